@@ -1,6 +1,6 @@
-"""One call from a model or a log to an open run: what notebooks and scripts import as ``tokenpaths.trace``.
+"""One-call functions from a model or a log to an open run, for notebooks and scripts: ``tokenpaths.trace``.
 
-The commands ``tokenpaths trace`` and ``tokenpaths import`` say the same with progress bars.
+The commands ``tokenpaths trace`` and ``tokenpaths import`` do the same with progress bars.
 """
 
 from __future__ import annotations
@@ -33,26 +33,24 @@ def trace(
 ) -> Run:
     """Trace a model over data, seal the run and open it.
 
-    Parameters
-    ----------
-    model
-        A shipped or own checkpoint by name, the folder of one, or ``hf:`` and the name or folder of a Hugging Face
-        mixture of experts.
-    data
-        What ``tokenpaths trace --data`` takes (``bundled:scenes``, a folder, a file), or texts.
-    run, folder
-        Name of the run, by default from model, data and time; folder of run files, by default that of the data folder.
-    limit
-        At most so many samples, even over the labels.
-    controls
-        What to change of the routes, for example ``{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}``.
-    untrained
-        Trace the untrained twin itself, as a run of its own.
-    twin
-        Count the paths of the untrained twin beside (not under controls, where it is no null).
+    Args:
+        model: Name of a shipped or own checkpoint, its folder, or ``hf:`` and the name or folder of a Hugging Face
+            mixture of experts.
+        data: A data set as for ``tokenpaths trace --data`` (``bundled:scenes``, a folder, a file), or texts.
+        run: Name of the run; by default from model, data and time.
+        folder: Folder of run files; by default that of the data folder.
+        limit: Maximum number of samples, balanced over the labels.
+        controls: Changes of the routes, for example ``{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}``.
+        untrained: Trace the untrained twin itself, as a run of its own.
+        twin: Also count the paths of the untrained twin (not under controls, where it is no null model).
+        device: Torch device; by default the best one available.
+        overwrite: Replace a run of the same name.
+
+    Returns:
+        The sealed run, open.
 
     Raises:
-        UserError: model, data, controls or name make no sense; nothing is left behind.
+        UserError: Model, data, controls or name are invalid; no files are left behind.
     """
     from tokenpaths.engine.adapters.find_traceable import find_traceable
     from tokenpaths.engine.edits.prepared import prepare
@@ -80,7 +78,7 @@ def trace(
 def _samples(
     data: str | Path | Iterable[Any], modality: Any, limit: int | None
 ) -> tuple[Iterable[Sample], dict[str, Any]]:
-    """The samples, and what ``TraceOptions`` say of them."""
+    """The samples, and the matching fields of ``TraceOptions``."""
     from tokenpaths.engine.data.datasets import Sample, open_dataset
 
     if isinstance(data, str | Path):
@@ -115,10 +113,10 @@ def import_log(
     tokenizer: Path | str | None = None,
     overwrite: bool = False,
 ) -> Run:
-    """Make a run of a routing log (vLLM, SGLang, Megatron, npz, Parquet …) and open it; see docs/import.md.
+    """Import a routing log (vLLM, SGLang, Megatron, npz, Parquet …) as a run and open it; see docs/import.md.
 
     Raises:
-        UserError: it is no log that can be read, or the name is taken; nothing is left behind.
+        UserError: The log cannot be read, or the name is taken; no files are left behind.
     """
     from tokenpaths.engine.adapters.logs import formats, importing
     from tokenpaths.engine.tracing.trace_run import new_run_id

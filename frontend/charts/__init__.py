@@ -1,4 +1,4 @@
-"""Chart functions: answers of the API in, ``altair`` charts out; used by the page, notebooks, figures and reports.
+"""Chart functions from responses of the API to ``altair`` charts; used by the page, notebooks, figures and reports.
 
 >>> from tokenpaths.frontend.charts import flow_chart
 >>> flow = {"num_tokens": 4, "steps": [0, 1], "other": [],

@@ -28,12 +28,12 @@ SUMMARY = {
     "max_violation": "MaxVio, mean over steps",
     "load_entropy": "load entropy, mean over steps",
 }
-"""what a row of the summary is called"""
+"""display names of the summary's rows"""
 _COUNTS = ("num_samples", "num_tokens", "num_paths")
 
 
 def correlation_of(answer: Mapping[str, Any], measure: str | None = None) -> Mapping[str, Any]:
-    """The row of a measure in an answer of ``/compare``; by itself the measure that was asked for."""
+    """The row of a measure in a response of ``/compare``; by default that of the requested measure."""
     return next(row for row in answer["correlations"] if row["measure"] == (measure or answer["measure"]))
 
 
@@ -46,7 +46,7 @@ def coefficient_words(interval: Mapping[str, float] | None) -> str:
 
 
 def pair_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """What the scatter says, in a sentence: how far one run foretells the other, with the interval."""
+    """The scatter in a sentence: how well one run predicts the other, with the interval."""
     row = correlation_of(answer)
     measure = row["measure"]
     if row["pearson"] is None:
@@ -66,7 +66,7 @@ def pair_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
 
 
 def mean_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """Which of the two has more on average."""
+    """Which of the two runs has the higher mean."""
     row = correlation_of(answer)
     if row["mean_a"] is None or row["mean_b"] is None:
         return ""
@@ -84,9 +84,9 @@ def pair_chart(
     title: str | None = "Do the same samples stand out in both?",
     height: int = 380,
 ) -> alt.LayerChart:
-    """Draw the ``points`` of an answer of ``/compare``: one point a sample, on the dashed diagonal where both agree.
+    """Scatter of the ``points`` of a response of ``/compare``: one point per sample, with the dashed diagonal.
 
-    ``names`` of the runs stand at the axes; samples of the ``chosen`` label get the accent.
+    The ``names`` of the runs label the axes; samples of the ``chosen`` label are in the accent colour.
     """
     look, measure = theme_named(theme), str(answer["measure"])
     table = [
@@ -145,12 +145,12 @@ def _axis(measure: str, name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name inside an expression of a chart."""
+    """A name escaped for a Vega expression."""
     return name.replace("\\", "").replace("'", "’")
 
 
 def load_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
-    """The numbers of each step in both runs; None where a run does not have the step."""
+    """Values of each step in both runs; None if the run does not have the step."""
     return [
         {
             "step": row["step"],
@@ -165,7 +165,7 @@ def load_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[st
 
 
 def load_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """Which run loads its modules more evenly, and at which step they differ most."""
+    """Which run balances the load over its modules better, and the step with the largest difference."""
     steps = [row for row in answer["flow"]["loads"] if row.get("difference") is not None]
     if not steps:
         return "The runs have no step in common."
@@ -249,8 +249,9 @@ def load_chart(
 
 
 def summary_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
-    """The numbers of both runs as words, one row a number; a run's untrained twin only where one is known and is not
-    the other run itself."""
+    """Summary of both runs as formatted text, one row per number; a run's untrained twin is included only if it is
+    known and is not the other run itself.
+    """
     models = [str(answer[side]["model"]) for side in "ab"]
     twins = {
         side: any(row[f"untrained_{side}"] is not None for row in answer["summary"]) and other != f"{own}-untrained"
@@ -276,7 +277,7 @@ def _said(name: str, value: float | None) -> str:
 
 
 def training_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a checkpoint, for a table."""
+    """Table of the checkpoints, one row each."""
     return [
         {
             "iteration": row["iteration"],
@@ -296,7 +297,9 @@ def training_chart(
     chosen: Sequence[str] = (),
     title: str | None = "How did it change over training?",
 ) -> alt.LayerChart:
-    """Draw one number of an answer of ``/series`` over the iterations; ``chosen`` runs get the accent."""
+    """Line chart of one quantity of a response of ``/series`` over training iterations; ``chosen`` runs in the accent
+    colour.
+    """
     look = theme_named(theme)
     table = [
         {
@@ -316,7 +319,7 @@ def training_chart(
     )
     values = [row["value"] for row in table] or [0.0]
     scale = alt.Scale(zero=False, padding=10)
-    if max(values) - min(values) <= 1e-9 * max(1.0, abs(max(values))):  # all alike: room around the line
+    if max(values) - min(values) <= 1e-9 * max(1.0, abs(max(values))):  # all values equal: pad the axis
         room = 0.1 * abs(values[0]) or 1.0
         scale = alt.Scale(zero=False, domain=[values[0] - room, values[0] + room])
     y = alt.Y("value:Q", scale=scale, axis=alt.Axis(title=SUMMARY[measure], tickCount=5))

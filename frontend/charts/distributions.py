@@ -22,7 +22,7 @@ MEASURES = {
     "loss": ("loss", "nats"),
     "gate_entropy": ("gate entropy", "nats"),
 }
-"""measure → its name, and its unit or what its end means"""
+"""measure → its name, and its unit or the meaning of its extreme"""
 
 
 @redrawable
@@ -34,13 +34,15 @@ def histogram_chart(
     chosen: tuple[float, float] | None = None,
     height: int = 240,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/distributions/{measure}``; dashed line: mean. A click on a bar selects its bin."""
+    """Histogram from a response of ``/distributions/{measure}``; dashed line: mean. A click selects a bin."""
     look = theme_named(theme)
     measure, per = str(distribution["measure"]), str(distribution.get("per") or "sample")
     name, unit = MEASURES.get(measure, (measure, ""))
     bins = list(enumerate(distribution["bins"]))
     filled = [index for index, b in bins if b["count"]] or [index for index, _b in bins]
-    bins = bins[filled[0] : filled[-1] + 1] if filled else []  # empty bars at the ends only make the others thin
+    bins = (
+        bins[filled[0] : filled[-1] + 1] if filled else []
+    )  # leave out empty bins at the ends, which would only make the others narrower
     table = [
         {
             "lo": b["lo"],
@@ -184,7 +186,7 @@ def skip_reuse_chart(
 
 
 def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
-    """The correlation as a sentence, or why there is none."""
+    """The correlation as a sentence, or why it is undefined."""
     table = list(table)
     pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
     if pearson is None:
@@ -197,12 +199,12 @@ def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _hi(row: Mapping[str, Any]) -> float:
-    """A bin of no width (all values alike) is still drawn."""
+    """Upper edge of a bin; a bin of zero width (all values equal) is still drawn."""
     return row["hi"] if row["hi"] > row["lo"] else row["lo"] + max(1e-6, abs(row["lo"]) * 1e-3)
 
 
 def bin_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The numbers behind the bars."""
+    """Table of the bins."""
     return [
         {"from": b["lo"], "to": b["hi"], str(distribution.get("per") or "sample") + "s": b["count"]}
         for b in distribution["bins"]

@@ -23,7 +23,7 @@ WITH = ", with its pixels"
 
 
 def match_rows(dreams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a dream: shares of choices and of tokens that match, at the end and at the start."""
+    """One row per dream: shares of matched choices and tokens, at the end and at the start."""
     return [
         {
             "dream": dream["name"],
@@ -39,7 +39,7 @@ def match_rows(dreams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def top_rows(dreams: Sequence[Mapping[str, Any]], original: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """One row for each of the likeliest classes of each picture, the original first."""
+    """One row per likely class and image, the original first."""
     shown = [{"name": "original", "top": original["top"]}] if original else []
     return [
         {"picture": item["name"], "place": place, "class": name, "probability": share}
@@ -52,7 +52,7 @@ def top_rows(dreams: Sequence[Mapping[str, Any]], original: Mapping[str, Any] | 
 def match_chart(
     dreams: Sequence[Mapping[str, Any]], *, theme: str | Theme = "light", title: str | None = TITLE
 ) -> alt.LayerChart:
-    """A bar for the share of matched choices of each dream; a tick where the noise that it began as stood."""
+    """Bar chart of the share of matched choices of each dream; a tick marks the share of the initial noise."""
     look = theme_named(theme)
     table = [
         row
@@ -92,7 +92,7 @@ def top_chart(
     theme: str | Theme = "light",
     title: str | None = TOP_TITLE,
 ) -> alt.Chart:
-    """The five likeliest classes of each picture, side by side by their probability."""
+    """Bar chart of the five likeliest classes of each image, side by side."""
     look = theme_named(theme)
     table = [row | {"is": numbers.percent(row["probability"])} for row in top_rows(dreams, original)]
     names = list(dict.fromkeys(row["picture"] for row in table))
@@ -116,7 +116,7 @@ def top_chart(
 
 @dataclass(frozen=True)
 class Cell:
-    """One picture: what it is called, what the model sees in it, how much of the path it takes."""
+    """One image with its name, the predicted class, and the share of the path that it matches."""
 
     name: str
     item: Mapping[str, Any]
@@ -124,7 +124,7 @@ class Cell:
 
 
 def cell_of(name: str, item: Mapping[str, Any]) -> Cell:
-    """The words below a picture."""
+    """The cell with the caption of an image."""
     lines = []
     if item.get("top"):
         lines.append(f"{item['top'][0][0]}, {numbers.percent(item['top'][0][1])}")
@@ -134,7 +134,7 @@ def cell_of(name: str, item: Mapping[str, Any]) -> Cell:
 
 
 def figure_rows(result: Mapping[str, Any]) -> tuple[Cell | None, dict[str, list[Cell]]]:
-    """(the original, rows by their heading): context pairs make two rows whose columns are the same S."""
+    """(the original, rows by their heading): context pairs make two rows whose columns have the same S."""
     original = result.get("original")
     first = cell_of("original", original) if original and original.get("image") else None
     dreams = result.get("dreams") or []
@@ -150,9 +150,9 @@ def figure_rows(result: Mapping[str, Any]) -> tuple[Cell | None, dict[str, list[
 
 
 def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
-    """The figure as HTML; ``urls`` gives each picture's name its address inside the page.
+    """The figure as HTML; ``urls`` maps image names to their URLs inside the page.
 
-    Rows of pairs keep their columns, and a narrow page scrolls them; a single row breaks into lines.
+    Rows of pairs keep their columns and scroll on a narrow page; a single row wraps.
     """
     original, rows_by_heading = figure_rows(result)
     together = len(rows_by_heading) > 1
@@ -178,7 +178,7 @@ def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
 
 
 def words_of(cell: Cell, heading: str = "") -> str:
-    """A picture in words, for those who do not see it."""
+    """Alternative text of an image."""
     return f"{', '.join(filter(None, [cell.name, heading]))}: {'; '.join(cell.lines)}".removesuffix(": ")
 
 

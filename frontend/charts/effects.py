@@ -32,7 +32,7 @@ def flow_difference_chart(
     title: str | None = "Where do tokens go instead?",
     most_links: int = 40,
 ) -> alt.LayerChart:
-    """Draw the links of an answer of ``/effect`` that changed most: rose gained tokens, blue lost them."""
+    """Flow chart of the links that changed most in a response of ``/effect``: rose gained tokens, blue lost them."""
     look = theme_named(theme)
     links = sorted((row for row in effect["links"] if row["change"]), key=lambda row: -abs(row["change"]))[:most_links]
     steps = sorted({row["step"] for row in links} | {row["step"] + 1 for row in links}) or [0, 1]
@@ -109,14 +109,14 @@ def flow_difference_chart(
 
 
 def answer_words(answer: str) -> str:
-    """An answer that can be seen: a token that is nothing but a space or begins with one shows it."""
+    """A predicted token with a visible leading space, or visible if it is only a space."""
     seen = answer.replace("\n", "⏎")
     bare = seen.strip(" ")
     return seen.replace(bare, "\0").replace(" ", "␣").replace("\0", bare) if bare else seen.replace(" ", "␣") or "∅"
 
 
 def answer_rows(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """One row an answer that is among the five likeliest before or after; None: not among them."""
+    """One row per token among the five likeliest before or after; None if it is not among them."""
     before = {row["name"]: row["probability"] for row in top5["before"]}
     after = {row["name"]: row["probability"] for row in top5["after"]}
     names = sorted({*before, *after}, key=lambda name: -max(before.get(name, 0), after.get(name, 0)))
@@ -130,7 +130,7 @@ def answers_chart(
     theme: str | Theme = "light",
     title: str | None = "What does the model answer instead?",
 ) -> alt.LayerChart:
-    """Probability of each likely answer before (hollow) and after (filled)."""
+    """Probability of each likely prediction before (hollow) and after (filled)."""
     look = theme_named(theme)
     table = answer_rows(top5)
     shown = [
@@ -202,7 +202,7 @@ def importance_chart(
     theme: str | Theme = "light",
     title: str | None = "What is each module good for?",
 ) -> alt.LayerChart:
-    """Heat map of a sweep, step × module; last column: banned at every step. A diverging scale, zero in the middle."""
+    """Heat map of a sweep, step × module; last column: banned at every step. Diverging scale, zero in the middle."""
     look = theme_named(theme)
     single = [row for row in table if row.get("module") is not None]
     steps = [str(step) for step in sorted({row["step"] for row in single if row["step"] is not None})]
@@ -280,7 +280,7 @@ def share_chart(
     theme: str | Theme = "light",
     title: str | None = "What if the busiest modules were gone?",
 ) -> alt.LayerChart:
-    """A measure against the share of each step's modules that are banned: most used, least used, at random."""
+    """A measure against the share of each step's modules that is banned: most used, least used, at random."""
     look = theme_named(theme)
     known = [row for row in table if row.get("share") and row.get(measure) is not None]
     names = {"top": "most used", "bottom": "least used", "random": "drawn at random"}
@@ -320,7 +320,7 @@ def share_chart(
 
 
 def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a token that has a loss in both: its text, both losses, the rise. Empty if the tokens differ."""
+    """One row per token with a loss in both: its text, both losses, the increase. Empty if the tokens differ."""
     if [token.get("token_id") for token in before] != [token.get("token_id") for token in after]:
         return []
     return [
@@ -344,7 +344,7 @@ def token_loss_chart(
     title: str | None = "Which tokens become harder to predict?",
     height: int = 190,
 ) -> alt.LayerChart:
-    """Bars over the tokens of a text: how much the loss of each rises (up) or falls (down)."""
+    """Bar chart of the change of each token's loss."""
     look = theme_named(theme)
     shown = [
         dict(row)

@@ -15,17 +15,18 @@ from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 MOST_POINTS = 60
 PALEST = 0.5
-"""ink of the first of several lines; the last has all of it"""
+"""colour intensity of the first of several lines; the last has 1"""
 LINE_PIXELS = 13
-"""height that the name of a line takes"""
+"""height of a line label in pixels"""
 MOST_NAMES = 28
-"""names at the lines; of more lines every second, third, … is named"""
+"""maximum number of line labels; with more lines only every second, third, … is labelled"""
 DASHES = ([4, 3], [1, 0], [1, 3], [8, 3])
 
 
 def curve_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a point: series, x, y. Of long series means of equally many neighbours, so that noise does not hide them;
-    x is the last of them."""
+    """One row per point: series, x, y. Long series are averaged over groups of neighbours to reduce noise; x is the
+    last of each group.
+    """
     table = []
     stride = points_each(curve)
     for series in curve.get("series", ()):
@@ -38,13 +39,13 @@ def curve_rows(curve: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def points_each(curve: Mapping[str, Any]) -> int:
-    """How many values of a series are drawn as one point."""
+    """Number of values averaged per drawn point."""
     longest = max((len(series["x"]) for series in curve.get("series", ())), default=0)
     return max(1, -(-longest // MOST_POINTS))
 
 
 def parted(name: str) -> tuple[str, str]:
-    """A series' name as what it is of, and the way it was made: the second part after a comma.
+    """Split a series' name at its comma into subject and variant.
 
     >>> parted("S = 3, with its pixels"), parted("S = 3")
     (('S = 3', 'with its pixels'), ('S = 3', ''))
@@ -54,7 +55,7 @@ def parted(name: str) -> tuple[str, str]:
 
 
 def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str, Any]]:
-    """Where each line's name stands, right of its last point: by its height there, moved so that none overlap."""
+    """Positions of the line labels, right of the last point, moved vertically so that none overlap."""
     last: dict[str, Mapping[str, Any]] = {row["series"]: row for row in table if row["y"] is not None}
     values = [row["y"] for row in table if row["y"] is not None]
     if not values:
@@ -66,7 +67,7 @@ def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str,
     places: list[float] = []
     for row in ends:
         places.append(max(row["y"], places[-1] + gap) if places else row["y"])
-    for place in range(len(places) - 1, -1, -1):  # what was pushed over the top comes down again
+    for place in range(len(places) - 1, -1, -1):  # move down labels that were pushed beyond the top
         ceiling = high if place == len(places) - 1 else places[place + 1] - gap
         places[place] = min(places[place], ceiling)
     return [{**row, "at": at} for row, at in zip(ends, places, strict=True)]
@@ -76,10 +77,10 @@ def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str,
 def curve_chart(
     curve: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "How does it go?", height: int = 200
 ) -> alt.Chart | alt.LayerChart:
-    """Lines of ``{"x": name, "y": name, "series": [{"name", "x": [..], "y": [..]}, …]}``.
+    """Line chart of ``{"x": name, "y": name, "series": [{"name", "x": [..], "y": [..]}, …]}``.
 
-    Several are named at their ends and grow darker in the order that they come in (lighter on a dark page); those made
-    in different ways (``parted``) are told apart by dashes.
+    Several lines are labelled at their ends and get darker in order (lighter on a dark page); variants (``parted``)
+    differ in their dashes.
     """
     look = theme_named(theme)
     table = curve_rows(curve)
@@ -142,14 +143,14 @@ def curve_chart(
 
 
 def inks(count: int, theme: str | Theme) -> list[str]:
-    """One colour from pale to full ink for each of so many lines in order."""
+    """Colours from pale to full intensity for ``count`` lines in order."""
     look = theme_named(theme)
     steps = [PALEST + (1 - PALEST) * place / max(1, count - 1) for place in range(count)]
     return [mix(look.ink, look.background, step) for step in steps]
 
 
 def _until(first: float, last: float, several: bool) -> dict[str, Any]:
-    """Ticks where the lines are, not under their names."""
+    """Axis ticks over the range of the lines, not under their labels."""
     if not several or last <= first:
         return {"tickCount": 6}
     step = 10 ** math.floor(math.log10(max(1, (last - first) / 5)))

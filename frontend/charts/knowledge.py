@@ -24,10 +24,10 @@ PROPERTIES = {
     "region": "region of the picture",
     "place": "place in the picture",
 }
-"""properties as the API names them → in words"""
+"""properties: API name → display text"""
 RUN, TWIN = "this run", "untrained twin"
 OVER = {"samples": "whole samples", "sequences": "sequences of samples"}
-"""what was shuffled, as the API names it → in words"""
+"""unit of the shuffles: API name → display text"""
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
@@ -36,12 +36,12 @@ _ROW = 30
 
 
 def known(row: Mapping[str, Any]) -> bool:
-    """Whether paths tell more of a property than 95 % of its shuffles do."""
+    """Whether the NMI of paths with a property exceeds that of 95 % of its shuffles."""
     return row["p_value"] <= 0.05
 
 
 def twin_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of the untrained twin's paths, beside the same shuffles; None without a twin."""
+    """The row of the untrained twin's paths with the same shuffles; None without a twin."""
     if row.get("untrained_nmi") is None:
         return None
     names = ("nmi", "null_mean", "null_low", "null_high", "p_value")
@@ -53,7 +53,7 @@ def _beyond(row: Mapping[str, Any]) -> float:
 
 
 def knowledge_words(answer: Mapping[str, Any]) -> str:
-    """One sentence: what paths know, what they do not."""
+    """One sentence: the properties that paths predict, and those that they do not."""
     yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
     no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
     text = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
@@ -61,7 +61,7 @@ def knowledge_words(answer: Mapping[str, Any]) -> str:
 
 
 def _twin_words(answer: Mapping[str, Any]) -> str:
-    """What the untrained twin's paths know; nothing where there is none."""
+    """The properties that the untrained twin's paths predict; empty without a twin."""
     pairs = [(row, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
     if not pairs:
         return ""
@@ -74,7 +74,7 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table behind the chart."""
+    """Table of the chart."""
     return [
         {
             "property": PROPERTIES[row["property"]],
@@ -106,8 +106,9 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def knowledge_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
 ) -> alt.LayerChart:
-    """Draw an answer of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles; below it, where there is
-    an untrained twin, a diamond for the NMI of its paths, with the bar of the same shuffles."""
+    """Chart of a response of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles; below it, if there is
+    an untrained twin, a diamond for the NMI of its paths, with the bar of its shuffles.
+    """
     look = theme_named(theme)
     both = [(RUN, row) for row in answer["properties"]]
     both += [(TWIN, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
@@ -145,23 +146,23 @@ def knowledge_chart(
     x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
     domain = [KNOWN, UNKNOWN, NULL]
     base = alt.Chart(rows(table))
-    across = 1 if look.name == "print" else 2  # a column of paper is narrow
+    across = 1 if look.name == "print" else 2  # a column in print is narrow
     legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=across, columnPadding=10)
     colour = alt.Color(
         "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
     )
-    # Shuffles lie close together: the bar has a width of its own, or nobody would see it.
+    # Shuffles vary little: a minimum width keeps the bar visible.
     tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(
         x=alt.X("mean:Q", scale=scale), y=y, **beside
     )
     shapes = alt.Scale(domain=[RUN, TWIN], range=["circle", "diamond"])
-    # Below: beside the other legend it would leave a narrow screen no room for the picture.
+    # Below: two legends side by side would leave no room on a narrow screen.
     below = alt.Legend(title=None, orient="bottom", symbolSize=90, symbolFillColor=look.ink, symbolStrokeWidth=0)
     shape = alt.Shape("whose:N", scale=shapes, legend=below)
     dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=tooltip).encode(
         x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
     )
-    # Shuffles often lie close together: the tick keeps a short bar in sight.
+    # Shuffles often vary little: the tick keeps a short bar visible.
     bar = (
         base.transform_calculate(what=f"'{NULL}'")
         .mark_rule(strokeWidth=12, tooltip=tooltip)
@@ -181,7 +182,7 @@ def knowledge_chart(
 
 
 def contrast_words(answer: Mapping[str, Any]) -> str:
-    """The module that sets these tokens apart most surely, in a sentence."""
+    """The module that distinguishes these tokens most reliably, in a sentence."""
     row = next((row for row in answer["modules"] if _sure(row)), None)
     if row is None:
         return answer.get("modules_reason") or "No module is chosen more, or less, often than by the other tokens."
@@ -196,7 +197,7 @@ def contrast_words(answer: Mapping[str, Any]) -> str:
 def contrast_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which modules do they prefer?"
 ) -> alt.LayerChart:
-    """Draw ``modules`` of an answer of ``/tokens/search``: Δ with its 95 % interval, a rule at 0."""
+    """Chart of ``modules`` of a response of ``/tokens/search``: Δ with its 95 % interval, a rule at 0."""
     look = theme_named(theme)
     table = [
         {
@@ -232,14 +233,17 @@ def _sure(row: Mapping[str, Any]) -> bool:
 
 
 def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The path that sets these tokens apart: many of them take it, and surely more often than all tokens do (largest
-    share · ln of the lift's lower end, its part of their divergence); None where none is sure."""
+    """The path that best distinguishes these tokens.
+
+    It has the largest share · ln(lower end of the lift), its contribution to the divergence; None if no lift is
+    significantly above 1.
+    """
     able = [row for row in answer["paths"] if row["low"] is not None and row["low"] > 1]
     return max(able, key=lambda row: row["share"] * math.log(row["low"]), default=None)
 
 
 def search_words(answer: Mapping[str, Any], what: str) -> str:
-    """How many tokens were found, and the path that they prefer."""
+    """The number of matching tokens, and the path that they prefer."""
     matches, counted = answer["found"], answer["counted"]
     text = (
         f"{numbers.plural(matches['num_tokens'], 'token')} ({numbers.percent(matches['share'])}) of "
@@ -256,13 +260,16 @@ def search_words(answer: Mapping[str, Any], what: str) -> str:
 
 
 def preferred_module(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The module that they choose most surely more often than the others; None where none is sure."""
+    """The first module in the response that these tokens significantly prefer; None if there is none."""
     return next((row for row in answer["modules"] if _sure(row) and row["delta"] > 0), None)
 
 
 def modules_first(answer: Mapping[str, Any]) -> bool:
-    """Whether a module tells more of them than a path: the points of a module's share that they have more than the
-    others, against those of the path that they prefer. Where paths are many, each is taken by few."""
+    """Whether a module describes these tokens better than a path.
+
+    Compares the excess of the module's share, in percentage points, with that of the preferred path. With many paths
+    each is rare.
+    """
     module, path = preferred_module(answer), preferred_path(answer)
     if module is None:
         return False
@@ -270,7 +277,7 @@ def modules_first(answer: Mapping[str, Any]) -> bool:
 
 
 def module_words(row: Mapping[str, Any]) -> str:
-    """A preferred module in a sentence."""
+    """A sentence about a preferred module."""
     return (
         f"Above all they choose module {row['module']} at step {row['step']}: {numbers.percent(row['share'])} of them, "
         f"{numbers.percent(row['share_of_others'])} of the others."
@@ -290,12 +297,12 @@ def preferred_words(answer: Mapping[str, Any]) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """Both ends of an interval: “25.6 – 28.8”."""
+    """An interval: “25.6 – 28.8”."""
     return "–" if low is None or high is None else f"{numbers.number(low)} – {numbers.number(high)}"
 
 
 def taken_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table of their paths; shares in per cent."""
+    """Table of the tokens' paths; shares in per cent."""
     return [
         {
             "rank": row["rank"],

@@ -30,11 +30,11 @@ MODULE_HUES = (
     "#a9b9a0",
     "#cfa6cc",
 )
-"""muted, unlike the CDF scale; ten repeat over the modules, so the module's number is always written too"""
+"""muted, distinct from the CDF scale; the ten colours repeat, so the module's number is always shown too"""
 
 
 def data_url(png: bytes) -> str:
-    """An image inside the page: no request leaves it."""
+    """An image as a data URL, so that no request leaves the page."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
@@ -46,9 +46,9 @@ def module_colour(module: int, identity: bool, theme: str | Theme) -> str:
 def patch_rows(
     sample: Mapping[str, Any], *, theme: str | Theme, step: int | None = None, identities: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """One row a patch: place, fill, what to write on it, and its numbers in words.
+    """One row per patch: position, fill, label, and its numbers as text.
 
-    ``step`` None tints by path CDF; a number tints by the module that the patch took at that step.
+    ``step`` None tints by path CDF; a number tints by the patch's module at that step.
     """
     table = []
     for token in sample.get("tokens") or []:
@@ -88,7 +88,7 @@ def patch_chart(
     title: str | None = TITLE,
     size: int = 420,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/samples/{sample}`` over its image (PNG bytes or a data URL)."""
+    """The patches of a response of ``/samples/{sample}`` over its image (PNG bytes or a data URL)."""
     look = theme_named(theme)
     grid = sample.get("grid") or {}
     num_rows, num_cols = int(grid.get("rows") or 1), int(grid.get("cols") or 1)

@@ -1,4 +1,4 @@
-"""Rank–frequency chart of paths beside its nulls, and the fitted power law in words and as a table.
+"""Rank–frequency chart of paths with its null models, and the fitted power law as text and as a table.
 
 After figure 1c, d of *Towards Distributed Neural Architectures* (the DNA paper).
 """
@@ -33,11 +33,11 @@ def rank_frequency_chart(
     title: str | None = TITLE,
     height: int = 380,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/paths/fit`` ({observed, untrained | null, independent}).
+    """Rank–frequency chart of a response of ``/paths/fit`` ({observed, untrained | null, independent}).
 
-    Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the answer of
-    ``/paths/law`` ({observed, untrained, independent}, each {curve: [{rank, share}]}), or its part for the run alone.
-    ``chosen`` ranks get a ring in the accent colour. Points are coloured by CDF where the answer has it.
+    Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the response of
+    ``/paths/law`` ({observed, untrained, independent}, each {curve: [{rank, share}]}), or only its part for the run.
+    ``chosen`` ranks get a ring in the accent colour. Points are coloured by CDF if the response has it.
     """
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
@@ -75,7 +75,7 @@ def rank_frequency_chart(
         layers.append(_fitted(line, FITTED, look, x, y, names))
     layers += [_fitted(null_curve, NULL_LAWS, look, x, y, names) for null_curve in null_curves]
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
-    if curve:  # above the points that it follows
+    if curve:  # drawn above the points it fits
         layers.append(_fitted(curve, LAW, look, x, y, names))
     words = [fit_words("This run", observed)]
     words += [
@@ -101,15 +101,17 @@ def fit_words(name: str, fit: Mapping[str, Any]) -> str:
 
 
 def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Two ends of the least-squares line. The API gives its slope; the line passes through the mean of
-    the points in log–log, as every least-squares line does (the points are log-spaced: an approximation
-    of the mean that was fitted)."""
+    """Both ends of the least-squares line.
+
+    The API gives the slope; the line passes through the mean of the points in log–log space. As the points are
+    log-spaced samples, that mean is an approximation of the fitted one.
+    """
     points = [p for p in fit.get("points") or [] if p["count"] > 0]
     slope = fit.get("slope")
     if len(points) < 2 or slope is None or not math.isfinite(slope):
         return []
     if (intercept := fit.get("intercept")) is None:
-        # mean of log rank and log share over *all* ranks: each point stands for the ranks around it
+        # mean of log rank and log share over *all* ranks: each point represents the ranks around it
         edges = [p["rank"] for p in points] + [fit["num_paths"] + 1]
         weights = [max(1, after - before) for before, after in zip(edges, edges[1:], strict=False)]
         total = sum(weights)
@@ -127,7 +129,7 @@ def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 def _curve(law: Mapping[str, Any] | None, fit: Mapping[str, Any]) -> list[Mapping[str, float]]:
-    """A law's curve where there are data: what it says of shares below one token would stretch the axis."""
+    """A law's curve within the range of the data: expected shares below one token would stretch the axis."""
     least = 0.5 / fit["num_tokens"]
     return [point for point in (law or {}).get("curve") or [] if point["share"] >= least]
 
@@ -204,8 +206,11 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
 
 
 def _points_legend(look: Theme) -> alt.Chart:
-    """No mark, only a legend: the points are this run. It stands where no point can, since shares fall with ranks;
-    beside the legend of the lines a narrow picture would cut it off."""
+    """An empty chart that only adds the legend of the points.
+
+    Placed where no point can be, since shares fall with rank; next to the legend of the lines it would be cut off in a
+    narrow chart.
+    """
     legend = alt.Legend(
         title=None,
         orient="top-right",
@@ -234,7 +239,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
             orient="top",
             direction="horizontal",
             symbolType="stroke",
-            columns=2,  # this fits on a telephone
+            columns=2,  # fits on a phone screen
             labelLimit=200,
             symbolSize=300,
         ),
@@ -254,7 +259,7 @@ def _dashes(names: list[str]) -> alt.StrokeDash:
 
 
 def _decades(values: list[float]) -> list[float]:
-    """1, 10, 100 … over the range of ``values``: ticks in between would run into each other."""
+    """Powers of ten over the range of ``values``; more tick labels would overlap."""
     if not values:
         return [1]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
@@ -262,7 +267,7 @@ def _decades(values: list[float]) -> list[float]:
 
 
 def path_rows(paths: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table of paths, ribbons in one line."""
+    """Table of paths, ribbons on one line."""
     return [
         {
             "rank": p["rank"],
@@ -280,7 +285,7 @@ def path_rows(paths: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def law_words(law: Mapping[str, Any]) -> str:
-    """The law of the run's path counts, whether they follow it, and whether a lognormal does better."""
+    """The power law fitted to the run's path counts, its goodness of fit, and whether a lognormal fits better."""
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
@@ -305,7 +310,7 @@ def _beside_words(beside: Mapping[str, Any] | None) -> str:
 
 
 def verdict_words(law: Mapping[str, Any]) -> str:
-    """The honest sentence: “A pure power law is refused (p = 0.0099); a lognormal fits better.”"""
+    """Verdict on the law: “A pure power law is refused (p = 0.0099); a lognormal fits better.”"""
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     p, beside = law.get("p_value"), law.get("lognormal")
@@ -323,7 +328,7 @@ def verdict_words(law: Mapping[str, Any]) -> str:
 
 
 def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row each for the run, its twin and the null: slope, exponent, where the law starts, how well it does."""
+    """One row each for the run, its twin and the null: slope, exponent, lower cutoff, goodness of fit."""
     table = []
     for key, who in WHO.items():
         curve, law = fit.get(key), laws.get(key)

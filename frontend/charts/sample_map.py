@@ -18,18 +18,18 @@ TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
 _STAR = "M0,-1.43L0.34,-0.47L1.37,-0.44L0.55,0.18L0.85,1.16L0,0.57L-0.85,1.16L-0.55,0.18L-1.37,-0.44L-0.34,-0.47Z"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", _STAR)
-"""one a label, where there are no more labels than shapes; each with a colour of its own (``palette.GROUPS``)"""
+"""one per label if there are enough, each with a colour of its own (``palette.GROUPS``)"""
 NO_LABEL = "no label"
 
 
 def map_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The numbers behind the points, for a table."""
+    """Table of the points."""
     names = ("sample", "label", "prediction", "x", "y", "compute", "reuse", "source")
     return [{name: row.get(name) for name in names} for row in answer["points"]]
 
 
 def map_words(answer: Mapping[str, Any]) -> str:
-    """What is drawn, and how much of the differences the plane shows."""
+    """What is drawn, and the share of variance that the plane explains."""
     shown, total = int(answer["num_samples"]), int(answer["of_samples"])
     samples = (
         numbers.plural(shown, "sample")
@@ -54,10 +54,10 @@ def sample_map_chart(
     title: str | None = TITLE,
     height: int = 520,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/map`` or the artifact of a map job.
+    """Scatter of a response of ``/map`` or of the artifact of a map job.
 
-    Up to eight labels have a shape and a colour each and a name in the middle of their samples. The ``chosen`` label
-    gets the accent against the rest, which is grey then; the chosen ``sample`` gets a ring.
+    Up to eight labels have a shape, a colour and a name at the mean of their samples. The ``chosen`` label is in the
+    accent colour and the rest grey; the chosen ``sample`` gets a ring.
     """
     look = theme_named(theme)
     labels = [label for label, _ in Counter(row.get("label") for row in answer["points"]).most_common() if label]
@@ -84,7 +84,7 @@ def sample_map_chart(
     pick = click_selection(SAMPLE_PICK, "sample")
     tooltip = [alt.Tooltip("sample:Q"), alt.Tooltip("label:N")]
     if any(row["image"] for row in table):
-        tooltip.append(alt.Tooltip("image:N"))  # Vega draws what is called so
+        tooltip.append(alt.Tooltip("image:N"))  # Vega shows a tooltip field of this name as an image
     if any(row["text"] for row in table):
         tooltip.append(alt.Tooltip("text:N", title="sample is"))
     coloured = few and chosen is None
@@ -132,7 +132,7 @@ def sample_map_chart(
 
 
 def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """The name of each label at the mean place of its samples."""
+    """The name of each label at the mean position of its samples."""
     middles = []
     for label in labels:
         of = [row for row in table if row["label"] == label]
@@ -153,7 +153,7 @@ def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X
 
 
 def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
-    """An axis of a principal component; without one (t-SNE) none, its numbers would mean nothing."""
+    """Axis of a principal component; hidden for t-SNE, whose coordinates have no meaning."""
     if not share:
         return alt.Axis(title=None, labels=False, ticks=False, grid=False, domain=True, domainColor=look.grid)
     return alt.Axis(
@@ -162,6 +162,6 @@ def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
 
 
 def _short(text: str) -> str:
-    """One line of a snippet."""
+    """A snippet shortened to one line."""
     text = " ".join(tamed(text).split())
     return text if len(text) <= 90 else text[:89] + "…"

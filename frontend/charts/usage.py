@@ -24,27 +24,27 @@ from tokenpaths.frontend.charts.drawing.theme import (
 )
 
 OVERLOADED = 3.0
-"""utilisation from which a module is called overloaded: three times its fair share"""
+"""utilisation above which a module counts as overloaded: three times its fair share"""
 
 
 MOST_MARKED = 64
-"""with more modules the cells are too small for a × in dead ones; they have the colour of the page then"""
+"""with more modules the cells are too small for a × in dead ones; they get the colour of the page instead"""
 MOST_LINED = 160
-"""with more modules a line around each cell would cover it"""
+"""with more modules a line around each cell would hide it"""
 
 
 FLATTENED = ["module", "y", "y2", "load", "name", "kind", "utilisation", "tokens", "share", "words"]
-"""lists of ``columns_of_cells``, one entry a cell; the last is its accessible name"""
+"""list-valued fields of ``columns_of_cells``, one entry per cell; the last is the accessible name"""
 COUNTS_TITLE = "How many tokens did each module get?"
 
 
 def columns_of_cells(
     cells: Sequence[Mapping[str, Any]], modules: Sequence[int], names: Sequence[str] = FLATTENED
 ) -> list[dict[str, Any]]:
-    """One row a step, with a list for each of ``names``, one entry a cell; ``modules`` from the top.
+    """One row per step, with a list for each of ``names``, one entry per cell; ``modules`` from the top.
 
-    All that a cell needs stands in it, the ends of its sides too: with 16,000 cells, anything that the browser works
-    out for each of them takes a second.
+    Everything about a cell is precomputed, including the positions of its edges: with 16,000 cells, any transform in
+    the browser takes a second.
     """
     line = {module: place for place, module in enumerate(modules)}
     columns: dict[int, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ def columns_of_cells(
 
 
 def height_of(modules: int) -> int:
-    """Pixels of the heat map: 20 a row, as far as they fit."""
+    """Height of the heat map in pixels: 20 per row, up to a maximum."""
     return max(80, min(620, 20 * max(1, modules)))
 
 
@@ -83,8 +83,10 @@ def load_chart(
     title: str | None = "How is the work shared between modules?",
     chosen: str | None = None,
 ) -> alt.LayerChart:
-    """Heat map of utilisation (1 = fair share, 0 = dead), × where a module is dead. A neutral scale, because
-    viridis means path CDF. ``chosen``: ``step.module`` of a cell that gets a frame."""
+    """Heat map of utilisation (1 = fair share, 0 = dead), × for dead modules.
+
+    Neutral scale, because viridis means path CDF. ``chosen``: ``step.module`` of a framed cell.
+    """
     look = theme_named(theme)
     cells = usage["usage"]
     skips = {row["module"] for row in cells if row.get("kind") == "identity"}
@@ -200,8 +202,10 @@ def top_k_chart(
     height: int = 240,
     title: str | None = "How widely does each step choose?",
 ) -> alt.LayerChart:
-    """Effective top-k per step beside the untrained twin. Low: tokens spread over many modules evenly or not is
-    told by the distance from the twin, never by the number alone."""
+    """Effective top-k per step with that of the untrained twin.
+
+    A low value alone does not show whether tokens are spread evenly over modules; compare with the twin.
+    """
     look = theme_named(theme)
     series = [("this run", "effective_top_k"), ("untrained twin", "untrained_effective_top_k")]
     table = [
@@ -250,7 +254,7 @@ def top_k_chart(
 
 
 def dead_modules(usage: Mapping[str, Any]) -> list[tuple[int, str, int]]:
-    """Modules that no token ever chose: (module, name, number of steps where it could have been chosen)."""
+    """Modules that no token chose: (module, name, number of steps at which it could be chosen)."""
     total: dict[int, list[Any]] = {}
     for row in usage["usage"]:
         entry = total.setdefault(int(row["module"]), [str(row.get("name") or row["module"]), 0.0, 0])
@@ -260,7 +264,7 @@ def dead_modules(usage: Mapping[str, Any]) -> list[tuple[int, str, int]]:
 
 
 def overloaded(usage: Mapping[str, Any], most: int = 5) -> list[dict[str, Any]]:
-    """The steps and modules far above their fair share, highest first."""
+    """The (step, module) pairs far above their fair share, highest first."""
     high = [row for row in usage["usage"] if (row["utilisation"] or 0) >= OVERLOADED]
     return sorted(high, key=lambda row: (-row["utilisation"], row["step"], row["module"]))[:most]
 
@@ -285,7 +289,7 @@ def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
 def module_count_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = COUNTS_TITLE, height: int = 180
 ) -> alt.LayerChart:
-    """Bars of visits per module; identity modules are grey, a module that no token chose is marked ×."""
+    """Bars of visits per module; identity modules are grey, dead modules are marked ×."""
     look = theme_named(theme)
     table = [
         row | {"skip": row["kind"] == "identity", "tokens": numbers.count(row["count"]), "zero": 0, "mark": "×"}
@@ -321,7 +325,9 @@ def served_chart(
     title: str | None = "Whom does it serve?",
     most: int = 24,
 ) -> alt.LayerChart:
-    """Draw ``[{label, count, of, share}]``, largest share first; the line is ``baseline``, the share of all tokens."""
+    """Bar chart of ``[{label, count, of, share}]``, largest share first; the line is ``baseline``, the share of all
+    tokens.
+    """
     look = theme_named(theme)
     ordered = sorted(table, key=lambda row: (-row["share"], str(row["label"])))
     ends = ordered if len(ordered) <= most else ordered[: most // 2] + ordered[-(most // 2) :]

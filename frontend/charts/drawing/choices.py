@@ -1,6 +1,6 @@
-"""Values that a click in a chart can select, as a list: the way for keyboards and screen readers.
+"""Values that a click in a chart can select, as a list: the alternative for keyboards and screen readers.
 
-The list is read from the chart's own Vega-Lite, so it matches the picture.
+The list is derived from the chart's own Vega-Lite specification, so it matches what is drawn.
 
 >>> import altair as alt
 >>> from tokenpaths.frontend.charts.drawing.theme import rows
@@ -21,24 +21,24 @@ from typing import Any
 from tokenpaths.frontend.charts.drawing import numbers
 
 _TIP = re.compile(r"'([^']*)': datum\['([^']*)'\]")
-"""the pairs of ``frame.tip``"""
+"""matches the field pairs in expressions of ``theme.tip``"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One thing to choose: the selection that hears of it, its value there, and what its mark says."""
+    """One option: the selection it belongs to, its value, and the description of its mark."""
 
     name: str
     value: Any
-    """as a click gives it; ``step.module`` where the selection is of those two fields"""
+    """as in a click event; ``step.module`` if the selection has these two fields"""
     words: str
 
 
 def choices_of(chart: Any, names: Sequence[str]) -> list[Choice]:
-    """Everything that a click can choose in the point selections ``names`` of an Altair chart.
+    """Everything that a click can select in the point selections ``names`` of an Altair chart.
 
-    In the order of ``names``, then of the values. Where several marks choose the same (the cells of a token), the words
-    are those that all of them share.
+    Ordered by ``names``, then by value. If several marks select the same value (the cells of a token), the description
+    is what all of them share.
     """
     spec = chart.to_dict()
     choices: list[Choice] = []
@@ -59,7 +59,7 @@ def choices_of(chart: Any, names: Sequence[str]) -> list[Choice]:
 
 
 def _selection(spec: Mapping[str, Any], name: str) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """The fields of a selection, and the parts of the chart whose marks it hears; none of a name that is not there."""
+    """The fields of a selection, and the views whose marks trigger it; empty for an unknown name."""
     for view in _views(spec):
         for param in view.get("params", ()):
             if param["name"] == name and isinstance(param.get("select"), Mapping):
@@ -76,7 +76,7 @@ def _views(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _rows(spec: Mapping[str, Any], view: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The rows that a part draws; lists of columns are laid out as the browser does it."""
+    """The rows that a view draws; columnar data is flattened as the browser does."""
     data = view.get("data") or spec.get("data") or {}
     values = data.get("values") or spec.get("datasets", {}).get(data.get("name"), ())
     flat = [name for step in view.get("transform", ()) for name in step.get("flatten", ())]
@@ -89,7 +89,7 @@ def _rows(spec: Mapping[str, Any], view: Mapping[str, Any]) -> Iterator[Mapping[
 
 
 def _words_of(view: Mapping[str, Any]) -> Any:
-    """How a mark of this part is told: by its accessible name, else by what pointing at it shows."""
+    """The description of a mark: its accessible name, else its tooltip."""
     encoding = view.get("encoding") or {}
     if "description" in encoding:
         field = encoding["description"]["field"]
@@ -109,7 +109,7 @@ def _words_of(view: Mapping[str, Any]) -> Any:
 
 
 def _shown(value: Any, form: str) -> str:
-    """A value in words; pictures are none."""
+    """A value as text; empty for images."""
     if value is None or str(value).startswith("data:image"):
         return ""
     if isinstance(value, float):
@@ -119,10 +119,10 @@ def _shown(value: Any, form: str) -> str:
 
 def _sentence(parts: Mapping[str, str], instead: str) -> str:
     words = "; ".join(f"{title} {value}" if title else value for title, value in parts.items())
-    # Marks of a flow begin with the key that tests and scripts find them by.
+    # Accessible names of flow marks begin with a key that tests and scripts use.
     return words.removeprefix(f"{instead}; ") or instead
 
 
 def _order(item: tuple[Any, Any]) -> list[Any]:
-    """By number where there are numbers: 2.3 before 2.10."""
+    """Sort key that orders numbers by value: 2.3 before 2.10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(item[0]))]

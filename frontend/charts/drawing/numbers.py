@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def apart(values: Sequence[float], most: int = 6) -> list[str]:
-    """Numbers that stand beside each other, with as few digits (3 at least) as tell different ones apart."""
+    """Format numbers shown together with as few digits (at least 3) as distinguish different values."""
     texts: list[str] = []
     for digits in range(3, most + 1):
         texts = [number(value, digits) for value in values]
@@ -35,7 +35,7 @@ def apart(values: Sequence[float], most: int = 6) -> list[str]:
 
 
 def percent(value: float | None, digits: int = 3) -> str:
-    """A share in [0, 1] as a percentage: 12.3 %; whole ends stay whole."""
+    """A share in [0, 1] as a percentage: 12.3 %; 0 and 100 without decimals."""
     if value is None or not math.isfinite(value):
         return "–"
     if value in (0, 1):
@@ -46,7 +46,7 @@ def percent(value: float | None, digits: int = 3) -> str:
 
 
 def short(value: float | None) -> str:
-    """A large count for a small space: 950, 12.3 k, 4.56 M."""
+    """A large count in compact form: 950, 12.3 k, 4.56 M."""
     if value is None or not math.isfinite(value):
         return "–"
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -61,7 +61,7 @@ def plural(value: float | None, singular: str, plural_form: str | None = None) -
 
 
 def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
-    """A ribbon in one line: top-1 as 3 → 7 → 1, more slots as 3+5 → 7+2; past ``most`` visits it is cut."""
+    """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits."""
     steps = len(ribbon)
     if steps * max(map(len, ribbon), default=1) > most:
         steps = max(1, most // 2 // max(map(len, ribbon)))
@@ -70,8 +70,9 @@ def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | None:
-    """Pearson's r with its 95 % interval (Fisher's z); None where it is not defined
-    (fewer than four pairs, or no spread in one of them)."""
+    """Pearson's r with its 95 % interval (Fisher's z); None if undefined (fewer than four pairs, or a constant
+    variable).
+    """
     num = len(xs)
     if num < 4 or num != len(ys):
         return None
@@ -89,7 +90,7 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | 
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Quantile of ascending ``values``, linear between neighbours; 0 of nothing."""
+    """Quantile of sorted ``values`` with linear interpolation; 0 for an empty sequence."""
     if not values:
         return 0.0
     place = share * (len(values) - 1)

@@ -30,28 +30,28 @@ VIRIDIS = (
     "#d2e21b",
     "#fde725",
 )
-"""Sixteen even stops; between them both the charts and the page interpolate linearly in RGB."""
+"""16 evenly spaced stops; charts and page interpolate linearly in RGB"""
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Everything a chart needs to know about the page it is on."""
+    """Colours of a page or sheet for all charts."""
 
     name: str
     background: str
     ink: str
-    """text, and the measured thing"""
+    """text and measured values"""
     muted: str
-    """axis labels, secondary text, what was not chosen"""
+    """axis labels, secondary text, unselected elements"""
     grid: str
     accent: str
-    """selection, and only that"""
+    """selection only"""
     identity: str
     """identity modules, “other”, the null"""
     module: str
     """circles of modules that do work"""
     link: str
-    """flows between modules"""
+    """links between modules"""
     cdf: tuple[str, ...]
     """colours of CDF 0 … 1, evenly spaced"""
     font: str
@@ -107,15 +107,16 @@ THEMES = {theme.name: theme for theme in (LIGHT, DARK, PRINT)}
 
 
 DIVERGING = {"light": ("#1f66b5", "#b0124f"), "dark": ("#6db3ff", "#ff86ab")}
-"""less and more of a difference: blue and rose, told apart with every common colour blindness"""
+"""decrease and increase of a difference: blue and rose, distinguishable with every common colour blindness"""
 
 
 GROUPS = {
     "light": ("#332288", "#3a94c5", "#117733", "#85852a", "#cc6677", "#882255", "#aa4499", "#5b6474"),
     "dark": ("#8f86e8", "#3fb6d9", "#55b56e", "#e6dc7a", "#ee8899", "#c0508a", "#e6bdf2", "#8b95a6"),
 }
-"""up to eight groups whose order means nothing; each has a shape of its own as well. After the muted scheme of Paul
-Tol, darker or lighter where a page's colour asks for it; told apart with every common colour blindness"""
+"""up to eight unordered groups, each with a shape of its own as well; after Paul Tol's muted scheme, darkened or
+lightened to fit the page colour; distinguishable with every common colour blindness
+"""
 
 
 def group_colours(count: int, theme: str | Theme) -> list[str]:
@@ -133,14 +134,16 @@ def theme_named(name: str | Theme) -> Theme:
 
 
 def cdf_scale(theme: str | Theme) -> alt.Scale:
-    """The scale of every colour that stands for a path's CDF. One stop of domain per colour: with only
-    two, Vega would use the first two colours."""
+    """The colour scale of path CDFs.
+
+    Has one domain stop per colour: with only two, Vega would use just the first two colours.
+    """
     stops = theme_named(theme).cdf
     return alt.Scale(type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True)
 
 
 def diverging_scale(most: float, theme: str | Theme, *, middle: str | None = None) -> alt.Scale:
-    """The scale of every difference: less – equal – more, the page's colour (or ``middle``) at zero."""
+    """The colour scale of differences: less – equal – more, with the page's colour (or ``middle``) at zero."""
     look = theme_named(theme)
     less, more = DIVERGING["dark" if look.name == "dark" else "light"]
     return alt.Scale(
@@ -153,7 +156,7 @@ def diverging_scale(most: float, theme: str | Theme, *, middle: str | None = Non
 
 
 def cdf_colour(cdf: float, theme: str | Theme) -> str:
-    """The same scale for what is not a chart: ``#rrggbb`` of a CDF in [0, 1]."""
+    """A CDF in [0, 1] as ``#rrggbb``, on the same scale, for uses outside charts."""
     stops = theme_named(theme).cdf
     place = min(max(float(cdf), 0.0), 1.0) * (len(stops) - 1)
     low = min(int(place), len(stops) - 2)

@@ -1,8 +1,8 @@
-"""Charts that remember the call that made them, so that they can be drawn again with other arguments.
+"""Charts that store the call that made them, so that they can be drawn again with other arguments.
 
-The page shows a chart in its own colours and width; for print the same function is called with the print theme, and
-its arguments are the data behind the chart. Every chart function with a ``theme`` is decorated with ``redrawable``
-(a test checks that).
+The page shows a chart in its own colours and width; for print the same function is called with the print theme, and its
+arguments are the data behind the chart. Every chart function with a ``theme`` is decorated with ``redrawable`` (a test
+checks that).
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ class Call:
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
-    """by name, without those that were left at their default"""
+    """by name, without those at their default"""
 
     @property
     def name(self) -> str:
-        """Of the picture, for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
+        """Base name for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
         return self.function.__name__.removesuffix("_chart").replace("_", "-")
 
     def answers(self) -> dict[str, Any]:
-        """The tables that were drawn: what of the arguments is a mapping or a list of mappings."""
+        """The data of the chart: the arguments that are a mapping or a list of mappings."""
         return {name: value for name, value in self.arguments.items() if _is_table(value)}
 
     def redraw(self, **changes: Any) -> Any:
-        """The same picture with other arguments; those that the function does not have are left out, and one that is
-        ``...`` goes back to its default."""
+        """Draw the chart again with changed arguments.
+
+        Arguments that the function does not have are ignored; ``...`` restores the default.
+        """
         parameters = inspect.signature(self.function).parameters
         arguments = {**self.arguments, **{name: value for name, value in changes.items() if name in parameters}}
         return self.function(**{name: value for name, value in arguments.items() if value is not ...})
 
 
 def call_of(chart: Any) -> Call | None:
-    """The call that made ``chart``; None where it was changed afterwards or is not from here."""
+    """The call that made ``chart``; None if the chart was modified afterwards or made elsewhere."""
     call = getattr(chart, "__dict__", {}).get(_KEPT)
     return call if isinstance(call, Call) else None
 
 
 def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a chart function: its charts leave with the call that made them."""
+    """Decorator of chart functions that attaches the call to the returned chart."""
     signature = inspect.signature(function)
     title = signature.parameters.get("title")
     question = title.default if title is not None and isinstance(title.default, str) else ""
@@ -58,9 +60,9 @@ def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
         chart = function(*arguments, **named)
         bound = signature.bind(*arguments, **named).arguments
         if question and "title" in bound and bound["title"] is None:
-            # The page says it in a heading of its own; who is on the picture with a screen reader is told it again.
+            # The page shows the title as a heading; the accessible description repeats it for screen readers.
             chart.description = " ".join(filter(None, [question, _description(chart)]))
-        # An attribute of the object itself: Altair would take a plain one for a part of the chart.
+        # Set on the object directly: Altair would treat an ordinary attribute as part of the specification.
         object.__setattr__(chart, _KEPT, Call(function, dict(bound)))
         return chart
 

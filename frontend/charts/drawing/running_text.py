@@ -1,4 +1,4 @@
-"""Splitting of a text at token offsets, and marks for Unicode's bidirectional controls."""
+"""Splitting of text at token offsets, and visible marks for Unicode's bidirectional controls."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from unicodedata import bidirectional
 
 _SHOWN = {code: f"⟦{bidirectional(chr(code))}⟧" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-"""Unicode's invisible controls that turn the direction of all that follows (UAX 9), and their names as marks"""
+"""Unicode's invisible bidirectional controls (UAX 9) → visible marks with their names"""
 
 
 def tamed(text: str) -> str:
-    """``text`` with its controls of direction as marks such as ⟦RLO⟧: they would reverse what stands around it.
+    """``text`` with bidirectional controls replaced by marks such as ⟦RLO⟧; they would reorder the surrounding text.
 
-    Letters keep their own direction, and so does a text in Arabic or Hebrew.
+    Letters keep their own direction, so Arabic and Hebrew text is unchanged.
     """
     return text if text.isascii() else text.translate(_SHOWN)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of the text and the tokens (by ``token``) that cover it; none for what no token covers."""
+    """A segment of the text and the tokens (by ``token``) that cover it; empty if no token does."""
 
     text: str
     tokens: tuple[int, ...]
 
 
 def text_pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> list[Piece]:
-    """Cut ``text`` at the tokens' ``char_start`` and ``char_end`` (Python characters).
+    """Split ``text`` at the tokens' ``char_start`` and ``char_end`` (Python characters).
 
-    The pieces joined give ``text`` again, whatever the offsets are. Tokens that share a character (the
-    bytes of “é” or of an emoji) become one piece. A token of no width joins the piece before it.
+    The pieces joined give ``text`` again, whatever the offsets are. Tokens that share a character (the bytes of “é” or
+    of an emoji) become one piece. A zero-width token joins the piece before it.
     """
     pieces: list[list[Any]] = []  # [start, end, token ids]
     for token in tokens:

@@ -1,4 +1,4 @@
-"""SVG sheets for pictures, tokens and finished charts side by side; one unit is one point (1/72 inch).
+"""SVG sheets that combine images, tokens and finished charts; one unit is one point (1/72 inch).
 
 Text is escaped, and characters that XML does not allow are replaced.
 """
@@ -21,12 +21,12 @@ _counter = itertools.count()
 
 
 def clean(text: str) -> str:
-    """``text`` with what XML does not allow replaced by �."""
+    """``text`` with characters that XML does not allow replaced by �."""
     return _FORBIDDEN.sub("�", text)
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide ``text`` is in Helvetica, points; rather too wide than too narrow."""
+    """Estimated width of ``text`` in Helvetica, in points; rather over- than underestimated."""
     return size * sum(_em(letter) for letter in text)
 
 
@@ -39,11 +39,11 @@ def _em(letter: str) -> float:
 
 
 def wrapped(text: str, width: float, size: float, most: int | None = None) -> list[str]:
-    """Lines of at most ``width`` points; past ``most`` lines the text ends in an ellipsis."""
+    """Lines of at most ``width`` points; after ``most`` lines the text is truncated with an ellipsis."""
     lines: list[str] = []
     line = ""
     for word in text.split():
-        while text_width(word, size) > width and len(word) > 1:  # one word longer than a line is cut
+        while text_width(word, size) > width and len(word) > 1:  # break a word longer than a line
             cut = max(1, int(len(word) * width / text_width(word, size)) - 1)
             lines += [line] * bool(line) + [word[:cut]]
             line, word = "", word[cut:]
@@ -60,7 +60,7 @@ def wrapped(text: str, width: float, size: float, most: int | None = None) -> li
 
 
 class SvgSheet:
-    """A sheet of fixed width that grows downwards. Places are in points from the upper left corner."""
+    """A sheet of fixed width that grows downwards. Positions are in points from the upper left corner."""
 
     def __init__(self, width: float, theme: Theme = PRINT) -> None:
         self.width, self.theme, self.height = width, theme, 0.0
@@ -118,7 +118,7 @@ class SvgSheet:
         self._reach(y + height)
 
     def image(self, x: float, y: float, width: float, height: float, url: str, title: str = "") -> None:
-        """A picture from a data URL, its pixels as they are."""
+        """An image from a data URL, without smoothing."""
         tooltip = f"<title>{escape(clean(title))}</title>" if title else ""
         self._parts.append(
             f'<image x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" preserveAspectRatio="none" '
@@ -128,9 +128,9 @@ class SvgSheet:
         self._reach(y + height)
 
     def nest(self, x: float, y: float, svg: str) -> tuple[float, float]:
-        """A finished SVG (a chart) at a place; returns its width and height."""
+        """Embed a finished SVG (a chart) at a position; returns its width and height."""
         width, height = size_of(svg)
-        number = next(_counter)  # gradients and clips of two charts have the same names
+        number = next(_counter)  # gradients and clip paths of two charts have the same ids
         for name in sorted(set(_IDS.findall(svg)), key=len, reverse=True):
             new = f"n{number}-{name}"
             svg = svg.replace(f'id="{name}"', f'id="{new}"').replace(f"url(#{name})", f"url(#{new})")
@@ -140,7 +140,7 @@ class SvgSheet:
         return width, height
 
     def svg(self, margin: float = 2.0) -> str:
-        """The sheet as an SVG document, white below everything."""
+        """The sheet as an SVG document on a white background."""
         height = round(self.height + margin, 2)
         return (
             '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" '
@@ -161,7 +161,7 @@ def size_of(svg: str) -> tuple[float, float]:
 
 
 def with_caption(svg: str, paragraphs: Sequence[str], theme: Theme = PRINT) -> str:
-    """The same picture with text below it, wrapped to its width."""
+    """The SVG with text below it, wrapped to its width."""
     width, height = size_of(svg)
     sheet = SvgSheet(width, theme)
     sheet.nest(0, 0, svg)

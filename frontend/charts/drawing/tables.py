@@ -15,13 +15,13 @@ from tokenpaths.frontend.charts.drawing.numbers import ribbon_words
 
 Table = Sequence[Mapping[str, Any]]
 _HEAVY = ("patch", "image", "url")
-"""pictures are no numbers"""
+"""columns of image data, left out of tables"""
 
 
 def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Every list of rows inside ``answers``, by where it stood: ``nodes``, ``links``, ``observed.points`` …
+    """All lists of rows inside ``answers`` by their path: ``nodes``, ``links``, ``observed.points`` …
 
-    Single numbers of an answer become a table of their own of one row, named after the answer.
+    The scalars of a response become a table of one row, named after the response.
     """
     tables: dict[str, list[dict[str, Any]]] = {}
     for name, answer in answers.items():
@@ -47,24 +47,24 @@ def _walk(answer: Mapping[str, Any], place: str, tables: dict[str, list[dict[str
 
 
 def csv_of(table: Table) -> str:
-    """One table as CSV: a header, exact numbers, nothing for what is missing; lists as JSON, ribbons with arrows."""
+    """A table as CSV with a header: full precision, empty cells if missing, lists as JSON, ribbons as arrows."""
     return _written(table, _columns(table))
 
 
 def csv_files(tables: Mapping[str, Table]) -> dict[str, str]:
-    """Name of the file → its CSV, one for each table that has rows."""
+    """File name → CSV, for each table that has rows."""
     files: dict[str, str] = {}
     for name, table in tables.items():
         if table:
             file = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or "table"
-            while f"{file}.csv" in files:  # names that differ in signs alone
+            while f"{file}.csv" in files:  # names that differ only in punctuation
                 file += "_"
             files[f"{file}.csv"] = csv_of(table)
     return files
 
 
 def zip_of(files: Mapping[str, str]) -> bytes:
-    """Files in one archive; the same bytes for the same files."""
+    """ZIP archive of the files; byte-identical for identical input."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():

@@ -15,10 +15,10 @@ PADDING = {"left": 6, "top": 6, "right": 6, "bottom": 6}
 
 
 class Rows(alt.InlineData):
-    """Rows of a chart, shared by all copies of it.
+    """Inline data of a chart, shared by all copies of it.
 
-    Altair copies a chart whenever something is added to it, and checks inline data against the schema of Vega-Lite
-    row by row: seconds for 16,000 cells. Rows never change once they are drawn, so both are left out.
+    Altair copies a chart on each modification, and validates inline data against the Vega-Lite schema row by row:
+    seconds for 16,000 cells. Rows are immutable once drawn, so both are skipped.
     """
 
     _class_is_valid_at_instantiation = False
@@ -27,15 +27,15 @@ class Rows(alt.InlineData):
         return self
 
     def to_dict(self, *_given: Any, **_options: Any) -> dict[str, Any]:
-        """The rows as they are."""
+        """The rows without conversion."""
         return {name: value for name, value in self._kwds.items() if value is not alt.Undefined}
 
 
 def rows(values: Iterable[Mapping[str, Any]], name: str | None = None) -> Rows:
-    """Plain dicts as inline data; a number that is not finite becomes null, never NaN in JSON.
+    """Plain dicts as inline data; non-finite numbers become null, never NaN in JSON.
 
     Rows with a ``name`` stay inside the chart as JSON, so that they may hold lists, to be flattened in the browser;
-    others are sent as a table of columns. The name is the chart's own, one for each set of rows.
+    others are sent as a table of columns. Names must be unique within a chart.
     """
     clean = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
@@ -45,27 +45,29 @@ def rows(values: Iterable[Mapping[str, Any]], name: str | None = None) -> Rows:
 
 
 def tip(fields: Mapping[str, str]) -> alt.ExprRef:
-    """What pointing at a mark tells: title → field of its row, shown as it stands in the row.
+    """Tooltip expression for a mark: title → field of its row, shown unformatted.
 
-    As a mark's ``tooltip``. Encoded tooltips format every field of every row before anybody points at one; the page
-    runs such expressions in an interpreter.
+    To be used as a mark's ``tooltip``. Encoded tooltips would format every field of every row in advance, and the page
+    evaluates such expressions in an interpreter.
     """
     return alt.ExprRef("{" + ", ".join(f"{title!r}: datum[{field!r}]" for title, field in fields.items()) + "}")
 
 
 def axis_labels(names: Mapping[int, str]) -> str:
-    """Vega expression that labels the values of an axis with ``names``; a value without a name gets none."""
+    """Vega expression that labels axis values with ``names``; a value without a name gets no label."""
     return "({" + ", ".join(f"'{value}': '{name}'" for value, name in names.items()) + "})[datum.value] || ''"
 
 
 MOST_VECTORS = 6000
-"""marks that are drawn as vectors with a name each; more are drawn as a bitmap, with the table as the reader's way"""
+"""maximum number of marks drawn as vectors with accessible names; more are drawn as a bitmap, with the table as the
+alternative
+"""
 
 
 def as_vectors(chart: Any, marks: int) -> Any:
-    """Keep each of up to ``MOST_VECTORS`` marks an element of its own with an accessible name.
+    """Keep up to ``MOST_VECTORS`` marks as separate elements with accessible names.
 
-    By itself Streamlit draws bitmaps from 2,000 rows on and drops the names of marks from 5,000 rows on.
+    By default Streamlit draws bitmaps from 2,000 rows on and drops accessible names from 5,000 rows on.
     """
     few = marks <= MOST_VECTORS
     renderer = "svg" if few else "canvas"
@@ -73,13 +75,13 @@ def as_vectors(chart: Any, marks: int) -> Any:
 
 
 def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties: Any) -> Any:
-    """A copy of ``chart`` with these properties, and with parts of its ``config`` set.
+    """A copy of ``chart`` with changed properties and ``config`` values.
 
-    As ``chart.properties(…).configure_…(…)``. A chart of layers is built again by each of those calls, with copies of
-    all its layers: a third of a second for one picture. Layers never change once they are drawn, so copies share them.
+    Same as ``chart.properties(…).configure_…(…)``, but shares the layers. Altair's methods copy all layers of a chart,
+    a third of a second per call; layers never change once drawn.
     """
     copy = object.__new__(type(chart))
-    # Not what else hangs on it: the call that made it (see ``redraw``) made another chart than this one.
+    # Do not copy the attached call (see ``redraw``): it did not make this chart.
     vars(copy).update(_args=chart._args, _kwds={**chart._kwds, **properties})
     if config is not None:
         known = chart._kwds.get("config", alt.Undefined)
@@ -88,27 +90,27 @@ def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties
 
 
 def unvalidated(chart: Any) -> Any:
-    """``chart``, whose ``to_dict()`` leaves out the check against the schema of Vega-Lite, half of its time.
+    """``chart`` whose ``to_dict()`` skips validation against the Vega-Lite schema, which takes half of its time.
 
-    For callers that give ``to_dict`` no arguments, as Streamlit does. The tests check every chart.
+    For callers that pass no arguments to ``to_dict``, as Streamlit does. The tests validate every chart.
     """
-    # Past Altair's own ``__setattr__``, which would take it for a part of the chart.
+    # Bypass Altair's ``__setattr__``, which would treat it as part of the specification.
     object.__setattr__(chart, "to_dict", functools.partial(chart.to_dict, validate=False))
     return chart
 
 
 def click_selection(name: str, *fields: str) -> alt.Parameter:
-    """Point selection that a click sets and another click does not clear; nothing is selected at first."""
+    """Point selection that a click sets and a second click does not clear; initially empty."""
     return alt.selection_point(name=name, fields=list(fields), on="click", clear=False, empty=False)
 
 
 def hover_selection(name: str, field: str) -> alt.Parameter:
-    """Point selection of what is under the pointer."""
+    """Point selection of the mark under the pointer."""
     return alt.selection_point(name=name, fields=[field], on="pointerover", clear="pointerout", empty=False)
 
 
 def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mapping[str, Any]], str]) -> str:
-    """What stands out, for those who cannot see it: ``say`` of the row with the highest ``name``, as a sentence."""
+    """Summary for screen readers: the sentence ``say`` of the row with the highest ``name``."""
     known = [row for row in table if row.get(name) is not None]
     return f"Highest: {say(max(known, key=lambda row: row[name]))}." if known else ""
 

@@ -24,7 +24,7 @@ BESIDE = {
     "dipaco-2x2": "DiPaCo 2×2",
     "dipaco-4x4": "DiPaCo 4×4",
 }
-"""models that a checkpoint's validation may name beside its own numbers → their names on the page"""
+"""models that a checkpoint's validation may list next to its own → display names"""
 
 
 def perplexity_of(value: Any) -> float | None:
@@ -36,9 +36,9 @@ def perplexity_of(value: Any) -> float | None:
 
 
 def rerouting_rows(validation: Mapping[str, Any], own: str = "") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Perplexity by W (None: once per document, first), and of the models ``beside`` it but for ``own``.
+    """Perplexity by W (None: once per document, first), and that of the models in ``beside`` except ``own``.
 
-    Both are empty where nothing was measured; what is no perplexity is left out.
+    Both are empty if nothing was measured; invalid values are left out.
     """
     intervals, beside = validation.get("rerouting"), validation.get("beside")
     by_w = [
@@ -72,7 +72,7 @@ def rerouting_chart(
     title: str | None = "Does it help to choose the path again along the way?",
     height: int = 270,
 ) -> alt.LayerChart:
-    """Perplexity (lower is better) by how often the path is chosen anew, baselines as named rules."""
+    """Perplexity (lower is better) by rerouting interval, with baselines as labelled rules."""
     look = theme_named(theme)
     often = [_often(row["W"]) for row in by_w] or [_often(None)]
     values = [row["perplexity"] for row in (*by_w, *baselines)]
@@ -135,7 +135,7 @@ def _often(w: int | None) -> str:
 
 
 def _spread(lines: list[dict[str, Any]], least: float) -> None:
-    """Heights of the rules' names, ascending and at least ``least`` apart so that none covers another."""
+    """Label positions of the rules, ascending and at least ``least`` apart, so that labels do not overlap."""
     at = -math.inf
     for line in sorted(lines, key=lambda row: row["perplexity"]):
         at = max(line["perplexity"], at + least)
@@ -144,7 +144,7 @@ def _spread(lines: list[dict[str, Any]], least: float) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a document between two decisions of the router."""
+    """A segment of a document between two router decisions."""
 
     first: int
     """tokens first … end−1"""
@@ -153,11 +153,11 @@ class Chunk:
     cdf: float
     modules: tuple[int, ...]
     loss: float | None
-    """mean over its tokens that have a target, nats"""
+    """mean over the tokens with a target, nats"""
 
 
 def decisions(num_tokens: int, prefix: int, every: int | None, context: int) -> list[int]:
-    """First token of each stretch that one decision rules: the router's own arithmetic, window by window.
+    """First token of each segment with one router decision, with the router's own arithmetic, window by window.
 
     Position t predicts token t+1 and belongs to decision max(0, t + 1 − prefix) // W of its window.
     """
@@ -171,7 +171,7 @@ def decisions(num_tokens: int, prefix: int, every: int | None, context: int) -> 
 
 
 def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> list[Chunk]:
-    """Cut a document where the router decided anew, and wherever the path changes."""
+    """Split a document at each router decision and wherever the path changes."""
     cuts, groups = set(starts), list[list[Mapping[str, Any]]]()
     for token in tokens:
         if not groups or token["token"] in cuts or token["rank"] != groups[-1][-1]["rank"]:
@@ -201,7 +201,7 @@ def strip_chart(
     title: str | None = "Which path reads which part of the document?",
     height: int = 46,
 ) -> alt.LayerChart:
-    """A document as a strip from its first token to its last; a chunk wears its path's CDF colour and its name."""
+    """A document as a strip of chunks, coloured and labelled by path."""
     look = theme_named(theme)
     length = parts[-1].end if parts else 1
     table = [
@@ -240,7 +240,7 @@ def strip_chart(
         tooltip=tips,
     )
     longest = max((len(str(row["name"])) for row in table), default=1)
-    roomy = f"datum.share * width > {7 * longest + 3}"  # a name that does not fit into its piece is left out
+    roomy = f"datum.share * width > {7 * longest + 3}"  # leave out a label that does not fit its chunk
     names = base.mark_text(fontSize=look.font_size, fontWeight=600, baseline="middle").encode(
         x=alt.X("middle:Q", scale=scale),
         y=alt.value(height / 2),
@@ -256,7 +256,7 @@ def strip_chart(
 
 
 def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """The numbers behind the strip."""
+    """Table of the strip's chunks."""
     return [
         {
             "first token": part.first,

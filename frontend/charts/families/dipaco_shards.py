@@ -41,7 +41,7 @@ def tree_chart(
     theme: str | Theme = "light",
     title: str | None = TREE,
 ) -> alt.LayerChart:
-    """Columns of bars joined by bands. Paths wear the colour of their CDF (``cdfs`` by modules)."""
+    """Columns of bars joined by bands. Paths have the colour of their CDF (``cdfs`` by modules)."""
     look = theme_named(theme)
     bars, bands = tree_bars(by_label)
     last = max((bar.column for bar in bars), default=1)
@@ -165,7 +165,7 @@ def _bars(
 
 
 def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float]:
-    """Where the names of the bars stand: in their middle, or moved until no two of a column touch."""
+    """Label positions of the bars: the middle of the bar, or moved so that labels in a column do not overlap."""
     least, places = line / height, [(bar.top + bar.bottom) / 2 for bar in bars]
     for column in {bar.column for bar in bars}:
         members = [i for i, bar in enumerate(bars) if bar.column == column]
@@ -179,7 +179,7 @@ def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float
 
 
 def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The numbers behind the bands."""
+    """Table of the bands."""
     _bars, bands = tree_bars(by_label)
     return [{key: band[key] for key in ("from", "to", "tokens", "share")} for band in bands]
 
@@ -187,7 +187,7 @@ def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[
 def label_path_rows(
     by_label: Mapping[str, Sequence[Mapping[str, Any]]], paths: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """For each label and each of ``paths`` the share of the label's tokens that take it."""
+    """For each label and each of ``paths``: the share of the label's tokens that take it."""
     table = []
     for label, label_paths in by_label.items():
         total = sum(path["count"] for path in label_paths) or 1
@@ -205,7 +205,7 @@ def label_path_chart(
     theme: str | Theme = "light",
     title: str | None = "Which labels take which path?",
 ) -> alt.LayerChart:
-    """``label_path_rows`` as a heat map; a row sums to 100 %. A neutral scale: only paths themselves wear the CDF."""
+    """``label_path_rows`` as a heat map; a row sums to 100 %. Neutral scale: the CDF scale is for paths only."""
     look = theme_named(theme)
     names = list(dict.fromkeys(row["path"] for row in table))
     labels = list(dict.fromkeys(row["label"] for row in table))
@@ -261,7 +261,7 @@ def label_path_chart(
 
 
 def sharing_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each path and level the module that it uses, and how many of these paths share that module."""
+    """For each path and level: its module, and how many of these paths share that module."""
     users: dict[tuple[int, int], int] = defaultdict(int)
     for path in paths:
         for level, module in enumerate(modules_of(path)):
@@ -292,10 +292,10 @@ def sharing_chart(
 ) -> alt.LayerChart:
     """Matrix path × module, modules grouped by level (``levels``: how many each has); dot area: tokens of the path.
 
-    The pointer on a dot lights its column: all paths that train this module together.
+    Hovering a dot highlights its column: all paths that train this module together.
     """
     look = theme_named(theme)
-    first = [sum(levels[:level]) + level for level in range(len(levels))]  # an empty column between levels
+    first = [sum(levels[:level]) + level for level in range(len(levels))]  # empty column between levels
     names = list(dict.fromkeys(row["path"] for row in table))
     columns = {first[level] + m: str(m) for level, size in enumerate(levels) for m in range(size)}
     shown = [

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 _GAP = 0.16
-"""share of a column's height that is left empty between its bars"""
+"""share of a column's height used for the gaps between bars"""
 
 
 def modules_of(path: Mapping[str, Any]) -> tuple[int, ...]:
@@ -18,7 +18,7 @@ def modules_of(path: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def path_name(modules: Iterable[int]) -> str:
-    """A path in a small space: 0·2."""
+    """A path in compact form: 0·2."""
     return "·".join(map(str, modules))
 
 
@@ -31,14 +31,14 @@ class Bar:
     name: str
     tokens: float
     top: float
-    """in shares of the height, like ``bottom``"""
+    """as a share of the height, like ``bottom``"""
     bottom: float
 
 
 def tree_bars(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list[Bar], list[dict[str, Any]]]:
-    """Bars of the columns documents, levels, paths, and the bands between neighbouring columns.
+    """Bars of the columns documents, levels and paths, and the bands between neighbouring columns.
 
-    A bar's height is its share of all tokens, and so is a band's width, so that nothing is lost on the way.
+    The height of a bar, and the width of a band, is its share of all tokens, so the total is conserved.
     """
     flows = [
         (label, modules_of(path), float(path["count"]))
@@ -58,7 +58,7 @@ def tree_bars(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list
             bands[column, source, target] += count
     paths = {f"path {path_name(modules)}": modules for _label, modules, _count in flows}
     order = [lambda key: (key,)] + [lambda key: (int(key.split(".")[1]),)] * levels
-    order.append(lambda key: tuple(reversed(paths[key])))  # those of one last module stand together
+    order.append(lambda key: tuple(reversed(paths[key])))  # group paths by their last module
     bars = [bar for column, sizes in enumerate(columns) for bar in _stacked(column, sizes, order[column], total)]
     return bars, _banded(bands, {(bar.column, bar.key): bar for bar in bars}, total)
 
@@ -81,7 +81,7 @@ def _top_at_the_other_end(bars: Mapping[tuple[int, str], Bar], side: int, band: 
 def _banded(
     bands: Mapping[tuple[int, str, str], float], bars: Mapping[tuple[int, str], Bar], total: float
 ) -> list[dict[str, Any]]:
-    """Bands stacked at both ends in the order of the bars that they go to."""
+    """Stack the bands at both ends in the order of the bars that they connect to."""
     ends: dict[tuple[int, str, str], list[float]] = {key: [0.0, 0.0] for key in bands}
     for side in (0, 1):
         groups: dict[tuple[int, str], list[tuple[int, str, str]]] = defaultdict(list)

@@ -34,11 +34,11 @@ WHAT = {
     "full": "full (every gate 1)",
     "mean gates": "every gate at its mean (the same for all texts)",
 }
-"""names of ablations → words"""
+"""ablation → display name"""
 
 
 def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """One row a gate: layer, head, direction, r; with ``minus`` also the other r and the difference."""
+    """One row per gate: layer, head, direction, r; with ``minus`` also the other r and the difference."""
     layers, heads, directions = (axis["names"] for axis in answer["axes"])
     table = []
     for layer in range(len(layers)):
@@ -62,11 +62,11 @@ def gate_chart(
     minus: Mapping[str, Any] | None = None,
     chosen: str | None = None,
 ) -> alt.LayerChart:
-    """Heat map of an answer of ``/gates``: rows are layers, columns heads with their directions side by side.
+    """Heat map of a response of ``/gates``: rows are layers, columns heads with their directions side by side.
 
     Args:
-        minus: Another answer; the colours then say how much higher or lower r is than there, zero in the middle.
-        chosen: ``layer.head.direction`` of the cell that is outlined.
+        minus: Another response; colours then show r minus its r, with zero in the middle.
+        chosen: ``layer.head.direction`` of the outlined cell.
     """
     look = theme_named(theme)
     num_layers, _num_heads, num_directions = (len(axis["names"]) for axis in answer["axes"])
@@ -172,7 +172,7 @@ def variance_chart(
 
 
 def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
-    """The numbers behind the heat map of variance."""
+    """Table of the variance heat map."""
     special = set(special)
     return [
         {
@@ -195,7 +195,7 @@ def specialist_chart(
     title: str | None = "In which layers do the specialists sit?",
     height: int = 220,
 ) -> alt.LayerChart:
-    """Bars: share of each layer's heads that are specialists; dashed: the same in all layers."""
+    """Bars: share of each layer's heads that are specialists; dashed: over all layers."""
     look = theme_named(theme)
     table = [
         {"layer": layer, "share": share, "words": numbers.percent(share)} for layer, share in enumerate(share_by_layer)
@@ -231,9 +231,9 @@ def pca_chart(
     sample: int | None = None,
     height: int = 360,
 ) -> alt.LayerChart:
-    """Scatter of routing vectors in the plane where they differ most: one point a text, its shape the domain.
+    """Scatter of routing vectors on the first two principal components: one point per text, shaped by domain.
 
-    Names stand at the middle of their domain. ``chosen`` domains and the chosen sample get the accent.
+    Domain names are at the mean of their points. ``chosen`` domains and the chosen sample are in the accent colour.
     """
     look, chosen = theme_named(theme), set(chosen)
     table = [
@@ -293,7 +293,7 @@ def pca_chart(
 
 
 def centroid_words(accuracy: Mapping[str, Any]) -> str:
-    """Nearest-centroid accuracy as a sentence, beside shuffled domains."""
+    """Nearest-centroid accuracy as a sentence, compared with shuffled domains."""
     far = accuracy.get("p_value") is not None and accuracy["p_value"] <= 0.05
     best = f", at best {numbers.percent(accuracy['null_max'])}" if accuracy.get("null_max") is not None else ""
     balanced = accuracy.get("balanced", accuracy["accuracy"])
@@ -309,7 +309,7 @@ def centroid_words(accuracy: Mapping[str, Any]) -> str:
 
 
 def ablation_rows(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ablations in words: what was done, and every number that was measured."""
+    """Table of ablations: what was done, and every measured number."""
     result = []
     for row in table:
         what = str(row.get("what") or row.get("name") or "")
@@ -319,7 +319,7 @@ def ablation_rows(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ablation_words(table: Iterable[Mapping[str, Any]]) -> str | None:
-    """What routing off does, in a sentence; None where it was not measured."""
+    """Effect of switching routing off, in a sentence; None if it was not measured."""
     by_name = {str(row.get("what") or row.get("name")): row for row in table}
     normal, off = by_name.get("normal"), by_name.get("off")
     if not normal or not off or normal.get("perplexity") is None or off.get("perplexity") is None:
@@ -337,7 +337,7 @@ def ablation_words(table: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _column(row: Mapping[str, Any], num_directions: int) -> float:
-    """Left edge of a cell; a gap between heads."""
+    """Left edge of a cell, with a gap between heads."""
     return row["head"] * (num_directions + 0.4) + row["direction"]
 
 

@@ -20,7 +20,7 @@ LAYER_PICK = "layer"
 
 
 def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a layer: quantiles of utilisation over its experts, and the numbers of its load."""
+    """One row per layer: quantiles of utilisation over its experts, and load statistics."""
     cells: dict[int, list[float]] = defaultdict(list)
     for cell in usage["usage"]:
         cells[int(cell["step"])].append(float(cell["utilisation"] or 0.0))
@@ -48,8 +48,9 @@ def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
 def load_band_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = LOAD, chosen: int | None = None
 ) -> alt.LayerChart:
-    """Per layer: the middle 80 % of its experts as a bar, the median as a tick, the busiest as a point; a fair share
-    is the line at 1. Below: ``dead_chart``."""
+    """Utilisation by layer: the middle 80 % of experts as a bar, the median as a tick, the busiest as a point, and a
+    line at the fair share of 1. Below: ``dead_chart``.
+    """
     look, table = theme_named(theme), load_rows(usage)
     for row in table:
         row |= {f"{name}_words": numbers.number(row[name]) for name in ("low", "middle", "high", "highest")}
@@ -83,7 +84,7 @@ def load_band_chart(
 def dead_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DEAD, chosen: int | None = None
 ) -> alt.Chart:
-    """Bars: experts of each layer that no token chose."""
+    """Bar chart of experts per layer that no token chose."""
     look, table = theme_named(theme), load_rows(usage)
     for row in table:
         row |= {"words": f"{row['dead']} of {row['experts']}", "on": row["layer"] == chosen}
@@ -126,7 +127,7 @@ def _load_tooltip() -> list[alt.Tooltip]:
 
 
 def load_words(usage: Mapping[str, Any]) -> str:
-    """The least even layer, and how many experts are dead, in two sentences."""
+    """The least balanced layer, and the number of dead experts, in two sentences."""
     table = load_rows(usage)
     worst = max(table, key=lambda row: row["highest"])
     total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)

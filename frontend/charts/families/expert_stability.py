@@ -18,7 +18,7 @@ SATURATION = "When did routing settle during training?"
 
 
 def repetition_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a layer and measure, each beside its baseline."""
+    """One row per layer and measure, each with its baseline."""
     kinds = [("first choice", "first", "baseline_first")]
     if answer["top_k"] > 1:
         kinds.append((f"any of {answer['top_k']}", "any", "baseline_any"))
@@ -34,7 +34,7 @@ def repetition_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def repetition_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = REPETITION
 ) -> alt.LayerChart:
-    """Two lines over layers, each with its baseline dashed."""
+    """Two lines over layers, each with a dashed baseline."""
     look, table = theme_named(theme), repetition_rows(answer)
     for row in table:
         row |= {"words": numbers.percent(row["share"]), "even": numbers.percent(row["baseline"])}
@@ -67,7 +67,7 @@ def repetition_chart(
 
 
 def repetition_words(answer: Mapping[str, Any]) -> str:
-    """The mean over layers beside chance, and the steadiest layer."""
+    """The mean over layers compared with chance, and the layer with the most repetition."""
     steps, why = answer["steps"], answer.get("first_missing")
     name, what = ("any", "at least one choice") if why else ("first", "their first choice")
     share = math.fsum(row[name] for row in steps) / len(steps)
@@ -89,7 +89,7 @@ def saturation_chart(
     step: int | None = None,
     run: str | None = None,
 ) -> alt.LayerChart:
-    """Share of the last checkpoint's choices that each checkpoint makes already; thin: the chosen layer alone."""
+    """Share of the last checkpoint's choices that each checkpoint already makes; thin line: the chosen layer."""
     look, table = theme_named(theme), saturation_rows(answer, step)
     for row in table:
         row |= {"words": numbers.percent(row["saturation"]), "on": row["run"] == run}
@@ -125,7 +125,7 @@ def saturation_chart(
 
 
 def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:
-    """One row a checkpoint: mean over layers, and one layer."""
+    """One row per checkpoint: mean over layers, and one layer."""
     return [
         {
             "run": point["run"],
@@ -138,7 +138,7 @@ def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[
 
 
 def saturation_words(answer: Mapping[str, Any]) -> str:
-    """From when on most choices are the final ones."""
+    """The iteration from which most choices are the final ones."""
     points = answer["points"]
     settled = next((point for point in points if point["saturation"] >= 0.8), points[-1])
     first = points[0]

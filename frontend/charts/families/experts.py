@@ -25,7 +25,7 @@ TOGETHER = "Which experts work together?"
 
 
 def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each token as the start of a row: position and text, or vocabulary id, or place in the picture."""
+    """Row label of each token: position and text, or vocabulary id, or patch position."""
     labels = []
     for token in tokens:
         if token.get("row") is not None:
@@ -39,7 +39,9 @@ def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, Any]]:
-    """One row a choice: token, expert (or “other”), weight; experts of less than ``least`` of the tokens are merged."""
+    """One row per choice: token, expert (or “other”), weight; experts with less than ``least`` of the tokens are
+    merged.
+    """
     tokens = answer["tokens"]
     counts: dict[int, int] = defaultdict(int)
     for token in tokens:
@@ -87,9 +89,9 @@ def slice_chart(
     least: float = 0.0,
     chosen: int | None = None,
 ) -> alt.LayerChart:
-    """Heat map of an answer of ``/samples/{sample}/experts``: rows tokens as text, columns experts, darkness weight.
+    """Heat map of a response of ``/samples/{sample}/experts``: rows tokens, columns experts, darkness weight.
 
-    ``least``: experts that fewer of these tokens choose (a share) stand together in the last column, “other”.
+    ``least``: experts chosen by a smaller share of these tokens are merged into the last column, “other”.
     """
     look, table = theme_named(theme), slice_rows(answer, least)
     for row in table:
@@ -145,7 +147,7 @@ def slice_chart(
 
 
 def slice_words(answer: Mapping[str, Any], least: float) -> str:
-    """How many experts these tokens use, and what is merged."""
+    """Number of experts that these tokens use, and how many are merged."""
     used = {module for token in answer["tokens"] for module in token["modules"]}
     shown = {row["expert"] for row in slice_rows(answer, least) if row["slot"] is not None}
     first = (
@@ -162,7 +164,7 @@ def slice_words(answer: Mapping[str, Any], least: float) -> str:
 
 
 def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row an expert and label: share of the label's tokens, and how many times the even share that is."""
+    """One row per expert and label: share of the label's tokens, and its ratio to the uniform share."""
     return [
         {
             "expert": int(row["module"]),
@@ -181,7 +183,7 @@ def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def domain_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DOMAINS, most: int = 12
 ) -> alt.LayerChart:
-    """Heat map: rows the most specialised experts, columns labels, cell N_{i,D}/N_D."""
+    """Heat map: rows are the most specialised experts, columns labels, cell N_{i,D}/N_D."""
     look = theme_named(theme)
     shown = [domain["label"] for domain in answer["domains"]][:most]
     table = [row for row in domain_rows(answer) if row["label"] in shown]
@@ -232,7 +234,7 @@ def domain_chart(
 
 
 def domain_words(answer: Mapping[str, Any]) -> str:
-    """The most one-sided expert in a sentence."""
+    """The most specialised expert in a sentence."""
     table = domain_rows(answer)
     if not table:
         return "No expert got a token with a label."
@@ -245,7 +247,7 @@ def domain_words(answer: Mapping[str, Any]) -> str:
 
 
 def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row an expert and word: its place, N_{x,i}, N_x and their ratio."""
+    """One row per expert and word: its rank, N_{x,i}, N_x and their ratio."""
     return [
         {
             "expert": int(row["module"]),
@@ -263,7 +265,7 @@ def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @redrawable
 def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = WORDS) -> alt.LayerChart:
-    """Rows experts, in each its strongest words; darkness: the share of the word's occurrences that choose it."""
+    """Strongest words of each expert (rows); darkness: share of the word's occurrences that choose the expert."""
     look, table = theme_named(theme), word_rows(answer)
     for row in table:
         row |= {"name": str(row["expert"]), "shown": visible(row["word"]), "words": numbers.percent(row["share"])}
@@ -309,7 +311,7 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
 
 
 def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a cell: of the tokens of ``expert``, the share that chooses ``other`` as well."""
+    """One row per cell: of the tokens of ``expert``, the share that also chooses ``other``."""
     modules = [int(row["module"]) for row in answer["modules"]]
     return [
         {"expert": i, "other": j, "share": answer["values"][a][b]}
@@ -323,7 +325,7 @@ def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def co_activation_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = TOGETHER
 ) -> alt.Chart:
-    """Heat map of an answer of ``/co_activation``; experts that work together stand side by side."""
+    """Heat map of a response of ``/co_activation``; experts chosen together are adjacent."""
     look, table = theme_named(theme), co_activation_rows(answer)
     order = [str(row["module"]) for row in answer["modules"]]
     for row in table:
@@ -354,7 +356,7 @@ def co_activation_chart(
 
 
 def co_activation_words(answer: Mapping[str, Any]) -> str:
-    """The strongest pair, and what is not drawn."""
+    """The strongest pair, and the number of experts left out."""
     if not answer["pairs"]:
         return "No two experts are chosen together."
     best = answer["pairs"][0]

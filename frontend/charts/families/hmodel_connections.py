@@ -1,8 +1,8 @@
 """H-Model: the connection graph unrolled over iterations, and distances between labels.
 
-After figure 4 of the H-Model paper. An answer of ``/edges`` has the axes iteration (0 = the inputs send), source
-(hidden layers, then inputs) and target (hidden layers, then outputs). Only connections that can exist are drawn: inputs
-send once, hidden layers from iteration 1 on, and in the last iteration only outputs receive.
+After figure 4 of the H-Model paper. A response of ``/edges`` has the axes iteration (0 = the inputs send), source
+(hidden layers, then inputs) and target (hidden layers, then outputs). Only possible connections are drawn: inputs send
+once, hidden layers from iteration 1 on, and in the last iteration only outputs receive.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_sele
 
 TITLE = "Which layers talk to each other?"
 LEAST = 0.02
-"""weaker connections are not drawn, only counted"""
+"""weaker connections are counted but not drawn"""
 
 
 def connection_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """One row a connection that can exist: iteration, from, to, c; with ``minus`` also its c and the difference."""
+    """One row per possible connection: iteration, from, to, c; with ``minus`` also its c and the difference."""
     iterations, sources, targets = (axis["names"] for axis in answer["axes"])
     hidden = sum(1 for name in sources if name in targets)
-    plain = hidden in (len(sources), len(targets))  # no input or output has a name of its own: all may exist
+    plain = hidden in (len(sources), len(targets))  # no name marks an input or output: every connection is possible
     table = []
     for i, iteration in enumerate(iterations):
         for s, source in enumerate(sources):
@@ -53,12 +53,12 @@ def graph_chart(
     most: float | None = None,
     compact: bool = False,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/edges``: columns are iterations, rows layers, line width and opacity = c.
+    """Graph of a response of ``/edges``: columns are iterations, rows layers, line width and opacity = c.
 
     Args:
-        minus: Another answer; lines are then coloured by how much more or less c is than there.
-        most: Difference at both ends of the colours, so that several pictures share one scale.
-        compact: For small multiples: smaller, without names of rows and columns beyond the first letters.
+        minus: Another response; lines are then coloured by the difference of c.
+        most: Difference at both ends of the colour scale, so that several charts share one scale.
+        compact: For small multiples: smaller, row and column names abbreviated to their first letters.
     """
     look = theme_named(theme)
     place = _Places(answer, 27 if compact else 46)
@@ -84,7 +84,7 @@ def graph_chart(
 
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line that counts what is too weak to be drawn; empty when everything is drawn."""
+    """One line with the number of connections too weak to be drawn; empty if there are none."""
     weak = sum(1 for row in table if row["c"] < LEAST)
     if not weak:
         return []
@@ -125,7 +125,7 @@ def distance_chart(
 
 
 def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The numbers behind the heat map of distances."""
+    """Table of the distance heat map."""
     labels = list(separation["labels"])
     return [
         {
@@ -140,7 +140,7 @@ def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:
-    """The between- over within-label distance as a sentence, beside its permutation null."""
+    """The ratio of between- to within-label distance as a sentence, compared with its permutation null."""
     if separation.get("ratio") is None:
         return f"Inputs of one {what} all have the same connections, so their distance has no scale to compare with."
     more = separation.get("p_value") is not None and separation["p_value"] <= 0.05
@@ -158,7 +158,7 @@ def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:
 
 
 def nearest_words(accuracy: float, what: str, count: int) -> str:
-    """How often the connections alone give the label away."""
+    """Accuracy of predicting the label from the connections alone."""
     return (
         f"From its connections alone {numbers.percent(accuracy)} of inputs are nearest to the mean of their own "
         f"{what}; guessing among {count} would be right {numbers.percent(1 / count)} of the time."
@@ -166,7 +166,7 @@ def nearest_words(accuracy: float, what: str, count: int) -> str:
 
 
 def stability_words(stability: float) -> str:
-    """How much c changes from input to input."""
+    """How much c varies between inputs."""
     return (
         f"Stability {numbers.number(stability)}: 1 means that every input gets exactly the same connections, 0.75 that "
         "they change as much as they can."
@@ -174,7 +174,7 @@ def stability_words(stability: float) -> str:
 
 
 def self_share_words(share: float, num_targets: int) -> str:
-    """How much layers send to themselves, beside what equal connections would give."""
+    """How much layers send to themselves, compared with equal connections."""
     more = "more" if share > 1 / num_targets else "less"
     return (
         f"Of all that hidden layers send, {numbers.percent(share)} goes back to the same layer, {more} than the "
@@ -183,7 +183,7 @@ def self_share_words(share: float, num_targets: int) -> str:
 
 
 class _Places:
-    """Where layers stand: a row for each input, hidden layer and output, a column for each iteration."""
+    """Positions of layers: a row for each input, hidden layer and output, a column for each iteration."""
 
     def __init__(self, answer: Mapping[str, Any], gap: int) -> None:
         self.iterations, sources, targets = (list(axis["names"]) for axis in answer["axes"])
@@ -243,7 +243,7 @@ def _quoted(name: str) -> str:
 
 
 def _collected(place: _Places, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
-    """Outputs add up what they get: a dashed line from the first arrival to the end."""
+    """Outputs accumulate what they receive: a dashed line from the first arrival to the end."""
     table = [{"x": 1, "x2": place.last, "y": place.y[name]} for name in place.outputs]
     dashes = alt.Chart(rows(table)).mark_rule(color=look.identity, strokeDash=[2, 3], strokeWidth=1.5)
     return dashes.encode(x=x, x2="x2:Q", y=y)
@@ -301,7 +301,7 @@ def _lines(
 def _circles(
     drawn: Sequence[Mapping[str, Any]], place: _Places, look: Theme, x: alt.X, y: alt.Y, compact: bool, hover: bool
 ) -> alt.Chart:
-    """Layers at every iteration where they run; hollow where nothing reached them."""
+    """Layers at every iteration in which they run; hollow if nothing reached them."""
     got: dict[tuple[str, int], float] = {}
     sends: set[tuple[str, int]] = set()
     for row in drawn:

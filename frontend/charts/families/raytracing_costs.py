@@ -17,7 +17,7 @@ MOST_LABELS = 30
 
 
 def class_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per label: mean, middle half and middle nine tenths of the active share; highest mean first."""
+    """Per label: mean, middle 50 % and middle 90 % of the active share; highest mean first."""
     by_label: dict[str, list[float]] = {}
     for sample in samples:
         if sample.get("label") is not None and sample.get("compute") is not None:
@@ -37,7 +37,7 @@ def class_chart(
     theme: str | Theme = "light",
     title: str | None = "Which classes light more of the network?",
 ) -> alt.LayerChart:
-    """``class_rows`` as a dot (mean), a thick bar (middle half of the samples) and a thin line (middle 90 %)."""
+    """``class_rows`` as a dot (mean), a thick bar (middle 50 % of the samples) and a thin line (middle 90 %)."""
     look = theme_named(theme)
     shown = list(table) if len(table) <= MOST_LABELS else [*table[: MOST_LABELS // 2], *table[-MOST_LABELS // 2 :]]
     shown = [
@@ -72,7 +72,7 @@ def class_chart(
 
 
 def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Samples with an active share and a loss, and whether the network was right."""
+    """Samples with an active share and a loss, and whether the prediction is correct."""
     return [
         {
             "sample": s["sample"],
@@ -95,7 +95,7 @@ def difficulty_chart(
     title: str | None = "Do difficult samples light more of the network?",
     height: int = 290,
 ) -> alt.LayerChart:
-    """Loss against active share, one mark a sample; a sample that the network got wrong is a cross."""
+    """Loss against active share, one mark per sample; a cross marks a wrong prediction."""
     look = theme_named(theme)
     x = alt.X(
         "active_share:Q",
@@ -141,7 +141,8 @@ _CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
 def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
     """The correlation of active share and loss as a sentence, or why there is none.
 
-    ``found``: {pearson, pearson_low, pearson_high, num_samples}, with Spearman's beside it where it is known.
+    Args:
+        correlation: {pearson, pearson_low, pearson_high, num_samples}, with Spearman's rank correlation if known.
     """
     if not correlation or correlation.get("pearson") is None or correlation.get("pearson_low") is None:
         return f"{numbers.plural(num, 'sample')}: no correlation can be given (too few, or all alike)."
@@ -161,7 +162,7 @@ def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
 
 
 def used_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The network and its MLP twin: parameters, the share that a sample uses on average, accuracy."""
+    """The network and its MLP twin: parameters, mean share used per sample, accuracy."""
     twin = validation.get("mlp_twin") or {}
     models = [("RayTracing", validation, validation.get("used_share")), ("MLP twin", twin, 1.0)]
     return [
@@ -185,7 +186,7 @@ def used_chart(
     theme: str | Theme = "light",
     title: str | None = "How accurate for how many parameters?",
 ) -> alt.LayerChart:
-    """``used_rows``: outline = all parameters, filled = used by a sample on average, accuracy in words above."""
+    """``used_rows``: outline = all parameters, filled = mean used per sample, accuracy as text above."""
     look = theme_named(theme)
     shown = [
         {
@@ -222,7 +223,7 @@ def used_chart(
 
 
 def class_block_rows(usage: Mapping[str, Mapping[str, Any]], num_samples: Mapping[str, int]) -> list[dict[str, Any]]:
-    """For each label and block the share of its samples that lit it, from answers of ``/usage`` by label."""
+    """For each label and block: the share of its samples that activated it, from responses of ``/usage`` by label."""
     return [
         {
             "label": label,
@@ -244,10 +245,10 @@ def class_block_chart(
     theme: str | Theme = "light",
     title: str | None = "Which blocks does each class light?",
 ) -> alt.LayerChart:
-    """Heat map label × block, blocks in the order of their layers; a neutral scale."""
+    """Heat map label × block, blocks in layer order; neutral scale."""
     look = theme_named(theme)
     blocks = sorted({(row["layer"], row["row"], row["block"]) for row in table})
-    place = {name: i + layer for i, (layer, _row, name) in enumerate(blocks)}  # a gap before each layer
+    place = {name: i + layer for i, (layer, _row, name) in enumerate(blocks)}  # gap before each layer
     shown = [
         {**row, "x": place[row["block"]], "x2": place[row["block"]] + 1, "words": numbers.percent(row["share"])}
         for row in table
@@ -301,8 +302,11 @@ def sharpening_chart(
     title: str | None = "How does the prediction sharpen?",
     height: int = 190,
 ) -> alt.LayerChart:
-    """Confidence of what the output would say if it were read at each step ({step, theta, prediction, confidence,
-    verdict: right | wrong | unknown}); the prediction is named where it changes."""
+    """Confidence of the prediction if the output were read at each step.
+
+    Rows: {step, theta, prediction, confidence, verdict: right | wrong | unknown}. The prediction is labelled where it
+    changes.
+    """
     look = theme_named(theme)
     shown = [
         {

@@ -24,15 +24,15 @@ SHARES = "How much of the network is used, step by step?"
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn of a RayTracing network, read from a run."""
+    """The structure of a RayTracing network, read from a run."""
 
     inputs: tuple[int, ...]
     """neurons of each input module"""
     layers: int
     blocks: int
-    """of a layer"""
+    """per layer"""
     wires: dict[tuple[int, int], int]
-    """(source, target) → wires; a source −j−1 is the input module j, the target layers·blocks the output"""
+    """(source, target) → wires; source −j−1 is input module j, target layers·blocks is the output"""
     block_params: tuple[int, ...]
     fixed_params: int
     """input modules and output layer: used by every sample"""
@@ -47,7 +47,7 @@ class Network:
 
 
 def network_of(run: Mapping[str, Any]) -> Network:
-    """Read ``config`` and ``modules`` of a run; raises KeyError where they are not a RayTracing network's."""
+    """Read ``config`` and ``modules`` of a run; raises KeyError if they are not a RayTracing network's."""
     config = run["config"]
     layers, blocks = int(config["layers"]), int(config["blocks"])
     wires: Counter[tuple[int, int]] = Counter()
@@ -70,12 +70,12 @@ def network_of(run: Mapping[str, Any]) -> Network:
 
 
 def last_step(values: Sequence[Sequence[float]]) -> int:
-    """The step at which a sample stopped: the last one at which any block was lit (0 if none ever was)."""
+    """The step at which a sample stopped: the last one with any active block (0 if there is none)."""
     return max((step for step, rates in enumerate(values) if any(rate > 0 for rate in rates)), default=0)
 
 
 def share_rows(network: Network, values: Sequence[Sequence[float]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Per threshold step until the stop: blocks lit now and so far, and the share of parameters used so far."""
+    """Per threshold step until the stop: blocks active now and so far, and the share of parameters used so far."""
     table, so_far = [], set[int]()
     for step in range(last_step(values) + 1):
         now = {block for block, rate in enumerate(values[step]) if rate > 0}
@@ -105,7 +105,8 @@ def network_chart(
 ) -> alt.LayerChart:
     """The blocks of all layers, lit as at threshold ``step`` of ``values`` (step × block firing rates).
 
-    ``prediction``: what the output said when it fired; it lights up at the last step only.
+    Args:
+        prediction: The predicted class when the output fired; shown at the last step only.
     """
     look, rates = theme_named(theme), values[step]
     height = float(min(600, max(230, 25 * network.blocks)))
@@ -137,7 +138,7 @@ def network_chart(
 
 
 def _places(network: Network, height: float) -> dict[int, tuple[int, float]]:
-    """Column and height of every input module (negative), block, and of the output."""
+    """x and y of every input module (negative index), block, and of the output."""
     place = {
         layer * network.blocks + row: (layer + 1, height * (row + 0.5) / network.blocks)
         for layer in range(network.layers)
@@ -167,7 +168,7 @@ def _columns(network: Network) -> alt.Axis:
 def _wires(
     network: Network, rates: Sequence[float], most: float, place: Mapping[int, Any], look: Theme, x: alt.X, y: alt.Y
 ) -> alt.Chart:
-    """All wires, one line a pair of ends; those of silent blocks are seen only under the pointer."""
+    """All wires, one line per pair of ends; those of silent blocks are visible only on hover."""
     table = []
     for (source, target), count in sorted(network.wires.items()):
         (x1, y1), (x2, y2) = place[source], place[target]
@@ -259,7 +260,7 @@ def _blocks(
     dim, full = mix(strong_neutral(look), look.background, 0.12), strong_neutral(look)
     scale = alt.Scale(type="sqrt", domain=[0, most], range=[dim, full], interpolate="lab")
     legend = gradient_legend("firing rate", direction="horizontal", gradientLength=160, tickCount=4, format=".2~f")
-    # A narrow page has less room between the columns than between the rows.
+    # On a narrow page columns are closer together than rows.
     size = alt.ExprRef(f"pow(min({0.78 * place[0][1] * 2:.1f}, 0.5 * width / {network.layers + 2}, 21), 2)")
     return (
         alt.Chart(rows(table))
@@ -296,10 +297,11 @@ def share_chart(
     title: str | None = SHARES,
     height: int = 210,
 ) -> alt.LayerChart:
-    """Used-parameter share and blocks lit so far by threshold step (``share_rows``).
+    """Share of used parameters and number of blocks lit so far by threshold step (``share_rows``).
 
-    ``mean``: blocks lit so far by step, mean over all samples of the run. ``step``, the one that is looked at, gets a
-    rule in the accent colour.
+    Args:
+        mean: Blocks lit so far by step, mean over all samples of the run.
+        step: The selected step, marked by a rule in the accent colour.
     """
     look = theme_named(theme)
     used, lit, all_lit = "parameters used", "blocks lit so far", "blocks lit, mean of all samples"
@@ -350,7 +352,7 @@ def share_chart(
 
 
 def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """How many samples stopped at each threshold step; ``counts[n]`` stopped after n steps, so at step n − 1."""
+    """Number of samples that stopped at each threshold step; ``counts[n]`` stopped after n steps, so at step n − 1."""
     total = sum(counts) or 1
     return [
         {
@@ -373,7 +375,7 @@ def fired_chart(
     title: str | None = "When does the output fire?",
     height: int = 110,
 ) -> alt.LayerChart:
-    """Samples by the threshold step at which they stopped (``fired_rows``); the bar of ``chosen`` in the accent."""
+    """Samples by the threshold step at which they stopped (``fired_rows``); the ``chosen`` bar in the accent colour."""
     look = theme_named(theme)
     shown = [
         {

@@ -1,1 +1,1 @@
-"""Flow charts: layout, circles and ribbons, the contrast of two flows, and the flow of single tokens."""
+"""Flow charts: layout, modules and ribbons, the difference of two flows, and the flow of single tokens."""

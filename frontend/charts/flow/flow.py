@@ -40,14 +40,14 @@ def flow_chart(
     least: float | None = None,
     interactive: bool = True,
 ) -> alt.LayerChart:
-    """Draw an answer of ``/flow``.
+    """Flow chart of a response of ``/flow``.
 
     Args:
-        flow: {num_tokens, steps, nodes: [{step, module, name, kind, count, share}],
-            links: [{step, source, target, count, share}], other: [{step, num_links, count}]}
-        through: ``step.module`` of the circles that are chosen; they get the accent.
-        least: Links with a smaller share of the tokens are not drawn but counted; None: ``layout.least_share`` says.
-        ribbon: One path to draw on top as a line, as many tuples of module ids as there are steps.
+        flow: {num_tokens, steps, nodes: [{step, module, name, kind, count, share}], links: [{step, source, target,
+            count, share}], other: [{step, num_links, count}]}
+        through: ``step.module`` of the selected nodes, drawn in the accent colour.
+        least: Links with a smaller share of the tokens are counted but not drawn; None: use ``layout.least_share``.
+        ribbon: One path to draw on top as a line: a tuple of module ids for each step.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least
@@ -77,7 +77,7 @@ def flow_chart(
 def flow_thumbnail(
     flow: Mapping[str, Any], *, theme: str | Theme = "light", height: float = 110, most_links: int = 150
 ) -> alt.LayerChart:
-    """The same picture without words, for a card."""
+    """The flow chart without text, for a card."""
     look = theme_named(theme)
     layout = flow_layout(flow, height=height, most_links=most_links)
     x = alt.X("x:Q", scale=alt.Scale(domain=domain(layout, 0.2), nice=False, zero=False), axis=None)
@@ -92,11 +92,11 @@ def flow_thumbnail(
 
 
 ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}
-"""what a row is, where modules are shared by all steps, and where each step has its own"""
+"""meaning of a row, keyed by whether each step has its own modules"""
 
 
 def merged_words(flow: Mapping[str, Any]) -> list[str]:
-    """One line that says how many modules the squares stand for; empty where nothing is merged."""
+    """One line with the number of modules merged into squares; empty if there are none."""
     others = [node for node in flow.get("nodes") or [] if node["module"] == OTHER]
     if not others:
         return []
@@ -109,13 +109,14 @@ def merged_words(flow: Mapping[str, Any]) -> list[str]:
 
 
 def moves_of(flow: Mapping[str, Any]) -> float:
-    """Moves of all tokens between consecutive steps."""
+    """Transitions of all tokens between consecutive steps."""
     return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
 
 
 def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: float = 0.0) -> list[str]:
-    """One line that counts what is not drawn, with its share of all ``moves`` and the share of the tokens that it would
-    have needed; empty when everything is drawn."""
+    """One line with the number of links not drawn, their share of all ``moves``, and the threshold share; empty if all
+    are drawn.
+    """
     links = sum(int(row["num_links"]) for row in other)
     if not links:
         return []
@@ -132,10 +133,10 @@ def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: fl
 def _ribbons(
     layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
 ) -> list[alt.Chart]:
-    """All ribbons in the colour of flows and, where one can point at them, those that are lit on top.
+    """All ribbons in the link colour and, in interactive charts, the highlighted ones on top.
 
-    A ribbon is one mark with an outline of its own, not an area through four points: a data flow for each of 2,000
-    areas took the browser seconds. What is lit is drawn again, so that pointing at one redraws only that.
+    A ribbon is one mark with its own outline, not an area through four points: a data flow for each of 2,000 areas took
+    the browser seconds. Highlighted ribbons are drawn a second time, so that hovering redraws only them.
     """
     table = []
     for link in layout.links:
@@ -245,7 +246,7 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
 
 
 def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
-    """What was merged, one neutral square a step, all of one size."""
+    """Merged modules, one neutral square of fixed size per step."""
     table = [
         {
             "x": node.step,
@@ -273,7 +274,7 @@ def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:
-    """A ribbon as a line through the circles; one line a slot."""
+    """A ribbon as lines through the nodes, one line per slot."""
     table = [
         {"x": step, "y": layout.y_of(int(module), step), "slot": slot}
         for step, modules in zip(layout.steps, ribbon, strict=False)
@@ -292,7 +293,7 @@ def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[
 
 
 def node_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The numbers behind the circles, for a table."""
+    """Table of the nodes."""
     return [
         {
             "step": node["step"],
@@ -307,7 +308,7 @@ def node_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def link_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The numbers behind the ribbons, for a table."""
+    """Table of the links."""
     return [
         {
             "step": link["step"],
@@ -322,7 +323,7 @@ def link_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def axes(layout: FlowLayout) -> tuple[alt.X, alt.Y]:
-    """Steps from left to right, named on top; rows in pixels from the top, without an axis."""
+    """Steps from left to right, with labels on top; rows in pixels from the top, without an axis."""
     return (
         alt.X("x:Q", scale=alt.Scale(domain=domain(layout), nice=False, zero=False), axis=_step_axis(layout)),
         alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None),
@@ -330,9 +331,9 @@ def axes(layout: FlowLayout) -> tuple[alt.X, alt.Y]:
 
 
 def domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
-    """Of x, with room for the names of rows at the left."""
+    """Domain of x, with room for the row labels at the left."""
     first, last = (layout.steps[0], layout.steps[-1]) if layout.steps else (0, 1)
-    room = max(1, last - first) / (7 if layout.own else 12)  # “busiest” is a longer word than a number
+    room = max(1, last - first) / (7 if layout.own else 12)  # “busiest” is longer than a number
     return [first - max(0.4, room), last + max(right, room / 2)]
 
 
@@ -352,7 +353,7 @@ def _step_axis(layout: FlowLayout) -> alt.Axis:
 
 
 def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart | alt.FacetChart:
-    """Module ids at the left, and a faint line per row so that the eye can follow a module."""
+    """Module ids at the left, and a faint line per row to guide the eye."""
     names = {node.module: node for node in layout.nodes}
     every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))
     words_of = {"identity": "skip", "other": "other"}
@@ -366,7 +367,7 @@ def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Layer
         for place, module in enumerate(layout.row_of)
         if place % every == 0
     ]
-    if layout.own:  # an id means another module in every column: a row is a place in the order of load
+    if layout.own:  # ids mean different modules in each column: a row is a rank by load
         ends = {min(layout.place.values(), default=0.0): "busiest"}
         ends |= {y: "other" for (_, module), y in layout.place.items() if module == OTHER}
         table = [{"y": y, "label": word, "x": domain(layout)[0], "x2": domain(layout)[1]} for y, word in ends.items()]
@@ -389,8 +390,11 @@ def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Layer
 
 
 def ribbon_shape(layout: FlowLayout) -> alt.ExprRef:
-    """The ``outline`` of a row (``layout.ribbon_outline``) in pixels: the browser knows the width of the picture, and
-    with it the distance of two columns. For marks of size 4: an outline is drawn at half the square root of it."""
+    """Pixel outline of a ribbon (``layout.ribbon_outline``).
+
+    Only the browser knows the chart's width and so the distance between columns. For marks of size 4, since Vega scales
+    an outline by half the square root of the size.
+    """
     first, last = domain(layout)
     return alt.ExprRef(
         f"replace(replace(datum.outline, regexp('a', 'g'), {0.5 / (last - first):.6f} * width), "
@@ -399,8 +403,9 @@ def ribbon_shape(layout: FlowLayout) -> alt.ExprRef:
 
 
 def circle_size(layout: FlowLayout) -> alt.Size:
-    """Area ∝ ``count``. On a narrow page the columns stand closer than the rows: then all circles shrink by one
-    factor."""
+    """Area ∝ ``count``. On a narrow page columns are closer together than rows, and all circles shrink by the same
+    factor.
+    """
     span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
     limit = alt.ExprRef(f"pow(min({2 * layout.radius:.2f}, 0.8 * width / {span + 0.9}), 2)")
     scale = alt.Scale(type="linear", domain=[0, layout.largest], range=[0, limit], nice=False)

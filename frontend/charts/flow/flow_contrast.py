@@ -15,15 +15,16 @@ from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, flow_layout, ribbon_outline
 
 MANY_NODES, FEW_NODES = 600, 8
-"""from how many circles on a difference is cut to so many of each step"""
+"""with more circles than the first, a difference is reduced to the second number per step"""
 
 
 def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two answers of ``/flow`` over the same steps and modules as one difference of shares.
+    """The difference of shares between two responses of ``/flow`` over the same steps and modules.
 
-    ``{num_tokens: [first, second], steps, nodes, links}``; of each node and link ``before`` is the share of the
-    second's tokens and ``after`` that of the first's: ``change`` = after − before in [−1, 1], more than 0 where the
-    first go more often. A link that one of the two answers has cut off counts as 0 there.
+    Returns:
+        ``{num_tokens: [first, second], steps, nodes, links}``. For each node and link ``before`` is the share of the
+        second's tokens and ``after`` that of the first's; ``change`` = after − before in [−1, 1]. A link that one
+        response cut off counts as 0 there.
     """
     pair = (second, first)
     nodes: dict[tuple[int, int], dict[str, Any]] = {}
@@ -50,7 +51,7 @@ def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 
 
 def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
-    """The largest difference at one module, as a sentence."""
+    """The module with the largest difference, as a sentence."""
     most = max(contrast["nodes"], key=lambda row: abs(row["change"]), default=None)
     if most is None or abs(most["change"]) < 0.0005:
         return f"{first} and {second} visit the same modules at every step."
@@ -62,7 +63,7 @@ def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
 
 
 def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A difference of so many modules that nobody could see one (a mixture of experts), cut to what differs most."""
+    """A difference over many modules (a mixture of experts), reduced to the largest differences."""
     if len(flow["nodes"]) <= MANY_NODES:
         return flow
     ordered = sorted(flow["nodes"], key=lambda node: -abs(node["change"]))
@@ -85,8 +86,9 @@ def flow_contrast_chart(
     title: str | None = "Where do they part?",
     most_links: int = 150,
 ) -> alt.LayerChart:
-    """Draw an answer of ``flow_contrast``: circles sized by the mean of both shares, ribbons by how much they differ,
-    both coloured by the difference."""
+    """Chart of a result of ``flow_contrast``: circles sized by the mean share, ribbons by the difference, both coloured
+    by the difference.
+    """
     look = theme_named(theme)
     drawn = {
         "num_tokens": 1.0,
@@ -147,7 +149,7 @@ def _tooltip_fields(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _ribbon_rows(contrast: Mapping[str, Any], layout: FlowLayout) -> list[dict[str, Any]]:
-    """One row a ribbon, the smallest first, so that large differences are drawn on top."""
+    """One row per ribbon, the smallest first, so that large differences are drawn on top."""
     by_key = {(link["step"], link["source"], link["target"]): link for link in contrast["links"]}
     return [
         {
@@ -165,7 +167,7 @@ def _ribbon_rows(contrast: Mapping[str, Any], layout: FlowLayout) -> list[dict[s
 
 
 def _circle_rows(contrast: Mapping[str, Any], layout: FlowLayout, names: tuple[str, str]) -> list[dict[str, Any]]:
-    """One row a circle; merged modules have none."""
+    """One row per circle, without merged modules."""
     by_key = {(node["step"], node["module"]): node for node in contrast["nodes"]}
     table = []
     for node in layout.nodes:
@@ -189,7 +191,7 @@ def _circle_rows(contrast: Mapping[str, Any], layout: FlowLayout, names: tuple[s
 
 
 def colour_words(first: str, second: str) -> str:
-    """What colours, areas and widths of the picture mean."""
+    """Meaning of colours, areas and widths."""
     return (
         f"Rose: tokens of {first} go there more often than those of {second}; blue: less often. Circle area: the mean "
         "of both shares; ribbon width: the difference."
@@ -197,7 +199,7 @@ def colour_words(first: str, second: str) -> str:
 
 
 def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
-    """The numbers behind it: ``what`` is nodes or links."""
+    """Table of the differences; ``what`` is nodes or links."""
     keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
     return [
         {**{key: row[key] for key in keys}, names[0]: row["after"], names[1]: row["before"], "change": row["change"]}

@@ -1,8 +1,8 @@
 """Positions of circles and ribbons of a flow chart; arithmetic only.
 
-Units: x in steps, y in pixels from the top. Circle area ∝ tokens of the module, ribbon width ∝ tokens that go that way.
-At the largest circle, of diameter d, all ribbons together are 0.92 d wide; at a circle with a share c of its tokens
-they take 0.92 c d, which never exceeds that circle's diameter √c d. Merged modules (“other”) are not to scale.
+Units: x in steps, y in pixels from the top. Circle area ∝ tokens of the module, ribbon width ∝ tokens of the link. At
+the largest circle, of diameter d, all ribbons together are 0.92 d wide; at a circle with a share c of its tokens they
+take 0.92 c d, which never exceeds that circle's diameter √c d. Merged modules (“other”) are not to scale.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_LINKS = 2000
-"""more are summed as “other”: the browser stays quick and the eye could not tell them apart"""
+"""more links are summed into “other”, which keeps the browser fast; they would be indistinguishable anyway"""
 MANY_LINKS = 200
-"""more are a tangle: then the smallest are left out, if nobody says otherwise"""
+"""with more links the smallest are hidden by default"""
 LEAST_SHARES = (0.005, 0.002, 0.001, 0.0005)
-"""of the tokens, below which links are left out: the first that leaves …"""
+"""candidate thresholds, as shares of tokens, for hiding links: the first that hides …"""
 MOST_LEFT_OUT = 0.1
-"""… no more than this share of all moves out"""
+"""… at most this share of all moves is used"""
 OTHER = -1
-"""module id of the small modules of a step that the API merged"""
+"""module id of the merged small modules of a step"""
 _FILL = 0.92
 _COLUMNS = 450.0
-"""half the width of a usual picture: many columns leave room for small circles only, and ribbons shrink with them"""
+"""half the width of a typical chart in pixels: with many columns circles and ribbons shrink to fit"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Node:
     y: float
     radius: float
     other: bool = False
-    """many small modules in one"""
+    """several small modules merged"""
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,22 @@ class FlowLayout:
     nodes: list[Node]
     links: list[Link]
     other: list[dict[str, Any]]
-    """per step what is not drawn: {step, num_links, count}"""
+    """links not drawn, by step: {step, num_links, count}"""
     steps: list[int]
     height: float
     row_of: dict[int, float] = field(repr=False)
-    """y of each module id, which keeps its row in every column; empty where modules belong to their step"""
+    """y of each module id, equal in every column; empty if each step has its own modules"""
     largest: float
     """tokens of the largest circle"""
     radius: float
     """radius of the largest circle, pixels"""
     own: bool = False
-    """modules belong to their step: a column has its busiest at the top, and equal ids mean nothing"""
+    """each step has its own modules: columns are sorted by load, and equal ids are unrelated"""
     place: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
-    """y of each (step, module) that is drawn"""
+    """y of each drawn (step, module)"""
 
     def y_of(self, module: int, step: int | None = None) -> float:
-        """Row of a module, drawn or not: a merged one stands where “other” stands, one that no token chose below
-        all."""
+        """y of a module's row, drawn or not: a merged one is at “other”, an unused one below all."""
         if step is not None and (step, module) in self.place:
             return self.place[step, module]
         if step is not None and (step, OTHER) in self.place:
@@ -94,9 +93,9 @@ class FlowLayout:
 
 
 def least_share(flow: Mapping[str, Any]) -> float:
-    """The share of the tokens below which links of an answer of ``/flow`` are better left out; 0: draw all.
+    """The share of tokens below which links of a response of ``/flow`` are hidden by default; 0: none.
 
-    Where there are many links, nearly all of them are often so small that they only hide the others.
+    With many links, most are often so small that they only hide the others.
     """
     counts = [float(link["count"]) for link in flow.get("links") or []]
     total, moves = float(flow.get("num_tokens") or 0), sum(counts)
@@ -111,11 +110,11 @@ def least_share(flow: Mapping[str, Any]) -> float:
 def flow_layout(
     flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS, least: float = 0.0
 ) -> FlowLayout:
-    """Lay out an answer of ``/flow`` ({steps, nodes, links, other}).
+    """Lay out a response of ``/flow`` ({steps, nodes, links, other}).
 
-    Rows are modules: working ones by id from the top, identity modules below them, so that a ribbon
-    that stays level visits the same module again. Of the links, the ``most_links`` largest are kept that have at
-    least a share ``least`` of the tokens, and the rest is added to ``other``, so tokens are conserved per step.
+    Rows are modules: working ones by id from the top, identity modules below them, so that a horizontal ribbon visits
+    the same module again. The ``most_links`` largest links with at least a share ``least`` of the tokens are kept, and
+    the rest is added to ``other``, so tokens are conserved per step.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))
@@ -123,7 +122,7 @@ def flow_layout(
     gap = height / max(1, len(set(place.values())))
     largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
     steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
-    smallest = 3.0 if own else 9.0  # columns of their own are full: larger circles would cover each other
+    smallest = 3.0 if own else 9.0  # columns with their own modules are dense: larger circles would overlap
     radius = min(24.0, max(0.55 * gap, smallest), max(5.0, _COLUMNS / max(1, len(steps))))
     drawn = [
         Node(
@@ -150,7 +149,7 @@ def flow_layout(
 def _rows(
     nodes: Sequence[Mapping[str, Any]], own: bool, height: float | None
 ) -> tuple[dict[tuple[int, int], float], dict[int, float], float]:
-    """y of each (step, module); y of each module id (none where they belong to their step); the height."""
+    """y of each (step, module); y of each module id (empty if each step has its own modules); the height."""
     kinds = {int(node["module"]): str(node.get("kind") or "") for node in nodes}
     keys = {(int(node["step"]), int(node["module"])): float(node["count"]) for node in nodes}
     order: dict[tuple[int, int], int] = {}
@@ -179,7 +178,7 @@ def _rows(
 
 
 def _slots(nodes: Sequence[Mapping[str, Any]], num_tokens: Any) -> float:
-    """K: how many modules a token visits at a step. A circle counts visits, a ribbon tokens (each pair 1/K²)."""
+    """K, the number of modules a token visits per step. A circle counts visits, a ribbon tokens (each pair 1/K²)."""
     per_step: dict[int, float] = defaultdict(float)
     for node in nodes:
         per_step[int(node["step"])] += float(node["count"])
@@ -187,10 +186,10 @@ def _slots(nodes: Sequence[Mapping[str, Any]], num_tokens: Any) -> float:
 
 
 def ribbon_outline(link: Link) -> str:
-    """The outline of a ribbon as an SVG path that starts at (0, 0) in the middle of its left end, y in pixels.
+    """The outline of a ribbon as an SVG path from (0, 0), the middle of its left end; y in pixels.
 
-    The picture's width is known in the browser only: there ``a`` stands for half the distance of two columns and
-    ``b`` for all of it. Between level ends the ribbon follows a cubic curve; its height is the same everywhere.
+    The chart's width is known only in the browser: ``a`` stands for half the distance between two columns and ``b`` for
+    all of it. The ribbon follows a cubic curve with horizontal ends and constant height.
     """
     half, rise = link.width / 2, link.y1 - link.y0
     up, down = (f"{round(y, 2):g}" for y in (-half, half))
@@ -201,8 +200,9 @@ def ribbon_outline(link: Link) -> str:
 def _cap(
     links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The largest ``most`` links of at least ``floor`` tokens, and the rest summed per step into ``other``; those from
-    and to what was merged are of the rest."""
+    """The largest ``most`` links of at least ``floor`` tokens, and the rest, with all links of merged modules, summed
+    per step into ``other``.
+    """
     named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
     nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
     links, most = sorted(named, key=lambda link: -link["count"]), min(most, sum(k["count"] >= floor for k in named))
@@ -220,7 +220,7 @@ def _cap(
 
 
 def _place(links: Sequence[Mapping[str, Any]], place: Mapping[tuple[int, int], float], unit: float) -> list[Link]:
-    """Stack the ribbons at both ends, centred on the circle, in the order of where they go."""
+    """Stack the ribbons at both ends, centred on the circle, ordered by target."""
     starts: dict[tuple[int, int], list[int]] = defaultdict(list)
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, link in enumerate(links):

@@ -1,4 +1,4 @@
-"""Heat map of one sample: rows are tokens, columns steps, cells the module that was taken.
+"""Heat map of one sample: rows are tokens, columns steps, cells the chosen module.
 
 After figures 9 (left), 18 and 19 of *Towards Distributed Neural Architectures* (the DNA paper).
 """
@@ -32,7 +32,7 @@ LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the tok
 
 
 def visible(text: str | None) -> str:
-    """A token as a label: whitespace becomes visible, long ones are cut."""
+    """A token as a label: whitespace made visible, long ones truncated."""
     if text is None:
         return ""
     shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
@@ -60,12 +60,12 @@ def token_flow_chart(
     shade: Shade = "cdf",
     title: str | None = TITLE,
 ) -> alt.LayerChart:
-    """Draw tokens ``first … first+most−1`` of an answer of ``/samples/{sample}``.
+    """Heat map of tokens ``first … first+most−1`` of a response of ``/samples/{sample}``.
 
-    Cell: the modules that the token took at the step; colour: CDF of its whole path, so a row has one colour. A cell
-    of an identity module (a skipped step) is neutral grey. Where every token has a path of its own its CDF says
-    nothing; the cell then names the first module only, and its colour is that module's ``weight``, or, in runs whose
-    weights are not known, the ``overlap``: the share of its modules that the token before took too.
+    Cell: the modules of the token at the step; colour: CDF of its whole path, so a row has one colour. A cell of an
+    identity module (a skipped step) is neutral grey. If every token has its own path the CDF is meaningless; the cell
+    then names only the first module, coloured by that module's ``weight`` or, in runs without known weights, by
+    ``overlap``: the share of its modules that the previous token took too.
     """
     look = theme_named(theme)
     tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
@@ -142,7 +142,7 @@ def _cells(
     chosen: int | None,
     look: Theme,
 ) -> list[dict[str, Any]]:
-    """One row a token and step."""
+    """One row per token and step."""
     before = {token["token"] + 1: token["ribbon"] for token in sample.get("tokens") or []}
     table = []
     for token in tokens:
@@ -179,7 +179,7 @@ def _subtitle(num: int, total: int, shade: Shade) -> str:
 
 
 def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:
-    """Share of a token's modules at a step that the token before took at the same step; 0 for the first token."""
+    """Share of a token's modules at a step that the previous token took at the same step; 0 for the first token."""
     return len(set(modules) & set(before[0])) / len(modules) if before and modules else 0.0
 
 
@@ -199,7 +199,7 @@ def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
 
 
 def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every token with its numbers, for a table."""
+    """Table of the tokens."""
     return [
         {
             "token": t["token"],
