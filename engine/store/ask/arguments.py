@@ -18,7 +18,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 
 T = TypeVar("T")
 Check = tuple[Callable[[Any], bool], str]
-"""what fits, and what it is called"""
+"""predicate and description of the accepted values"""
 
 
 def _is_whole(value: Any) -> bool:
@@ -59,15 +59,15 @@ KINDS: dict[Any, Check] = {
     ),
     RunFile: (lambda value: hasattr(value, "run_id"), "an opened run, as Run.open gives it"),
 }
-"""types of arguments that are checked; others are not looked at"""
+"""argument types that are checked; other types are not"""
 
 
 def checked(function: Callable[..., T], own: Mapping[str, Any] | None = None) -> Callable[..., T]:
-    """``function`` refusing arguments of another kind than its annotations with a UserError that names the argument.
+    """Wrap ``function`` so that arguments of the wrong type raise a UserError that names the argument.
 
     Args:
         function: a method, or a function whose first argument is the run.
-        own: names that its annotations may use beside those of its module.
+        own: names that its annotations may use in addition to those of its module.
     """
     names = list(inspect.signature(function).parameters)
     hints = typing.get_type_hints(inspect.unwrap(function), localns=dict(own or {}))
@@ -87,7 +87,7 @@ def checked(function: Callable[..., T], own: Mapping[str, Any] | None = None) ->
 
 
 def _check_of(hint: Any) -> tuple[Check, bool] | None:
-    """The check of an annotation, and whether None passes too."""
+    """The check for an annotation, and whether None is allowed."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not NoneType]
     optional = NoneType in typing.get_args(hint) and typing.get_origin(hint) is not Literal
     if optional:

@@ -57,9 +57,9 @@ TABLES = {
 }
 BATCH_ROWS = 65_536
 BATCH_BYTES = 2**24
-"""of a range, about, where rows are wide"""
+"""approximate size of a range where rows are wide"""
 _SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
-"""guesses for one text and for one picture"""
+"""estimated bytes of a text sample and of a picture"""
 _BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
 
@@ -81,7 +81,7 @@ def tables(run: RunFile) -> dict[str, Any]:
 
 
 def check_export(run: RunFile, table: str, file_format: str) -> None:
-    """NoSuchThing for a table that there is not, UserError for a format that there is not."""
+    """NoSuchThing for an unknown table, UserError for an unknown format."""
     if table not in TABLES:
         raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
     check_choice(file_format, FORMATS, "format")
@@ -90,7 +90,7 @@ def check_export(run: RunFile, table: str, file_format: str) -> None:
 
 
 def export(run: RunFile, table: str, file_format: str) -> Iterator[bytes]:
-    """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply.
+    """A table as a csv, parquet or arrow file, in chunks of bytes; the time limit does not apply.
 
     Raises:
         NoSuchThing: there is no such table.
@@ -101,7 +101,7 @@ def export(run: RunFile, table: str, file_format: str) -> Iterator[bytes]:
 
 
 def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
-    """The rows of a table, a range at a time and at least one (perhaps empty); ``flat`` makes lists and bytes text."""
+    """The rows of a table by ranges, at least one batch (maybe empty); ``flat`` makes lists and bytes text."""
     query = export_query(table, run.layout, run.token_columns, flat=flat)
     rows = _range_rows(table, run.layout)
     paths = PathColumns(run) if table == "token" else None
@@ -150,9 +150,10 @@ def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -
 
 
 class PathColumns:
-    """What tokens have from their paths, by ``path_id``: a join would sort or build all paths for every range of rows.
+    """Columns of tokens that depend only on the path, looked up by ``path_id``: a join would sort or hash all paths
+    for every range of rows.
 
-    Rank, compute, reuse and FLOPs, 16 bytes a path, and where a token has no ids of its own the ribbon, a byte a step.
+    Rank, compute, reuse and FLOPs take 16 bytes per path; without token ids, the ribbon a byte per step.
     """
 
     def __init__(self, run: RunFile) -> None:
@@ -177,7 +178,7 @@ class PathColumns:
                     self._ribbons[place] = ribbons[:, :, 0]
 
     def beside(self, rows: pa.Table) -> pa.Table:
-        """Rows of the export of ``token`` whose ``rank`` is still a ``path_id``, with all their columns."""
+        """Add path columns to exported rows of ``token``, whose ``rank`` is still a ``path_id``."""
         place = rows["rank"].to_numpy()
         columns = {name: rows[name] for name in rows.column_names}
         columns["rank"] = pa.array(self._rank[place], pa.int32())
@@ -191,7 +192,7 @@ class PathColumns:
 
 
 def _order(columns: list[str], of_path: list[str]) -> list[str]:
-    """The columns of the export as they stood when tokens held all of them."""
+    """Column order of the export: as if tokens stored all columns themselves."""
     measures, modules = of_path[:2], of_path[2:]
     columns = [name for name in columns if name != "flops"]
     at = columns.index("gate_entropy")
@@ -205,7 +206,7 @@ def _source(table: str) -> str:
 
 
 def _size(run: RunFile, table: str) -> str:
-    """SQL of the number of rows; of the table behind a view, which would join all of them to count them."""
+    """SQL for the number of rows; counts the table behind a view, because the view would be joined in full."""
     if table == "image":
         return "SELECT count(image) FROM sample"
     behind = _BEHIND.get(table)
@@ -220,7 +221,7 @@ def _range_rows(table: str, layout: Layout) -> int:
 
 
 def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:
-    """The bytes of a file in ``file_format``, a piece for each of ``tables``, which have one schema."""
+    """Bytes of a file in ``file_format``, one chunk for each of ``tables``, which share a schema."""
     sink = io.BytesIO()
     try:
         first = next(tables)
@@ -247,7 +248,7 @@ def _writer(file_format: str, sink: io.BytesIO, schema: pa.Schema) -> Any:
 
 
 class _Pipe(io.RawIOBase):
-    """A file that can only be appended to, and knows how much was."""
+    """An append-only file object that counts its bytes."""
 
     def __init__(self, sink: io.BytesIO) -> None:
         self._sink = sink

@@ -44,7 +44,7 @@ class Frames:
         def __getattr__(self, name: str) -> Callable[..., pd.DataFrame]: ...
 
     def card(self) -> pd.DataFrame:
-        """One row: what a list of runs shows."""
+        """The card of the run, as one row."""
         return frame([self._run.card()])
 
     def table(self, name: str) -> pd.DataFrame:
@@ -57,19 +57,19 @@ class Frames:
         return pa.concat_tables(list(table_batches(self._run, name)))
 
     def compare(self, other: Any, measure: str = "reuse", **question: Any) -> pd.DataFrame:
-        """A row for each pair of equal samples: a, b and its label; arguments of ``Run.compare``."""
+        """One row per pair of equal samples: a, b and the label; arguments of ``Run.compare``."""
         answer = self._run.compare(other, measure, **question)
         return frame(answer["points"], answer)
 
     def effect(self, of: Any, **question: Any) -> pd.DataFrame:
-        """Links that changed against the unchanged run ``of``: before, after, change."""
+        """Links that changed relative to the unchanged run ``of``: before, after, change."""
         answer = self._run.effect(of, **question)
         return frame(answer["links"], answer)
 
 
 def add_frames(question: Question) -> None:
-    """Give ``Frames`` the methods that ``question`` declares; those of a paged question get all pages, or ``limit``
-    rows."""
+    """Add the methods that ``question`` declares to ``Frames``; those of a paged question return all pages, or
+    ``limit`` rows."""
     for name, table in question.frames.items():
         method = _paged_method(question, table) if question.paged else _method(question, table)
         method.__name__, method.__qualname__, method.__doc__ = name, f"Frames.{name}", table.doc
@@ -109,7 +109,7 @@ def _rows(table: Rows, answer: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def frame(rows: Iterable[Mapping[str, Any]], answer: Mapping[str, Any] | None = None) -> pd.DataFrame:
-    """Rows as a frame; what stands once in ``answer`` goes to ``attrs``."""
+    """Rows as a data frame; scalar values of ``answer`` become ``attrs``."""
     import pandas as pd
 
     rows = list(rows)
@@ -125,7 +125,7 @@ def frame(rows: Iterable[Mapping[str, Any]], answer: Mapping[str, Any] | None = 
 
 
 def _column(values: Sequence[Any]) -> Any:
-    """Whole numbers with gaps stay whole numbers."""
+    """Keep integer columns with missing values integer (nullable dtype)."""
     import pandas as pd
 
     known = [value for value in values if value is not None]

@@ -73,7 +73,7 @@ Points = Annotated[
 
 @dataclass(frozen=True)
 class Rows:
-    """A data frame of an answer: what its rows are, and which arguments of the question it sets itself."""
+    """A data frame of an answer: its rows, and the arguments of the question that it fixes."""
 
     rows: RowsOf
     doc: str
@@ -82,13 +82,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Route:
-    """An address of a question below ``/runs/{run}``; arguments in braces stand in the path."""
+    """REST address of a question below ``/runs/{run}``; arguments in braces are path parameters."""
 
     path: str
     name: str
     description: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """arguments that this address sets"""
+    """arguments fixed by this address"""
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Question:
     """A question to one run; see the module's docstring."""
 
     name: str
-    """the method of ``Run``"""
+    """name of the method of ``Run``"""
     function: Callable[..., Answer]
     answer: type[AnswerModel]
     tag: str
     routes: tuple[Route, ...]
     frames: Mapping[str, Rows]
     sealed: Callable[[RunFile], Iterable[dict[str, Any]]] | None
-    """the arguments that are answered when a run is sealed"""
+    """argument sets whose answers are computed at sealing"""
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Question:
         return "offset" in self.parameters
 
     def argument(self, name: str) -> Argument | None:
-        """What REST says about an argument, if it takes it."""
+        """The REST declaration of an argument; None if REST does not offer it."""
         return next(
             (item for item in getattr(self.hints[name], "__metadata__", ()) if isinstance(item, Argument)), None
         )

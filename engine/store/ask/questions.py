@@ -39,7 +39,7 @@ TOPICS = (
     soft_decisions,
     export,
 )
-"""modules whose decorated functions are questions; answers are worked out at sealing in this order"""
+"""modules whose decorated functions are questions; sealing computes answers in this order"""
 QUESTIONS: list[Question] = [
     function.declaration
     for topic in TOPICS
@@ -49,8 +49,8 @@ QUESTIONS: list[Question] = [
 
 
 def page_questions(run: RunFile) -> Iterator[tuple[Callable[..., dict[str, Any]], dict[str, Any]]]:
-    """Questions that the page asks as soon as a large run is opened, with their arguments: what is worked out at
-    sealing."""
+    """Questions, with arguments, whose answers are computed at sealing: those that the page asks when it opens a large
+    run."""
     for question in QUESTIONS:
         if question.sealed is not None:
             for arguments in question.sealed(run):

@@ -36,11 +36,11 @@ class Run(RunFile):
         def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]: ...
 
     def card(self) -> dict[str, Any]:
-        """What a list of runs shows."""
+        """Summary of the run for lists of runs."""
         return overview.card(self)
 
     def samples_fingerprint(self) -> dict[str, Any]:
-        """What tells whether another run is over the same samples in the same order."""
+        """Fingerprint that is equal for runs over the same samples in the same order."""
         return sample_matching.samples_fingerprint(self)
 
     def soft_arrays(self, kind: str) -> np.ndarray:
@@ -48,7 +48,7 @@ class Run(RunFile):
         return soft_decisions.soft_arrays(self, kind)
 
     def effect(self, of: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
-        """What this run changed of the unchanged run ``of`` over the same inputs; see ``edit_effects.effect``."""
+        """Effect of this edited run relative to the unchanged run ``of``; see ``edit_effects.effect``."""
         return edit_effects.effect(self, of, sample=sample, limit=limit)
 
     def image(self, sample: int) -> bytes:
@@ -56,7 +56,7 @@ class Run(RunFile):
         return samples.image(self, sample)
 
     def picture(self, sample: int) -> bytes:
-        """The PNG of one sample made anew from its pixels, for whoever shows it: a run may come from elsewhere."""
+        """The PNG of one sample re-encoded from its pixels, without metadata, because a run file may be untrusted."""
         return samples.picture(self, sample)
 
     def compare(
@@ -69,13 +69,13 @@ class Run(RunFile):
         points: int = 2000,
         grouping: bool = True,
     ) -> dict[str, Any]:
-        """Run ``other`` beside this one over the samples that both have."""
+        """Compare this run with run ``other`` over their common samples."""
         from tokenpaths.engine.store.ask.several_runs.compare import compare  # pandas, only for who asks
 
         return compare(self, other, measure, limit=limit, links=links, points=points, grouping=grouping)
 
     def grouping(self, other: Run) -> dict[str, Any]:
-        """Whether run ``other`` and this one put the same tokens on one path."""
+        """Whether run ``other`` and this one assign the same tokens to one path."""
         from tokenpaths.engine.store.ask.several_runs.compare import grouping
 
         return grouping(self, other)

@@ -40,10 +40,10 @@ class ModuleBank:
         self._shared = {m.module: m for m in modules if m.step is None}
         self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
         self.own_modules = bool(self._of_step)
-        """whether modules belong to their step: equal ids at two steps are different modules then"""
+        """whether modules belong to their step, so that equal ids at two steps are different modules"""
 
     def find(self, step: int, module: int) -> ModuleInfo:
-        """The module that ``step`` calls ``module``."""
+        """The record of ``module`` at ``step``."""
         return self._of_step.get((step, module)) or self._shared[module]
 
     def offered(self, step: int) -> list[int]:
@@ -51,7 +51,7 @@ class ModuleBank:
         return [int(i) for i in np.flatnonzero(self.available[step])]
 
     def head(self, step: int, module: int) -> dict[str, Any]:
-        """step, module, name and kind, as answers begin their rows."""
+        """Leading columns of answers: step, module, name and kind."""
         info = self.find(step, module)
         return {"step": step, "module": module, "name": info.name, "kind": info.kind}
 
@@ -105,7 +105,7 @@ class RunFile:
             raise
 
     def close(self) -> None:
-        """Close the file; the object is of no use afterwards."""
+        """Close the file; the object cannot be used afterwards."""
         self._connection.close()
 
     def __enter__(self: _File) -> _File:
@@ -115,11 +115,11 @@ class RunFile:
         self.close()
 
     def rows(self, query: Query) -> list[tuple[Any, ...]]:
-        """All rows of one question."""
+        """All rows of one query."""
         return self._connection.rows(query.sql, query.parameters)
 
     def arrays(self, query: Query) -> dict[str, np.ndarray]:
-        """All columns of one question, which hold no NULL, as numpy arrays."""
+        """All columns of one query without NULLs, as numpy arrays."""
         return self._connection.arrays(query.sql, query.parameters)
 
     def cursor(self, *, limited: bool = True) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
@@ -127,7 +127,7 @@ class RunFile:
         return self._connection.cursor(limited=limited)
 
     def chunks(self, query: Query, num_rows: int, *, limited: bool = True) -> Iterator[dict[str, np.ndarray]]:
-        """The columns of one question, which hold no NULL, ``num_rows`` rows at a time."""
+        """The columns of one query without NULLs, ``num_rows`` rows at a time."""
         with self.cursor(limited=limited) as cursor:
             for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(num_rows):
                 if batch.num_rows:
@@ -136,12 +136,12 @@ class RunFile:
 
     @cached_property
     def first_rows(self) -> np.ndarray:
-        """(samples,) the row of ``token`` that each sample begins with."""
+        """(samples,) first row of each sample in ``token``."""
         return self._connection.arrays("SELECT first_row FROM sample ORDER BY sample")["first_row"]
 
     @cached_property
     def tables_there(self) -> frozenset[str]:
-        """Tables and views of the file."""
+        """Names of the tables and views of the file."""
         listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'"
         return frozenset(name for (name,) in self.rows(Query(listed)))
 
@@ -157,9 +157,9 @@ class RunFile:
         return Shares(rows["count"].astype(np.int64), rows["num_paths"].astype(np.int64), self.row["num_tokens"])
 
     def look_up(self, path_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rank (p,) and ribbon (p, V) of the paths with these numbers (p,).
+        """Rank (p,) and ribbon (p, V) of the paths with the ids (p,).
 
-        Ribbons are (p, 0) where tokens have ids of their own: ``path_page`` holds none then.
+        Ribbons are (p, 0) if tokens store their own ids: ``path_page`` then has none.
         """
         layout = self.layout
         pages, page_of = np.unique(path_ids // PAGE_PATHS, return_inverse=True)
@@ -193,13 +193,13 @@ class RunFile:
     def filters(
         self, label: str | None, paths: Sequence[int], through: Sequence[tuple[int, int]]
     ) -> tuple[Filters, int | None]:
-        """The checked filters and the number of their label; UserError where the run does not have what they name."""
+        """Validate filters; returns them and the id of their label. UserError if they name something the run lacks."""
         filters = Filters(label, tuple(paths), tuple((step, module) for step, module in through))
         check_filters(filters, self.layout, self.row["num_paths"])
         return filters, self.label_id(label)
 
     def label_id(self, label: str | None) -> int | None:
-        """The number of a label; UserError where the run does not have it."""
+        """The id of a label; UserError if the run does not have it."""
         if label is None:
             return None
         check_text(label, "label", field="label")
@@ -226,7 +226,7 @@ class RunFile:
             raise UserError(f"step {step} does not exist, the run has 0 to {self.layout.num_steps - 1}", field="step")
 
     def no_sample(self, sample: int) -> NoSuchThing:
-        """The error of a sample that the run does not have."""
+        """The error for a sample that the run does not have."""
         return NoSuchThing(
             f"run {self.run_id!r} has samples 0 to {self.row['num_samples'] - 1}, not {sample}", field="sample"
         )

@@ -16,14 +16,14 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
 
 ANSWERS_VERSION = 1
-"""another number when an answer changes its shape or its meaning: older files are asked anew then"""
+"""incremented when the form or meaning of an answer changes; answers of older versions are computed again"""
 Answer = dict[str, Any]
 
 
 def answer_key(
     question: str, function: Callable[..., Answer], run: RunFile, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """``question`` and ``arguments`` of a row: the name, and all arguments but the run, defaults included."""
+    """``question`` and ``arguments`` of a row: the name, and all arguments except the run, including defaults."""
     bound = inspect.signature(function).bind(run, *args, **kwargs)
     bound.apply_defaults()
     arguments = dict(list(bound.arguments.items())[1:])
@@ -31,7 +31,7 @@ def answer_key(
 
 
 def sealed(question: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Decorator of a topic's function whose answer may lie in the file, under the name ``question``."""
+    """Decorator of a question function whose answer may be stored in the file under the name ``question``."""
 
     def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
         @functools.wraps(function)

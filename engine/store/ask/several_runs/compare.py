@@ -37,7 +37,7 @@ _LABELS = "SELECT sample, label FROM sample WHERE sample IN (SELECT unnest(?::IN
 
 
 class NotComparable(UserError):
-    """Two good runs that cannot stand side by side; the API's answer is 409."""
+    """Two valid runs that cannot be compared; HTTP 409 in the API."""
 
     status = 409
 
@@ -94,7 +94,7 @@ def compare(
 def _points(
     run: RunFile, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, most: int
 ) -> list[dict[str, Any]]:
-    """The pairs with a known measure; an even draw where there are more than ``most``."""
+    """The pairs with a known measure; evenly subsampled if there are more than ``most``."""
     shown = np.flatnonzero(known)
     if len(shown) > most:
         shown = np.sort(np.random.default_rng(0).choice(shown, most, replace=False))
@@ -107,12 +107,12 @@ def _points(
 
 
 def grouping(a: RunFile, b: RunFile) -> dict[str, Any]:
-    """``grouping`` of ``compare`` by itself; NotComparable as there."""
+    """``grouping`` of ``compare`` alone; NotComparable as there."""
     return {"a": a.run_id, "b": b.run_id, "grouping": _grouping(a, b, _match(a, b).pairs)}
 
 
 def _match(a: RunFile, b: RunFile) -> Matched:
-    """The pairs of samples; NotComparable where there is none."""
+    """The pairs of samples; NotComparable if there are none."""
     if a.file.resolve() == b.file.resolve() or a.run_id == b.run_id:
         raise NotComparable(
             f"{a.run_id!r} was given twice: a run is its own equal; give another one over the same samples", field="b"
@@ -137,7 +137,7 @@ def _match(a: RunFile, b: RunFile) -> Matched:
 
 
 def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
-    """How the samples were paired, and which stayed alone."""
+    """How samples were paired, and how many have no partner."""
     ways = {
         "source": "by their source, and by their content where both runs keep it",
         "content": "by their content",
@@ -154,7 +154,7 @@ def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
 
 
 def _values(pairs: pd.DataFrame, measure: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The measure of both sides of each pair, and whether both are known."""
+    """The measure of both samples of each pair, and a mask of the pairs for which both are known."""
     column = "compute" if measure == "skip" else measure
     sides = [pairs[f"{column}_{side}"].to_numpy(dtype=np.float64, na_value=np.nan) for side in ("a", "b")]
     if measure == "skip":
@@ -175,7 +175,7 @@ def _correlations(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> list[dict[str,
 def _correlation(
     a: RunFile, b: RunFile, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Both coefficients of a measure over the pairs, and the means; ``reason`` says why where there are none."""
+    """Both coefficients of a measure over the pairs, and the means; ``reason`` explains missing coefficients."""
     x, y, known = _values(pairs, measure)
     x, y = x[known], y[known]
     answer = {
@@ -222,7 +222,7 @@ def _within(run: RunFile, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
 def _most(
     run: RunFile, pairs: pd.DataFrame, values_a: np.ndarray, values_b: np.ndarray, known: np.ndarray, limit: int
 ) -> list[dict[str, Any]]:
-    """The samples that differ most, largest |b − a| first; those that do not differ are left out."""
+    """The samples with the largest difference |b − a|, in falling order; equal ones are left out."""
     change = np.where(known, values_b - values_a, 0.0)
     order = np.argsort(-np.abs(change), kind="stable")[:limit]
     order = order[np.abs(change[order]) > 1e-9]
@@ -248,7 +248,7 @@ def _most(
 
 
 def _untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
-    """The same of the untrained twin that was traced beside the run, as far as a run keeps them; empty without one."""
+    """The same numbers of the run's untrained twin, as far as they are stored; empty without a twin."""
     twin, rows = fit(run)["untrained"], run.rows(queries.null_usage("untrained"))
     if twin is None or not rows:
         return {}
@@ -265,7 +265,7 @@ def _untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
 
 
 def _summary(a: RunFile, b: RunFile) -> list[dict[str, Any]]:
-    """One row a number: of both runs, and of the untrained twin of each where it was traced beside."""
+    """One row per number, for both runs and for the untrained twins that they have."""
     mine, theirs = numbers_of(a), numbers_of(b)
     twins = [_untrained_numbers(run) for run in (a, b)]
     return [
@@ -281,7 +281,7 @@ def _summary(a: RunFile, b: RunFile) -> list[dict[str, Any]]:
 
 
 def _grouping(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> dict[str, Any]:
-    """Do both runs put the same tokens on one path? Over the pairs whose tokens are the same."""
+    """Whether both runs assign the same tokens to one path, over pairs with equal tokens."""
     answer = {"ami": None, "nmi": None, "expected_nmi": None, "num_tokens": 0, "num_samples": 0, "reason": None}
     for run in (a, b):
         if run.row["num_tokens"] > MOST_TOKENS:
@@ -318,7 +318,7 @@ def _grouping(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> dict[str, Any]:
 
 
 def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
-    """path_id and token_id (−1: unknown) of the tokens of these samples, sample after sample."""
+    """path_id and token_id (−1: unknown) of the tokens of these samples, in order."""
     known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token"))  # in the order of rowid
     first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
@@ -327,7 +327,7 @@ def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, n
 
 
 def _bank_differs(a: RunFile, b: RunFile) -> str | None:
-    """Why the flows of two runs have no link in common by name; None: they can be subtracted."""
+    """Why the flows of two runs have no common links by name; None: they can be subtracted."""
     for name, noun in (("num_steps", "steps"), ("num_modules", "modules")):
         if a.row[name] != b.row[name]:
             return f"{a.run_id} has {a.row[name]} {noun}, {b.run_id} has {b.row[name]}"
@@ -337,7 +337,7 @@ def _bank_differs(a: RunFile, b: RunFile) -> str | None:
 
 
 def same_numbering(a: RunFile, b: RunFile) -> bool:
-    """Whether module 3 of one is module 3 of the other: the same weights, or two checkpoints of one training."""
+    """Whether module ids of both runs denote the same modules: equal weights, or two checkpoints of one training."""
     if a.row["checkpoint_sha256"] and a.row["checkpoint_sha256"] == b.row["checkpoint_sha256"]:
         return True
     series = [series_of(run) for run in (a, b)]
@@ -345,7 +345,7 @@ def same_numbering(a: RunFile, b: RunFile) -> bool:
 
 
 def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any]:
-    """Difference of the flows of the paired samples, and of the load of each step whatever its modules are called."""
+    """Difference of the flows of the paired samples, and of the load of each step regardless of module names."""
     usages = [_usage(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
     num_steps = [run.layout.num_steps for run in (a, b)]
     steps = [
@@ -407,14 +407,14 @@ def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any
 
 
 def _condition(matched: Matched, side: str) -> Query | None:
-    """Tokens of the paired samples; None: all tokens."""
+    """SQL condition for the tokens of the paired samples; None: all tokens."""
     if not (matched.only_a if side == "a" else matched.only_b):
         return None
     return Query("sample IN (SELECT unnest(?::INTEGER[]))", (matched.pairs[f"sample_{side}"].tolist(),))
 
 
 def _usage(run: RunFile, matched: Matched, side: str) -> list[np.ndarray]:
-    """Tokens of each module that a step offers, step by step."""
+    """Token counts of each module, step by step."""
     condition = _condition(matched, side)
     num_steps = run.layout.num_steps
     rows = run.rows(queries.sealed_usage(None)) if condition is None else count_tokens(run, condition, 0, num_steps)[2]
@@ -422,7 +422,7 @@ def _usage(run: RunFile, matched: Matched, side: str) -> list[np.ndarray]:
 
 
 def _nodes(a: RunFile, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
-    """Share of the tokens at each module of each step in both runs, of modules that one of them used."""
+    """Share of the tokens at each module of each step in both runs, for modules used by at least one of them."""
     return [
         a.bank.head(step, module)
         | {"before": int(n) / totals[0], "after": int(m) / totals[1], "change": int(m) / totals[1] - int(n) / totals[0]}
@@ -433,7 +433,7 @@ def _nodes(a: RunFile, usages: Sequence[list[np.ndarray]], totals: Sequence[int]
 
 
 def _links(run: RunFile, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
-    """A number for each link, and its share of the tokens; sorted by the number."""
+    """A numeric key for each link, and its share of the tokens; sorted by key."""
     condition, layout = _condition(matched, side), run.layout
     if condition is None:
         num_tokens, columns = run.row["num_tokens"], run.arrays(queries.sealed_flow(None, 0, layout.num_steps))

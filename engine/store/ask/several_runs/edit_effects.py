@@ -26,7 +26,7 @@ MOST_LINKS = 2000
 
 
 def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
-    """Numbers (n,), rising, of at most ``limit`` samples: one drawn from each of ``limit`` equal parts of the run.
+    """Sample numbers (n,), ascending, at most ``limit``: one drawn from each of ``limit`` equal parts of the run.
 
     Samples often stand in the order of their labels, so the first ones are no picture of all. Always the same ones.
 
@@ -40,10 +40,10 @@ def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
 
 
 def sample_inputs(run: RunFile, limit: int, sample: int | None = None) -> Iterator[dict[str, Any]]:
-    """label, source, and text or image (PNG) of ``drawn_samples`` of the run, or of one sample, as it keeps them.
+    """label, source, and stored text or image (PNG) of ``drawn_samples`` of the run, or of one sample.
 
     Raises:
-        UserError: the run keeps neither.
+        UserError: the run stores neither.
     """
     numbers = [sample] if sample is not None else drawn_samples(int(run.row["num_samples"]), limit).tolist()
     query = some_samples(numbers, "sample, label, source, text, image IS NOT NULL")
@@ -55,14 +55,14 @@ def sample_inputs(run: RunFile, limit: int, sample: int | None = None) -> Iterat
 
 
 def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
-    """What ``after`` changed of ``before``: routes, loss, accuracy or perplexity, links that gained or lost most.
+    """Effect of edits, ``after`` relative to ``before``: routes, loss, accuracy or perplexity, links that changed most.
 
-    Both must be of one model. With ``sample`` the only sample of ``after`` stands beside that one of ``before``, token
-    by token; else samples are compared in order, as many as ``after`` has. ``outputs`` is what was measured while
-    ``after`` was made (KL, top 5), None where nothing was.
+    Both runs must be of one model. With ``sample``, the only sample of ``after`` is compared with that sample of
+    ``before``, token by token; otherwise samples are compared in order, as many as ``after`` has. ``outputs`` holds the
+    measurements made while ``after`` was traced (KL, top 5), None if there are none.
 
     Raises:
-        UserError: runs of two models, of other samples, or of more tokens than can be compared at once.
+        UserError: different models or samples, or more tokens than can be compared at once.
     """
     _check_same(after, before, whole=sample is None)
     pairs = _pairs(after, before, sample)
@@ -91,7 +91,7 @@ def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit:
 
 
 def _check_same(after: RunFile, before: RunFile, *, whole: bool) -> None:
-    """Refuse runs of two models; whole runs also where their samples come from two data sets."""
+    """Refuse runs of two models, and whole runs over two data sets."""
     for name in ("model", "modality", "num_steps", "num_modules"):
         if after.row[name] != before.row[name]:
             raise UserError(
@@ -115,7 +115,7 @@ def _check_same(after: RunFile, before: RunFile, *, whole: bool) -> None:
 
 
 def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
-    """Refuse whole runs of samples with other labels or from other sources."""
+    """Refuse whole runs whose samples differ in label or source."""
     query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
     for place, (edited, unedited) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
         for name, value, wanted in zip(("source", "label"), edited, unedited, strict=True):
@@ -128,7 +128,7 @@ def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
 
 
 def _pairs(after: RunFile, before: RunFile, sample: int | None) -> list[tuple[int, int, int, int]]:
-    """(sample after, sample before, tokens, first row before) of what is compared."""
+    """(sample of after, sample of before, tokens, first row in before) of each comparison."""
     sizes = Query("SELECT num_tokens, first_row FROM sample ORDER BY sample")
     edited, unedited = after.rows(sizes), before.rows(sizes)
     if sample is not None:
@@ -163,7 +163,7 @@ def _pairs(after: RunFile, before: RunFile, sample: int | None) -> list[tuple[in
 
 
 def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
-    """The steps that the edits of this run changed by themselves; None: every step."""
+    """The steps that the edits of this run change directly; None: every step."""
     controls = config.get("controls") or {}
     if set(controls) - {"edits"}:
         return None
@@ -171,7 +171,7 @@ def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
 
 
 def _ribbons(run: RunFile, first_row: int, size: int) -> np.ndarray:
-    """Ids (n, S, K) of ``size`` tokens from a row of ``token`` on."""
+    """Ids (n, S, K) of ``size`` tokens, starting at a row of ``token``."""
     sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     with run.cursor() as cursor:
         parts = [
@@ -182,7 +182,7 @@ def _ribbons(run: RunFile, first_row: int, size: int) -> np.ndarray:
 
 
 def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:
-    """Mean loss of both, and accuracy (images) or perplexity (texts)."""
+    """Mean loss of both runs, and accuracy (images) or perplexity (texts)."""
     text = after.row["modality"] == "text"
     answer: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
     if text and "loss" in after.token_columns and "loss" in before.token_columns:
@@ -204,7 +204,7 @@ def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, in
 
 
 def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
-    """Mean over tokens, from the means of whole samples: those are exact, losses of single tokens are rounded."""
+    """Mean over tokens, computed from the means of samples: these are exact, losses of single tokens are rounded."""
     query = Query(
         "SELECT sum(mean * n) / sum(n) FROM (SELECT sample, count(*) AS n FROM token WHERE rowid BETWEEN ? AND ? "
         "AND loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample) JOIN (SELECT sample, loss AS mean FROM sample) "

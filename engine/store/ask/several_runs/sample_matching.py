@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 256
-"""pairs whose pictures are held at once where their bytes differ; all of them are looked at"""
+"""pairs whose pictures are decoded at once if their bytes differ"""
 SMALL_SIDE = 8
 SAME_PICTURE = 0.12
-"""mean difference of two small grey pictures, 0 … 1, up to which they are taken for one"""
+"""largest mean difference, 0 … 1, of two small grey pictures that count as equal"""
 _NUMBERS = "sample, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols"
-"""of all samples; what else is shown of a few of them is asked for those: reading all labels took as long as this"""
+"""read for all samples; other columns are read for the few that are shown: reading all labels took as long as this"""
 _CONTENT = "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END"
 _FINGERPRINT = f"""
 SELECT count(source) = count(*), count(content) = count(*),
@@ -32,7 +32,7 @@ FROM (SELECT source, content, concat(
         sample, ' ', coalesce(content, '-'), ' ', CASE WHEN source IS NULL THEN '-' ELSE '+' || source END) AS line
       FROM (SELECT sample, source, {_CONTENT} AS content FROM sample))
 """
-"""one number for all samples with their places, sources and contents: 128 bits, and no order in which to read them"""
+"""one 128-bit number over the places, sources and contents of all samples, independent of reading order"""
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ class Matched:
     """Pairs of samples, one row each, in the order of the first run."""
 
     pairs: pd.DataFrame
-    """columns as in ``_NUMBERS``, where they were needed has_image, source and content too, with suffixes _a and _b"""
+    """columns as in ``_NUMBERS``, if needed also has_image, source and content, with suffixes _a and _b"""
     by: str | None
-    """source, content or place; None: nothing can be paired"""
+    """source, content or place; None: no pairs"""
     only_a: int
     only_b: int
     different: int
-    """of the same source, but not the same content"""
+    """number of samples with equal source but different content"""
 
     @property
     def whole(self) -> bool:
-        """Whether each sample of both runs has its partner."""
+        """Whether every sample of both runs has a partner."""
         return not self.only_a and not self.only_b
 
     def as_json(self) -> dict[str, Any]:
-        """The counts, and how the samples were paired in a sentence."""
+        """The counts, and a sentence on how the samples were paired."""
         return {
             "by": self.by,
             "num": len(self.pairs),
@@ -65,12 +65,12 @@ class Matched:
 
 
 def match_samples(a: RunFile, b: RunFile) -> Matched:
-    """Pairs of the samples of two runs.
+    """Pair the samples of two runs.
 
-    Samples of one source (of several, the k-th with the k-th) belong together where their texts, or pictures, are the
-    same; pictures of two models may be cut differently, so those that differ are compared small and grey. Where
-    sources are missing or have nothing in common, equal texts or pictures belong together. Where there is neither
-    source nor content, samples belong together by their place, if both runs are of one data set and all lengths agree.
+    Samples of equal source (the k-th with the k-th, if several) are paired if their texts or pictures are the same;
+    pictures of two models may be cropped differently, so differing ones are compared as small grey pictures. If sources
+    are missing or have nothing in common, samples of equal text or picture are paired. Without sources and contents,
+    samples are paired by place, if both runs are of one data set and all lengths agree.
     """
     if matched := _the_same(a, b):
         return matched
@@ -96,15 +96,15 @@ def match_samples(a: RunFile, b: RunFile) -> Matched:
 
 @sealed("samples_fingerprint")
 def samples_fingerprint(run: RunFile) -> dict[str, Any]:
-    """What tells whether two runs are over the same samples in the same order, without reading them; and whether every
-    sample has a source, and a content."""
+    """Fingerprint that is equal for runs over the same samples in the same order, without reading them; and whether
+    every sample has a source, and a content."""
     ((sources, contents, upper, lower),) = run.rows(Query(_FINGERPRINT))
     return {"run": run.run_id, "fingerprint": f"{upper:016x}{lower:016x}", "sources": sources, "contents": contents}
 
 
 def _the_same(a: RunFile, b: RunFile) -> Matched | None:
-    """The k-th sample beside the k-th, for two large runs that have told at sealing that their samples are the same;
-    None: read them. Equal lists are paired so by every rule below."""
+    """Pair samples by place, for two large runs whose sealed fingerprints are equal; None: samples must be read.
+    For equal lists all rules below give this pairing."""
     prints = samples_fingerprint(a), samples_fingerprint(b)
     if prints[0]["fingerprint"] != prints[1]["fingerprint"] or not (prints[0]["sources"] or prints[0]["contents"]):
         return None
@@ -124,7 +124,7 @@ def _matched(pairs: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame, by: s
 
 
 def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The k-th sample of a key beside the k-th of the other run."""
+    """Pair the k-th sample of each key with the k-th one of the other run."""
     sides = [
         frame.assign(key=frame[by], place=frame.groupby(by).cumcount()).set_index(["key", "place"])
         for frame in (left, right)
@@ -133,7 +133,7 @@ def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
-    """Whether each pair of one source shows the same; True where one side keeps neither text nor picture."""
+    """Whether each pair of one source has the same content; True if one side stores neither text nor picture."""
     same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
     same = same.to_numpy(dtype=bool, copy=True)
     doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))

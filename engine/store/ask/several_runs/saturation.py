@@ -31,55 +31,55 @@ from tokenpaths.engine.store.file.flow_counter import columns_sql
 
 CHUNK_TOKENS = 65_536
 DRAWN_TOKENS = 20_000
-"""of each checkpoint of a series that is too long to be read whole"""
+"""tokens drawn per checkpoint if a series is too long to be read in full"""
 MOST_CHOICES = 100_000_000
-"""tokens × steps × slots × checkpoints that a page reads exactly: seconds on one core"""
+"""tokens × steps × slots × checkpoints up to which a page reads all tokens: seconds on one core"""
 
 
 @dataclass(frozen=True)
 class SeriesRun:
-    """A run's place in a training."""
+    """Position of a run within a training."""
 
     run: str
     file: Path
     series: str | None
-    """None: a run that belongs to no series"""
+    """None: the run belongs to no series"""
     iteration: int | None
     num_tokens: int
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How settled the routing was at one checkpoint."""
+    """Router saturation of one checkpoint."""
 
     run: str
     iteration: int | None
     steps: list[float]
-    """(S,) share of the final choice that is chosen already"""
+    """(S,) share of the final choices that are already made"""
     mean: float
     error: float | None = 0.0
-    """half the width of the mean's 95 % interval; 0 where every token was read, None where one sample was drawn"""
+    """half the width of the mean's 95 % interval; 0 if all tokens were read, None if one sample was drawn"""
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """Saturation of the checkpoints of one training against the last of them."""
+    """Saturation of the checkpoints of one training relative to the last one."""
 
     final: str
     num_tokens: int
     compared_by: str
-    """``token ids``, or ``lengths of the samples`` where the runs hold no ids"""
+    """``token ids``, or ``lengths of the samples`` if the runs hold no ids"""
     chance: list[float]
-    """(S,) K/M: what two unrelated even routers would share"""
+    """(S,) K/M: expected overlap of two unrelated uniform routers"""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """in order of iteration; the last is the final one, 1 by definition"""
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    """runs that cannot be compared with the final one, each with the reason"""
+    """runs that cannot be compared with the final one, with the reason"""
     counted: dict[str, Any] = field(default_factory=dict)
     """num_tokens of of_tokens, num_samples of of_samples, exact"""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each checkpoint and step: run, iteration, step, saturation, chance."""
+        """One row per checkpoint and step: run, iteration, step, saturation, chance."""
         return [
             {"run": c.run, "iteration": c.iteration, "step": step, "saturation": value, "chance": self.chance[step]}
             for c in self.checkpoints
@@ -88,7 +88,7 @@ class Saturation:
 
 
 def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, " S"]:
-    """The mean |S ∩ S'| / K of each step, token by token with sets: what the streamed answer must equal."""
+    """Mean |S ∩ S'| / K of each step, token by token with sets: the reference for the streamed answer."""
     num_tokens, num_steps, top_k = one.shape
     total = np.zeros(num_steps)
     for token in range(num_tokens):
@@ -98,10 +98,10 @@ def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "
 
 
 def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> list[SeriesRun]:
-    """The runs of a folder that can be read, or those of one series in order of iteration.
+    """The readable runs of a folder, or those of one series in order of iteration.
 
     Raises:
-        UserError: no run of the folder belongs to ``series``; the sentence lists the series that there are.
+        UserError: no run of the folder belongs to ``series``; the message lists the series.
     """
     folder = default_runs_dir() if runs_dir is None else Path(runs_dir)
     places = []
@@ -123,9 +123,9 @@ def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> li
 def saturation(
     files: Sequence[Path | str] = (), *, series: str | None = None, runs_dir: Path | str | None = None
 ) -> Saturation:
-    """Saturation of the given run files, or of all runs of a series, against the final one of them: exact.
+    """Exact saturation of the given run files, or of all runs of a series, relative to the final one.
 
-    The final one is that of the highest iteration (of several, the first by name), or the last given where the runs
+    The final run is that of the highest iteration (of several, the first by name), or the last given one if the runs
     belong to no series.
 
     Raises:
@@ -199,13 +199,13 @@ def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = M
 
 @dataclass
 class _Kept:
-    """What one checkpoint shares with the final one so far."""
+    """Running overlap of one checkpoint with the final one."""
 
     run: RunFile
     parts: Iterator[_Part]
     total_S: np.ndarray
     of_samples: list[np.ndarray] = field(default_factory=list)
-    """of a draw: choices kept by each of its samples, mean over steps"""
+    """for a draw: mean over steps of the overlap, per sample"""
     different: str | None = None
 
 
@@ -257,7 +257,7 @@ def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun
 
 
 def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | None:
-    """Half the 95 % interval of Σ kept / Σ tokens over m drawn samples, the share ``drawn`` of all tokens.
+    """Half the 95 % interval of Σ kept / Σ tokens over m drawn samples, which hold the share ``drawn`` of all tokens.
 
     The usual estimate for a ratio over whole clusters (Cochran, *Sampling Techniques*, 2.11): tokens of one sample are
     alike, so it is the samples that count.
@@ -276,7 +276,7 @@ def _place(run: RunFile) -> SeriesRun:
 
 
 def _misfit(run: RunFile, final: RunFile) -> str | None:
-    """Why a run cannot be compared with the final one at all; None: it can."""
+    """Why a run cannot be compared with the final one; None: it can."""
     for name, noun in (
         ("num_steps", "steps"),
         ("num_modules", "modules"),
@@ -306,7 +306,7 @@ class _Part:
 
 
 def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
-    """All tokens, a stretch of rows at a time, or those of a seeded draw of samples in one part."""
+    """All tokens, a range of rows at a time, or those of a seeded draw of samples as one part."""
     if sampled:
         drawn = draw_tokens(run, most=DRAWN_TOKENS)
         places = {"sample": drawn.samples_n, "token": drawn.tokens_n, "token_id": drawn.token_ids_n}
@@ -326,7 +326,7 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
 
 
 def _other_tokens(own: _Part, part: _Part, final: RunFile) -> str | None:
-    """Where a part of a run holds other tokens than the final one's; None: it holds the same."""
+    """First difference between the tokens of a part and those of the final run; None: they are the same."""
     if len(own.ids_nSK) != len(part.ids_nSK):
         return f"is over other tokens than {final.run_id!r}: its samples have other lengths"
     for name in ("sample", "token", "token_id"):

@@ -16,7 +16,7 @@ from tokenpaths.engine.store.ask.topics.usage import usage
 
 
 def series_of(run: RunFile) -> tuple[str, int] | None:
-    """(name, iteration) of the training that the run's checkpoint belongs to; None: of none."""
+    """(name, iteration) of the training that the run is a checkpoint of; None: it belongs to none."""
     series = json.loads(run.row["config"]).get("series")
     if not isinstance(series, dict):
         return None
@@ -25,7 +25,7 @@ def series_of(run: RunFile) -> tuple[str, int] | None:
 
 
 def no_series(run_id: str) -> NoSuchThing:
-    """The error of a run that stands alone."""
+    """The error for a run that belongs to no series."""
     return NoSuchThing(
         f"run {run_id!r} belongs to no series of checkpoints: record them under one series name to see routing settle",
         field="run",
@@ -33,7 +33,7 @@ def no_series(run_id: str) -> NoSuchThing:
 
 
 def numbers_of(run: RunFile) -> dict[str, float | int | None]:
-    """One number a measure for a whole run; those of load are means over steps."""
+    """One number per measure for a whole run; load measures are means over steps."""
     observed = fit(run)["observed"]
     steps = usage(run)["steps"]
     return {
@@ -48,7 +48,7 @@ def numbers_of(run: RunFile) -> dict[str, float | int | None]:
 
 
 def over_training(checkpoints: Sequence[RunFile], run_id: str) -> dict[str, Any]:
-    """The numbers of each checkpoint of a training, in order of iteration; for the runs of one series.
+    """Numbers of each checkpoint of a training, in order of iteration; for the runs of one series.
 
     Raises:
         NoSuchThing: the runs belong to no series.

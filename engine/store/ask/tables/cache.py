@@ -17,9 +17,9 @@ _LOCK = threading.Lock()
 
 
 def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
-    """What ``load`` returns, cached under ``name`` while ``run`` lives and nothing newer needs the room.
+    """The result of ``load``, cached under ``name`` while ``run`` is open, until evicted by newer entries.
 
-    Two threads may both load it, which is harmless: cached values are never changed.
+    Two threads may both load it, which is harmless: cached values are never modified.
     """
     key = (id(run), name)
     with _LOCK:

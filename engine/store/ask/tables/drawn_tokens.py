@@ -21,28 +21,28 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Drawn:
-    """Tokens in reading order, of whole samples."""
+    """Tokens of whole samples, in reading order."""
 
     ids_nSK: np.ndarray
-    """of one step S = 1"""
+    """S = 1 for a single step"""
     token_ids_n: np.ndarray
     """−1 where unknown"""
     predicted_ids_n: np.ndarray
-    """the token that the model predicted to follow; −1 where unknown"""
+    """token that the model predicted to follow; −1 where unknown"""
     samples_n: np.ndarray
     tokens_n: np.ndarray
     counted: dict[str, Any]
 
     @property
     def follows_n(self) -> np.ndarray:
-        """Whether each token stands right after the one before it, in the same sample."""
+        """Whether each token directly follows the previous one in the same sample."""
         follows = np.zeros(len(self.samples_n), dtype=bool)
         follows[1:] = (self.samples_n[1:] == self.samples_n[:-1]) & (self.tokens_n[1:] == self.tokens_n[:-1] + 1)
         return follows
 
 
 def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
-    """At most about ``most`` tokens: all of them, or of a seeded draw of samples; of one step, or of all."""
+    """About ``most`` tokens at most: all of them, or those of a seeded draw of samples; at one step, or at all."""
     most = MOST_TOKENS if most is None else most
     condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
     layout = run.layout
@@ -91,7 +91,7 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
 
 
 def _condition(run: RunFile, label_id: int | None, most: int) -> tuple[Query, int, int, int]:
-    """Which tokens, then the number of samples drawn, of samples there are, and of their tokens."""
+    """SQL condition for the tokens; then the number of samples drawn, of all samples, and of their tokens."""
     where, parameters = ("true", ()) if label_id is None else ("label_id = ?", (label_id,))
     rows = run.rows(Query(f"SELECT sample, num_tokens FROM sample WHERE {where} ORDER BY sample", parameters))
     of_tokens = sum(tokens for _, tokens in rows)

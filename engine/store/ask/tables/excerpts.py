@@ -51,17 +51,17 @@ def patch_box(size: tuple[int, int], grid: tuple[int, int], row: int, col: int) 
 
 
 def patch_uri(picture: Image.Image, grid: tuple[int, int], row: int, col: int) -> str:
-    """The patch cut out of its picture, as a data URI with a PNG."""
+    """The patch cropped from its picture, as a PNG data URI."""
     buffer = io.BytesIO()
     picture.crop(patch_box(picture.size, grid, row, col)).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def open_picture(png: bytes) -> Image.Image:
-    """The stored PNG, decoded once for all patches that are cut out of it.
+    """The stored PNG, decoded once for all patches cropped from it.
 
-    Raises RunFileError for what is no PNG, and, before it is decoded, for one of too many pixels: a run may come from
-    elsewhere.
+    Raises:
+        RunFileError: not a PNG or, checked before decoding, too many pixels: run files may be untrusted.
     """
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
@@ -76,14 +76,14 @@ def open_picture(png: bytes) -> Image.Image:
 
 
 def clean_picture(png: bytes) -> bytes:
-    """The picture of a stored PNG as a PNG of our own: its pixels and nothing else that its author put there."""
+    """Re-encode a stored PNG from its pixels, dropping all metadata."""
     buffer = io.BytesIO()
     open_picture(png).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def text_context(text: str, start: int, end: int) -> dict[str, str]:
-    """The token and up to ``CONTEXT_CHARACTERS`` characters on both sides of it."""
+    """The token with up to ``CONTEXT_CHARACTERS`` characters on either side."""
     return {
         "before": text[max(0, start - CONTEXT_CHARACTERS) : start],
         "text": text[start:end],
@@ -92,5 +92,5 @@ def text_context(text: str, start: int, end: int) -> dict[str, str]:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     return None if value is None or not np.isfinite(value) else float(value)

@@ -29,9 +29,9 @@ class Part:
     rank_P: np.ndarray
     ids_VP: np.ndarray
     often: np.ndarray
-    """places of the paths that more than one token takes"""
+    """indices of the paths taken by more than one token"""
     more: np.ndarray
-    """how many more"""
+    """number of further tokens"""
 
     @classmethod
     def of(cls, rank_P: np.ndarray, ids_VP: np.ndarray, count_P: np.ndarray) -> Part:
@@ -43,7 +43,7 @@ class Part:
         return sum(part.nbytes for part in (self.rank_P, self.ids_VP, self.often, self.more))
 
     def distance(self, own_SK: np.ndarray) -> np.ndarray:
-        """(P,) distances, unsigned and as narrow as they fit."""
+        """(P,) path distances, in the smallest unsigned type."""
         num_steps, top_k = own_SK.shape
         shared: np.ndarray = np.zeros(len(self.rank_P), dtype=np.uint8 if num_steps * top_k <= 255 else np.uint16)
         for step in range(num_steps):
@@ -55,7 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Near:
-    """The nearest paths, and how many paths and tokens there are at each distance."""
+    """The nearest paths, and the number of paths and tokens at each distance."""
 
     ranks: np.ndarray
     distances: np.ndarray
@@ -65,7 +65,7 @@ class Near:
 
 
 def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
-    """The ``limit`` paths nearest to a ribbon; of equally near ones the more frequent first."""
+    """The ``limit`` paths nearest to a ribbon; ties by frequency."""
     width = own_SK.size + 1
     num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
     best = np.empty(0, dtype=np.int64)  # distance and rank in one number
@@ -99,7 +99,7 @@ def _parts(run: RunFile) -> Iterator[Part]:
 
 
 def _from_pages(run: RunFile) -> Iterator[Part]:
-    """In the order of path numbers, as bytes that nothing has to be made of."""
+    """In order of path ids, as bytes used without conversion."""
     layout, counts = run.layout, run.shares.counts()
     ((num_pages,),) = run.rows(Query("SELECT count(*) FROM path_page"))
     for first in range(0, num_pages, PAGES_AT_ONCE):
@@ -115,7 +115,7 @@ def _from_pages(run: RunFile) -> Iterator[Part]:
 
 
 def _from_table(run: RunFile) -> Iterator[Part]:
-    """From table ``path``: of layouts whose pages hold no ribbons."""
+    """From table ``path``, for layouts whose pages hold no ribbons."""
     with run.cursor() as cursor:
         for batch in cursor.execute("SELECT rank, count, ribbon FROM path").to_arrow_reader(CHUNK_PATHS):
             if not batch.num_rows:

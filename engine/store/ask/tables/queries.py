@@ -13,12 +13,12 @@ from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usa
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
-"""``drawn``: at random, always the same way; its first rows are a fair draw of all"""
+"""``drawn``: a fixed random order; its first rows are a random sample of all"""
 SNIPPET_CHARACTERS = 160
 MOST_STRETCHES = 64
-"""stretches of samples that are asked for one by one"""
+"""ranges of samples that are queried separately"""
 NEAR = 64
-"""samples that are no further apart are asked for together"""
+"""gap between sample numbers up to which they are queried together"""
 _SAMPLE_ROW = (
     "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
     f"left(text, {SNIPPET_CHARACTERS}) AS snippet, image IS NOT NULL AS has_image, source"
@@ -36,7 +36,7 @@ def module_rows() -> Query:
 
 
 def label_rows() -> Query:
-    """label_id, label, num_samples, num_tokens, in the alphabet's order."""
+    """label_id, label, num_samples, num_tokens, in alphabetical order."""
     return Query("SELECT label_id, label, num_samples, num_tokens FROM label ORDER BY label")
 
 
@@ -57,7 +57,7 @@ def top_shares(ranks: Sequence[int]) -> Query:
 
 
 def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
-    """step, source, target, count, weight of the links between the steps ``first`` … ``stop`` − 1."""
+    """step, source, target, count, weight of the links between the steps ``first`` … ``stop`` − 1, from the summary."""
     return Query(
         "SELECT step, source, target, count, weight FROM flow "
         "WHERE label_id = ? AND step >= ? AND step < ? ORDER BY step, source, target",
@@ -68,11 +68,10 @@ def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
 def largest_links(
     label_id: int | None, first: int, stop: int, kept: Sequence[tuple[int, int]] | None, least: float, limit: int
 ) -> Query:
-    """The ``limit`` largest links of at least ``least`` tokens, then the totals of each step.
+    """The ``limit`` largest links of at least ``least`` tokens, followed by the totals of each step.
 
-    Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With
-    ``kept`` (step, module), links of all other modules are merged: they come from and go to module −1, and stand
-    behind those between modules that have a name.
+    Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With ``kept``
+    (step, module), links of all other modules are merged into module −1 and ordered after those between named modules.
     """
     label = ALL_LABELS if label_id is None else label_id
     plain = "SELECT step, source, target, count, weight FROM flow WHERE label_id = ? AND step >= ? AND step < ?"
@@ -129,7 +128,7 @@ def token_usage(layout: Layout, condition: Query, table: str = "token") -> Query
 
 
 def token_ribbons(layout: Layout, condition: Query, table: str = "token") -> Query:
-    """The columns that ``flow_counter.ribbons_of`` takes, of the tokens of ``condition``."""
+    """The columns for ``flow_counter.ribbons_of``, of the tokens of ``condition``."""
     return Query(f"SELECT {columns_sql(layout)} FROM {table} WHERE {condition.sql}", condition.parameters)
 
 
@@ -159,7 +158,7 @@ def all_paths(order: str, limit: int, offset: int) -> Query:
 
 
 def filtered_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
-    """As ``all_paths``, ``count`` over the tokens of ``condition``; paths that none of them takes are left out."""
+    """As ``all_paths``, with ``count`` over the tokens of ``condition``; paths without such tokens are left out."""
     return Query(
         f"SELECT {_PATH_ROW} FROM (SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} "
         f"GROUP BY path_id) JOIN path USING (path_id) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
@@ -201,21 +200,21 @@ def path_points() -> Query:
 
 
 def sealed_counts(kind: str) -> Query:
-    """count, number of paths with it, rising; of the run's paths or of those of a null."""
+    """count, number of paths with it, ascending; for the run's paths or those of a null model."""
     return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
 
 
 def some_paths(ranks: Sequence[int]) -> Query:
-    """rank, ribbon, count, cdf, first_member; each by itself, so that only the blocks with these ranks are read."""
+    """rank, ribbon, count, cdf, first_member; one query per rank, so that only the blocks with these ranks are read."""
     select = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
     return Query(" UNION ALL ".join([select] * len(ranks)), tuple(ranks))
 
 
 def some_samples(numbers: Sequence[int], columns: str) -> Query:
-    """``columns`` of these samples, in the order of numbers where ``sample`` is one of them.
+    """``columns`` of these samples, ordered by number if ``sample`` is one of them.
 
-    Each stretch of near numbers by itself: only the blocks with them are read then. One list of many numbers would
-    read the texts of all samples; of very many stretches that is the faster way once they are in memory.
+    Each range of nearby numbers is a query of its own, so that only its blocks are read. A single list of many numbers
+    would read the texts of all samples, but is faster for very many ranges once they are in memory.
     """
     order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
     stretches = _stretches(numbers)
@@ -234,7 +233,7 @@ def some_samples(numbers: Sequence[int], columns: str) -> Query:
 
 
 def _stretches(numbers: Sequence[int]) -> list[list[int]]:
-    """Rising numbers in groups whose neighbours are at most ``NEAR`` apart."""
+    """Ascending numbers in groups with gaps of at most ``NEAR``."""
     stretches: list[list[int]] = []
     for number in sorted(set(numbers)):
         if stretches and number - stretches[-1][-1] <= NEAR:
@@ -252,7 +251,7 @@ _SEARCHED = (
 
 
 def sample_condition(label_id: int | None, q: str | None) -> Query:
-    """The condition on rows of ``sample``: of the label, and ``q`` (casefolded) somewhere in its words."""
+    """SQL condition on rows of ``sample``: label, and ``q`` (casefolded) as a substring of its search key."""
     conditions: list[str] = ["true"]
     parameters: list[object] = []
     if label_id is not None:
@@ -265,9 +264,9 @@ def sample_condition(label_id: int | None, q: str | None) -> Query:
 
 
 def sample_page(condition: Query, order: str, descending: bool, limit: int, offset: int) -> Query:
-    """The numbers of the samples of one page; those without the measure come last in both directions.
+    """The sample numbers of one page; samples without the measure come last in both directions.
 
-    Their rows (``sample_heads``) hold the beginnings of texts, which would be read for all samples to be sorted.
+    Rows are read separately (``sample_heads``): they hold excerpts of texts, which sorting would read for all samples.
     """
     direction = "DESC" if descending else "ASC"
     key = "hash(sample)" if order == "drawn" else order
@@ -279,7 +278,7 @@ def sample_page(condition: Query, order: str, descending: bool, limit: int, offs
 
 
 def sample_heads(numbers: Sequence[int]) -> Query:
-    """The rows of these samples, as ``excerpts.sample_answer`` takes them, in the order of numbers."""
+    """Rows of these samples for ``excerpts.sample_answer``, ordered by number."""
     if not numbers:
         return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
     return some_samples(numbers, _SAMPLE_ROW)
@@ -330,10 +329,9 @@ def null_usage(kind: str) -> Query:
 
 
 def measure_values(measure: str, per: str, label_id: int | None) -> Query:
-    """Columns ``value`` and ``count``: how often each value occurs; NULLs left out.
+    """Columns ``value`` and ``count``: frequency of each value, without NULLs.
 
-    Tokens hold loss and gate entropy as levels (``file.columns``), of which there are some thousands however many
-    tokens.
+    Tokens store loss and gate entropy as levels (``file.columns``), a few thousand regardless of the number of tokens.
     """
     parameters = () if label_id is None else (label_id,)
     where = "true" if label_id is None else "label_id = ?"
@@ -352,7 +350,7 @@ def measure_values(measure: str, per: str, label_id: int | None) -> Query:
 
 
 def level_counts(measure: str, where: str, by: str | None = None) -> str:
-    """SQL of rows (value, num[, by]): how many tokens have each level of ``measure``."""
+    """SQL for rows (value, num[, by]): number of tokens at each level of ``measure``."""
     code, group = coded.code_column(measure), f", {by}" if by else ""
     return (
         f"SELECT ({coded.value_sql(code)})::DOUBLE AS value, num{group} FROM (SELECT {code}, count(*) AS num{group} "
@@ -361,7 +359,7 @@ def level_counts(measure: str, where: str, by: str | None = None) -> str:
 
 
 def measure_by_label(measure: str, per: str) -> Query:
-    """label, num, mean, in the alphabet's order."""
+    """label, num, mean, in alphabetical order."""
     if per == "token" and measure in ("compute", "reuse"):
         sql = f"SELECT label, sum(num_tokens), sum({measure} * num_tokens) / sum(num_tokens) FROM sample"
         return Query(f"{sql} WHERE label IS NOT NULL GROUP BY label ORDER BY label")
@@ -378,5 +376,5 @@ def measure_by_label(measure: str, per: str) -> Query:
 
 
 def sealed_distribution(measure: str, bins: int) -> Query:
-    """The answer of a distribution over all tokens, worked out when the run was sealed: JSON."""
+    """The distribution over all tokens as computed at sealing: JSON."""
     return Query("SELECT answer FROM histogram WHERE measure = ? AND bins = ?", (measure, bins))

@@ -16,20 +16,20 @@ from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.profile_pages import Page, page_samples
 
 MOST_HELD_BYTES = 128 * 2**20
-"""of the pages of a run that stay in memory for the next question; more are read each time"""
+"""bytes of pages of a run that are cached between questions; further pages are read each time"""
 PAGES_AT_ONCE = 8
 BLOCK_SAMPLES = 512
-"""compared at once, so that they stay in the processor's cache"""
+"""samples compared at once, so that they fit the processor's cache"""
 
 
 def has_profiles(run: RunFile) -> bool:
-    """Whether the file holds the counts; those of small runs are counted when asked for."""
+    """Whether the file holds the counts; small runs are counted on demand."""
     count = Query("SELECT count(*) FROM profile_page")
     return cached(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
 
 
 def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
-    """The pages with these samples (rising), in their order; of all without ``numbers``."""
+    """The pages with these samples (ascending), in order; all pages without ``numbers``."""
     layout = run.layout
     size = page_samples(layout)
     if run.row["num_samples"] * layout.num_steps * layout.num_modules <= MOST_HELD_BYTES:
@@ -43,7 +43,7 @@ def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
 
 
 def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
-    """Pages from the file, a few in memory at a time; RunFileError where one is not what was sealed."""
+    """Pages from the file, a few in memory at a time; RunFileError if a page is corrupt."""
     size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
     if firsts is None:
         firsts = list(range(0, num_samples, size))
@@ -72,16 +72,16 @@ def _damaged(run: RunFile) -> RunFileError:
 
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
     for page in pages(run, numbers):
         here = numbers[(numbers >= page.first) & (numbers < page.first + len(page.low_nD))]
         yield here, page.profiles(here - page.first, run.layout.num_steps)
 
 
 def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
-    """(samples,) squared distances of all samples to the profile ``own``, each within ``rounding`` of the exact one.
+    """(samples,) squared distances of all samples to the profile ``own``, accurate to within ``rounding``.
 
-    |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: one product of a matrix and a vector.
+    |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: a single matrix-vector product.
     """
     num_steps = run.layout.num_steps
     squared = np.empty(int(run.row["num_samples"]), dtype=np.float64)
@@ -99,6 +99,6 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
 
 
 def rounding(run: RunFile) -> float:
-    """How far ``squared_distances`` may be off: D sums in single precision of parts that sum to ½ at most, doubled."""
+    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, doubled."""
     width = run.layout.num_steps * run.layout.num_modules
     return 2 * (width + 8) * float(np.finfo(np.float32).eps)

@@ -27,17 +27,17 @@ MOST_TOKENS = 1_000_000
 MOST_BYTES = 64 * 2**20
 SEED = 0
 MOST_COUNTED_BYTES = 32 * 2**20
-"""of the counts of what all tokens choose, which stay in memory"""
+"""bytes of the cached counts of the choices of all tokens"""
 CACHED_RUNS = 3
-"""runs whose tokens stay in memory for the next question"""
+"""number of runs whose tokens are cached"""
 
 
 @dataclass
 class TokenTable:
-    """Tokens, the paths they take and the samples they belong to; arrays are never changed."""
+    """Tokens, their paths and their samples; arrays are never modified."""
 
     run: weakref.ref[RunFile]
-    """weak: a cached table must not keep a closed run open"""
+    """weak, so that a cached table does not keep a closed run open"""
     columns: dict[str, np.ndarray]
     """(n,): place (row of table ``token``), token, token_id, predicted_id, grid_row, col, region, char_start,
     char_end; −1 where unknown, a column that the run does not have is absent"""
@@ -55,7 +55,7 @@ class TokenTable:
     ribbon_PSK: np.ndarray
     counted: dict[str, Any]
     cache: dict[str, Any] = field(default_factory=dict)
-    """what other questions computed of these tokens"""
+    """derived values of these tokens, cached by other questions"""
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +66,7 @@ class TokenTable:
         return len(self.samples_N)
 
     def of_samples(self, chosen: np.ndarray) -> TokenTable:
-        """The tokens of some samples, given by rising indices; paths keep their places."""
+        """The tokens of some samples, given by ascending indices; paths keep their indices."""
         place = np.full(self.num_samples, -1, dtype=np.int32)
         place[chosen] = np.arange(len(chosen), dtype=np.int32)
         keep = place[self.sample_n] >= 0
@@ -83,7 +83,7 @@ class TokenTable:
         )
 
     def of_tokens(self, places: np.ndarray) -> TokenTable:
-        """Some tokens, given by their indices, in that order; samples and paths keep their places."""
+        """Some tokens, given by their indices, in that order; samples and paths keep their indices."""
         return replace(
             self,
             columns={name: values[places] for name, values in self.columns.items()},
@@ -94,8 +94,8 @@ class TokenTable:
         )
 
     def chosen_at(self, step: int, modules_I: np.ndarray, mask_n: np.ndarray | None = None) -> np.ndarray:
-        """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; those of
-        ``mask_n`` (a mask, or indices) only."""
+        """(N, I) tokens of each sample that choose each of these modules at ``step``, in any slot; restricted to
+        ``mask_n`` (a mask, or indices)."""
         sample_n, path_n = self.sample_n, self.path_n
         if mask_n is not None:
             sample_n, path_n = sample_n[mask_n], path_n[mask_n]
@@ -111,9 +111,9 @@ class TokenTable:
         return total.reshape(self.num_samples, width)
 
     def others_at(self, step: int, modules_I: np.ndarray, chosen: np.ndarray, hits_NI: np.ndarray) -> np.ndarray:
-        """``chosen_at`` of all tokens but ``chosen`` (indices), whose own is ``hits_NI``.
+        """``chosen_at`` of all tokens except ``chosen`` (indices), whose counts are ``hits_NI``.
 
-        What all tokens choose is counted once and kept, unless there are very many modules.
+        The counts of all tokens are cached, unless there are very many modules.
         """
         if 4 * self.num_samples * self.num_modules * self.ribbon_PSK.shape[1] > MOST_COUNTED_BYTES:
             others = np.ones(self.num_tokens, dtype=bool)
@@ -134,7 +134,7 @@ class TokenTable:
 
     @cached_property
     def num_modules(self) -> int:
-        """M, as far as the ribbons know."""
+        """M, inferred from the ribbons."""
         return int(self.ribbon_PSK.max(initial=0)) + 1
 
     @cached_property
@@ -143,32 +143,32 @@ class TokenTable:
         return np.bincount(self.path_n, minlength=len(self.rank_P))
 
     def visits_at(self, step: int) -> np.ndarray:
-        """``weighted_at`` of all these tokens."""
+        """``weighted_at`` over all these tokens."""
         key = f"visits at {step}"
         if key not in self.cache:
             self.cache[key] = self.weighted_at(step, self.tokens_of_path)
         return self.cache[key]
 
     def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
-        """(N,) tokens of each sample, those of ``mask_n``."""
+        """(N,) number of tokens of each sample, restricted to ``mask_n``."""
         chosen = self.sample_n if mask_n is None else self.sample_n[mask_n]
         return np.bincount(chosen, minlength=self.num_samples)
 
     @cached_property
     def has_texts(self) -> bool:
-        """Whether tokens have characters in a text."""
+        """Whether tokens have character spans in a text."""
         return "char_start" in self.columns and bool((self.columns["char_start"] >= 0).any()) and any(self._texts)
 
     @cached_property
     def words(self) -> Words | None:
-        """The word that each token stands in; None where the run has no texts."""
+        """The word around each token; None if the run has no texts."""
         if not self.has_texts:
             return None
         start, end = self.columns["char_start"], self.columns["char_end"]
         return words_of_tokens(self._texts, self.sample_n, start, end)
 
     def words_of(self, places: np.ndarray) -> Words | None:
-        """The words of some tokens, given by their indices; reads only the text around them."""
+        """The words around some tokens, given by their indices; reads only the text around them."""
         most = self.counted["exact"] and 4 * len(places) > self.num_tokens
         if not self.has_texts or "words" in self.__dict__ or most:
             return None if self.words is None else Words(self.words.names, self.words.codes_n[places])
@@ -183,7 +183,7 @@ class TokenTable:
 
     @cached_property
     def pieces(self) -> Words | None:
-        """The characters of each token itself; None where the run knows neither texts nor a vocabulary."""
+        """The characters of each token; None if the run has neither texts nor a vocabulary."""
         ids_n = self.columns.get("token_id")
         texts = dict(self._rows("SELECT token_id, text FROM token_text"))
         if ids_n is not None and texts and (ids_n >= 0).any():
@@ -210,7 +210,7 @@ _LOCK = threading.Lock()
 
 
 def tokens_of(run: RunFile) -> TokenTable:
-    """The tokens of ``run``, read once and kept while it is open and few others were asked since."""
+    """The tokens of ``run``, cached while it is open and recently used."""
     with _LOCK:
         table = _TABLES.pop(run, None)
         if table is not None:
@@ -226,12 +226,12 @@ def tokens_of(run: RunFile) -> TokenTable:
 
 
 def most_tokens(run: RunFile) -> int:
-    """Tokens of a run that are read into memory."""
+    """Number of tokens of a run that are read into memory."""
     return min(MOST_TOKENS, MOST_BYTES // (run.layout.visits * run.layout.id_dtype.itemsize))
 
 
 def known_token_table(run: RunFile) -> TokenTable | None:
-    """Of a run too large for memory the tokens of ``known_token``; None where all are in memory."""
+    """For a run too large for memory, the tokens of ``known_token``; otherwise None."""
     if run.row["num_tokens"] <= most_tokens(run):
         return None
     condition = Query("rowid IN (SELECT place FROM known_token)")
@@ -242,7 +242,7 @@ def known_token_table(run: RunFile) -> TokenTable | None:
 
 
 def read_token_table(run: RunFile, most: int | None = None) -> TokenTable:
-    """All tokens, or those of a seeded draw of samples with at most about ``most`` tokens."""
+    """All tokens, or those of a seeded draw of samples with about ``most`` tokens at most."""
     most = most_tokens(run) if most is None else most
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
     samples_N, sizes = rows["sample"].astype(np.int64), rows["num_tokens"].astype(np.int64)
@@ -256,7 +256,7 @@ def read_token_table(run: RunFile, most: int | None = None) -> TokenTable:
 
 
 def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> TokenTable:
-    """The tokens for which ``condition`` holds, all of them of the ``chosen`` of the samples in ``rows``."""
+    """The tokens that meet ``condition``, which selects all tokens of the ``chosen`` among the samples in ``rows``."""
     samples_N, sizes = rows["sample"], rows["num_tokens"]
     tokens = _tokens(run, condition)
     path_ids, path_n = _compact(tokens.pop("path_id"))
@@ -286,7 +286,7 @@ def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chose
 
 
 def _compact(path_ids_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct path ids, rising, and the index of each token's; path ids are small whole numbers."""
+    """The distinct path ids, ascending, and the index of each token's; path ids are small integers."""
     present = np.flatnonzero(np.bincount(path_ids_n))
     index = np.zeros(int(present[-1]) + 1, dtype=np.int32)
     index[present] = np.arange(len(present))
@@ -303,7 +303,7 @@ def _tokens(run: RunFile, condition: Query) -> dict[str, np.ndarray]:
 
 
 def _paths(run: RunFile, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
-    """rank, compute, reuse and ribbon by rank, and the order that brings ``path_ids`` there."""
+    """rank, compute, reuse and ribbon, ordered by rank, and the order that maps ``path_ids`` to them."""
     where = "true"
     if len(path_ids) < run.row["num_paths"]:
         where = f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})"

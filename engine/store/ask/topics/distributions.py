@@ -20,7 +20,7 @@ SEALED_BINS = 40
 MOST_SEALED_LABELS = 16
 MOST_BINS = 500
 LIMITS = {"compute": (0.0, 1.0), "reuse": (0.0, 1.0)}
-"""shares keep one axis in every run, so that two histograms can be laid over each other"""
+"""fixed axes for shares, so that histograms of different runs can be compared"""
 
 
 def existing_measures(run: RunFile) -> list[str]:
@@ -33,7 +33,7 @@ def existing_measures(run: RunFile) -> list[str]:
 
 
 def _page_distributions(run: RunFile) -> Iterator[dict[str, Any]]:
-    """What the page asks: every measure, of the whole run and of the labels with the most tokens."""
+    """Arguments asked by the page: every measure, for the whole run and for the labels with the most tokens."""
     labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_SEALED_LABELS]
     for measure in existing_measures(run):
         for per in ("sample", "token"):

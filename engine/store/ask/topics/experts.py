@@ -26,12 +26,12 @@ from tokenpaths.engine.store.file.filters import check_page
 MOST_LABELS = 40
 MOST_MODULES = 256
 MOST_SEALED_STEPS = 32
-"""steps whose specialisation is worked out at sealing"""
+"""steps whose specialisation is computed at sealing"""
 SHOWN_PAIRS = 20
 
 
 def _page_specialisations(run: RunFile) -> Iterator[dict[str, Any]]:
-    """What the page asks of each step."""
+    """Arguments asked by the page, for each step."""
     for step in range(min(run.layout.num_steps, MOST_SEALED_STEPS)):
         yield {"of": "input", "step": step, "limit": 16}
         yield {"of": "input", "step": step, "limit": 256, "each": 24}
@@ -235,7 +235,7 @@ def co_activation(
 
 
 def _strongest(together: np.ndarray, share: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs (i, j) chosen together, the one with the larger share first; pairs seen a few times only come last."""
+    """Pairs (i, j) chosen together, by falling share; rare pairs come last."""
     rows, columns = np.nonzero(np.triu(together, 1))
     both = np.minimum(share[rows, columns], share[columns, rows])
     seldom = together[rows, columns] < measure.LEAST_SEEN
@@ -247,7 +247,7 @@ def _strongest(together: np.ndarray, share: np.ndarray) -> list[tuple[int, int]]
 
 
 def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> list[int]:
-    """The modules of the strongest pairs, at most ``limit``, each beside the one it works with most."""
+    """The modules of the strongest pairs, at most ``limit``, ordered so that frequent partners are adjacent."""
     modules: dict[int, None] = {}
     for pair in pairs:
         if len(modules.keys() | set(pair)) > limit:

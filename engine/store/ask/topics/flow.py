@@ -42,7 +42,7 @@ from tokenpaths.engine.store.file.schema import SAMPLE_TABLE_ROWS, Layout
 
 MOST_LINKS = 2000
 OTHER = -1
-"""module id of what was merged"""
+"""module id of merged modules"""
 PATHS_AT_ONCE = 262_144
 SAMPLE_TABLE = "token_sample"
 Counted = tuple[int, dict[str, np.ndarray], list[tuple[Any, ...]]]
@@ -133,7 +133,7 @@ def _check(limit: int, min_share: float, merge_share: float, most_modules: int |
 def _count(
     run: RunFile, filters: Filters, label_id: int | None, first: int, stop: int, *, sampled: bool
 ) -> tuple[dict[str, Any] | None, Counted]:
-    """How it was counted (None: exactly, as nobody asked for a sample), and the counts."""
+    """How tokens were counted (None: exactly, no sample was requested), and the counts."""
     if sampled and run.row["num_tokens"] > SAMPLE_TABLE_ROWS:
         return sampled_flow(run, filters, label_id, first, stop)
     if run.layout.by_path and label_id is None:
@@ -145,14 +145,14 @@ def _count(
 
 
 def count_tokens(run: RunFile, condition: Query, first: int, stop: int) -> Counted:
-    """Of the tokens of ``condition``, between the steps ``first`` … ``stop`` − 1."""
+    """Counts over the tokens of ``condition``, between the steps ``first`` … ``stop`` − 1."""
     if run.layout.by_path:
         return count_tokens_by_path(run, condition, first, stop)
     return _count_table(run, run.layout, condition, first, stop, "token")
 
 
 def _count_table(run: RunFile, layout: Layout, condition: Query, first: int, stop: int, table: str) -> Counted:
-    """Of the rows of ``table``, which hold their own ids."""
+    """Counts over the rows of ``table``, which hold their own ids."""
     if countable_in_sql(layout):
         return (
             run.rows(queries.count_tokens(condition, table))[0][0],
@@ -168,7 +168,7 @@ def _count_table(run: RunFile, layout: Layout, condition: Query, first: int, sto
 
 
 def count_paths(run: RunFile, filters: Filters, first: int, stop: int) -> Counted:
-    """Of the tokens of ``filters`` without a label, between the steps ``first`` … ``stop`` − 1."""
+    """Counts over the tokens of ``filters`` without a label, between the steps ``first`` … ``stop`` − 1."""
     condition = path_condition(filters)
     query = Query(f"SELECT count, ribbon FROM path WHERE {condition.sql}", condition.parameters)
 
@@ -183,7 +183,7 @@ def count_paths(run: RunFile, filters: Filters, first: int, stop: int) -> Counte
 
 
 def count_tokens_by_path(run: RunFile, condition: Query, first: int, stop: int) -> Counted:
-    """Of the tokens of ``condition``, in a layout of one slot."""
+    """Counts over the tokens of ``condition``, in a layout of one slot."""
     columns = run.arrays(
         Query(f"SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} GROUP BY path_id", condition.parameters)
     )
@@ -199,7 +199,7 @@ def count_tokens_by_path(run: RunFile, condition: Query, first: int, stop: int) 
 
 
 def _sum_paths(run: RunFile, parts: Iterator[tuple[np.ndarray, np.ndarray]], first: int, stop: int) -> Counted:
-    """``parts``: how often each path is taken (p,), and its ribbon (p, S)."""
+    """Sum over ``parts``: frequency of each path (p,), and its ribbon (p, S)."""
     num_steps, size, num_tokens = run.layout.num_steps, run.layout.num_modules, 0
     links = np.zeros((num_steps, size * size))
     used = np.zeros((num_steps, size))
@@ -221,7 +221,7 @@ def _sum_paths(run: RunFile, parts: Iterator[tuple[np.ndarray, np.ndarray]], fir
 def sampled_flow(
     run: RunFile, filters: Filters, label_id: int | None, first: int, stop: int
 ) -> tuple[dict[str, Any], Counted]:
-    """How it was counted (``num_tokens`` of ``of_tokens`` sampled ones), and the counts in sampled tokens."""
+    """How tokens were counted (``num_tokens`` of ``of_tokens`` sampled ones), and the counts of sampled tokens."""
     layout = replace(run.layout, by_path=False)  # the sample holds the ids, whatever the tokens hold
     ((size,),) = run.rows(Query(f"SELECT count(*) FROM {SAMPLE_TABLE}"))
     condition = token_condition(filters, label_id, layout)
@@ -230,7 +230,7 @@ def sampled_flow(
 
 
 def with_error_bars(answer: dict[str, Any], counted: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """The answer about sampled tokens as one about all: counts as the run would have them, shares with both ends."""
+    """Scale an answer over sampled tokens to the run: estimated counts, and shares with both ends of their interval."""
     scale = num_tokens / counted["of_tokens"]
     scaled: dict[str, Any] = {**answer, "counted": counted, "num_tokens": round(answer["num_tokens"] * scale)}
     for name in ("nodes", "links", "other"):
@@ -258,7 +258,7 @@ def kept_modules(
     merge_share: float,
     most_modules: int | None,
 ) -> list[tuple[int, int]] | None:
-    """(step, module) of those that stay themselves; None where nothing is to be merged.
+    """(step, module) of the modules that are not merged; None if none is merged.
 
     A module is merged when its share of the tokens lies below ``merge_share``, or when ``most_modules`` of its step
     have more (ties: the smaller id stays). A module that would be merged with nothing but itself stays.
@@ -332,7 +332,7 @@ def _answer(
     num_tokens: int,
     kept: Sequence[tuple[int, int]] | None,
 ) -> dict[str, Any]:
-    """nodes, the largest links, and per step what is hidden in ``other``; ``links`` as of ``queries.largest_links``.
+    """nodes, the largest links, and the remainder per step in ``other``; ``links`` as from ``queries.largest_links``.
 
     At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``.
     """
@@ -373,7 +373,7 @@ def _nodes(
     num_tokens: int,
     kept: Sequence[tuple[int, int]] | None,
 ) -> list[dict[str, Any]]:
-    """Modules with tokens, step by step; what is not ``kept`` as one node of its step, the last one."""
+    """Modules with tokens, step by step; modules not in ``kept`` are one node, the last of its step."""
     stays, merged = None if kept is None else set(kept), defaultdict(list)
     nodes = []
     for step, module, count, _ in sorted(usage):
@@ -402,5 +402,5 @@ def _nodes(
 
 
 def _number(count: float, top_k: int) -> float | int:
-    """Counts of top-1 flows are whole numbers; pairs of more slots count in fractions."""
+    """Counts of top-1 flows are integers; with more slots, pairs count in fractions."""
     return int(count) if top_k == 1 else float(count)

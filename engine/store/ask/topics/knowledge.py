@@ -26,21 +26,21 @@ from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, mix
 SHUFFLES = 200
 SEED = 0
 UNTRAINED = "-untrained"
-"""how the names of models end that are untrained twins (``tracing.as_untrained``)"""
+"""suffix of the model names of untrained twins (``tracing.as_untrained``)"""
 CELLS = 3
-"""the picture is cut into CELLS × CELLS places"""
+"""pictures are divided into CELLS × CELLS places"""
 
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that may be told of a token: (n,) codes, −1 where it is not known."""
+    """A property of tokens: (n,) codes, −1 where unknown."""
 
     name: str
     codes_n: np.ndarray
     of_samples: bool = False
-    """all tokens of a sample share it"""
+    """common to all tokens of a sample"""
     by_place: bool = False
-    """it hangs together by the place in the sample; else a sample is a row of values, whatever lies between them"""
+    """correlated by place in the sample; otherwise a sample is a sequence of values, whatever lies between them"""
 
 
 @question(
@@ -122,7 +122,7 @@ def _of_twin(association: Association | None) -> dict[str, float | None]:
 
 
 def _twin_paths(run: RunFile, table: TokenTable, drawn: np.ndarray) -> tuple[np.ndarray | None, str | None]:
-    """(n,) paths of the untrained twin for the drawn tokens, or None and the reason in words."""
+    """(n,) paths of the untrained twin for the drawn tokens, or None and the reason."""
     if run.row["model"].endswith(UNTRAINED):
         return None, "this run is an untrained twin itself"
     if fit(run)["untrained"] is None:
@@ -147,7 +147,7 @@ _WORDS = {
 
 
 def _hash_sample(table: TokenTable) -> np.ndarray:
-    """Indices of the ``KNOWN_TOKENS`` tokens with the smallest hashes of their place in the run, in that order."""
+    """Indices of the ``KNOWN_TOKENS`` tokens with the smallest hashes of their position in the run, in hash order."""
     hashes = mix(table.columns["place"].astype(np.uint64), SEED)
     if len(hashes) > KNOWN_TOKENS:
         smallest = np.argpartition(hashes, KNOWN_TOKENS)[:KNOWN_TOKENS]
@@ -156,7 +156,7 @@ def _hash_sample(table: TokenTable) -> np.ndarray:
 
 
 def _properties(run: RunFile, table: TokenTable, words: Words | None) -> list[Property]:
-    """Every property of the run's modality; those that it did not record are all −1."""
+    """All properties of the run's modality; those not recorded are all −1."""
     nothing = np.full(table.num_tokens, -1, dtype=np.int64)
     rows = run.rows(Query("SELECT sample, prediction, grid_rows, grid_cols, label FROM sample ORDER BY sample"))
     rows = [rows[int(number)] for number in table.samples_N] if len(rows) > table.num_samples else rows
@@ -187,7 +187,7 @@ def _of_words(words: Words | None, values_W: list[int], nothing: np.ndarray) -> 
 
 
 def _places(table: TokenTable, rows: list[tuple[Any, ...]]) -> np.ndarray:
-    """Which of CELLS × CELLS equal cells of its picture each patch lies in, row by row; −1 without a grid."""
+    """Cell of each patch on a CELLS × CELLS grid over its picture, row-major; −1 without a grid."""
     grid_N2 = np.array([[row[2] or 0, row[3] or 0] for row in rows], dtype=np.int64)[table.sample_n]
     row_n, col_n = (table.columns[name].astype(np.int64) for name in ("grid_row", "col"))
     inside = (grid_N2 > 0).all(axis=1) & (row_n >= 0) & (col_n >= 0)

@@ -24,28 +24,28 @@ from tokenpaths.engine.store.file.filters import check_page
 LEAST = 20
 MOST_ROWS = 500
 MOST_CELLS = 4_000_000
-"""samples × modules that are counted at once"""
+"""samples × modules counted at once"""
 LEAST_SAMPLES = 2
-"""of the label: what only one sample shows is that sample's, not its label's"""
+"""with the label: what occurs in a single sample is specific to that sample, not to its label"""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How tokens of things fall on labels, pair by pair: nearly all pairs of a path and a label never meet."""
+    """Token counts by thing (path or module) and label as sparse pairs: most paths and labels never meet."""
 
     things: np.ndarray
-    """(I, …) what row i is: a path's index, or step and module"""
+    """(I, …) identity of row i: a path's index, or step and module"""
     total_I: np.ndarray
     """tokens, of all labels"""
     size_I: np.ndarray
     """effective number of samples, (Σx)²/Σx²"""
     thing_J: np.ndarray
-    """pairs that meet, by thing and then by label"""
+    """pairs with tokens, ordered by thing, then by label"""
     label_J: np.ndarray
     """index into the labels"""
     tokens_J: np.ndarray
     samples_J: np.ndarray
-    """samples of the label that were met"""
+    """number of the label's samples in the pair"""
 
 
 @question(
@@ -108,7 +108,7 @@ def specific(
 
 
 def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:
-    """Of every path that a labelled sample takes."""
+    """Counts for every path taken by a labelled sample."""
     num = table.num_samples
     # Pairs (path, sample) that occur, and how often: far fewer than paths × samples.
     keys, times = np.unique(table.path_n.astype(np.int64) * num + table.sample_n, return_counts=True)
@@ -125,7 +125,7 @@ def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:
 
 
 def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
-    """Of every module at every step."""
+    """Counts for every module at every step."""
     known = np.flatnonzero(table.label_N >= 0)
     order = known[np.argsort(table.label_N[known], kind="stable")]
     starts = np.searchsorted(table.label_N[order], ids)
@@ -147,8 +147,8 @@ def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
 
 
 def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int | None) -> np.ndarray:
-    """Pairs (indices into J, of those to keep) by the lower end of their lift: what is surely specific comes first.
-    Of each thing the label that it is most specific to, or the one that is wanted."""
+    """Pairs (indices into J) ordered by the lower end of their lift, so that certain ones come first. Each thing is
+    listed with its most specific label, or with the requested one."""
     if wanted is not None:
         keep_J = keep_J[counts.label_J[keep_J] == wanted]
     thing, label = counts.thing_J[keep_J], counts.label_J[keep_J]

@@ -41,18 +41,18 @@ CARD_FIELDS = (
 TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
 SHARE_RANKS = (1, 10, 100, 1000)
 _CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
-"""how the source of a crop is written (``tokenpaths.engine.data.bundled.photos``): file, place and side"""
+"""source of a crop, as written by ``tokenpaths.engine.data.bundled.photos``: file, place and side"""
 
 
 def card(run: RunFile) -> dict[str, Any]:
-    """What a list of runs shows."""
+    """Summary of the run for lists of runs."""
     return run_card(run.run_id, run.row, samples_are=_crops(run))
 
 
 def run_card(
     run_id: str, row: Mapping[str, Any] | None, problem: str | None = None, samples_are: str | None = None
 ) -> dict[str, Any]:
-    """The card of a run; of an unreadable one everything but its name and problem is None."""
+    """The card of a run; for an unreadable run all fields but name and problem are None."""
     fields = {name: row[name] if row else None for name in CARD_FIELDS}
     for name in ("accuracy", "loss"):
         fields[name] = finite(fields[name])
@@ -108,7 +108,7 @@ def info(run: RunFile) -> dict[str, Any]:
 
 
 def _associations(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Rows of ``queries.association_rows``: one of each attribute, with the numbers of the untrained twin beside."""
+    """Rows of ``queries.association_rows``: one per attribute, with the numbers of the untrained twin."""
     names = ("attribute", "nmi", "null_mean", "null_std", "p_value", "shuffles", "num_tokens", "shuffled", "whose")
     answers: dict[str, dict[str, Any]] = {}
     for row in sorted((dict(zip(names, row, strict=True)) for row in rows), key=lambda row: row["whose"]):
@@ -123,10 +123,10 @@ def _associations(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _crops(run: RunFile) -> str | None:
-    """“120 crops of 2 pictures” where all images are crops and several are of one picture; None elsewhere.
+    """“120 crops of 2 pictures” if all images are crops and several are of one picture; otherwise None.
 
-    Such crops are alike, so whatever takes them for independent samples (intervals, shuffles) is surer than it should
-    be.
+    Crops of one picture are alike, so statistics that treat them as independent samples (intervals, shuffles) are
+    overconfident.
     """
     if run.row["modality"] != "vision":
         return None
@@ -143,9 +143,9 @@ def _crops(run: RunFile) -> str | None:
 
 
 def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
-    """The cards of all run files, newest first; a file that cannot be read says why in ``problem``.
+    """The cards of all run files, newest first; ``problem`` gives the reason if a file is unreadable.
 
-    A missing folder has no runs. Cards are remembered until their file changes.
+    A missing folder has no runs. Cards are cached until their file changes.
     """
     folder = Path(runs_dir)
     files = sorted(folder.glob(f"*{RUN_SUFFIX}")) if folder.is_dir() else []
@@ -163,7 +163,7 @@ def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=4096)
 def _card(file_name: str, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
-    """The card of one file; the other arguments tell its versions apart."""
+    """The card of one file; the other arguments identify its version for the cache."""
     file = Path(file_name)
     if not is_name(file.stem):
         return run_card(

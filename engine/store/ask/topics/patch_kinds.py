@@ -28,7 +28,7 @@ SEED = 0
 
 
 def measured(run: RunFile, table: TokenTable, kind: str | None) -> TokenTable:
-    """The tokens that ``kind`` can be told of: those of a draw of pictures where it needs pixels, else all."""
+    """The tokens that ``kind`` can be computed for: those of a draw of pictures if it needs pixels, else all."""
     if kind not in BY_PIXELS or table.num_samples <= MOST_PICTURES:
         return table
     if "pictures" not in table.cache:
@@ -38,7 +38,7 @@ def measured(run: RunFile, table: TokenTable, kind: str | None) -> TokenTable:
 
 
 def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
-    """(n,) whether each patch is of one of ``PATCH_KINDS``.
+    """(n,) whether each patch is of the kind, one of ``PATCH_KINDS``.
 
     Raises:
         UserError: pictures or their grids were not recorded.
@@ -79,7 +79,7 @@ def _grids(run: RunFile, table: TokenTable) -> np.ndarray:
 
 
 def _contrast(run: RunFile, table: TokenTable) -> np.ndarray:
-    """(n,) standard deviation of the grey values inside each patch; NaN where there is no picture."""
+    """(n,) standard deviation of the grey values inside each patch; NaN without a picture."""
     contrast_n = np.full(table.num_tokens, np.nan)
     grids_N2 = _grids(run, table)
     first_N = np.searchsorted(table.sample_n, np.arange(table.num_samples + 1))

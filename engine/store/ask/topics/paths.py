@@ -99,7 +99,7 @@ def paths(
 def _page_of_label(
     run: RunFile, order: str, label: str | None, label_id: int | None, filters: Filters, limit: int, offset: int
 ) -> tuple[int, int, list[tuple[Any, ...]]] | None:
-    """num_paths, num_tokens and rows of a label's page, where it was worked out at sealing."""
+    """num_paths, num_tokens and rows of a label's page, if computed at sealing."""
     if label_id is None or filters.need_tokens or order != "rank":
         return None
     top = _top_paths(order, label_id, limit, offset)
@@ -114,7 +114,7 @@ def _page_of_label(
 
 
 def _top_paths(order: str, label_id: int | None, limit: int, offset: int) -> Query | None:
-    """As ``queries.all_paths``, from the sealed list; None beyond its end."""
+    """As ``queries.all_paths``, from the sealed list; None past its end."""
     if offset + limit > TOP_ROWS:
         return None
     return Query(
@@ -201,7 +201,7 @@ def law(
 
 
 def _by_kind(answer: Mapping[str, Any], without: str) -> list[dict[str, Any]]:
-    """A row for the run and for each null that there is, its list ``without`` left out."""
+    """A row for the run and for each available null, without the list ``without``."""
     rows = []
     for kind in KINDS:
         if answer[kind] is not None:
@@ -228,7 +228,7 @@ def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | Non
 
 
 def _law_answer(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
-    """A fitted power law in plain numbers; ``reason`` says why where there is none."""
+    """A fitted power law as plain numbers; ``reason`` explains a missing fit."""
     num_paths, num_tokens = int(histogram.paths.sum()), int(histogram.values @ histogram.paths)
     fitted, beside = verdict.law, verdict.beside
     if fitted is None or beside is None:
@@ -271,7 +271,7 @@ def examples(
 
 
 def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
-    """Each of these paths with tokens that take it, in the order of ``ranks``; texts and pictures are read once."""
+    """Each of these paths with tokens on it, in the order of ``ranks``; reads each text and picture once."""
     heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(ranks))}
     pairs_of = {}
     for rank, (_, count, _, first_member) in heads.items():
@@ -297,7 +297,7 @@ def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> 
 def _members(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
     """(sample, token) in reading order of these rows of ``path_member``, all of ``rank``.
 
-    The view would sort the first rows of all samples to find them; ``RunFile`` holds these.
+    Uses the first rows of all samples from ``RunFile``; the view would sort them.
     """
     # The rank lets DuckDB skip to the rows.
     sql = f"SELECT row FROM {MEMBERS} WHERE rank = ? AND rowid IN ({', '.join('?' * len(places))})"

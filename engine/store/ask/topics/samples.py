@@ -54,9 +54,9 @@ SELECT token_id, sum(n)::BIGINT AS count, count(*) AS num_paths, first(rank ORDE
     first(ribbon ORDER BY n DESC, rank), max(n), (sum(sum(n)) OVER ())::BIGINT, count(*) OVER ()
 FROM ending JOIN path USING (path_id) GROUP BY token_id ORDER BY count DESC, token_id LIMIT ?
 """
-"""token_id, count, num_paths, rank, ribbon and count of its path; samples and token ids in all"""
+"""token_id, count, num_paths, rank, ribbon and count of its path; number of samples and of token ids in total"""
 TOKENS_AT_ONCE = 200
-"""in one question: DuckDB 2.0 takes long over thousands of branches"""
+"""tokens per query: DuckDB 2.0 is slow over thousands of branches"""
 
 
 @question(
@@ -147,7 +147,7 @@ def image(run: RunFile, sample: int) -> bytes:
 
 
 def picture(run: RunFile, sample: int) -> bytes:
-    """The PNG of one sample made anew from its pixels, for whoever shows it: a run may come from elsewhere."""
+    """The PNG of one sample re-encoded from its pixels, without metadata, because a run file may be untrusted."""
     return clean_picture(image(run, sample))
 
 
@@ -178,13 +178,13 @@ def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, 
 
 
 def _arrays(run: RunFile, rows: list[tuple[Any, ...]], first: int) -> list[Any]:
-    """The columns from ``first`` on, as ``ribbons_of`` takes them."""
+    """The columns from ``first`` on, for ``ribbons_of``."""
     columns = list(zip(*rows, strict=True))[first:]
     return [list(column) if run.layout.packed else np.array(column) for column in columns]
 
 
 def vocabulary(run: RunFile, token_ids: Iterable[int]) -> dict[int, str]:
-    """Readable texts of these vocabulary ids, where the run has them."""
+    """Readable texts of these vocabulary ids, as far as the run has them."""
     wanted = sorted(set(token_ids))
     return dict(run.rows(queries.token_texts(wanted))) if wanted else {}
 
@@ -222,7 +222,7 @@ def _token_answer(
 
 
 def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -> str | None:
-    """The characters of the token in its text, else the readable form of its vocabulary id."""
+    """The characters of the token in its text, or the readable form of its vocabulary id."""
     if text is not None and token["char_start"] is not None and token["char_end"] is not None:
         return text[token["char_start"] : token["char_end"]]
     return texts.get(token["token_id"])
@@ -319,7 +319,7 @@ def last_tokens(
 
 
 def weights_recorded(run: RunFile) -> bool:
-    """False where the source gave ids only and 1/K stands in for each weight."""
+    """False if the source gave ids only and each weight is 1/K."""
     return json.loads(run.row["weight_semantics"] or "{}").get("weights_recorded", True) is not False
 
 

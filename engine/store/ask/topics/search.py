@@ -38,12 +38,12 @@ MOST_ROWS = 100
 MOST_EXAMPLES = 200
 MOST_WORDS = 12
 COMPARED = 32
-"""modules of a step that are compared in full, those whose share differs most"""
+"""modules of a step that are compared in full, those with the largest difference in share"""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which tokens; all conditions hold together, None and () ask for nothing."""
+    """Search conditions on tokens, combined by AND; None and () impose none."""
 
     q: str | None = None
     kind: str | None = None
@@ -54,13 +54,13 @@ class Wanted:
     through: tuple[tuple[int, int], ...] = ()
     """(step, module)"""
     ranks: tuple[int, int] | None = None
-    """first and last rank"""
+    """lowest and highest rank"""
     compute: tuple[int | float, int | float] | None = None
-    """least and most"""
+    """minimum and maximum"""
     reuse: tuple[int | float, int | float] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The question as the answer repeats it."""
+        """The conditions as repeated in the answer."""
         shown = {**asdict(self), "through": [f"{step}.{module}" for step, module in self.through]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
 
@@ -165,7 +165,7 @@ def search_tokens(
 
 
 def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, seed: int) -> list[dict[str, Any]]:
-    """At most ``limit`` of the ``chosen`` tokens in their context, a seeded draw."""
+    """At most ``limit`` of the ``chosen`` tokens in context, a seeded draw."""
     if len(chosen) > limit:
         chosen = np.sort(np.random.default_rng(abs(seed)).choice(chosen, limit, replace=False))
     samples = table.samples_N[table.sample_n[chosen]].tolist()
@@ -177,7 +177,7 @@ def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, s
 
 
 def _check(run: RunFile, wanted: Wanted) -> None:
-    """UserError where the question names what cannot be."""
+    """UserError for invalid conditions."""
     check_text(wanted.q, "q", field="q")
     if wanted.kind is not None:
         check_choice(wanted.kind, (*KINDS, *PATCH_KINDS), "kind")
@@ -202,7 +202,7 @@ def _check(run: RunFile, wanted: Wanted) -> None:
 
 
 def _words(run: RunFile, table: TokenTable, wanted: Wanted) -> Words | None:
-    """What ``q`` and ``kind`` are looked for in; None where the run has nothing of the sort."""
+    """The strings that ``q`` and ``kind`` are matched against; None if the run has none."""
     words = table.words if wanted.reading == "word" else table.pieces
     words = words or table.pieces
     of_words = wanted.kind is not None and wanted.kind not in PATCH_KINDS
@@ -220,7 +220,7 @@ def _words(run: RunFile, table: TokenTable, wanted: Wanted) -> Words | None:
 
 
 def token_mask(run: RunFile, table: TokenTable, wanted: Wanted, words: Words | None) -> np.ndarray:
-    """(n,) whether each token is one of those that are wanted."""
+    """(n,) whether each token meets the conditions."""
     mask_P = np.ones(len(table.rank_P), dtype=bool)
     for values_P, bounds in (
         (table.rank_P, wanted.ranks),
@@ -249,7 +249,7 @@ def token_mask(run: RunFile, table: TokenTable, wanted: Wanted, words: Words | N
 
 
 def _share(table: TokenTable, mask_n: np.ndarray) -> dict[str, Any]:
-    """How many tokens, and their share of all; with both ends where the tokens are a draw."""
+    """Number of tokens, and their share of all; with interval ends if the tokens are a draw."""
     num = int(mask_n.sum())
     share = num / table.num_tokens
     answer = {"num_tokens": num, "share": share, "num_samples": int((table.per_sample(mask_n) > 0).sum())}
@@ -261,7 +261,7 @@ def _share(table: TokenTable, mask_n: np.ndarray) -> dict[str, Any]:
 
 
 def _nothing(table: TokenTable) -> str:
-    """That no token was found, and where it was looked for."""
+    """Message for an empty result: whether all tokens or a draw was searched."""
     if table.counted["exact"]:
         return "no token of the run is like this"
     return (
@@ -272,7 +272,7 @@ def _nothing(table: TokenTable) -> str:
 
 
 def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
-    """The most frequent words among the tokens that were found, case kept."""
+    """The most frequent words among the matching tokens, case preserved."""
     if words is None or not len(chosen):
         return []
     counts = np.bincount(words.codes_n[chosen], minlength=len(words.names))
@@ -281,7 +281,7 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
-    """The paths of these tokens, most taken first: their share here, in the run, and the lift of one on the other."""
+    """The paths of these tokens, by falling frequency: share among them, share in the run, and lift."""
     size = len(table.rank_P)
     chosen = np.flatnonzero(mask_n)
     here_P, all_P = np.bincount(table.path_n[chosen], minlength=size), table.tokens_of_path
@@ -315,10 +315,10 @@ def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> lis
 def _modules(
     run: RunFile, table: TokenTable, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Modules per step by how surely they differ: Δ = share of these tokens − share of the others that choose it.
+    """Modules per step by significance of Δ = share of these tokens − share of the others that choose the module.
 
-    Modules that were asked for (``through``) are left out: all of these tokens choose them. So is a step all of whose
-    slots they fill: no other module is left to these tokens there.
+    Requested modules (``through``) are left out, because all of these tokens choose them. So is a step whose slots they
+    fill completely.
     """
     chosen = np.flatnonzero(mask_n)
     of_a = table.per_sample(chosen)
@@ -361,8 +361,8 @@ def _modules(
 
 
 def _most_different(table: TokenTable, step: int, here_P: np.ndarray, fixed: set[int]) -> np.ndarray:
-    """The ``COMPARED`` modules of a step, without those given, whose shares among both sets of tokens differ most, in
-    the order of ids; ``here_P`` tokens of one set take each path, the others are the other set."""
+    """The ``COMPARED`` modules of a step, except the given ones, whose shares in both sets of tokens differ most,
+    ordered by id; ``here_P`` tokens of one set take each path, the others are the other set."""
     here_M, all_M = table.weighted_at(step, here_P), table.visits_at(step).copy()
     ids = [module for module in fixed if module < len(all_M)]
     here_M[ids] = all_M[ids] = 0
@@ -373,6 +373,6 @@ def _most_different(table: TokenTable, step: int, here_P: np.ndarray, fixed: set
 
 
 def _surely(difference: Contrast, i: int) -> float:
-    """How far the interval of Δ stays away from 0; 0 where it holds 0 or there is none."""
+    """Distance of the interval of Δ from 0; 0 if it contains 0 or is missing."""
     low, high = float(difference.low[i]), float(difference.high[i])
     return max(0.0, low, -high) if np.isfinite(low) else 0.0

@@ -31,7 +31,7 @@ MOST_SIMILAR = 200
 MOST_PATHS = 50
 MOST_EACH = 60
 CHUNK_CELLS = 1 << 23
-"""cells of a piece of the profiles: 64 MB while it is counted"""
+"""cells per chunk of the profiles: 64 MB while they are counted"""
 MAPPED_CELLS = 1 << 25
 MOST_MAPPED = 5000
 MOST_THUMBNAILS = 600
@@ -80,7 +80,7 @@ Compared = tuple[np.ndarray, np.ndarray, float, int]
 
 
 def _by_all(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
-    """Compared with the profile of each sample, one after the other."""
+    """Exact comparison with the profile of each sample in turn."""
     distance = np.empty(int(run.row["num_samples"]))
     for numbers, piece in _profiles(run, np.arange(len(distance))):
         distance[numbers] = profile_distance(own, piece)
@@ -91,8 +91,8 @@ def _by_all(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
 
 
 def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
-    """The same from the sealed counts: all distances nearly, then exactly those that may be among the nearest, in the
-    middle or zero."""
+    """The same from the sealed counts: approximate distances to all samples, exact ones only for candidates for the
+    nearest, for the median and for zero."""
     squared, off = sample_profiles.squared_distances(run, own), 2 * sample_profiles.rounding(run)
     others = np.delete(squared, sample)
     places = (len(others) - 1) // 2, len(others) // 2
@@ -209,10 +209,10 @@ def map_samples(
 
 
 def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers (n,) and profiles (n, D) of at most ``limit`` samples of a run, drawn evenly where there are more.
+    """Numbers (n,) and profiles (n, D) of at most ``limit`` samples of a run, evenly subsampled if there are more.
 
     Raises:
-        UserError: fewer than three samples, or all of them alike: there is nothing to draw.
+        UserError: fewer than three samples, or all of them alike.
     """
     check_page(limit, 0, MOST_MAPPED)
     num_samples, width = int(run.row["num_samples"]), run.layout.num_steps * run.layout.num_modules
@@ -236,7 +236,7 @@ def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray
 def map_answer(
     run: RunFile, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
 ) -> dict[str, Any]:
-    """A map as the API gives it: one point a sample with its label, snippet and, where wanted, thumbnail."""
+    """A map as returned by the API: one point per sample with its label, snippet and, if requested, thumbnail."""
     heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers.tolist()))}
     pictures = _thumbnails(run, numbers) if thumbnails else {}
     names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
@@ -261,7 +261,7 @@ def map_answer(
 
 
 def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
-    """Small pictures by sample, as data URIs; an even draw of at most ``MOST_THUMBNAILS``."""
+    """Thumbnails by sample, as data URIs; at most ``MOST_THUMBNAILS``, evenly subsampled."""
     places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
     uris = {}
     for number, png in run.rows(queries.some_samples(numbers[places].tolist(), "sample, image")):
@@ -278,7 +278,7 @@ def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
 
 
 def _profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Profiles of these samples (rising), piece by piece: their numbers and (n, D) float32."""
+    """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
     if sample_profiles.has_profiles(run):
         yield from sample_profiles.profiles_of(run, numbers)
         return
@@ -327,7 +327,7 @@ def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
 
 
 def _with_ribbons(run: RunFile, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Rows of ``path`` with their lists as one array, without a Python object for each of them."""
+    """Rows of ``path`` with their lists as one array, without a Python object per list."""
     with run.cursor() as cursor:
         for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(CHUNK_PATHS):
             if not batch.num_rows:
@@ -342,7 +342,7 @@ def _with_ribbons(run: RunFile, query: Query) -> Iterator[tuple[dict[str, np.nda
 
 
 def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
-    """(V,) the ribbon of one token."""
+    """(V,) ribbon of one token."""
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)

@@ -77,13 +77,13 @@ def soft_arrays(run: RunFile, kind: str) -> np.ndarray:
 
 
 def findings(run: RunFile) -> dict[str, Any]:
-    """What is known of the model, and what its soft decisions say, by name."""
+    """Stored findings about the model and its soft decisions, by name."""
     rows = run.rows(Query("SELECT name, answer FROM finding ORDER BY name"))
     return {name: json.loads(answer) for name, answer in rows}
 
 
 def _long_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each value, with the names of its place along every axis."""
+    """A row per value, with its names along every axis."""
     axes = answer["axes"]
     places = itertools.product(*(axis["names"] for axis in axes))
     values = np.array(answer["values"]).ravel().tolist()
@@ -118,7 +118,7 @@ def _sample_rows(kind: str, sample: int) -> Query:
 
 
 def _dense(columns: Mapping[str, np.ndarray], kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The array of ``shape`` (axes of the kind) that the rows of one sample spell out."""
+    """Dense array of ``shape`` (axes of the kind) from the rows of one sample."""
     soft = SOFT_TABLES[kind]
     values = np.zeros(shape, dtype=np.float32)
     values[tuple(columns[axis] for axis in soft.axes)] = columns[soft.value]

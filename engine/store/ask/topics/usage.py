@@ -74,11 +74,11 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
 
 
 def counts_of_step(rows: Sequence[tuple[Any, ...]], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:
-    """Per step, c_i of every module it offers, zeros included; rows start with step, module, count."""
+    """Per step, c_i of every module that it offers, zeros included; rows start with step, module, count."""
     count_of = {(row[0], row[1]): row[2] for row in rows}
     return [np.array([count_of.get((s, m), 0) for m in bank.offered(s)], dtype=np.int64) for s in range(num_steps)]
 
 
 def _importance_cv2(importance: Sequence[float]) -> float | None:
-    """None where no token came, or nothing was weighted."""
+    """Squared coefficient of variation of the summed weights; None without tokens or weights."""
     return load.importance_cv2(np.array(importance)) if any(importance) else None
