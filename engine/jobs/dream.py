@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DreamJob:
-    """A dream at work (``tokenpaths.engine.jobs.registry.LongJob``)."""
+    """A running dream job (``tokenpaths.engine.jobs.registry.LongJob``)."""
 
     kind: ClassVar[str] = "dream"
     Request = DreamRequest

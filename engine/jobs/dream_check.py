@@ -31,11 +31,11 @@ WORDS = {
     "class": "a class",
 }
 MOST_LOOKED_AT = 1_000_000
-"""bytes of a text of the inbox that a check still reads"""
+"""maximum bytes of an inbox text that a check reads"""
 
 
 def check_request(request: DreamRequest, context: JobContext) -> None:
-    """Refuse what a look at the model's configuration, the run and the original can refuse (UserError, ``field``)."""
+    """Refuse requests that contradict the model's configuration, the run or the original (UserError with ``field``)."""
     about = context.model_config(request.model)
     family, config = about.get("family"), about.get("config", {})
     _check_family(request, family, config)
@@ -146,7 +146,7 @@ def _check_row(request: DreamRequest, text: bool) -> None:
 
 
 def _check_inbox(request: DreamRequest, text: bool, context: JobContext) -> None:
-    """By the first bytes: nothing of a stranger's file is decoded here."""
+    """Check the first bytes only: untrusted files are not decoded here."""
     from tokenpaths.engine.data.images import ImageError, sniffed
 
     assert request.inbox is not None, "asked for by its name only"
@@ -214,7 +214,7 @@ def _check_image_group(request: DreamRequest, config: dict[str, Any]) -> None:
 
 
 def _check_text_group(request: DreamRequest, context: JobContext) -> None:
-    """Tokens of the original, and of the stretch that is dreamt; of a dream without one, those of the dream."""
+    """Check the group against the original's tokens and the dreamt range; without an original, the dream's own."""
     group = group_of(request.target)
     if request.target.of != "choices":
         return check_group(group, range(request.text.length), "tokens of the dream")
@@ -226,7 +226,7 @@ def _check_text_group(request: DreamRequest, context: JobContext) -> None:
 
 
 def check_group(group: Group, among: range, what: str) -> None:
-    """Refuse a group that is not among the tokens of these numbers."""
+    """Refuse a group with tokens other than these."""
     named: Collection[int] = group.patches or (() if group.like is None else (group.like,))
     for number in named:
         if number not in among:

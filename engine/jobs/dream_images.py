@@ -39,27 +39,27 @@ if TYPE_CHECKING:
 
 SLICE_SECONDS = 0.7
 SAVE_SECONDS = 5
-"""the state is kept at least this often, where iterations are slow"""
+"""maximum interval between saved states, where iterations are slow"""
 SHOWN_SIDE = 192
 CURVE_POINTS = 512
 MOST_TOLD = 12
-"""dreams that a message of progress tells of"""
+"""maximum number of dreams named in a progress message"""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One dream of the request, with its name for people."""
+    """One dream of the request, with its display name."""
 
     name: str
     dream: Dream
     group: tuple[int, ...] | None
     """tokens whose decisions count; None: all"""
     steps: tuple[int, int] | None = None
-    """half-open range of steps, where there is one"""
+    """half-open range of steps, if any"""
 
 
 class ImageWork:
-    """Goes on where the folder stands; at most ``MOST_REPEATED`` iterations are ever done twice."""
+    """Image dreams; resumes from the folder and repeats at most ``MOST_REPEATED`` iterations."""
 
     def __init__(self, request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
         self.request, self.folder, self.loaded = request, folder, loaded
@@ -79,7 +79,7 @@ class ImageWork:
         self.saved_at = time.monotonic()
 
     def advance(self) -> Progress:
-        """Iterations for about a second, up to the next point where all is kept."""
+        """Iterate for about a second, up to the next save point."""
         dreams, started = self.dreams, time.monotonic()
         if not dreams.finished:
             stop = dreams.iteration + MOST_REPEATED - dreams.iteration % MOST_REPEATED
@@ -94,7 +94,7 @@ class ImageWork:
         return self._progress(self._finish())
 
     def close(self) -> None:
-        """What was done since the state was last kept is done again."""
+        """Release the work; iterations since the last saved state are repeated later."""
 
     def _progress(self, result: dict[str, Any] | None = None) -> Progress:
         last, total = self.history[-1], self.request.image.iterations
@@ -107,7 +107,7 @@ class ImageWork:
         return Progress(self.dreams.iteration, total, "iterations", message, self.finished, result or {})
 
     def _keep(self) -> None:
-        """Frames first, the state that counts them last."""
+        """Save the frames first and the state that counts them last."""
         dreams, iteration = self.dreams, self.dreams.iteration
         pictures = dreams.pictures()
         self.history = [h for h in self.history if h["iteration"] < iteration]
@@ -124,7 +124,7 @@ class ImageWork:
         self.saved_at = time.monotonic()
 
     def _shown(self, picture: Tensor, item: Item):
-        """With the red outline of the group, where there is one."""
+        """The image with the group outlined in red, if there is a group."""
         image = to_image(picture)
         grid = getattr(self.loaded.checkpoint.config, "grid", None)
         return image if item.group is None or grid is None else outlined(image, item.group, grid)

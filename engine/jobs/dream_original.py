@@ -31,7 +31,7 @@ TEXT_FILE = "original.txt"
 def original_image(
     request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel
 ) -> Float[Tensor, "3 N N"]:
-    """The image in [0, 1] as the model sees it; kept in the job's folder from its first life on."""
+    """The image in [0, 1] at the model's input size; stored in the job's folder when first read."""
     file = folder / FILE
     if not file.is_file():
         view = model_view(_find_image(request, context), loaded.checkpoint.config.image_size)
@@ -63,7 +63,7 @@ def original_text(request: DreamRequest, folder: Path, context: JobContext) -> s
 
 
 def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
-    """The path of the rank that the request names, from its run."""
+    """The path of the requested rank, from the request's run."""
     assert isinstance(request.target, PathTarget), "only a path has a rank"
     assert request.target.rank is not None, "asked for a path named by its rank"
     with context.open_run(str(request.run)) as run:
@@ -74,10 +74,10 @@ def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S
 def members(
     group: Group, ids: Int[Tensor, "T S K"] | None, num_tokens: int, seed: int, first: int = 0
 ) -> list[int] | None:
-    """The tokens of a group, counted from the dream's first; None: all.
+    """The tokens of a group, counted from the first dreamt token; None: all.
 
-    ``ids`` are the choices of the tokens that are dreamt; the first of them is number ``first`` of the original, and
-    the group names its tokens by their numbers there.
+    ``ids`` are the choices of the dreamt tokens; the first of them is number ``first`` of the original, and the group
+    uses the numbering of the original.
     """
     check_group(group, range(first, first + num_tokens), "tokens that are dreamt")
     if group.patches is not None:

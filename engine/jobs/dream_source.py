@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=8)
 def bundled(data: str, modality: str) -> Dataset:
-    """A bundled set; UserError (``data``) where there is none of that name, or it is for models of another kind."""
+    """A bundled data set; UserError (``data``) if there is none of that name, or it has another modality."""
     return open_dataset(data, modality)  # type: ignore[arg-type]
 
 
 def row_of(request: DreamRequest, modality: str) -> Sample:
-    """The row that the request names; UserError (``row``) past the last."""
+    """The requested row; UserError (``row``) if there are fewer."""
     dataset = bundled(str(request.data), modality)
     rows = dataset.num_samples or 0
     if request.row is None or request.row >= rows:
@@ -33,7 +33,7 @@ def row_of(request: DreamRequest, modality: str) -> Sample:
 
 
 def find_text(request: DreamRequest, context: JobContext) -> str:
-    """The text that the request names, whole."""
+    """The full text that the request names."""
     if request.sample is not None:
         with context.open_run(str(request.run)) as run:
             text = run.sample(request.sample)["text"]
@@ -51,10 +51,10 @@ def find_text(request: DreamRequest, context: JobContext) -> str:
 
 
 def stretch_of(request: DreamRequest, num_tokens: int) -> range:
-    """The tokens of the original that a text dream repeats: ``text.length`` from ``first``, or what there is of them.
+    """The tokens of the original that a text dream starts from: up to ``text.length`` tokens from ``first``.
 
     Raises:
-        UserError: the original is empty, or begins nowhere near ``first``.
+        UserError: the original is empty, or has no token ``first``.
     """
     first = getattr(request.target, "first", 0)
     if not num_tokens:
@@ -72,7 +72,7 @@ def _tokenizer(path, _changed: int) -> TextTokenizer:
 
 
 def num_tokens_of(request: DreamRequest, context: JobContext) -> int:
-    """How many tokens the original has for the model that dreams."""
+    """Number of tokens of the original for the dreaming model."""
     file = context.model_dir(request.model) / "tokenizer.json"
     tokenizer = _tokenizer(file, file.stat().st_mtime_ns if file.is_file() else 0)
     return len(tokenizer.encode(find_text(request, context)).ids)

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 SLICE_SECONDS = 0.7
 SAVE_SECONDS = 5
-"""the state is kept at least this often, where rounds are slow"""
+"""maximum interval between saved states, where rounds are slow"""
 LISTED = 20
 
 
 class TextWork:
-    """Goes on where the folder stands. The search through the corpus is short and begins anew."""
+    """Text dreams; resumes from the folder. The search of the corpus is short and restarts."""
 
     def __init__(self, request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
         assert loaded.tokenizer is not None, "load_model gives every text model its tokenizer"
@@ -46,7 +46,7 @@ class TextWork:
         self.settings = request.text
         self.original_ids: Tensor | None = None
         self.targets: list[int] | None = None
-        """positions whose decisions count; None: those of the whole text"""
+        """positions whose decisions count; None: all positions"""
         self.objective = self._objective(context)
         self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
         self.corpus = "bundled:languages" if "languages" in loaded.name else "bundled:texts"
@@ -63,7 +63,7 @@ class TextWork:
             self.starts = tensors.pop("starts")
             self.dreams.load(tensors)
         self.round: Iterator[None] | None = None
-        """the round that is under way"""
+        """the current round"""
         self.saved_at = time.monotonic()
         self.finished = False
 
@@ -90,7 +90,7 @@ class TextWork:
         return self._progress("done", self._finish(dreams))
 
     def _go_on(self, dreams: TextDreams) -> None:
-        """A part of a round."""
+        """Run a part of a round."""
         if self.round is None:
             self.round = dreams.round_in_parts()
         for _ in self.round:
@@ -100,10 +100,10 @@ class TextWork:
             self._keep(dreams)
 
     def close(self) -> None:
-        """What was done since the state was last kept is done again."""
+        """Release the work; rounds since the last saved state are repeated later."""
 
     def _progress(self, message: str, result: dict[str, Any] | None = None) -> Progress:
-        """First the stretches of the corpus are counted, then the rounds; the messages say which of the two it is."""
+        """Progress of the corpus search, then of the rounds; the message names the phase."""
         if self.dreams is None:
             looking = f"first part of two: looking through the bundled texts, then {self.settings.iterations:,} rounds"
             return Progress(len(self.values), len(self.windows), "stretches", looking)
@@ -117,7 +117,7 @@ class TextWork:
         return repr(written(self.tokenizer, dreams.ids[int(dreams.wanted.argmax())]).strip())
 
     def _begin(self) -> None:
-        """From the best stretches of the corpus, and the original where there is one."""
+        """Initialise with the best stretches of the corpus, and the original if there is one."""
         kept = best(self.windows, self.values, self.tokenizer, max(LISTED, self.settings.starts))
         values = np.array(self.values or [float("nan")])
         self.spread = {
@@ -202,7 +202,7 @@ class TextWork:
         }
 
     def _objective(self, context: JobContext) -> Objective:
-        """Paths and modules are wanted of the last token (or the group), connections and directions of the text."""
+        """Paths and modules are sought at the last token (or the group), connections and directions over the text."""
         target, config, device = self.request.target, self.loaded.checkpoint.config, self.loaded.device
         if target.of == "connection":
             return Connection(target.iteration, target.source, target.target)
@@ -221,7 +221,7 @@ class TextWork:
         return follow_path(ribbon.long().to(device), length, tokens=tokens, of=target.scores)
 
     def _choices(self, context: JobContext) -> Objective:
-        """A text whose tokens take the paths that a stretch of the original takes with all that stands before it."""
+        """A text whose tokens take the paths of a stretch of the original in its context."""
         target, config = self.request.target, self.loaded.checkpoint.config
         assert isinstance(target, ChoicesTarget), "called for these alone"
         every = torch.from_numpy(self.tokenizer.encode(original_text(self.request, self.folder, context)).ids).long()

@@ -47,7 +47,7 @@ class ImportRequest(BaseModel):
 
 
 class ImportJob:
-    """One import at work."""
+    """A running import."""
 
     kind: ClassVar[str] = "import"
     Request: ClassVar[type[BaseModel]] = ImportRequest
@@ -61,7 +61,7 @@ class ImportJob:
 
     @classmethod
     def check(cls, request: ImportRequest, context: JobContext) -> None:
-        """Refuse a missing file, what is no log at its beginning, and a taken name."""
+        """Refuse a missing file, a file that does not begin like a log, and a taken name."""
         from tokenpaths.engine.adapters.logs.formats import recognise
 
         file = context.inbox_file(request.file, field="file")
@@ -73,7 +73,7 @@ class ImportJob:
 
     @classmethod
     def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished:
-        """Open the log, begin a run."""
+        """Open the log and the run's writer."""
         from tokenpaths.engine.adapters.logs import formats, importing
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
@@ -97,7 +97,7 @@ class ImportJob:
         return cls(log, make, run)
 
     def advance(self) -> Progress:
-        """Some batches, or some stages of the sealing."""
+        """Process some batches, or some stages of the sealing."""
         ends = time.monotonic() + SLICE_SECONDS
         while time.monotonic() < ends:
             if self.counting is not None:
@@ -107,7 +107,7 @@ class ImportJob:
         return self.last
 
     def _sealed(self) -> Progress:
-        """What came out, with what the log left open."""
+        """The result, with notes on what the log does not state."""
         from tokenpaths.engine.store.ask.run import Run
 
         assert self.file is not None
@@ -118,7 +118,7 @@ class ImportJob:
         return Progress(done, done, "tokens", finished=True, result=result)
 
     def _look(self) -> None:
-        """One piece of the walk that finds how many experts there are, where the log does not say."""
+        """Process one piece while searching the largest expert id, if the log does not state their number."""
         assert self.counting is not None
         try:
             seen = next(self.counting)
@@ -128,7 +128,7 @@ class ImportJob:
             self.parts = self.make(self.log)
 
     def _write(self) -> bool:
-        """One batch, or where the sealing is; True when the run is sealed."""
+        """Write one batch or advance the sealing; True when the run is sealed."""
         assert self.parts is not None
         try:
             at = next(self.parts)
@@ -139,7 +139,7 @@ class ImportJob:
         return False
 
     def close(self) -> None:
-        """Let go of the log and the run; an unfinished one disappears."""
+        """Close the log and the run; an unfinished run is deleted."""
         for parts in (self.counting, self.parts):
             if parts is not None:
                 with contextlib.suppress(UserError):

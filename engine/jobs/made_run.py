@@ -17,13 +17,13 @@ MADE_BY = "job"
 
 
 def check_run_name(name: str | None, context: JobContext) -> None:
-    """UserError where ``name`` is no name or a run has it already; None is fine."""
+    """UserError if ``name`` is invalid or taken; None is valid."""
     if name is not None and run_file(context.runs_dir, check_name(name, "name of a run", field="run")).exists():
         raise UserError(f"There is a run {name!r} already; give another name, or leave it out.", field="run")
 
 
 def check_model_controls(found: dict[str, Any], controls: dict[str, Any] | None) -> None:
-    """Refuse controls that do not fit the model whose ``config.json`` is ``found``; reads no weights.
+    """Refuse controls that do not fit the model with the ``config.json`` ``found``; reads no weights.
 
     Raises:
         UserError: ``field`` begins with ``controls``.
@@ -40,20 +40,20 @@ def check_model_controls(found: dict[str, Any], controls: dict[str, Any] | None)
 
 
 def made_by(job: Path) -> dict[str, str]:
-    """What a run must carry among its findings for the job with this folder to know it as its own."""
+    """The finding by which the job with this folder recognises its own run."""
     return {MADE_BY: job.name}
 
 
 def claim_run(
     folder: Path, context: JobContext, wanted: str | None, make_name: Callable[[], str], *, job: Path | None = None
 ) -> tuple[str, bool]:
-    """(name of the job's run, whether the run is there already because an earlier life of the job sealed it).
+    """(name of the job's run, whether the run already exists because the job sealed it before it was restarted).
 
-    ``folder`` keeps the claim; ``job`` is the job's own folder where that is another. The run is sealed with
+    ``folder`` stores the claim; ``job`` is the job's own folder if that is another. The run is sealed with
     ``made_by(job)`` among its findings.
 
     Raises:
-        UserError: somebody else has made a run of this name since the job was submitted.
+        UserError: another program has made a run of this name since the job was submitted.
     """
     file = folder / CLAIM
     if file.is_file():
@@ -69,7 +69,7 @@ def claim_run(
 
 
 def _is_made_by(job: Path, file: Path) -> bool:
-    """Whether there is a run, and this job made it."""
+    """Whether the run exists and was made by this job."""
     if not file.is_file():
         return False
     from tokenpaths.engine.store.ask.run import Run
@@ -79,14 +79,14 @@ def _is_made_by(job: Path, file: Path) -> bool:
 
 
 class Finished:
-    """A job whose run an earlier life of it sealed, just before that was killed."""
+    """A job that sealed its run just before it was killed."""
 
     def __init__(self, run: str, done: int | None, unit: str) -> None:
         self.run, self.done, self.unit = run, done or 0, unit
 
     def advance(self) -> Progress:
-        """Nothing is left to do."""
+        """Return the final progress."""
         return Progress(self.done, self.done, self.unit, finished=True, result={"run": self.run})
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""

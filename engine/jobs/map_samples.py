@@ -42,7 +42,7 @@ class MapRequest(BaseModel):
 
 
 class MapJob:
-    """One map at work."""
+    """A running map job."""
 
     kind: ClassVar[str] = "map"
     Request: ClassVar[type[BaseModel]] = MapRequest
@@ -53,13 +53,13 @@ class MapJob:
 
     @classmethod
     def check(cls, request: MapRequest, context: JobContext) -> None:
-        """Refuse a run that is not there, or too small for the perplexity."""
+        """Refuse a missing run, or one too small for the perplexity."""
         with context.open_run(request.run) as run:
             _check_size(request, run)
 
     @classmethod
     def start(cls, request: MapRequest, folder: Path, context: JobContext) -> MapJob:
-        """Work out who is whose neighbour, and begin, or go on where the folder stands."""
+        """Compute the nearest neighbours and start, or resume from the folder."""
         from tokenpaths.engine.analysis.projection import TSNE
         from tokenpaths.engine.store.ask.topics.similar import mapped_profiles
 
@@ -108,7 +108,7 @@ class MapJob:
         write_artifact(self.folder, "curve.json", json.dumps(about).encode())
 
     def _go_on(self) -> None:
-        """Take over what an earlier life kept.
+        """Restore the saved state.
 
         Raises:
             UserError: the run was replaced meanwhile.
@@ -146,7 +146,7 @@ class MapJob:
 
 
 def _check_size(request: MapRequest, run: Run) -> None:
-    """UserError where there are too few samples for the wished number of neighbours."""
+    """UserError if there are too few samples for the requested number of neighbours."""
     num = min(int(run.row["num_samples"]), request.limit)
     if num < 4:
         raise UserError(

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class RerouteJob:
-    """What the queue knows of this kind; ``start`` gives a ``Sweep`` or an ``EditedRun``."""
+    """Entry point of the queue for this kind; ``start`` returns a ``Sweep`` or an ``EditedRun``."""
 
     kind: ClassVar[str] = "reroute"
     Request: ClassVar[type[BaseModel]] = RerouteRequest
@@ -94,14 +94,14 @@ class RerouteJob:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""
 
 
 def check_fit(request: RerouteRequest, context: JobContext) -> None:
-    """Refuse controls that do not fit the model, and a sweep where nothing can be banned; no weights are read.
+    """Refuse controls that do not fit the model, and a sweep without modules that can be banned; reads no weights.
 
     Raises:
-        UserError: ``field`` is ``sweep``, or ``controls`` with what of it is at fault.
+        UserError: ``field`` is ``sweep``, or a path below ``controls``.
     """
     from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 
@@ -114,8 +114,8 @@ def check_fit(request: RerouteRequest, context: JobContext) -> None:
 
 
 def check_experts(request: RerouteRequest, layout: Layout) -> None:
-    """Refuse a sweep or controls that do not fit a Hugging Face checkpoint, as far as its configuration tells; reads
-    no weights. What it does not tell, as what its gates allow, is refused when the job begins.
+    """Refuse a sweep or controls that do not fit a Hugging Face checkpoint, as far as its configuration shows; reads
+    no weights. Anything else, such as limits of its gates, is refused when the job starts.
 
     Raises:
         UserError: ``field`` is ``model``, ``sweep``, or begins with ``controls``.
@@ -140,7 +140,7 @@ def check_experts(request: RerouteRequest, layout: Layout) -> None:
 
 
 def under_field(name: str, work: Callable[..., T], *given: Any) -> T:
-    """``work``; what it refuses has its field below ``name``."""
+    """Call ``work``, prefixing the field of its errors with ``name``."""
     try:
         return work(*given)
     except UserError as error:
@@ -149,7 +149,7 @@ def under_field(name: str, work: Callable[..., T], *given: Any) -> T:
 
 
 class Sweep:
-    """Rows one after the other, each measured over all samples."""
+    """A sweep: its rows one after the other, each measured over all samples."""
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, model: Traceable) -> None:
         self.request, self.folder, self.model = request, folder, model
@@ -159,16 +159,16 @@ class Sweep:
         self.begun_for = begun_for(request, model)
         self.done: list[dict[str, Any]] = load_state(folder, self.begun_for, "rows") or []
         self.work: Measurement | None = None
-        """the row at hand"""
+        """the current row"""
         self.rows: list[Row] | None = None
-        """None until the unchanged pass has said which modules are used most (``shares`` alone needs it)"""
+        """None until the unchanged pass has counted module usage (needed by ``shares`` only)"""
         if request.sweep == "modules":
             from tokenpaths.engine.edits.sweep import module_rows
 
             self.rows = module_rows(model.module_table(), model.num_steps)
 
     def advance(self) -> Progress:
-        """Some batches of the row at hand."""
+        """Process some batches of the current row."""
         ends = time.monotonic() + SLICE_SECONDS
         if self.reading.data is None:
             self.reading.advance(ends)
@@ -189,7 +189,7 @@ class Sweep:
         return Unchanged(self.model, data)
 
     def _count(self, data: PreparedSet, unchanged: Unchanged) -> None:
-        """A batch of the unchanged pass; after the last the rows are known."""
+        """Process a batch of the unchanged pass; the last one determines the rows."""
         from tokenpaths.engine.edits.sweep import UsageCount, share_rows
 
         model = self.model
@@ -260,12 +260,12 @@ class Sweep:
         return Progress(done, total, "edits", message, finished=finished, result=result)
 
     def close(self) -> None:
-        """Lets go of the samples."""
+        """Release the samples."""
         self.work = None
 
 
 class EditedRun:
-    """The effect first, then the unchanged run (where there is none yet) and the edited one, which carries it."""
+    """Measures the effect, then traces the unchanged run (if missing) and the edited one, which stores the effect."""
 
     def __init__(self, request: RerouteRequest, folder: Path, context: JobContext, changed: Traceable) -> None:
         self.request, self.folder, self.context = request, folder, context
@@ -274,7 +274,7 @@ class EditedRun:
         self.begun_for = begun_for(request, changed)
         self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
         self.counts_first = getattr(changed.controls, "ban_share", None) is not None
-        """whether a share of each step's modules is to be banned, which is counted first"""
+        """whether a share of each step's modules is to be banned, which requires a counting pass"""
         self.unchanged: Unchanged | None = None
         self.usage: UsageCount | None = None
         if self.counts_first and (edits := load_state(folder, self.begun_for, "edits")) is not None:
@@ -284,10 +284,10 @@ class EditedRun:
         self.runs: dict[str, str] = {"before": str(request.run)} if unchanged_is_there else {}
         self.unchanged_is_there = unchanged_is_there
         self.done = 0
-        """samples, over all rounds"""
+        """samples, summed over all passes"""
 
     def advance(self) -> Progress:
-        """Some batches: of the effect, then of the runs."""
+        """Process some batches: of the effect, then of the runs."""
         ends = time.monotonic() + SLICE_SECONDS
         if self.reading.data is None:
             self.reading.advance(ends)
@@ -307,16 +307,16 @@ class EditedRun:
 
     @property
     def _total(self) -> int:
-        """Samples are gone through for the effect, and once for each run that is made."""
+        """Number of samples over all passes: one for the effect, and one per traced run."""
         return self._measured + len(self.reading.samples) * (1 if self.unchanged_is_there else 2)
 
     @property
     def _measured(self) -> int:
-        """Of them, when the effect is known."""
+        """Number of samples after which the effect is known."""
         return len(self.reading.samples) * (2 if self.counts_first else 1)
 
     def _measure(self, data: PreparedSet) -> str:
-        """A batch without and with the edits; after the last the effect is kept."""
+        """Process a batch without and with the edits; the last one stores the effect."""
         from tokenpaths.engine.edits.measure import Measurement, Unchanged
 
         self.unchanged = self.unchanged or Unchanged(self.changed, data)
@@ -335,7 +335,7 @@ class EditedRun:
         return "measuring the effect"
 
     def _count(self, data: PreparedSet, unchanged: Unchanged) -> str:
-        """A batch of the unchanged pass; after the last the bans of a share are known."""
+        """Process a batch of the unchanged pass; the last one determines the bans."""
         from tokenpaths.engine.edits.sweep import UsageCount, with_share
 
         self.usage = self.usage or UsageCount(self.changed.num_steps, self.changed.num_modules)
@@ -346,7 +346,7 @@ class EditedRun:
         return "counting which experts are used most"
 
     def _run_parts(self, which: str, name: str, findings: dict[str, Any]) -> Generator[TraceProgress, None, Path]:
-        """One of the two runs, pass by pass."""
+        """Trace one of the two runs, pass by pass."""
         from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_parts
 
         options = TraceOptions(
@@ -363,7 +363,7 @@ class EditedRun:
         return trace_parts(model, self.reading.samples, self.context.runs_dir, options)
 
     def _trace(self, which: str) -> str:
-        """A batch of one of the two runs; the last one seals it."""
+        """Trace a batch of one of the two runs; the last one seals it."""
         from tokenpaths.engine.tracing.trace_run import run_id_of
 
         place = self.folder / which
@@ -412,7 +412,7 @@ class EditedRun:
         )
 
     def close(self) -> None:
-        """Lets go of a run that is not sealed; it disappears."""
+        """Delete a run that is not sealed."""
         self.work = self.unchanged = None
         if self.parts is not None:
             self.parts.close()

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 STATE = "state.json"
 BUNDLED_PREFIX = "bundled:"
 ONE_SAMPLE = "detour"
-"""split of the two runs of one sample that stand beside each other, as ``POST /traces`` names it too"""
+"""split of the two runs of a single sample, as set by ``POST /traces`` too"""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from."""
+    """Origin of the samples."""
 
     samples: Iterator[Sample]
     name: str
     split: str
     regions: tuple[str, ...] = ()
-    """names of the regions that the samples' masks mark; a run keeps no masks"""
+    """names of the regions marked by the samples' masks; runs store no masks"""
     of_samples: int | None = None
-    """samples of the run that they are drawn from; None: they are of no run"""
+    """number of samples of the run that they are drawn from; None: they are not from a run"""
 
 
 def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> Source:
-    """The samples of a request, read one by one, and what their data set is called.
+    """Iterator over the samples of a request, and the name of their data set.
 
     Raises:
-        UserError: the run holds no texts or images to be run again, or the data cannot be read.
+        UserError: the run stores no texts or images, or the data cannot be read.
     """
     if request.run is not None:
         return _samples_of_run(request, request.run, context)
@@ -80,7 +80,7 @@ def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iter
 
 
 def begun_for(request: RerouteRequest, model: Traceable) -> dict[str, Any]:
-    """What a state must have been begun for to be gone on with."""
+    """Identity of the work that a saved state belongs to."""
     drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
     values = request.model_dump(mode="json")
     if request.sample is None:  # so that a job of a version that knew no single sample goes on
@@ -89,7 +89,7 @@ def begun_for(request: RerouteRequest, model: Traceable) -> dict[str, Any]:
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
-    """What an earlier life of the job kept as ``key``; None where there was none.
+    """The state saved under ``key``; None if there is none.
 
     Raises:
         UserError: the state is damaged, or of another request or checkpoint.
@@ -110,7 +110,7 @@ def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
 
 
 def check_same_weights(request: RerouteRequest, context: JobContext, model: Traceable) -> None:
-    """UserError where the run to be measured is of a checkpoint of that name, but of other weights."""
+    """UserError if the run is of a checkpoint of the same name but with other weights."""
     if request.run is None or not is_huggingface(request.model):
         return
     with context.open_run(request.run) as run:
@@ -126,10 +126,10 @@ def check_same_weights(request: RerouteRequest, context: JobContext, model: Trac
 
 
 def beside_its_run(request: RerouteRequest, context: JobContext, model: Traceable) -> tuple[Traceable, bool]:
-    """The model under the name that the request's run has it by, and whether that run may be the unchanged one.
+    """The model under the name used by the request's run, and whether that run can serve as the unchanged one.
 
-    It may where it is of the same weights, number format and samples, unedited. A folder of a checkpoint has no owner
-    in its name, one of the hub has; only runs of one name are set beside each other.
+    It can if weights, number format and samples are equal and it is unedited. The name of a local checkpoint has no
+    owner, that of a hub checkpoint has one; only runs of one name are compared.
     """
     if request.run is None:
         return model, False
@@ -151,7 +151,7 @@ def beside_its_run(request: RerouteRequest, context: JobContext, model: Traceabl
 
 
 class Reading:
-    """Samples read in slices, so that a cancel need not wait for a large data set."""
+    """Reads samples in slices, so that a cancel need not wait for a large data set."""
 
     def __init__(self, request: RerouteRequest, context: JobContext, model: Traceable) -> None:
         from tokenpaths.engine.edits.prepared import PreparedSet
@@ -162,10 +162,10 @@ class Reading:
         self.samples: list[Sample] = []
         self._set = PreparedSet(model.without_controls())
         self.data: PreparedSet | None = None
-        """None while samples are being read"""
+        """None until all samples are read"""
 
     def advance(self, ends: float) -> None:
-        """Some more samples, one at least; the last call closes the set."""
+        """Read at least one further sample; the last call closes the set."""
         while True:
             sample = next(self._samples, None)
             if sample is None:
@@ -177,6 +177,6 @@ class Reading:
                 return
 
     def progress(self, unit: str) -> Progress:
-        """While it reads. ``unit``: what the job counts afterwards; a unit that comes back would look like progress
-        in every life of a job that kills its workers."""
+        """Progress while reading. ``unit``: the unit that the job counts afterwards; returning to an earlier unit would
+        look like progress after every restart of a job that kills its workers."""
         return Progress(0, None, unit, f"{len(self.samples):,} samples read")

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from tokenpaths.engine.families.edit_values import Edit, written
 
 MOST_EDITS = 3
-"""that are written out; more are counted"""
+"""number of edits that are spelled out; more are counted"""
 MOST_LETTERS = 200
 
 
@@ -77,7 +77,7 @@ def _reroute(request: Mapping[str, Any]) -> str:
 
 
 def _controls(controls: Mapping[str, Any]) -> str:
-    """Edits in words, then the other controls."""
+    """Description of the edits, then of the other controls."""
     edits = controls.get("edits")
     phrases = [_edit(edit) for edit in edits] if isinstance(edits, (list, tuple)) else []
     phrases += [

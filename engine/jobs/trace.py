@@ -55,7 +55,7 @@ class TraceRequest(BaseModel):
 
 
 class TraceJob:
-    """One trace at work."""
+    """A running trace job."""
 
     kind: ClassVar[str] = "trace"
     Request: ClassVar[type[BaseModel]] = TraceRequest
@@ -85,7 +85,7 @@ class TraceJob:
 
     @classmethod
     def start(cls, request: TraceRequest, folder: Path, context: JobContext) -> TraceJob | Finished:
-        """Load the model, open the data, begin a run."""
+        """Load the model, open the data, create the run's writer."""
         from tokenpaths.engine.data.datasets import open_dataset
         from tokenpaths.engine.store.write.writer import remove_abandoned
         from tokenpaths.engine.tracing.loaded_model import as_untrained
@@ -122,7 +122,7 @@ class TraceJob:
         return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run)
 
     def advance(self) -> Progress:
-        """Some batches, or some stages of the sealing."""
+        """Process some batches, or some stages of the sealing."""
         ends = time.monotonic() + SLICE_SECONDS
         while time.monotonic() < ends:
             try:
@@ -142,6 +142,6 @@ class TraceJob:
         return Progress(done, done, "samples", self.last.message, finished=True, result=result)
 
     def close(self) -> None:
-        """Let go of the run; an unfinished one disappears."""
+        """Close the run; an unfinished run is deleted."""
         with contextlib.suppress(UserError):
             self.parts.close()

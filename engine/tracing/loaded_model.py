@@ -32,7 +32,7 @@ from tokenpaths.engine.models.family import ControlsBase, RoutedModel, Traced, f
 from tokenpaths.engine.tracing.traceable import ModelInput
 
 PASS_TOKENS = 4096
-"""of one forward pass, padding counted"""
+"""tokens of one forward pass, padding included"""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class LoadedModel:
 
     @property
     def top_k(self) -> int:
-        """K of the ribbons under these controls."""
+        """K of the ribbons under the current controls."""
         return self.model.top_k_under(self.controls or self.model.Controls())
 
     @property
@@ -151,7 +151,7 @@ class LoadedModel:
 
 
 def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[Sequence[int]]:
-    """The modules of each step that may be banned: no identity that only says that a module was left out."""
+    """The modules of each step that may be banned, without identities that only mark an omitted module."""
     return [
         [m.module for m in modules if m.step is None or (m.step == step and m.kind != "identity")]
         for step in range(num_steps)
@@ -175,10 +175,10 @@ def run_model(
 
 
 def to_host(traced: Traced) -> Traced:
-    """The same on the host, logits excepted: they stay where the losses are worked out.
+    """Move decisions to the host; logits stay on the device, where losses are computed.
 
     Raises:
-        UserError: a router gave NaN or infinite values (top-k would silently pick them first).
+        UserError: a router returned NaN or infinite values (top-k would silently pick them first).
     """
     names = ("module_ids", "weights", "gate_entropy", "flops", "edges", "gates", "blocks")
     given = {name: value for name in names if (value := getattr(traced, name)) is not None}
@@ -211,12 +211,12 @@ def _check_finite(traced: Traced) -> None:
 
 
 def models_folders(data_dir: Path | None = None) -> list[Path]:
-    """Where models are looked for: the user's own first, then the shipped ones."""
+    """Folders searched for models: the user's own first, then the shipped ones."""
     return [*([data_dir / "models"] if data_dir else []), SHIPPED_MODELS]
 
 
 def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
-    """A checkpoint by name, or by the path of its folder.
+    """Find a checkpoint by name or by the path of its folder.
 
     Raises:
         CheckpointError: there is none of that name (the message lists those that exist), or it is broken.
@@ -235,7 +235,7 @@ def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
 
 
 def list_models(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """What each checkpoint folder says of itself; broken ones are listed with their problem."""
+    """Description of each checkpoint folder; broken ones are listed with their problem."""
     rows: dict[str, dict[str, Any]] = {}
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -270,7 +270,7 @@ def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
 
 
 def load_model(name: str | Path, folders: Iterable[Path], device: torch.device | str | None = None) -> LoadedModel:
-    """Load a checkpoint by name or folder onto a device (chosen by itself unless given)."""
+    """Load a model by name or folder onto a device (selected automatically by default)."""
     checkpoint = find_checkpoint(name, folders)
     if not checkpoint.config.num_steps:
         raise UserError(f"{checkpoint.name} is dense: it has no routers, so there are no paths to trace", field="model")
@@ -289,7 +289,7 @@ def load_model(name: str | Path, folders: Iterable[Path], device: torch.device |
 
 
 def _at_initialisation(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
-    """The same architecture with the weights that training starts from."""
+    """The same architecture with its initial weights."""
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     twin = type(loaded.model)(loaded.checkpoint.config).to(loaded.device).eval().requires_grad_(False)
@@ -298,10 +298,10 @@ def _at_initialisation(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
 
 
 def as_untrained(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
-    """The untrained twin as a model of its own, to be traced and set beside the trained one sample by sample.
+    """The untrained twin as a model of its own, to be traced and compared with the trained one sample by sample.
 
     Raises:
-        UserError: ``loaded`` is under controls; the twin is that of the model as it is.
+        UserError: ``loaded`` is under controls; the twin is that of the unedited model.
     """
     if loaded.controls is not None and loaded.controls.given():
         raise UserError("an untrained twin has no edits; leave the controls out", field="untrained")

@@ -18,10 +18,10 @@ from tokenpaths.engine.tracing.traceable import NO_TARGET, ModelInput, TextWindo
 
 
 def encoded_text(model: Traceable, sample: Sample) -> Encoded:
-    """Tokens of a sample.
+    """Tokens of a text sample.
 
     Raises:
-        UserError: it holds no text, an empty one, or one too long for edits of single positions.
+        UserError: no text, an empty one, or one too long for edits of single positions.
     """
     if sample.text is None:
         raise UserError(f"{sample.source or 'the sample'} is an image; this model takes texts", field="text")
@@ -33,18 +33,18 @@ def encoded_text(model: Traceable, sample: Sample) -> Encoded:
 
 
 def cut(ids: np.ndarray, context: int) -> list[TextWindow]:
-    """Windows of at most ``context`` tokens, one after the other."""
+    """Consecutive windows of at most ``context`` tokens."""
     starts = range(0, len(ids), context)
     return [TextWindow(ids[s : s + context], int(ids[s + context]) if s + context < len(ids) else None) for s in starts]
 
 
 def alike(windows: Sequence[TextWindow], budget: int, before: int = 0) -> Iterator[list[int]]:
-    """Numbers of windows for one pass each: neighbours in length, so that little is padding.
+    """Group windows of similar length into passes, to minimise padding; returns indices of windows.
 
     Args:
         windows: of one or more texts.
-        budget: tokens of one pass, padding counted; a longer window goes alone.
-        before: tokens that are put before each window.
+        budget: tokens of one pass, padding included; a longer window is a pass of its own.
+        before: number of tokens prepended to each window.
     """
     part: list[int] = []
     for i in sorted(range(len(windows)), key=lambda i: len(windows[i].ids)):
@@ -57,7 +57,7 @@ def alike(windows: Sequence[TextWindow], budget: int, before: int = 0) -> Iterat
 
 
 def padded(windows: Sequence[TextWindow], before: tuple[int, ...] = ()) -> ModelInput:
-    """Windows as the rows of one pass; padding stands behind, where a causal model's real tokens never look."""
+    """Windows as the rows of one pass, padded at the end, which a causal model's real tokens do not attend to."""
     p = len(before)
     shape = len(windows), p + max(len(window.ids) for window in windows)
     ids, targets = torch.zeros(shape, dtype=torch.long), torch.full(shape, NO_TARGET)

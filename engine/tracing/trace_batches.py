@@ -26,7 +26,7 @@ from tokenpaths.engine.tracing.traceable import NO_TARGET, ModelInput, TextWindo
 Batch = tuple[TraceBatch, np.ndarray | None]
 """a batch, and the module ids (n, S, K) of the untrained twin"""
 STRETCH = 64
-"""tokens of a text that count as much as one image when a batch is made up"""
+"""tokens of a text that count like one image for the batch size"""
 _NOT_FINITE = (
     "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or its weights are too "
     "large for this precision; nothing of this run was written"
@@ -144,7 +144,7 @@ def text_batches(model: Traceable, twin: Traceable | None, samples: Iterable[Sam
 def text_passes(
     model: Traceable, twin: Traceable | None, samples: Iterable[Sample], size: int
 ) -> Iterator[Batch | None]:
-    """``text_batches`` pass by pass: None behind a forward pass that does not end its batch yet."""
+    """``text_batches`` pass by pass: yields None after a forward pass that does not complete its batch."""
     budget = size * STRETCH
     part: list[tuple[Sample, Encoded]] = []
     tokens = 0
@@ -165,7 +165,7 @@ def text_passes(
 def _text_batch(
     model: Traceable, twin: Traceable | None, part: list[tuple[Sample, Encoded]], budget: int
 ) -> Iterator[Batch | None]:
-    """None behind each forward pass but the last, then the batch."""
+    """Yields None after each forward pass but the last, then the batch."""
     of_samples = [cut(encoded.ids, model.context) for _, encoded in part]
     owner = np.repeat(np.arange(len(part)), [len(windows) for windows in of_samples])
     windows = [window for of_sample in of_samples for window in of_sample]
@@ -258,7 +258,7 @@ def _text_records(part: list[tuple[Sample, Encoded]], loss: np.ndarray) -> list[
 
 
 def _flat(model: Traceable, traced: Traced, valid: Tensor | None = None) -> dict[str, np.ndarray]:
-    """The per-token arrays of a pass, samples one after the other; padding left out."""
+    """The per-token arrays of a pass, sample after sample, without padding."""
     parts = {
         "module_ids": traced.module_ids,
         "weights": traced.weights,
@@ -271,15 +271,15 @@ def _flat(model: Traceable, traced: Traced, valid: Tensor | None = None) -> dict
 
 
 def _soft_parts(traced: Traced) -> dict[str, np.ndarray]:
-    """The soft tables of one pass; the logits beside them are large and not kept."""
+    """The soft tables of one pass, without its logits, which are large."""
     tables = {name: getattr(traced, name) for name in ("edges", "gates", "blocks")}
     return {name: values.float().numpy() for name, values in tables.items() if values is not None}
 
 
 def _soft(pieces: list[dict[str, np.ndarray]], owner: np.ndarray, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """The soft tables, one row a sample: the mean over its windows, each counted by its tokens.
+    """The soft tables with one row per sample: the mean over its windows, weighted by their number of tokens.
 
-    ``owner`` and ``tokens`` say for every window which sample it is of and how many tokens it holds.
+    ``owner`` and ``tokens`` give the sample and the number of tokens of every window.
     """
     tables = {}
     share = tokens / np.bincount(owner, tokens)[owner]

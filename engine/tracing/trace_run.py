@@ -20,19 +20,19 @@ from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_p
 from tokenpaths.engine.tracing.traceable import Traceable
 
 MakeWriter = Callable[[RunInfo, Sequence[ModuleInfo]], RunWriter | ShardWriter]
-"""what takes the batches of a trace: the writer of a run, or that of a shard"""
+"""consumer of the batches of a trace: the writer of a run or of a shard"""
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How a trace is made, and what its run says of the data."""
+    """Settings of a trace, and the description of its data."""
 
     run_id: str | None = None
-    """None: made from model, data set and time"""
+    """None: composed of model, data set and time"""
     dataset: str = "upload"
     split: str = ""
     regions: tuple[str, ...] = ()
-    """names of the regions that the samples' masks mark"""
+    """names of the regions marked by the samples' masks"""
     batch_size: int = 64
     """images, or stretches of 64 tokens"""
     total: int | None = None
@@ -40,27 +40,27 @@ class TraceOptions:
     display_side: int = 256
     """of the kept pictures, in pixels"""
     twin: bool = True
-    """count the paths of the untrained twin too, where the model has one"""
+    """also count the paths of the untrained twin, if the model has one"""
     overwrite: bool = False
     findings: Mapping[str, Any] = field(default_factory=dict)
-    """kept in the run by name, beside what is known of the model"""
+    """stored in the run by name, in addition to the model's findings"""
     make_writer: MakeWriter | None = None
-    """of something else than a run: of a shard, which may be empty"""
+    """creates another writer than that of a run: of a shard, which may be empty"""
 
 
 @dataclass(frozen=True)
 class TraceProgress:
-    """Samples done so far, of how many (None: unknown)."""
+    """Number of samples traced, and their total (None: unknown)."""
 
     samples: int
     total: int | None
     tokens: int
     sealing: str = ""
-    """the stage of the sealing, once all are traced"""
+    """current stage of the sealing, once all samples are traced"""
 
     @property
     def words(self) -> str:
-        """Beside the number of samples."""
+        """Text shown beside the number of samples."""
         return self.sealing or f"{self.tokens:,} tokens"
 
 
@@ -74,15 +74,15 @@ def trace_samples(
 ) -> Path:
     """Run every sample through the model and seal one run file; returns its path.
 
-    An exception on the way (a cancel included) leaves no file behind.
+    After an exception (a cancel included) no file is left.
 
     Args:
-        model: under controls, or as it was trained.
+        model: with or without controls.
         samples: of the model's modality.
         runs_dir: folder of run files.
         options: see ``TraceOptions``.
-        on_progress: called behind every pass.
-        given: fields of ``TraceOptions``, in place of those of ``options``.
+        on_progress: called after every pass.
+        given: fields of ``TraceOptions`` that override those of ``options``.
 
     Raises:
         UserError: a sample cannot be traced, or the run id is taken.
@@ -95,9 +95,8 @@ def trace_samples(
 def trace_parts(
     model: Traceable, samples: Iterable[Sample], runs_dir: Path, options: TraceOptions
 ) -> Generator[TraceProgress, None, Path]:
-    """``trace_samples`` pass by pass, for callers that do other things in between: yields after each forward pass,
-    returns the run's path. Closing it early (``close()``) leaves no file behind.
-    """
+    """``trace_samples`` as a generator that yields after each forward pass and returns the run's path. Closing it early
+    (``close()``) leaves no file behind."""
     fields = model.run_fields()
     info = RunInfo(
         run_id=options.run_id or run_id_of(model, options.dataset),
@@ -131,12 +130,12 @@ def _passes(model: Traceable, samples: Iterable[Sample], options: TraceOptions) 
 
 
 def run_id_of(model: Traceable, dataset: str) -> str:
-    """``new_run_id`` of a model; the owner of a checkpoint of the hub is left out."""
+    """``new_run_id`` of a model; the owner of a hub checkpoint is left out."""
     return new_run_id(model.name.rsplit("/", 1)[-1], dataset)
 
 
 def new_run_id(model: str, dataset: str) -> str:
-    """A readable, unused-looking id: model, data set, time to the millisecond."""
+    """A readable run id: model, data set, time to the millisecond."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
     plain = [re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in (model, dataset)]
     return f"{plain[0][:24] or 'model'}-{plain[1][:16] or 'data'}-{stamp}"

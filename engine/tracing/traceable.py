@@ -23,16 +23,16 @@ from tokenpaths.engine.families.controls import ControlsBase
 from tokenpaths.engine.models.family import Traced
 
 NO_TARGET = -100
-"""in place of a class or a next token that is not known"""
+"""stands for an unknown class or next token"""
 
 
 @dataclass(frozen=True)
 class TextWindow:
-    """A stretch of one text that fits the model's context."""
+    """A window of one text that fits the model's context."""
 
     ids: Integer[np.ndarray, " T"]
     next_id: int | None
-    """the token behind it; None at the end of the text"""
+    """the token that follows it; None at the end of the text"""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class ModelInput:
     targets: Tensor
     """classes (B,) or next tokens (B, T); ``NO_TARGET`` where none is known"""
     valid: Tensor | None
-    """bool (B, T): positions that are tokens of a text, one stretch of each row; None for images"""
+    """bool (B, T): positions of text tokens, contiguous in each row; None for images"""
 
     @property
     def real_targets(self) -> Tensor:
-        """Targets of the images, or of the tokens of texts, one after the other."""
+        """Targets of the images, or of the text tokens, concatenated."""
         return self.targets if self.valid is None else self.targets[self.valid]
 
     def real_rows(self, values: Tensor) -> Tensor:
@@ -56,21 +56,21 @@ class ModelInput:
         return values if self.valid is None else values[self.valid.to(values.device)]
 
     def ribbons(self, traced: Traced) -> Integer[np.ndarray, "n S K"]:
-        """Module ids of every token, padding left out."""
+        """Module ids of every token, without padding."""
         ids = traced.module_ids.flatten(0, 1)
         return (ids if self.valid is None else ids[self.valid.flatten()]).numpy()
 
 
 @runtime_checkable
 class Traceable(Protocol):
-    """A model on a device, ready to be traced, under ``controls`` or as it was trained.
+    """A model on a device that can be traced, with or without ``controls``.
 
-    Immutable: ``with_controls`` and ``without_controls`` give other views of the same weights.
+    Immutable: ``with_controls`` and ``without_controls`` return other views of the same weights.
     """
 
     @property
     def name(self) -> str:
-        """As its runs say; a checkpoint of the hub has its owner before a slash."""
+        """Name used in runs; that of a hub checkpoint begins with its owner and a slash."""
 
     @property
     def sha256(self) -> str:
@@ -78,15 +78,15 @@ class Traceable(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """Device of the inputs."""
 
     @property
     def controls(self) -> ControlsBase | None:
-        """What is changed of the model; None: nothing."""
+        """Changes to the model; None: unchanged."""
 
     @property
     def modality(self) -> Modality:
-        """What it takes: images or texts."""
+        """Type of input: images or texts."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Traceable(Protocol):
 
     @property
     def image_size(self) -> int:
-        """Side of the square images that it takes, in pixels; 0 for texts."""
+        """Side of the square input images in pixels; 0 for texts."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -102,59 +102,59 @@ class Traceable(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens of the longest window of a text; 0 for images."""
+        """Maximum tokens of a text window; 0 for images."""
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Token ids put before every window, which are no tokens of a text (``<s>``)."""
+        """Token ids prepended to every window that are not tokens of a text (``<s>``)."""
 
     @property
     def num_steps(self) -> int:
-        """S."""
+        """Number of steps S."""
 
     @property
     def num_modules(self) -> int:
-        """M, of the step that has the most."""
+        """Number of modules M, of the step that has the most."""
 
     @property
     def must_leave(self) -> int:
-        """Modules of a step that a ban has to leave."""
+        """Number of modules of a step that a ban must leave."""
 
     @property
     def edit_kinds(self) -> tuple[str, ...]:
-        """The kinds of edit that mean something here, of ``engine.families.edit_values.KINDS``."""
+        """The supported kinds of edit, of ``engine.families.edit_values.KINDS``."""
 
     @property
     def pass_tokens(self) -> int:
-        """Tokens of one forward pass that a job may not interrupt; a longer window goes alone."""
+        """Tokens of one forward pass, which a job cannot interrupt; a longer window is a pass of its own."""
 
     def with_controls(self, values: dict[str, Any] | None) -> Traceable:
         """The same model under controls given as plain values.
 
         Raises:
-            UserError: a control that it has not, or that does not fit it; ``field`` names it.
+            UserError: a control that the model does not have or that does not fit it; ``field`` names it.
         """
 
     def without_controls(self) -> Traceable:
-        """The same model as it was trained."""
+        """The same model without controls."""
 
     def untrained(self) -> Traceable | None:
-        """The same architecture at initialisation, the null of every path statistic; None where it is too large."""
+        """The same architecture at initialisation, the null model of path statistics; None if it is too large."""
 
     def module_table(self) -> list[ModuleInfo]:
-        """Everything that a router can pick."""
+        """All modules that routers can choose."""
 
     def choices(self) -> list[Sequence[int]]:
         """The modules of each step that a sweep may ban."""
 
     def run_fields(self) -> dict[str, Any]:
-        """What a ``RunInfo`` says of the model and of its controls."""
+        """Fields of ``RunInfo`` that describe the model and its controls."""
 
     def encode(self, text: str) -> Encoded:
         """Tokens of a text.
 
         Raises:
-            UserError: the text cannot be encoded, or it holds a token that the model does not know.
+            UserError: the text cannot be encoded, or it holds a token unknown to the model.
         """
 
     def token_texts(self) -> dict[int, str]:
@@ -168,7 +168,7 @@ class Traceable(Protocol):
         """
 
     def token_flops(self, traced: Traced, valid: Tensor | None) -> Float[Tensor, "B T"]:
-        """Floating-point operations that the visited modules spent on each token."""
+        """FLOPs of the visited modules for each token."""
 
 
 def edits_of(model: Traceable) -> tuple[Any, ...]:

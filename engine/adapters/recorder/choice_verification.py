@@ -19,13 +19,13 @@ from tokenpaths.engine.adapters.recorder.router_search import Router, plain_name
 from tokenpaths.engine.base.errors import UserError
 
 CLOSE = 0.05
-"""share of the choices that may differ: low precision makes ties, which top-k breaks in either way"""
+"""share of the choices that may differ: low precision causes ties, which top-k breaks either way"""
 
 Outcome = Literal["agrees", "nearly", "unseen"]
 
 
 def rows_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """How many tokens a module was given: the rows of its first input."""
+    """Number of tokens that a module received: rows of its first input."""
     for tensor in tensors_of([*args, *kwargs.values()]):
         if tensor.is_floating_point() and tensor.dim() >= 1 and tensor.shape[-1]:
             return tensor.numel() // tensor.shape[-1]
@@ -64,10 +64,10 @@ class ExpertCalls:
 
 
 def compare(calls: Sequence[tuple[Router, Call]], rows: Mapping[str, Sequence[int]]) -> dict[int, Outcome]:
-    """For each recomputed call, by place, whether the model called its experts as the choice says.
+    """For each recomputed call, by place, whether the model called its experts according to the choice.
 
-    ``unseen``: its experts are no modules, or were given other numbers of rows altogether (all tokens to each, a
-    fixed capacity), which says nothing.
+    ``unseen``: its experts are not modules, or received other numbers of rows altogether (all tokens each, a fixed
+    capacity), so nothing can be concluded.
 
     Raises:
         UserError: the model sent its tokens to other experts.
@@ -118,7 +118,7 @@ def _outcome(router: Router, chosen_M: Tensor, called_M: Tensor) -> Outcome:
 
 
 def assumption(names: Sequence[str], top_k: int) -> str:
-    """What to warn of where the choice of the routers ``names`` could not be compared."""
+    """Warning for routers ``names`` whose choice could not be verified."""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"{names[0]}{others}: the choice is recomputed as the top {top_k} of the logits, and it could not be checked "

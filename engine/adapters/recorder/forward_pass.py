@@ -20,42 +20,42 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 
 _OVER = 1e-3
-"""weights may leave [0, 1] by this much: half precision"""
+"""tolerance of weights outside [0, 1]: half precision"""
 
 
 @dataclass
 class Forward:
-    """One forward pass while it runs."""
+    """A forward pass in progress."""
 
     number: int
     info: BatchInfo
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     named: dict[str, Any]
-    """the inputs by name, also those given by place"""
+    """inputs by name, including positional ones"""
     calls: list[RouterCall] = field(default_factory=list)
     raw: list[RawCall] = field(default_factory=list)
-    """of the first pass: everything that came out of every candidate"""
+    """first pass only: the outputs of all candidates"""
 
 
 @dataclass
 class Batch:
-    """A forward pass on its way to the host."""
+    """A forward pass whose copies to the host are under way."""
 
     number: int
     """of the forward pass"""
     groups: list[CallGroup]
     num_tokens: int
     shape: tuple[int, int]
-    """samples, tokens of each, padding included; rows are samples one after the other"""
+    """samples, tokens per sample, padding included; rows are samples one after the other"""
     token_ids: Tensor | None
     mask: Tensor | None
-    """(B, T) as it was given or found; read when it has arrived, so that no step waits for it"""
+    """(B, T) as given or found; read once it has been copied, so that no step waits for it"""
     mask_was_given: bool
     samples: list[SampleRecord]
     transposed: bool
     compact: bool
-    """True: the routers saw only the tokens that the mask keeps"""
+    """True: the routers received only the tokens kept by the mask"""
     events: list[torch.cuda.Event]
 
     def ready(self) -> bool:
@@ -65,7 +65,7 @@ class Batch:
 def batch_of(
     forward: Forward, *, renormalise: bool, batch_first: bool, rank: int | None, say: Callable[[str], None]
 ) -> Batch:
-    """Start the copies of one forward pass to the host; ``say`` takes a note about what could not be recorded.
+    """Start the copies of one forward pass to the host; ``say`` receives notes on what could not be recorded.
 
     Raises:
         UserError: routers saw different tokens, or ``Recorder.batch`` described another batch.
@@ -117,7 +117,7 @@ def batch_of(
 def _shape_of(
     forward: Forward, rows: int, ids: Tensor | None, mask: Tensor | None, batch_first: bool, say: Callable[[str], None]
 ) -> tuple[tuple[int, int], bool]:
-    """Samples and tokens of each; whether the model left the padding out before its routers."""
+    """Number of samples and of tokens per sample; whether padding was removed before the routers."""
     for known in (ids, mask):
         if known is None:
             continue
@@ -173,7 +173,7 @@ def _to_host(tensor: Tensor | None) -> Tensor | None:
 
 
 def _events(tensors: Sequence[Tensor | None]) -> list[torch.cuda.Event]:
-    """One event for each GPU, recorded behind the copies."""
+    """One event per GPU, recorded after the copies."""
     events = []
     for device in {t.device for t in tensors if t is not None and t.is_cuda}:
         event = torch.cuda.Event()
@@ -189,10 +189,10 @@ def _label(value: Any) -> str | None:
 
 
 def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBatch:
-    """Rows of tokens, samples one after the other, padding left out.
+    """Rows of tokens, samples one after the other, without padding.
 
     Raises:
-        UserError: a router gave ids or weights that are none, or the mask that was given cannot be read.
+        UserError: a router returned invalid ids or weights, or the given mask cannot be read.
     """
     steps, top_k = len(plan.layers), plan.top_k
     kind = np.uint8 if all(layer.num_experts <= 256 for layer in plan.layers) else np.int32

@@ -30,7 +30,7 @@ from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.models.checkpoint import file_sha256
 
 WAIT_S = 600.0
-"""how long a process waits for a sign of another when its own part is done"""
+"""timeout for signs of life of the other processes after a process finished its own part, seconds"""
 BEAT_S = 5.0
 _POLL_S = 0.02
 _DONE = "done.json"
@@ -52,12 +52,12 @@ def processes() -> tuple[int, int]:
 
 
 def agree(run_id: str, runs_dir: Path, problem: str | None) -> Meeting:
-    """Let all processes start the recording of one run, or none of them.
+    """Collective call: start the recording of one run in all processes, or in none.
 
-    ``problem`` is a sentence of this process that forbids it. Every process must call this.
+    ``problem`` is a message of this process that prevents it. Every process must call this.
 
     Raises:
-        UserError: in every process alike: a problem of any, different names, or a folder that not all can see.
+        UserError: in every process alike: a problem of any, different names, or a folder not visible to all.
     """
     rank, world = processes()
     everyone: list[Any] = [None] * world
@@ -99,18 +99,18 @@ def agree(run_id: str, runs_dir: Path, problem: str | None) -> Meeting:
 
 
 class Meeting:
-    """The folder in which the processes of one recording tell each other how far they are."""
+    """The folder through which the processes of one recording report their state to each other."""
 
     def __init__(self, folder: Path, rank: int, world: int, lock: HolderLock) -> None:
         self.folder, self.rank, self.world, self._lock = folder, rank, world, lock
 
     def tell(self, content: dict[str, Any], name: str | None = None) -> None:
-        """Leave a message that appears all at once; by default the manifest of this process."""
+        """Write a message atomically; by default the manifest of this process."""
         write_atomically(self.folder / (name or _manifest(self.rank)), json.dumps(content).encode())
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Gives the others a sign of life every ``BEAT_S`` while the block runs."""
+        """Send signs of life every ``BEAT_S`` while the block runs."""
         over = threading.Event()
 
         def beat() -> None:
@@ -130,7 +130,7 @@ class Meeting:
             thread.join()
 
     def leave(self) -> None:
-        """Say that this process needs the folder no more; the last one removes it."""
+        """Leave the folder; the last process removes it."""
         (self.folder / f"left-{self.rank}").touch()
         if all((self.folder / f"left-{rank}").exists() for rank in range(self.world)):
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -138,7 +138,7 @@ class Meeting:
             self._lock.release()
 
     def fail(self, why: str) -> None:
-        """Tell the others that this process gave up, and leave."""
+        """Report that this process failed, and leave."""
         part_file(self.folder, self.rank).unlink(missing_ok=True)
         problem = {"problem": f"process {self.rank} gave up: {why[:300]}"}
         self.tell(problem)
@@ -147,7 +147,7 @@ class Meeting:
         self.leave()
 
     def others(self) -> list[dict[str, Any]]:
-        """The manifests of ranks 1 …, waited for; raises UserError when one failed or is not there in time."""
+        """Wait for the manifests of ranks 1 …; UserError if one failed or timed out."""
         manifests = [self._read(_manifest(rank), f"process {rank}", rank) for rank in range(1, self.world)]
         for manifest in manifests:
             if "problem" in manifest:
@@ -155,7 +155,7 @@ class Meeting:
         return manifests
 
     def outcome(self) -> Path:
-        """The sealed file that rank 0 announces, waited for; raises UserError with what it says instead."""
+        """Wait for the sealed file announced by rank 0; UserError with its message if it failed."""
         outcome = self._read(_DONE, "process 0, which merges the parts,", 0)
         if "problem" in outcome:
             raise UserError(outcome["problem"] + "; nothing of this run was kept")
@@ -197,7 +197,7 @@ def part_file(folder: Path, rank: int) -> Path:
 
 
 class PartWriter:
-    """The batches of one process in one Parquet file, a row group for each batch."""
+    """Writes the batches of one process to one Parquet file, a row group per batch."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.file = part_file(meeting.folder, meeting.rank)
@@ -223,7 +223,7 @@ class PartWriter:
         self._writer.write_table(pa.table(columns, schema=_SCHEMA))
 
     def seal(self, plan: dict[str, Any], notes: list[str]) -> None:
-        """Close the part and tell its check sum, ``plan`` (what its ribbons are made of), and what is to be noted."""
+        """Close the part and publish its check sum, ``plan`` (the composition of its ribbons), and its notes."""
         self._writer.close()
         fsync_file(self.file)
         self._meeting.tell({"sha256": file_sha256(self.file), "plan": plan, "notes": notes})
@@ -236,10 +236,10 @@ class PartWriter:
 def read_part(
     folder: Path, rank: int, sha256: str, shape: tuple[int, int], flops_per_token: float
 ) -> Iterator[TraceBatch]:
-    """The batches of one part, of runs with ``shape`` (S, K).
+    """The batches of one part, for runs with ``shape`` (S, K).
 
     Raises:
-        UserError: the part is not the one that its process wrote.
+        UserError: the part differs from what its process wrote.
     """
     file = part_file(folder, rank)
     if file_sha256(file) != sha256:

@@ -19,7 +19,7 @@ class RecordOptions:
     """The keywords of ``tokenpaths.record``, which documents them.
 
     Raises:
-        UserError: one of them makes no sense.
+        UserError: an invalid option.
     """
 
     run: str | None = None
@@ -60,7 +60,7 @@ class RecordOptions:
 
     @property
     def router_settings(self) -> RouterSettings:
-        """The part that concerns the routers."""
+        """The settings of the routers."""
         scale = None if self.scale is None else float(self.scale)
         return RouterSettings(
             self.routers is not None, self.read, self.top_k, self.num_experts, scale, self.renormalise
@@ -68,7 +68,7 @@ class RecordOptions:
 
     @property
     def named(self) -> list[str | nn.Module] | None:
-        """The routers that are named, one by one; None: find them."""
+        """The named routers as a list; None: search for them."""
         if self.routers is None:
             return None
         return [self.routers] if isinstance(self.routers, (str, nn.Module)) else list(self.routers)

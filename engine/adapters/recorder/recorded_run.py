@@ -21,12 +21,12 @@ from tokenpaths.engine.store.write.writer import RunWriter
 
 
 class RecordedRun:
-    """The run that a recording becomes: ``write`` passes, then ``seal``, or ``abort``.
+    """The run written by a recording: ``write`` passes, then ``seal``, or ``abort``.
 
-    Every process of a group makes one, and all of them seal; what each wrote ends in one run, in the order of ranks.
+    Every process of a group makes one, and all of them seal; their parts become one run, in the order of ranks.
 
     Raises:
-        UserError: the run cannot be written (a name that is none, a run that exists), before anything is recorded.
+        UserError: the run cannot be written (an invalid or taken name), before anything is recorded.
     """
 
     def __init__(self, run_id: str, runs_dir: Path, model_name: str, model: nn.Module, options: RecordOptions) -> None:
@@ -39,14 +39,14 @@ class RecordedRun:
         problem = self._name_problem()
         rank, world = parts.processes()
         self.rank: int | None = rank if world > 1 and options.merge else None
-        """of this process among those that record together; None: it records alone"""
+        """rank of this process among those that record together; None: it records alone"""
         if self.rank is not None:
             self._meeting = parts.agree(run_id, runs_dir, problem)
         elif problem:
             raise UserError(problem, field="run")
 
     def _name_problem(self) -> str | None:
-        """Why this run cannot be written, before a training has begun; None: it can."""
+        """Why this run cannot be written, checked before a training begins; None: it can."""
         try:
             check_name(self.run_id, field="run")
             if run_file(self.runs_dir, self.run_id).exists() and not self._options.overwrite:
@@ -62,7 +62,7 @@ class RecordedRun:
         """Append some samples.
 
         Raises:
-            UserError: they are malformed; nothing of them is kept, what was written before is.
+            UserError: they are malformed; they are dropped, earlier ones are kept.
         """
         if self._sink is None:
             self._sink = self._open(plan, routers)
@@ -107,10 +107,10 @@ class RecordedRun:
     def seal(
         self, plan: Plan | None, routers: list[Router], notes: list[str], nothing: Callable[[], UserError]
     ) -> Path:
-        """The sealed run file; ``notes`` stand in its findings, ``nothing`` says why there is nothing to seal.
+        """The sealed run file; ``notes`` are stored in its findings, ``nothing`` explains an empty recording.
 
         Raises:
-            UserError: nothing was recorded, or another process gave up.
+            UserError: nothing was recorded, or another process failed.
         """
         if self._broken is not None:
             raise self._broken
@@ -154,7 +154,7 @@ class RecordedRun:
                 self.write(batch, plan, routers)
 
     def abort(self, why: str) -> None:
-        """Leave nothing behind, and let no other process wait."""
+        """Delete everything written, and release waiting processes."""
         if self._sink is not None:
             self._sink.abort()
         if self._meeting is not None:

@@ -50,7 +50,7 @@ from tokenpaths.engine.base.files import runs_dir as default_runs_dir
 from tokenpaths.engine.store.ask.run import Run
 
 _MOST_PENDING = 2
-"""forward passes whose copies from a GPU may still be on their way"""
+"""maximum number of forward passes with pending copies from a GPU"""
 _MOST_NOTES = 100
 
 
@@ -289,7 +289,7 @@ class Recorder:
         self._write_pending()
 
     def _stop(self, error: Exception, number: int) -> None:
-        """Record no more, and say why; the model runs on."""
+        """Stop recording and report the reason; the model runs on."""
         self._forward = None
         self._state = "stopped"
         self.problem = f"forward pass {number}: {_sentence(error)}"
@@ -314,7 +314,7 @@ class Recorder:
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        """Copy the output of a router; whatever the model does to its tensors afterwards, the copy stays."""
+        """Copy the output of a router, so that later in-place changes by the model have no effect."""
         rows = rows_of(args, kwargs)
         if self._options.read is not None:
             tensors = read_by_caller(self._options.read, router, module, args, output)
@@ -361,7 +361,7 @@ class Recorder:
     # The way of the passes into the run ----------------------------------------------------------------------------
 
     def _write_pending(self, to_the_end: bool = False) -> None:
-        """Write the passes that have arrived, or all of them; a bad one stops the recording."""
+        """Write the passes that have arrived, or all of them; an invalid one stops the recording."""
         while self._pending and (to_the_end or len(self._pending) > _MOST_PENDING or self._pending[0].ready()):
             batch = self._pending.popleft()
             try:
@@ -371,7 +371,7 @@ class Recorder:
                 self._stop(error, batch.number)
 
     def _write(self, batch: Batch) -> None:
-        """Check a forward pass that has arrived, and hand it to the writer."""
+        """Check a forward pass that has arrived, and pass it to the writer."""
         assert self._plan is not None
         for event in batch.events:
             event.synchronize()

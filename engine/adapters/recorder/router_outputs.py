@@ -16,14 +16,14 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 
 TOLERANCE = 0.01
-"""a weight may differ by this much from a formula that is taken to explain it: bfloat16 keeps 8 bits"""
+"""tolerance when matching a weight against a formula: bfloat16 has 8 bits"""
 STACKED_ELEMENTS = 1 << 24
-"""logits that are worked on at a time, so that a wide router at many layers needs no second copy of all of them"""
+"""logits processed at a time, so that wide routers at many layers need no second copy of all of them"""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Where the decision stands among the tensors of an output, by position."""
+    """Position of the decision among the tensors of an output."""
 
     kind: Literal["ids", "logits", "probabilities", "sparse", "callable"]
     num_experts: int
@@ -31,14 +31,14 @@ class Reading:
     ids: int | None = None
     weights: int | None = None
     logits: int | None = None
-    """of kind ids: beside the decision, for the entropy"""
+    """for kind ids: logits beside the decision, for the entropy"""
     scale: float = 1.0
     entropy: bool = False
-    """whether the softmax of the logits is the router's distribution, so that it has an entropy"""
+    """whether the softmax of the logits is the router's distribution, so that its entropy is defined"""
 
     @property
     def recomputed(self) -> bool:
-        """Whether the choice is the recorder's own, the top-k of what the router gave."""
+        """Whether the choice is recomputed by the recorder, as top-k of the router's output."""
         return self.kind in ("logits", "probabilities")
 
     @property
@@ -55,7 +55,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the weights of one router turned out to be."""
+    """Semantics of the weights of one router, as inferred."""
 
     score_function: str
     order: str
@@ -66,7 +66,7 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Call:
-    """The kept tensors of one call of one router."""
+    """The stored tensors of one call of one router."""
 
     reading: Reading
     ids: Tensor | None
@@ -76,10 +76,10 @@ class Call:
 
 @dataclass(frozen=True)
 class CallGroup:
-    """The decisions of some calls of one forward pass."""
+    """The decisions of several calls of one forward pass."""
 
     places: list[int]
-    """which calls, in the order of the forward pass"""
+    """indices of the calls, in the order of the forward pass"""
     ids: Tensor
     """(g, n, K)"""
     weights: Tensor
@@ -87,13 +87,13 @@ class CallGroup:
     entropies: Tensor
     """(g, n)"""
     wrong: Tensor | None = None
-    """(g, n), True where an id is none of the router's experts; ``ids`` holds anything there. None: cannot be"""
+    """(g, n), True for ids that are no expert of the router; ``ids`` is undefined there. None: not possible"""
     reach: Tensor | None = None
-    """(g, 2), the smallest and the largest id of each call, as they were given"""
+    """(g, 2), the smallest and the largest id of each call, as given"""
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """All tensors of an output, in order: of a tensor, a tuple, a mapping or a dataclass of them."""
+    """All tensors of an output in order: of a tensor, a tuple, a mapping or a dataclass."""
     if isinstance(output, Tensor):
         return [output]
     if isinstance(output, Mapping):
@@ -110,9 +110,9 @@ def tensors_of(output: Any) -> list[Tensor]:
 def find_reading(
     tensors: Sequence[Tensor], rows: int, num_experts: int | None, top_k: int | None, scale: float | None
 ) -> Reading | str:
-    """How to read such an output, or a sentence why it holds no decision.
+    """How to read such an output, or a message why it holds no decision.
 
-    ``rows`` is how many tokens the router was given. Ids that are there are always preferred to logits.
+    ``rows`` is the number of tokens that the router received. Ids are preferred to logits.
     """
     wide = [i for i, t in enumerate(tensors) if t.is_floating_point() and _width(t, rows) is not None]
     if num_experts is None:
@@ -156,7 +156,7 @@ def find_reading(
 
 
 def _width(tensor: Tensor, rows: int) -> int | None:
-    """Values of a tensor for each of ``rows`` tokens, its last axis; None when it has none."""
+    """Number of values per token (last axis) of a tensor with ``rows`` tokens; None for other shapes."""
     if rows < 1 or tensor.dim() == 0 or tensor.numel() == 0 or tensor.numel() % rows:
         return None
     width = tensor.numel() // rows
@@ -164,7 +164,7 @@ def _width(tensor: Tensor, rows: int) -> int | None:
 
 
 def _no_ids(tensor: Tensor, rows: int, slots: int | None, num_experts: int | None, top_k: int | None) -> str | None:
-    """Why integers are no ids of chosen experts; None: they are."""
+    """Why integers are not ids of chosen experts; None: they are."""
     if slots is None:
         return f"its integers have shape {tuple(tensor.shape)}, not {rows} tokens × slots"
     if top_k is not None and slots != top_k:
@@ -190,9 +190,9 @@ def _kind_of_scores(scores: Tensor, top_k: int) -> str:
 
 
 def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[Reading, Meaning]:
-    """What the weights of a first call are, tried against the formulas in use; the reading with its scale settled.
+    """Infer the semantics of the weights of a first call from known formulas; returns the reading with its scale.
 
-    A scale that stands on the gate is taken to be in its weights if they are explained so, or exceed 1.
+    A scale attribute of the gate counts as included if that explains the weights, or if they exceed 1.
     """
     reading = call.reading
     if reading.recomputed:
@@ -227,7 +227,7 @@ def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[R
 
 
 def _formula(call: Call, weights_nK: Tensor) -> Meaning | None:
-    """The formula that gives these weights from the logits beside them, within ``TOLERANCE``."""
+    """The formula that reproduces these weights from the logits, within ``TOLERANCE``."""
     if call.logits is None or call.ids is None:
         return None
     ids_nK, logits_nM = call.ids.long(), call.logits.float()
@@ -247,16 +247,16 @@ def _formula(call: Call, weights_nK: Tensor) -> Meaning | None:
 
 
 def read_calls(calls: Sequence[Call], rows: int, renormalise: bool) -> list[CallGroup]:
-    """The decisions of ``calls``, small, slots in order of weight, on the device of the router; those alike as a stack.
+    """The decisions of ``calls`` in compact types, slots by weight, on the router's device; similar calls are stacked.
 
-    Ids are uint8 up to 256 experts, else int16 (int32 above 32,768), weights and entropies float16. An entropy is
-    NaN where the softmax of the logits is not the router's distribution.
+    Ids are uint8 up to 256 experts, else int16 (int32 above 32,768), weights and entropies float16. An entropy is NaN
+    if the softmax of the logits is not the router's distribution.
     """
     return [_read_group(places, [calls[i] for i in places], renormalise) for places in _alike(calls, rows)]
 
 
 def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
-    """Places of calls that stack: same reading, device and types, and not too many."""
+    """Indices of calls that can be stacked: same reading, device and types, bounded in size."""
     groups: dict[Any, list[list[int]]] = {}
     for place, call in enumerate(calls):
         there = [t for t in (call.ids, call.weights, call.logits) if t is not None]
@@ -270,7 +270,7 @@ def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
 
 
 def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> CallGroup:
-    """The decisions of calls alike, which stand at ``places``."""
+    """The decisions of similar calls with the indices ``places``."""
     reading = calls[0].reading
     size = reading.num_experts
     narrow = torch.uint8 if size <= 256 else torch.int16 if size <= 2**15 else torch.int32

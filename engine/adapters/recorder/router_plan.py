@@ -20,23 +20,23 @@ from tokenpaths.engine.base.errors import UserError
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""
 RawCall = tuple[Router, list[Tensor], int]
-"""a candidate, everything that came out of one call of it, and the rows of its input"""
+"""a candidate, all outputs of one call, and the number of rows of its input"""
 RouterCall = tuple[Router, Call, int]
-"""a router, what was kept of one call of it, and the rows of its input"""
+"""a router, the stored part of one call, and the number of rows of its input"""
 _OUTCOMES: dict[Outcome, str] = {
     "agrees": "in the first forward pass each expert was called with as many tokens as these ids say",
     "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} (ties)",
     "unseen": "that these are the ids that the model uses is assumed: what its experts were called with does not tell",
 }
-"""note of a run about ids that were recomputed"""
+"""notes of a run about recomputed ids"""
 
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """What the caller sets about the routers; None: find it out."""
+    """Settings of the routers given by the caller; None: infer."""
 
     named: bool = False
-    """whether the caller named the routers, so that none may be passed over"""
+    """whether the caller named the routers, so that none may be skipped"""
     read: Read | None = None
     top_k: int | None = None
     num_experts: int | None = None
@@ -46,15 +46,15 @@ class RouterSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every ribbon of the run is made of; known after the first forward pass."""
+    """Composition of the run's ribbons; known after the first forward pass."""
 
     layers: tuple[ExpertLayer, ...]
     top_k: int
     semantics: WeightSemantics
     calls: tuple[tuple[Router, Reading], ...] = ()
-    """the calls of routers in one forward pass, in order: a step each"""
+    """the router calls of one forward pass in order: one step each"""
     assumed: tuple[str, ...] = ()
-    """names of the routers whose choice is recomputed and could not be compared with what the model did"""
+    """names of the routers whose choice is recomputed and could not be verified against the model"""
 
     @property
     def flops_per_token(self) -> float:
@@ -72,12 +72,12 @@ def decide(
     settings: RouterSettings,
     expert_rows: Mapping[str, Sequence[int]],
 ) -> tuple[Plan, list[RouterCall], list[Router], list[tuple[str, str]]]:
-    """The plan of the run, its first calls, the routers that count, and (name, reason) of those passed over.
+    """The plan of the run, its first calls, the routers used, and (name, reason) of those skipped.
 
-    ``expert_rows`` are those that each expert was called with in this pass, by the name of their list.
+    ``expert_rows`` are the numbers of rows that each expert received in this pass, by the name of their list.
 
     Raises:
-        UserError: no decision can be read, it is not what the model does, or the routers do not belong together.
+        UserError: no decision can be read, it contradicts the model's behaviour, or the routers are inconsistent.
     """
     seen: dict[int, tuple[list[Tensor], int]] = {}
     for router, tensors, rows in raw:
@@ -124,7 +124,7 @@ def decide(
 def _choose(
     router: Router, seen: dict[int, tuple[list[Tensor], int]], settings: RouterSettings
 ) -> tuple[Reading | None, Router, str]:
-    """The reading of a candidate or of the one around it, which is preferred when it gives the choice itself."""
+    """The reading of a candidate or of its enclosing one, which is preferred if it returns the choice itself."""
     problem = "it was not called in the first forward pass"
     for candidate in (router.around, router):
         if candidate is None or id(candidate.module) not in seen:
@@ -167,7 +167,7 @@ def _nothing_read(model: nn.Module, raw: Sequence[RawCall], passed_over: Sequenc
 
 
 def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Router, *, copy: bool) -> Call:
-    """The tensors of a reading as rows of tokens."""
+    """The tensors of a reading with one row per token."""
 
     def rows_of(place: int | None, width: int) -> Tensor | None:
         if place is None:
@@ -189,7 +189,7 @@ def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router:
 
 
 def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:
-    """Ids and weights (n, K) that the caller's function makes of an output."""
+    """Ids and weights (n, K) computed by the caller's function from an output."""
     decision = read(module, args, output)
     if not (isinstance(decision, tuple) and len(decision) == 2 and all(isinstance(part, Tensor) for part in decision)):
         raise UserError(

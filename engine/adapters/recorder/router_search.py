@@ -41,13 +41,13 @@ _CONFIG_NAMES = ("config", "cfg", "args")
 _MOST_EXPERTS = 65_536
 _MOST_BY_NAME = 1024
 _SCOPES = 2
-"""a router stands in the module that holds its experts, or in the one around that"""
+"""levels searched: the module that holds the router's experts, and its parent"""
 _DEPTH = 3
 
 
 @dataclass
 class Router:
-    """One router: what it is called, why it was taken for one, and what is read from it."""
+    """One router: name, reason for its selection, and what is read from it."""
 
     name: str
     why: str
@@ -55,23 +55,23 @@ class Router:
     num_experts: int | None = None
     top_k: int | None = None
     reads: str = "not called yet"
-    """what is kept of its output; known after the first forward pass"""
+    """the part of its output that is stored; known after the first forward pass"""
     steps: tuple[int, ...] = ()
-    """the steps of the run that its calls became"""
+    """the steps of the run that its calls correspond to"""
     experts: str | None = None
     params_per_expert: int = 0
     flops_per_token: int = 0
-    """of one expert, 2 a multiply-add of its matrices; 0 where experts differ or cannot be counted"""
+    """of one expert, 2 per multiply-add of its matrices; 0 if experts differ or cannot be counted"""
     scale: float | None = None
     around: Router | None = field(default=None, repr=False)
-    """a candidate that holds this one inside; preferred if its output holds ids"""
+    """a candidate that encloses this one; preferred if its output holds ids"""
     must_give_ids: bool = field(default=False, repr=False)
-    """found by its name only: no router unless its output holds ids"""
+    """found by its name only: rejected unless its output holds ids"""
 
 
 @dataclass(frozen=True)
 class _Experts:
-    """A set of equal experts and where it stands."""
+    """A set of equal experts and its position."""
 
     name: str
     count: int
@@ -82,12 +82,12 @@ class _Experts:
 
 
 def plain_name(name: str) -> str:
-    """A module's name as its author knows it, without what ``torch.compile`` and wrappers put into it."""
+    """A module's name without the components added by ``torch.compile`` and wrappers."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "_checkpoint_wrapped_module"))
 
 
 def find_routers(model: nn.Module) -> list[Router]:
-    """The candidates of ``model``, in the order of its modules; empty when nothing looks like a router."""
+    """The candidates of ``model``, in module order; empty if there are none."""
     modules = {plain_name(name): module for name, module in model.named_modules()}
     containers = list(_expert_sets(modules))
     routers: dict[str, Router] = {}
@@ -107,10 +107,10 @@ def find_routers(model: nn.Module) -> list[Router]:
 
 
 def named_routers(model: nn.Module, entries: Sequence[str | nn.Module]) -> list[Router]:
-    """The routers that the caller names, by pattern or by module; what can be found out of each is filled in.
+    """The routers named by the caller, by pattern or by module; further properties are inferred.
 
     Raises:
-        UserError: a pattern that fits no module, or a module that is not of this model.
+        UserError: a pattern without a match, or a module that is not part of this model.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
     known = {router.name: router for router in find_routers(model)}
@@ -153,7 +153,7 @@ def _named(modules: dict[str, nn.Module], entry: str | nn.Module) -> list[str]:
 
 
 def nothing_found(model: nn.Module) -> UserError:
-    """The refusal of a model without a router: what was looked for, and how to name one."""
+    """The error for a model without a router: what was searched, and how to name one."""
     return UserError(
         f"no router was found in {type(model).__name__}: looked for a Linear or a gate with one output for each expert "
         "beside a list or a stack of at least 2 equal experts, for modules called gate or router that return expert "
@@ -191,7 +191,7 @@ def _number(place: Any, names: Sequence[str], low: float | int, high: float | in
 
 
 def _ancestors(name: str) -> Iterator[str]:
-    """Names of the modules around, nearest first; the model itself is ''."""
+    """Names of the enclosing modules, nearest first; the model itself is ''."""
     while name:
         name = name.rpartition(".")[0]
         yield name
@@ -228,7 +228,7 @@ def _cost(shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
 
 
 def _outputs_of(module: nn.Module) -> int | None:
-    """How many outputs a Linear has, or a gate with one matrix of its own; None: cannot be told."""
+    """Number of outputs of a Linear, or of a gate with a single weight matrix; None: unknown."""
     size = getattr(module, "out_features", None)
     if isinstance(size, int):
         return size
@@ -238,7 +238,7 @@ def _outputs_of(module: nn.Module) -> int | None:
 
 
 def _beside(modules: dict[str, nn.Module], experts: _Experts, containers: Sequence[str]) -> Iterator[Router]:
-    """The routers of one set of experts: the nearest modules with as many outputs as there are experts."""
+    """The routers of one set of experts: the nearest modules with as many outputs as experts."""
     own_stack = not isinstance(modules[experts.name], (nn.ModuleList, nn.ModuleDict))
     scopes = ([experts.name] if own_stack else []) + list(_ancestors(experts.name))
     for scope in scopes[: _SCOPES + own_stack]:
@@ -295,7 +295,7 @@ def _router(modules: dict[str, nn.Module], name: str, scope: str, experts: _Expe
 
 
 def _fits(modules: dict[str, nn.Module], name: str, scope: str, experts: _Experts) -> bool:
-    """Whether a module gives one number for each expert, and a word says that these are experts."""
+    """Whether a module has one output per expert, and a name suggests that these are experts."""
     module = modules[name]
     called = bool(_ROUTER_WORD.search(name.removeprefix(scope)) or _ROUTER_WORD.search(type(module).__name__))
     if isinstance(getattr(module, "out_features", None), int):
@@ -310,13 +310,13 @@ def _is_below(name: str, scope: str) -> bool:
 
 
 def _narrows(module: nn.Module) -> bool:
-    """Whether a Linear has fewer outputs than inputs, as one with an output for each expert has."""
+    """Whether a Linear has fewer outputs than inputs, as a router has."""
     size = getattr(module, "out_features", None)
     return isinstance(size, int) and 2 <= size <= min(_MOST_BY_NAME, getattr(module, "in_features", 0) - 1)
 
 
 def _by_name(modules: dict[str, nn.Module], covered: set[str], closed: Sequence[str]) -> Iterator[Router]:
-    """Gates whose experts cannot be counted: their output must hold ids, or a top-k must stand beside them."""
+    """Gates whose experts cannot be counted: they need ids in their output, or a top-k attribute nearby."""
     for name, module in modules.items():
         last = name.rpartition(".")[2]
         if not name or name in covered or any(_is_below(name, other) for other in (*closed, *covered) if other):

@@ -20,14 +20,14 @@ from tokenpaths.engine.base.errors import UserError
 _ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
 _MASK = "attention_mask"
 _MASKED_BELOW = -1000.0
-"""what an additive mask puts on padding; −10,000 is common, and bfloat16 makes −9,984 of it"""
+"""threshold of padding in an additive mask; −10,000 is common, and becomes −9,984 in bfloat16"""
 
 
 def core(model: nn.Module) -> nn.Module:
-    """The author's model inside wrappers, so that it is recorded however it is called.
+    """The author's model without wrappers, so that it is recorded however it is called.
 
     Raises:
-        UserError: it is no module, or runs in threads.
+        UserError: not a module, or run in several threads.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"the model is {type(model).__name__}, it should be a torch.nn.Module", field="model")
@@ -51,7 +51,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def in_backward() -> bool:
-    """Whether autograd is at work: a forward pass then is one computed again for its gradient."""
+    """Whether autograd is running: a forward pass is then a recomputation for the gradient."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -61,7 +61,7 @@ def name_of(model: nn.Module) -> str:
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """The model's own configuration, where it can be written as JSON."""
+    """The model's own configuration, if it can be written as JSON."""
     config = getattr(model, "config", None)
     as_dict = getattr(config, "to_dict", None) or getattr(config, "model_dump", None)
     values = as_dict() if callable(as_dict) else getattr(config, "__dict__", {})
@@ -76,7 +76,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 @dataclass
 class BatchInfo:
-    """What the caller of ``Recorder.batch`` says of the next forward pass."""
+    """Description of the next forward pass, from ``Recorder.batch``."""
 
     input_ids: Any = None
     texts: Sequence[str] | None = None
@@ -85,7 +85,7 @@ class BatchInfo:
 
 
 def signature_of(model: nn.Module) -> inspect.Signature | None:
-    """How ``model`` is called; None where Python cannot tell (scripted modules)."""
+    """Signature of ``model``; None if Python cannot determine it (scripted modules)."""
     try:
         return inspect.signature(model.forward)
     except (TypeError, ValueError):
@@ -95,7 +95,7 @@ def signature_of(model: nn.Module) -> inspect.Signature | None:
 def named_inputs(
     signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The inputs of a call by name, however they were given: by place, by name, or as one mapping."""
+    """The inputs of a call by name, whether positional, by keyword, or as one mapping."""
     named: dict[str, Any] = {}
     for value in args:
         if isinstance(value, Mapping):
@@ -114,10 +114,10 @@ def named_inputs(
 def tokens_of(
     info: BatchInfo, args: tuple[Any, ...], named: Mapping[str, Any], batch_first: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Vocabulary ids (B, T) and the mask (B, T) as it was given or found, where they are known.
+    """Vocabulary ids (B, T) and the mask (B, T) as given or found, if known.
 
     Raises:
-        UserError: what ``Recorder.batch`` was given has another type or shape.
+        UserError: values given to ``Recorder.batch`` have another type or shape.
     """
     ids = _as_tensor(info.input_ids, "input_ids") if info.input_ids is not None else _find_ids(args, named)
     if ids is not None and (ids.is_floating_point() or ids.dim() not in (1, 2)):
@@ -136,7 +136,7 @@ def tokens_of(
 
 
 def _find_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | None:
-    """The model's own integer input (B, T): by name, else its first argument."""
+    """The model's integer input (B, T): by name, else its first argument."""
     for value in (*(named.get(name) for name in _ID_NAMES), *args[:1]):
         if (
             isinstance(value, Tensor)
@@ -158,15 +158,15 @@ def _as_tensor(values: Any, name: str) -> Tensor:
 
 
 def first_size(args: tuple[Any, ...], kwargs: Mapping[str, Any], axis: int) -> int:
-    """Length of ``axis`` of the first input of two axes or more; 1 without one."""
+    """Length of ``axis`` of the first input with at least two axes; 1 without one."""
     first = next((t for t in tensors_of([*args, *kwargs.values()]) if t.dim() >= 2), None)
     return 1 if first is None else first.shape[axis]
 
 
 def kept_positions(mask: Tensor) -> Tensor | str:
-    """True where a mask keeps a token, or a sentence why that cannot be told.
+    """Mask of the tokens that are kept, or a message why it cannot be determined.
 
-    Read are booleans, 0 and 1 of any type, and masks that are added to scores: 0 keeps, very negative values do not.
+    Supported are booleans, 0 and 1 of any type, and additive masks: 0 keeps, very negative values do not.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -183,10 +183,10 @@ def kept_positions(mask: Tensor) -> Tensor | str:
 
 
 def read_mask(mask: Tensor, was_given: bool, say: Callable[[str], None]) -> Tensor | None:
-    """``kept_positions``; of a mask that was found but cannot be read, None, and a note that all positions count.
+    """``kept_positions``; for a found mask that cannot be read, None and a note that all positions count.
 
     Raises:
-        UserError: a mask that the caller gave cannot be read.
+        UserError: a mask given by the caller cannot be read.
     """
     keep = kept_positions(mask)
     if isinstance(keep, Tensor):

@@ -20,13 +20,13 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_MODULES = 65_536
 _MOST_REGIONS = 255
 _LARGEST = 1e30
-"""of any number of a token: what is kept in single precision stays finite, and so does a sum of some millions"""
+"""bound of any number of a token: single-precision values, and sums of some millions of them, stay finite"""
 _ROUNDING = 1e-4
-"""weights may leave [0, 1] by this much: rounding of half-precision softmaxes"""
+"""tolerance of weights outside [0, 1]: rounding of half-precision softmaxes"""
 
 
 def check_text(value: str | None, what: str, *, field: str | None = None) -> None:
-    """UserError when ``value`` holds a lone surrogate: such text has no UTF-8 form."""
+    """UserError if ``value`` holds a lone surrogate, which has no UTF-8 form."""
     if value is None:
         return
     if not isinstance(value, str):
@@ -42,7 +42,7 @@ def check_text(value: str | None, what: str, *, field: str | None = None) -> Non
 
 
 def check_json(value: Any, what: str) -> str:
-    """``value`` as JSON; UserError when it holds something JSON cannot say (NaN, a tensor …)."""
+    """``value`` as JSON; UserError if JSON cannot represent it (NaN, a tensor …)."""
     try:
         text = json.dumps(value, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -52,7 +52,7 @@ def check_json(value: Any, what: str) -> str:
 
 
 def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
-    """UserError unless the run's description holds together."""
+    """UserError if the run's description is inconsistent."""
     check_name(info.run_id, field="run_id")
     for name in ("num_steps", "num_modules", "top_k"):
         if getattr(info, name) < 1:
@@ -118,7 +118,7 @@ def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, 
 
 
 def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray) -> None:
-    """UserError unless every array of ``batch`` has its shape and believable values."""
+    """UserError unless every array of ``batch`` has its shape and plausible values."""
     check_ribbons(np.asarray(batch.module_ids), info, available)
     n = batch.num_tokens
     steps_slots = (info.num_steps, info.top_k)

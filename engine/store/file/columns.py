@@ -25,13 +25,13 @@ PER_UNIT = 2048
 """levels for each unit of ln(1 + |x|)"""
 INFINITE = 1 << 20
 LARGEST = int(np.log1p(float(np.finfo(np.float32).max)) * PER_UNIT) + 1
-"""the level of the largest finite number that single precision has"""
+"""level of the largest finite single-precision number"""
 TABLE = "token_coded"
 MEASURES = ("loss", "gate_entropy")
-"""columns that lie as levels"""
+"""columns stored as levels"""
 PLACES = ("char_start", "char_end")
 END_UNKNOWN, START_UNKNOWN = -1, -2
-"""in ``char_length``, where only one end of a token is known; NULL where none is"""
+"""values of ``char_length`` if only one end of a token is known; NULL if neither is"""
 
 
 MEMBERS = "member"
@@ -39,7 +39,7 @@ MEMBER_SQL = (
     f"CREATE TABLE {MEMBERS} AS SELECT path.rank, t.rowid AS row FROM {TABLE} AS t JOIN path USING (path_id) "
     "ORDER BY path.rank, row"
 )
-"""every token once, those of rank 1 first"""
+"""every token once, ordered by rank"""
 MEMBER_VIEW_SQL = (
     "CREATE VIEW path_member AS SELECT m.rowid, m.rank, s.sample, (m.row - s.first_row)::INTEGER AS token "
     f"FROM {MEMBERS} AS m ASOF JOIN sample AS s ON m.row >= s.first_row ORDER BY m.rowid"
@@ -47,7 +47,7 @@ MEMBER_VIEW_SQL = (
 
 
 def code_column(measure: str) -> str:
-    """Where the levels of ``measure`` lie."""
+    """Name of the column with the levels of ``measure``."""
     return f"{measure}_code"
 
 
@@ -68,7 +68,7 @@ def encode(values: np.ndarray) -> np.ndarray:
 
 
 def decode(codes: np.ndarray) -> np.ndarray:
-    """(n,) float32, as ``value_sql`` reads levels; NaN = unknown. Its naive twin, and for arrays."""
+    """(n,) float32, as ``value_sql`` reads levels; NaN = unknown. Naive twin of ``value_sql``, also used for arrays."""
     codes = np.asarray(codes)
     size = np.expm1((np.minimum(np.abs(codes), LARGEST) - 1) / PER_UNIT)
     size = np.where(np.abs(codes) >= INFINITE, np.inf, size)
@@ -89,7 +89,7 @@ def value_sql(code: str) -> str:
 
 
 def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Name and SQL type of the columns of ``token_coded``, for those that ``token`` shall have."""
+    """Name and SQL type of the columns of ``token_coded`` that store the given columns of ``token``."""
     instead = {
         "token": [("first_row", "BIGINT")],
         "char_start": [("char_place", "BIGINT"), ("char_first", "BIGINT")],
@@ -100,7 +100,7 @@ def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def read_sql(name: str) -> str:
-    """The value of a column of ``token`` from those of ``token_coded``."""
+    """SQL for a column of ``token`` in terms of those of ``token_coded``."""
     start = "(char_place - char_first)"
     read = {
         "token": "(rowid - first_row)::INTEGER",
@@ -114,7 +114,7 @@ def read_sql(name: str) -> str:
 
 
 def view_sql(columns: Sequence[tuple[str, str]]) -> str:
-    """SQL that creates the view ``token`` with ``columns``, and its number of the row as ``rowid``."""
+    """SQL that creates the view ``token`` with ``columns``, and its row number as ``rowid``."""
     columns_sql = [f"{read_sql(name)} AS {name}" for name, _ in columns]
     return f"CREATE VIEW token AS SELECT rowid, {', '.join(columns_sql)} FROM {TABLE};\n"
 
@@ -122,8 +122,8 @@ def view_sql(columns: Sequence[tuple[str, str]]) -> str:
 def tokens_sql(columns: Sequence[str], num: int) -> str:
     """sample, token and ``columns`` of ``num`` tokens, in reading order; parameters: sample and row of each.
 
-    Each by itself, so that only the blocks with its sample are looked at. They are read as they lie, and decoded
-    together: DuckDB would look through the view once for each.
+    One lookup per token, so that only the blocks with its sample are scanned. Coded columns are read first and decoded
+    together: DuckDB would otherwise scan the view once per token.
     """
     held = [name for name, _ in coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
     one = f"(SELECT sample, rowid, {', '.join(held)} FROM {TABLE} WHERE sample = ? AND rowid = ?)"

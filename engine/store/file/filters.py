@@ -20,7 +20,7 @@ MOST_POINTS = 256
 
 
 class Query(NamedTuple):
-    """SQL with ``?`` and what goes there; as a condition it stands after WHERE or AND."""
+    """SQL with ``?`` placeholders and their values; a condition can follow WHERE or AND."""
 
     sql: str
     parameters: tuple[object, ...] = ()
@@ -28,7 +28,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Filters:
-    """Which tokens; all conditions hold together."""
+    """Filters on tokens, combined by AND."""
 
     label: str | None = None
     paths: tuple[int, ...] = ()
@@ -38,11 +38,11 @@ class Filters:
 
     @property
     def need_tokens(self) -> bool:
-        """False when the sealed summaries hold the answer."""
+        """False if the sealed summaries suffice."""
         return bool(self.paths or self.through)
 
     def as_json(self) -> dict[str, object]:
-        """The filters as an answer repeats them."""
+        """The filters as repeated in an answer."""
         return {
             "label": self.label,
             "paths": list(self.paths),
@@ -90,7 +90,7 @@ def parse_ranks(text: str | None) -> tuple[int, int] | None:
 
 
 def parse_bounds(text: str | None, field: str) -> tuple[float, float] | None:
-    """``"0.5:1"`` -> (0.5, 1.0), from least to most; None and "" -> None."""
+    """``"0.5:1"`` -> (0.5, 1.0), minimum and maximum; None and "" -> None."""
     if not text:
         return None
     match = re.fullmatch(r"([0-9]{0,3}\.?[0-9]{1,12}):([0-9]{0,3}\.?[0-9]{1,12})", text)
@@ -100,7 +100,7 @@ def parse_bounds(text: str | None, field: str) -> tuple[float, float] | None:
 
 
 def check_filters(filters: Filters, layout: Layout, num_paths: int) -> None:
-    """UserError when a filter names what the run does not have."""
+    """UserError if a filter names something that the run does not have."""
     check_text(filters.label, "label", field="label")
     if len(filters.paths) > MOST_RANKS:
         raise UserError(f"{len(filters.paths)} paths given, at most {MOST_RANKS} at once", field="paths")
@@ -119,7 +119,7 @@ def check_filters(filters: Filters, layout: Layout, num_paths: int) -> None:
 
 
 def check_steps(steps: tuple[int, int] | None, layout: Layout) -> tuple[int, int]:
-    """The half-open range of steps, all of them by default; UserError when it is empty or outside."""
+    """The half-open range of steps, all by default; UserError if it is empty or out of range."""
     if steps is None:
         return 0, layout.num_steps
     first, stop = steps
@@ -140,7 +140,7 @@ def check_page(limit: int, offset: int, most: int) -> None:
 
 
 def next_offset(offset: int, limit: int, total: int) -> int | None:
-    """The ``offset`` of the page that follows, or None."""
+    """The ``offset`` of the next page, or None."""
     return offset + limit if offset + limit < total else None
 
 
@@ -151,7 +151,7 @@ def check_choice(value: str, allowed: Sequence[str], field: str) -> None:
 
 
 def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Query:
-    """The condition on rows of ``token``; ``true`` without filters. ``label_id`` is that of the label."""
+    """SQL condition on rows of ``token``; ``true`` without filters. ``label_id`` is the id of the filter's label."""
     conditions: list[str] = ["true"]
     parameters: list[object] = []
     if label_id is not None:
@@ -169,7 +169,7 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
 
 
 def path_condition(filters: Filters) -> Query:
-    """The condition on rows of ``path`` that ``filters`` without a label put on tokens of one slot."""
+    """SQL condition on rows of ``path`` for ``filters`` without a label, for layouts with one slot."""
     conditions, parameters = ["true"], []
     for step, module in filters.through:
         conditions.append(f"ribbon[{step + 1}] = ?")
@@ -181,7 +181,7 @@ def path_condition(filters: Filters) -> Query:
 
 
 def _passes(layout: Layout, step: int, module: int) -> tuple[str, list[int]]:
-    """Tokens that choose ``module`` at ``step`` in any slot."""
+    """SQL condition: tokens that choose ``module`` at ``step`` in any slot."""
     if layout.packed or layout.by_path:
         # BLOBs cannot be looked into fast, if there are any; the dictionary of paths holds the same ids, from index 1.
         first = step * layout.top_k + 1

@@ -16,11 +16,11 @@ from tokenpaths.engine.store.file.schema import Layout
 _LARGEST_GRID = 1 << 22
 CHUNK_ROWS = 65_536
 FINE = 2.0**40
-"""parts of a weight that has no whole number of its own: a token is rounded by 5e-13"""
+"""fixed-point scale of weights that have no exact integer form: error 5e-13 per token"""
 
 
 def countable_in_sql(layout: Layout) -> bool:
-    """True where SQL counts flows fast: columns, and few pairs of slots."""
+    """Whether flows are counted fast in SQL: column layout, and few pairs of slots."""
     return not layout.packed and layout.top_k <= 2
 
 
@@ -36,9 +36,9 @@ def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str
 
 
 def flow_parts_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
-    """Rows (step, source, target, pairs, parts[, by]) of whole numbers, which ``flow_values_sql`` reads.
+    """Rows (step, source, target, pairs, parts[, by]) of integers, input of ``flow_values_sql``.
 
-    Whole numbers, because their sums do not depend on the order in which threads come to add them.
+    Integer sums do not depend on the order in which threads add them.
     """
     group = f", {by}" if by else ""
     branches = []
@@ -87,7 +87,7 @@ def usage_sql(layout: Layout, by: str | None = None) -> str:
 
 
 def usage_parts_sql(layout: Layout, by: str | None = None) -> str:
-    """Rows (step, module, tokens, parts[, by]) of whole numbers, which ``usage_values_sql`` reads."""
+    """Rows (step, module, tokens, parts[, by]) of integers, input of ``usage_values_sql``."""
     code = layout.weights
     group = f", {by}" if by else ""
     branches = []
@@ -113,27 +113,27 @@ def usage_values_sql(layout: Layout, tokens: str, parts: str) -> str:
 
 
 def columns_sql(layout: Layout) -> str:
-    """The columns that ``ribbons_of`` takes, or ``Run.ribbons_of`` where ribbons are those of their paths."""
+    """The columns needed by ``ribbons_of``, or by ``Run.ribbons_of`` if ribbons are stored with their paths."""
     if layout.packed:
         return "ids, weights"
     return ", ".join([*layout.id_columns(), *layout.weight_columns()])
 
 
 def ribbon_sql(layout: Layout) -> list[str]:
-    """The columns m0 … from ``path``, for tokens that have none of their own."""
+    """SQL for the columns m0 … from ``path``, for tokens without ids of their own."""
     names = layout.module_columns() if layout.by_path else []
     return [f"path.ribbon[{i + 1}] AS {name}" for i, name in enumerate(names)]
 
 
 def with_modules(layout: Layout) -> str:
-    """``token`` with the columns m0 … of its ribbons, as SQL reads it after FROM."""
+    """FROM clause for ``token`` with the columns m0 … of its ribbons."""
     if not layout.by_path:
         return "token"
     return f"(SELECT token.*, {', '.join(ribbon_sql(layout))} FROM token JOIN path USING (path_id))"
 
 
 def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``; not of a layout ``by_path``."""
+    """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``; not for layouts ``by_path``."""
     assert not layout.by_path, "Run.ribbons_of knows the paths"
     n = len(columns[0])
     shape = (n, layout.num_steps, layout.top_k)
@@ -149,14 +149,14 @@ def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> t
 def read_chunks(
     con: duckdb.DuckDBPyConnection, sql: str, layout: Layout, parameters: Sequence[object] = ()
 ) -> Iterator[list[np.ndarray | list[bytes]]]:
-    """The columns of a query over ``columns_sql`` chunk by chunk, ready for ``ribbons_of``."""
+    """The columns of a query over ``columns_sql`` in chunks, as input of ``ribbons_of``."""
     for batch in con.execute(sql, list(parameters)).to_arrow_reader(CHUNK_ROWS):
         if batch.num_rows:
             yield [column.to_pylist() if layout.packed else column.to_numpy() for column in batch.columns]
 
 
 class FlowCounter:
-    """The naive, chunked twin of the SQL above; the only way for packed ribbons."""
+    """Naive, chunked twin of the SQL above; also the only implementation for packed ribbons."""
 
     def __init__(self, layout: Layout, steps: Sequence[int]) -> None:
         self.layout, self.steps = layout, list(steps)
@@ -201,7 +201,7 @@ class FlowCounter:
         return rows
 
     def flow_arrays(self) -> dict[str, np.ndarray]:
-        """The columns of ``flow_rows`` as arrays."""
+        """``flow_rows`` as column arrays."""
         columns = ("step", "source", "target", "count", "weight")
         parts: dict[str, list[np.ndarray]] = {name: [] for name in columns}
         for step, pairs in self._links.items():
@@ -213,7 +213,7 @@ class FlowCounter:
         return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
 
     def usage_rows(self) -> list[tuple[int, int, int, float]]:
-        """Rows (step, module, count, weight) of the modules that were chosen at all."""
+        """Rows (step, module, count, weight) of the modules chosen at least once."""
         return [
             (int(step), int(module), int(self.usage_count[step, module]), float(self.usage_weight[step, module]))
             for step, module in np.argwhere(self.usage_count > 0)
@@ -221,7 +221,7 @@ class FlowCounter:
 
 
 def _starts_of_runs(ids: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Where tokens (n, S, K) begin whose decisions differ from those of the token before."""
+    """Indices of tokens (n, S, K) whose decisions differ from those of the previous token."""
     same = np.ones(max(0, len(ids) - 1), dtype=bool)
     for values in (ids, levels):
         flat = values.reshape(len(values), -1)
@@ -230,7 +230,7 @@ def _starts_of_runs(ids: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def _summed(keys: np.ndarray, times: np.ndarray | None, length: int) -> np.ndarray:
-    """How often each key below ``length`` stands, those of row i ``times[i]`` times; exact, as int64."""
+    """Exact int64 counts of the keys below ``length``, with row i counted ``times[i]`` times."""
     if times is None:
         return np.bincount(keys, minlength=length)
     # Sums of whole numbers in float64 are exact below 2**53.
@@ -238,7 +238,7 @@ def _summed(keys: np.ndarray, times: np.ndarray | None, length: int) -> np.ndarr
 
 
 class _Pairs:
-    """Counts and weights by key source·M + target: a dense grid, or a dictionary where M² is too large."""
+    """Counts and weights by key source·M + target: a dense grid, or a dictionary if M² is too large."""
 
     def __init__(self, num_modules: int) -> None:
         size = num_modules**2
@@ -260,7 +260,7 @@ class _Pairs:
             row[1] += weight
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys in order, counts and weights."""
+        """Keys in ascending order, counts and weights."""
         if self._dense:
             keys = np.flatnonzero(self._count)
             return keys, self._count[keys], self._weight[keys]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 KNOWN_TOKENS = 20_000
-"""tokens of which is worked out what paths know: sealing and asking draw the same ones"""
+"""sample size for the association of paths with properties: sealing and queries draw the same tokens"""
 
 
 def mix(values: np.ndarray, seed: int) -> np.ndarray:
-    """splitmix64 of whole numbers (n,): the same on every machine and in every version."""
+    """splitmix64 of integers (n,): the same on every machine and in every version."""
     z = values.astype(np.uint64) + np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -22,7 +22,7 @@ def mix(values: np.ndarray, seed: int) -> np.ndarray:
 class HashSample:
     """Keeps the ``size`` tokens with the smallest hashes of their position in the run.
 
-    Which tokens these are depends on the seed and the number of tokens alone, not on the batches.
+    The sample depends only on the seed and the number of tokens, not on the batches.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
@@ -45,7 +45,7 @@ class HashSample:
             self._kept = len(self._parts[0]["hash"])
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The sample (at most ``size`` rows), in the order of the hashes."""
+        """The sample (at most ``size`` rows), in hash order."""
         joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
         order = np.argsort(joined["hash"], kind="stable")[: self.size]
         return {name: values[order] for name, values in joined.items()}

@@ -24,20 +24,20 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 _HEADER_BYTES = 3 * 4096
 LOOK_SECONDS = 20.0
-"""of the first look into a file: milliseconds, unless the file was made to take longer"""
+"""time limit of the first inspection of a file; it takes milliseconds unless the file was crafted to take longer"""
 
 
 def limit_memory(megabytes: int) -> None:
-    """Have DuckDB keep what it reads of runs, in this process from now on, within ``megabytes``.
+    """Limit DuckDB's memory for reading runs to ``megabytes``, in this process from now on.
 
-    By itself it keeps blocks up to four fifths of the machine's memory: under a limit of the process, a run that is
+    By default DuckDB caches blocks up to 80 % of the machine's memory: under a memory limit of the process, a run
     larger than that limit could not be read to its end.
     """
     _CONFIG["memory_limit"] = f"{megabytes}MB"
 
 
 def warm_up() -> None:
-    """Have DuckDB, Arrow and numpy load what they load when a first question is asked: no file is touched."""
+    """Trigger the lazy imports of DuckDB, Arrow and numpy that a first query needs; touches no file."""
     con = duckdb.connect(":memory:", config=_CONFIG)
     try:
         con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
@@ -57,13 +57,13 @@ def open_read_only(
 ) -> duckdb.DuckDBPyConnection:
     """A connection that can read this one file and do nothing else outside its own memory.
 
-    Unless ``spill_folder`` takes what does not fit into ``memory_megabytes`` (by itself as ``limit_memory`` said). The
-    file is attached to a private in-memory database: DuckDB keeps one instance per path and
+    ``spill_folder`` takes what does not fit into ``memory_megabytes`` (default: see ``limit_memory``); without it
+    nothing is spilled. The file is attached to a private in-memory database: DuckDB keeps one instance per path and
     process, so a connection to the path itself would go on showing a run that was overwritten.
 
     Raises:
         RunNotFound: there is no such file.
-        RunFileError: it is empty, cut off, damaged, newer than this program or no run at all.
+        RunFileError: it is empty, truncated, damaged, newer than this program, or not a run.
     """
     _check_bytes(file)
     own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
@@ -94,7 +94,7 @@ def open_read_only(
 
 
 def _check_bytes(file: Path) -> None:
-    """Refuse at a glance what DuckDB would refuse with a riddle."""
+    """Check size and magic bytes first, for clearer errors than DuckDB's."""
     try:
         with open(file, "rb") as handle:
             head = handle.read(16)
@@ -122,7 +122,7 @@ def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 
 @contextmanager
 def _interrupted_after(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
-    """Raises duckdb.InterruptException where the block takes longer, and a KeyboardInterrupt at Ctrl-C."""
+    """Raises duckdb.InterruptException if the block exceeds the time limit, KeyboardInterrupt on Ctrl-C."""
     timer = threading.Timer(seconds, con.interrupt)
     timer.daemon = True
     timer.start()
@@ -157,7 +157,7 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 
 
 class Connection:
-    """Questions to one open file from any thread: a cursor each, interrupted at the time limit."""
+    """Queries to one open file from any thread: a cursor each, interrupted at the time limit."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class Connection:
         self._con = open_read_only(file, memory_megabytes=memory_megabytes, spill_folder=spill_folder)
         self._file = file
         self.time_limit_s = time_limit_s
-        """of each question from now on"""
+        """of each further query"""
         self._lock = threading.Lock()
 
     @contextmanager
     def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A cursor for one question; DuckDB's errors leave the block as sentences, Ctrl-C as a KeyboardInterrupt."""
+        """A cursor for one query; DuckDB's errors are raised as errors of ours, Ctrl-C as KeyboardInterrupt."""
         with self._lock:
             try:
                 cursor = self._con.cursor()
@@ -216,28 +216,28 @@ class Connection:
             cursor.close()
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one question."""
+        """All rows of one query."""
         with self.cursor() as cursor:
             return cursor.execute(sql, list(parameters)).fetchall()
 
     def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, np.ndarray]:
-        """The columns of one question without NULLs, as numpy arrays."""
+        """The columns of one query without NULLs, as numpy arrays."""
         with self.cursor() as cursor:
             return cursor.execute(sql, list(parameters)).fetchnumpy()
 
     def close(self) -> None:
-        """Close the file; questions in flight finish first or fail with a sentence."""
+        """Close the file; running queries finish first or fail with an error of ours."""
         with self._lock:
             self._con.close()
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True for what DuckDB makes of Ctrl-C while it works: an error like any other by its class."""
+    """Whether an error is DuckDB's reaction to Ctrl-C; its class does not tell."""
     return type(error) is RuntimeError and str(error) == "Query interrupted"
 
 
 def first_line(error: Exception, file: Path) -> str:
-    """What DuckDB or the system says of ``file``, in its own words but for where the file lies."""
+    """First line of an error of DuckDB or the system about ``file``, without the file's location."""
     message = (str(error).splitlines() or [type(error).__name__])[0]
     for path in sorted({str(file), str(file.absolute()), str(file.resolve())}, key=len, reverse=True):
         message = message.replace(path, file.name).replace(path.removesuffix(file.name), "")

@@ -19,11 +19,11 @@ TOP_ROWS = 1000
 
 
 class Shares:
-    """The CDF of ranks.
+    """The CDF over ranks.
 
     Args:
-        counts: distinct numbers of tokens of a path, falling.
-        num_paths: how many paths have each.
+        counts: distinct numbers of tokens per path, descending.
+        num_paths: number of paths with each count.
         num_tokens: tokens of the run.
     """
 
@@ -33,7 +33,7 @@ class Shares:
         self._num_tokens = num_tokens
 
     def counts(self) -> np.ndarray:
-        """(P,) tokens of each path, in the order of ranks."""
+        """(P,) tokens of each path, by rank."""
         narrow = np.int32 if self._counts.max(initial=0) < 2**31 else np.int64
         return np.repeat(self._counts.astype(narrow), np.diff(self._last, prepend=0))
 

@@ -18,29 +18,29 @@ from tokenpaths.engine.store.file.schema import Layout
 
 PAGE_SAMPLES = 4096
 PAGE_CELLS = 1 << 20
-"""numbers of a page at most: fewer samples where profiles are wide"""
+"""maximum number of cells per page: wide profiles have fewer samples per page"""
 LARGEST = 255
 _CODEC = pa.Codec("zstd", 1)
 
 
 @dataclass(frozen=True)
 class Page:
-    """The counts of some neighbouring samples."""
+    """Counts of consecutive samples."""
 
     first: int
     """number of the first sample"""
     low_nD: np.ndarray
-    """uint8; what is larger stands in ``counts``"""
+    """uint8; larger values are in ``counts``"""
     rows: np.ndarray
-    """rising; with ``cells`` the places of ``counts``"""
+    """ascending; with ``cells`` the positions of ``counts``"""
     cells: np.ndarray
     counts: np.ndarray
     visits_n: np.ndarray
-    """visits of one step: tokens · K"""
+    """visits per step: tokens · K"""
 
     @classmethod
     def of(cls, row: tuple[int, int, bytes, bytes, bytes], layout: Layout) -> Page:
-        """From a row of ``profile_page``.
+        """Decode a row of ``profile_page``.
 
         Raises:
             ValueError, OSError: it holds no counts.
@@ -62,14 +62,14 @@ class Page:
         return sum(part.nbytes for part in (self.low_nD, self.rows, self.cells, self.counts, self.visits_n))
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """(stop − start, D) float32 counts of neighbouring rows."""
+        """(stop − start, D) float32 counts of a range of rows."""
         values = self.low_nD[start:stop].astype(np.float32)
         large = slice(*np.searchsorted(self.rows, (start, stop)))
         values[self.rows[large] - start, self.cells[large]] = self.counts[large]
         return values
 
     def profiles(self, rows: np.ndarray, num_steps: int) -> np.ndarray:
-        """(n, D) float32 √(p/(2S)) of these rows, rising: what ``path_distance.profiles`` gives."""
+        """(n, D) float32 √(p/(2S)) of these rows, ascending: equals ``path_distance.profiles``."""
         values = self.low_nD[rows].astype(np.float32)
         low, high = np.searchsorted(self.rows, rows), np.searchsorted(self.rows, rows, side="right")
         for place in np.flatnonzero(high > low).tolist():
@@ -82,7 +82,7 @@ class Page:
 
 
 def page_samples(layout: Layout) -> int:
-    """Samples of a page."""
+    """Number of samples per page."""
     return max(1, min(PAGE_SAMPLES, PAGE_CELLS // (layout.num_steps * layout.num_modules)))
 
 

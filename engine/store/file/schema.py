@@ -14,34 +14,34 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
 
 SCHEMA_VERSION = 6
-"""the only version that is read: a run of another one has to be traced again"""
+"""the only supported version: runs of other versions must be traced again"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
-"""every column takes a block at least: small ones keep a run of one sample at 0.3 MB instead of 4,
-large ones pack a large run a third tighter"""
+"""every column takes at least one block: small blocks keep a run of one sample at 0.3 MB instead of 4, large ones make
+a large run a third smaller"""
 ROW_GROUP = 129_024
-"""rows that lie together: two groups of a column of one byte fill a large block to 98 %, of DuckDB's 122,880 to 94 %"""
+"""rows per row group: two groups of a one-byte column fill a large block to 98 %, DuckDB's 122,880 rows only to 94 %"""
 WIDEST_COLUMN_LAYOUT = 64
-"""up to this many visits a token has a column for each; beyond, one BLOB of ids and one of weights"""
+"""maximum number of visits per token stored as columns; beyond, one BLOB of ids and one of weights"""
 ALL_LABELS = -1
-"""label_id of the rows of a summary that count every token, labelled or not"""
+"""label_id of summary rows over all tokens, labelled or not"""
 SAMPLE_TABLE_ROWS = 1_000_000
 """size of the hash sample of ``token``; smaller runs have a view of that name instead"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ribbons of one run lie in table ``token``."""
+    """Storage layout of the ribbons in table ``token``."""
 
     num_steps: int
     top_k: int
     num_modules: int
     weights: WeightCode = LINEAR
-    """what the 8 bits of a weight mean"""
+    """encoding of the 8-bit weights"""
     by_path: bool = False
-    """True: a token has no ids of its own, its ribbon is that of its path (never with more than one slot, where a path
-    does not know their order)"""
+    """True: a token has no ids of its own, its ribbon is that of its path (only with one slot, because a path does not
+    store the order of slots)"""
 
     @property
     def visits(self) -> int:
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def id_dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Little-endian ids, one byte up to 256 modules, else two."""
+        """Little-endian ids: one byte up to 256 modules, else two."""
         return np.dtype(np.uint8) if self.num_modules <= 256 else np.dtype("<u2")
 
     @property
@@ -68,11 +68,11 @@ class Layout:
         return f"w{step}" if slot == 0 else f"w{step}_{slot}"
 
     def id_columns(self) -> list[str]:
-        """Columns of ``token`` that the ids of a ribbon come from, unless it is packed."""
+        """Columns of ``token`` that hold the ids of a ribbon, unless it is packed."""
         return ["path_id"] if self.by_path else self.module_columns()
 
     def module_columns(self) -> list[str]:
-        """In the order of the visits: step after step, slot after slot."""
+        """In visit order: by step, then by slot."""
         return [self.module_column(s, k) for s in range(self.num_steps) for k in range(self.top_k)]
 
     def weight_columns(self) -> list[str]:
@@ -152,7 +152,7 @@ CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, l
 
 
 def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
-    """The layout of a new run; that of its shards, which know no paths, holds the ids with the tokens."""
+    """The layout of a new run; shards, which have no path table, store the ids with the tokens."""
     code = code_for(info.num_modules, info.top_k)
     layout = Layout(info.num_steps, info.top_k, info.num_modules, code)
     by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
@@ -164,9 +164,9 @@ _VISION_ONLY = {"row", "col"}
 
 
 def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
-    """Name and SQL type of every column of ``token``, in order; see ``coded`` for how they lie in the file.
+    """Name and SQL type of every column of ``token``, in order; see ``columns`` for their encoding in the file.
 
-    Columns that the run cannot fill are left out: an empty one costs half as much as a full one.
+    Columns without values in this run are left out: an empty one takes half the space of a full one.
     """
     absent = _TEXT_ONLY if info.modality == "vision" else _VISION_ONLY
     if not info.regions:
@@ -183,7 +183,7 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
 
 
 def create_tables(layout: Layout, info: RunInfo) -> str:
-    """SQL that creates every table a run is filled through; ``path`` and ``path_member`` come at sealing."""
+    """SQL that creates the tables filled while a run is written; ``path`` and ``path_member`` come at sealing."""
     columns = token_columns(layout, info)
     tables = [(coded.TABLE, coded.coded_columns(columns)), ("sample", list(SAMPLE_COLUMNS))]
     wide = "".join(

@@ -32,25 +32,25 @@ _HASH_BYTES = 2**22
 
 
 class ShardError(UserError):
-    """A shard, or a set of them, that cannot become a run."""
+    """A shard, or a set of shards, that cannot be made a run."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of which data set a worker traces, and what decides its numbers besides the model."""
+    """The part of a data set that a worker traces, and the settings besides the model that determine its numbers."""
 
     shard: int
     """1 … ``of``"""
     of: int
     first: int
-    """rows [first, stop) of ``places`` rows that were asked for"""
+    """rows [first, stop) of the ``places`` requested rows"""
     stop: int
     places: int
     dataset_sha256: str
     options: dict[str, Any] = field(default_factory=dict)
-    """batch size and the like: what must agree between the shards of a run"""
+    """batch size and similar: must be equal for all shards of a run"""
     made_with: dict[str, Any] = field(default_factory=dict)
-    """device and library: may differ, but then numbers are rounded differently from shard to shard"""
+    """device and library versions: may differ, but then rounding differs between shards"""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a finished shard says of itself; written last."""
+    """Description of a finished shard; written last."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     format: Literal[1] = 1
@@ -88,7 +88,7 @@ class Manifest(BaseModel):
     left_out: int
     problems: list[str]
     shapes: dict[str, list[int]]
-    """edges, gates, blocks -> sizes of their axes, where the family has them"""
+    """edges, gates, blocks -> axis lengths, if the family has them"""
     files: dict[str, FileEntry]
     made_with: dict[str, Any]
     engine_version: str
@@ -98,7 +98,7 @@ class Manifest(BaseModel):
 
     @property
     def name(self) -> str:
-        """For sentences."""
+        """Display name for messages."""
         return f"shard {self.shard} of {self.of}"
 
 
@@ -118,13 +118,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def about_bytes(info: RunInfo, modules: Sequence[ModuleInfo]) -> bytes:
-    """``about.json``: the run's description, in the order in which it is stored."""
+    """Content of ``about.json``: the run's description in storage order."""
     about = {"info": asdict(info), "modules": [asdict(module) for module in modules]}
     return json.dumps(about, ensure_ascii=False, allow_nan=False, indent=1).encode()
 
 
 def read_about(folder: Path) -> tuple[RunInfo, list[ModuleInfo]]:
-    """The description that ``about_bytes`` wrote."""
+    """Parse the description written by ``about_bytes``."""
     about = json.loads((folder / ABOUT).read_bytes())
     info = about["info"]
     info["token_texts"] = {int(token_id): text for token_id, text in info["token_texts"].items()}
@@ -134,7 +134,7 @@ def read_about(folder: Path) -> tuple[RunInfo, list[ModuleInfo]]:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The manifest with the SHA-256 of the rest of it."""
+    """The manifest with the SHA-256 of its other content."""
     body = manifest.model_dump(mode="json")
     return json.dumps({"sha256": _body_sha256(body), **body}, ensure_ascii=False, allow_nan=False, indent=1).encode()
 
@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a shard's folder.
 
     Raises:
-        ShardError: there is none, or it is not what was written.
+        ShardError: it is missing or was altered.
     """
     file = folder / MANIFEST
     again = "copy the shard again, or trace it again"
@@ -174,10 +174,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_sums(folder: Path, manifest: Manifest, on_bytes: Callable[[int], None] = lambda more: None) -> None:
-    """Compare every file with its size and SHA-256; ``on_bytes`` is told how many more were read.
+    """Compare every file with its size and SHA-256; ``on_bytes`` is called with the number of further bytes read.
 
     Raises:
-        ShardError: a file is missing, of another length, or one of its bytes is another.
+        ShardError: a file is missing, or its length or content differs.
     """
     again = f"copy {manifest.name} again, or trace it again with --shard {manifest.shard}/{manifest.of} --overwrite"
     for name, entry in manifest.files.items():
@@ -204,10 +204,10 @@ def check_sums(folder: Path, manifest: Manifest, on_bytes: Callable[[int], None]
 def finished_shard(
     folder: Path, info: RunInfo, modules: Sequence[ModuleInfo], shard: Shard
 ) -> tuple[Manifest | None, str]:
-    """The manifest of ``shard`` where it is traced already, whole and of just this, else None; and what is wrong.
+    """The manifest of ``shard`` if it is already traced, complete and identical, else None; and the problem, if any.
 
     Raises:
-        ShardError: there is such a shard of another model, data set or number of rows.
+        ShardError: such a shard exists for another model, data set or number of rows.
     """
     place = folder / shard.name
     if not place.exists():

@@ -15,7 +15,7 @@ import duckdb
 
 @dataclass(frozen=True)
 class SoftTable:
-    """Where one kind of soft decision lies."""
+    """Storage of one kind of soft decision."""
 
     kind: str
     """name in ``TraceBatch`` and in the REST API"""
@@ -49,7 +49,7 @@ CREATE_SOFT = "".join(soft.create for soft in SOFT_TABLES.values()) + (
 
 
 def read_shapes(cursor: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:
-    """Shape of each kind that the run holds, and the names along its axes."""
+    """Shape of each kind in the run, and the names along its axes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for kind, size in cursor.execute("SELECT kind, size FROM soft_shape ORDER BY kind, position").fetchall():
         shapes[kind] = (*shapes.get(kind, ()), size)

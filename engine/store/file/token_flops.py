@@ -13,7 +13,7 @@ from tokenpaths.engine.base.records import ModuleInfo
 
 
 def flops_table(modules: Sequence[ModuleInfo], num_steps: int, num_modules: int) -> np.ndarray:
-    """(S, M) FLOPs of each module at each step; 0 where a step does not offer it."""
+    """(S, M) FLOPs of each module at each step; 0 if a step does not offer it."""
     table = np.zeros((num_steps, num_modules))
     # Modules of one step are written last, so that they win over the shared module of the same id.
     for module in sorted(modules, key=lambda m: m.step is not None):

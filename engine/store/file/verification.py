@@ -12,14 +12,14 @@ from tokenpaths.engine.store.file.open_file import first_line, open_read_only
 
 
 def verify_run(file: Path) -> dict[str, int]:
-    """Rows by table of a run that is whole.
+    """Verify a run; returns the number of rows by table.
 
-    Every value of every table is read, so that every block is; then the counts that the run says of itself are compared
-    with its rows. Takes about a second for a million tokens.
+    Reads every value of every table, hence every block; then compares the counts stored in the run with its rows. Takes
+    about a second per million tokens.
 
     Raises:
-        RunNotFound, RunFileError: what is wrong with it, in a sentence.
-        NotEnoughMemory: nothing is known of it; it may be whole.
+        RunNotFound, RunFileError: what is wrong with the file.
+        NotEnoughMemory: the check was not completed; the run may be intact.
     """
     con = open_read_only(file)
     try:

@@ -15,7 +15,7 @@ import numpy as np
 TOP_LEVEL = 255
 PER_OCTAVE = 24
 LINEAR_LEVELS = 15
-"""levels of the logarithmic code that lie evenly between 0 and its smallest power"""
+"""levels of the logarithmic code spaced evenly between 0 and its smallest power"""
 SMALLEST_POWER = 2.0 ** ((LINEAR_LEVELS - TOP_LEVEL) / PER_OCTAVE)
 """2⁻¹⁰"""
 _MANY_MODULES = 64
@@ -24,17 +24,17 @@ _MANY_SLOTS = 2
 
 @dataclass(frozen=True)
 class WeightCode:
-    """One of the two codes, by its name in ``run.weight_code``."""
+    """One of the two codes, identified by ``run.weight_code``."""
 
     name: str
 
     @property
     def digits(self) -> int:
-        """Decimals that an answer needs so as not to be coarser than the code."""
+        """Decimals at which an answer is no coarser than the code."""
         return 6 if self.name == "logarithmic" else 4
 
     def encode(self, weights: np.ndarray) -> np.ndarray:
-        """The level (uint8) of each weight; what leaves [0, 1] by rounding is cut off."""
+        """The level (uint8) of each weight; clipped to [0, 1]."""
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
         if weights.size > 1 and (weights == weights.flat[0]).all():  # a log without weights: 1/K throughout
             return np.full(weights.shape, self.encode(weights.flat[:1])[0])
@@ -50,20 +50,20 @@ class WeightCode:
         return np.rint(levels).astype(np.uint8)
 
     def decode(self, levels: np.ndarray) -> np.ndarray:
-        """Weights as they are read back, in double precision."""
+        """Decoded weights, in double precision."""
         return _TABLES[self.name][levels]
 
     def sql(self, column: str) -> str:
-        """``decode`` of a column, as a DOUBLE."""
+        """SQL of ``decode`` for a column, as DOUBLE."""
         return f"({self.parts_sql(column)} / {self.whole}::DOUBLE)"
 
     @property
     def whole(self) -> float:
-        """Parts that make a weight of 1; see ``parts_sql``."""
+        """Number of parts of a weight of 1; see ``parts_sql``."""
         return float(TOP_LEVEL) if self.name == "linear" else 1.0
 
     def parts_sql(self, column: str) -> str:
-        """A number in proportion to the weight; of the linear code a whole one, whose sums are exact."""
+        """SQL for a number proportional to the weight; an integer for the linear code, so that sums are exact."""
         if self.name == "linear":
             return f"{column}::INTEGER"
         return (
@@ -89,5 +89,5 @@ CODES = {code.name: code for code in (LINEAR, LOGARITHMIC)}
 
 
 def code_for(num_modules: int, top_k: int) -> WeightCode:
-    """The code of a new run with so many modules and slots."""
+    """The code of a new run with this many modules and slots."""
     return LOGARITHMIC if num_modules > _MANY_MODULES or top_k > _MANY_SLOTS else LINEAR

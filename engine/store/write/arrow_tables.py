@@ -26,7 +26,7 @@ _FOLDED_FIELDS = ("label", "prediction", "source", "text")
 
 @dataclass(frozen=True)
 class CompactBatch:
-    """A private, small copy of a batch: the caller may reuse its arrays at once."""
+    """A compact copy of a batch, so that the caller may reuse its arrays."""
 
     samples: list[SampleRecord]
     ids: np.ndarray
@@ -42,9 +42,9 @@ class CompactBatch:
     loss: np.ndarray | None
     """(n,) float32 nats, NaN without a target"""
     whole: dict[str, np.ndarray]
-    """token_id, predicted_id, row, col, char_start, char_end, region where given: (n,) integers, −1 = unknown"""
+    """token_id, predicted_id, row, col, char_start, char_end, region if given: (n,) integers, −1 = unknown"""
     soft: dict[str, np.ndarray]
-    """edges, gates, blocks where given: (b, …) float32"""
+    """edges, gates, blocks if given: (b, …) float32"""
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +57,7 @@ class CompactBatch:
 
 
 def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
-    """Copy what will be stored, in the small types it is stored in; ``columns`` are those of ``token``."""
+    """Copy the stored values in their storage types; ``columns`` are those of ``token``."""
     n = batch.num_tokens
     entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
     return CompactBatch(
@@ -78,7 +78,7 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
 
 
 def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
-    """``CompactBatch.entropy_sums``: samples without label first, then labels as they come."""
+    """``CompactBatch.entropy_sums``: samples without a label first, then labels in order of appearance."""
     labels = [sample.label for sample in samples]
     label_n = np.repeat(np.arange(len(samples)), [sample.num_tokens for sample in samples])
     if len(set(labels)) > 1:
@@ -98,9 +98,9 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
 def own_token_columns(
     batch: CompactBatch, layout: Layout, first_sample: int, *, coded_too: bool = True
 ) -> dict[str, pa.Array | np.ndarray]:
-    """Columns of ``token`` that follow from the batch alone; ``sample`` counts from ``first_sample``.
+    """Columns of ``token`` that are determined by the batch alone; ``sample`` counts from ``first_sample``.
 
-    ``coded_too``: with those that a run holds in another form.
+    ``coded_too``: include those that a run stores in encoded form.
     """
     n, lengths = batch.num_tokens, batch.lengths
     starts = np.cumsum(lengths) - lengths
@@ -140,8 +140,8 @@ def token_table(
 ) -> tuple[pa.Table, int]:
     """Rows of ``token_coded``, and the ``first_char`` of the next batch.
 
-    ``label_ids`` (B,) with −1 = none, the other arrays (n,). FLOPs are NULL where they are those that the modules of
-    the ribbon have by themselves, ``usual_flops``. ``first_char``: see ``coded.chars``.
+    ``label_ids`` (B,) with −1 = none, the other arrays (n,). FLOPs are NULL if they equal ``usual_flops``, the sum over
+    the modules of the ribbon. ``first_char``: see ``columns.chars``.
     """
     columns = own_token_columns(batch, layout, first_sample, coded_too=False)
     lengths = batch.lengths
@@ -167,7 +167,7 @@ def token_table(
 
 
 def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
-    """Columns of ``sample`` that follow from the batch alone; ``sample`` counts from ``first_sample``."""
+    """Columns of ``sample`` that are determined by the batch alone; ``sample`` counts from ``first_sample``."""
     samples, lengths = batch.samples, batch.lengths
     return {
         "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
@@ -215,7 +215,7 @@ def sample_table(
 
 
 def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:
-    """The losses given with the samples; where one is missing, the mean over its tokens with a target."""
+    """The losses given with the samples; missing ones are means over the sample's tokens with a target."""
     losses = [sample.loss for sample in batch.samples]
     if batch.loss is None or all(loss is not None for loss in losses):
         return losses
@@ -227,7 +227,7 @@ def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | N
 
 
 def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
-    """Mean of the known values of each sample, NULL where there are none."""
+    """Mean of the known values of each sample, NULL if there are none."""
     known = ~np.isnan(values)
     sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), starts)
     counts = np.add.reduceat(known.astype(np.int64), starts)
@@ -235,9 +235,9 @@ def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
 
 
 def search_key(sample: SampleRecord) -> str | None:
-    """What the filter ``q`` looks into: label, prediction, source and text, casefolded, a line each.
+    """Text that the filter ``q`` searches: label, prediction, source and text, casefolded, a line each.
 
-    None where these are in ASCII: SQL then puts them in lower case itself (``queries.sample_condition``).
+    None if these are ASCII: SQL then lowercases them itself (``queries.sample_condition``).
     """
     if all((getattr(sample, name) or "").isascii() for name in _FOLDED_FIELDS):
         return None
@@ -263,8 +263,8 @@ def _blobs(rows: np.ndarray) -> pa.Array:
 def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
     """Append rows through Arrow; does nothing for no rows.
 
-    A transaction keeps what was registered in it until it ends. It is a reader that is registered, which holds
-    nothing any more once it was read: registered tables would stay in memory, a whole run of them.
+    A transaction keeps registered objects until it ends. A reader is registered, because it holds no data once it was
+    read; registered tables would keep a whole run in memory.
     """
     if rows.num_rows:
         waiting = rows.to_batches()
@@ -276,7 +276,7 @@ def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> N
 
 
 def insert_columns(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
-    """``insert_rows`` of columns by name."""
+    """``insert_rows`` for columns by name."""
     insert_rows(con, table, pa.table(dict(columns)))
 
 

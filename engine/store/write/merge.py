@@ -44,7 +44,7 @@ _SAME = (
 
 @dataclass(frozen=True)
 class SealProgress:
-    """Where the sealing is: ``done`` of ``total`` ``unit``, in the stage named."""
+    """Progress of the sealing: ``done`` of ``total`` ``unit`` in the named stage."""
 
     stage: str
     done: int
@@ -54,7 +54,7 @@ class SealProgress:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """All shards of one run, in order, their manifests read and found to belong together."""
+    """All shards of one run in order, with their manifests read and checked against each other."""
 
     folders: list[Path]
     manifests: list[Manifest]
@@ -76,7 +76,7 @@ class ShardSet:
         return sum(entry.bytes for manifest in self.manifests for entry in manifest.files.values())
 
     def notes(self) -> list[str]:
-        """What is no error but should be known: samples left out, shards made with different devices or libraries."""
+        """Warnings: samples left out, shards made with different devices or libraries."""
         notes = []
         if left_out := sum(manifest.left_out for manifest in self.manifests):
             first = [problem for manifest in self.manifests for problem in manifest.problems]
@@ -92,10 +92,10 @@ class ShardSet:
 
 
 def find_shards(places: Iterable[Path]) -> ShardSet:
-    """The shards in these folders (of one shard, or of all of them); manifests are read, files are not yet.
+    """The shards in these folders (one shard each, or all of them); reads manifests, no data files.
 
     Raises:
-        ShardError: there is none; one is missing or there twice; one does not belong to the others.
+        ShardError: there is none; one is missing or duplicated; one does not belong to the others.
     """
     folders = [folder for place in places for folder in _folders_in(place)]
     if not folders:
@@ -122,15 +122,15 @@ def seal_shards(
     overwrite: bool = False,
     on_progress: Callable[[SealProgress], None] = lambda progress: None,
 ) -> Path:
-    """Check every byte, then build the one run file; returns its path. The shards stay as they are.
+    """Verify every byte, then build the run file; returns its path. The shards are kept.
 
-    Memory: as for a run that is traced by one process, which is about 60 bytes a distinct path and the batches that
-    are on their way; nothing is held of a shard but a row group of each of its files.
+    Memory: as for a run traced by one process, about 60 bytes per distinct path plus the queued batches; of a shard,
+    one row group of each of its files.
 
     Raises:
-        ShardError: a sum that is wrong, descriptions that differ, a file that cannot be read.
+        ShardError: a wrong check sum, differing descriptions, an unreadable file.
         UserError: the run exists (without ``overwrite``), or no shard holds a sample.
-        WriterFailed: the disk did not take it. Nothing is left of the run in each case.
+        WriterFailed: the disk refused a write. No run is left in any of these cases.
     """
     _check_bytes(found, on_progress)
     info, modules = read_about(found.folders[0])
@@ -170,7 +170,7 @@ def seal_shards(
 
 
 def _folders_in(place: Path) -> list[Path]:
-    """Folders of shards: ``place`` itself, that of the manifest ``place``, or those inside it."""
+    """Folders of shards: ``place`` itself, the folder of the manifest ``place``, or the shards inside it."""
     if place.name == MANIFEST and place.is_file():
         return [place.parent]
     if (place / MANIFEST).is_file():
@@ -218,7 +218,7 @@ def _check_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None
 
 
 def _short(value: Any, other: Any) -> str:
-    """``value`` for a sentence: of two dictionaries only what differs."""
+    """``value`` for a message: for two dictionaries only the differences."""
     if isinstance(value, dict) and isinstance(other, dict):
         return ", ".join(f"{k} {v}" for k, v in sorted(value.items()) if other.get(k) != v) or "nothing else"
     return repr(value[:60]) if isinstance(value, str) else repr(value)
@@ -251,7 +251,7 @@ def _check_complete(folders: Sequence[Path], manifests: Sequence[Manifest]) -> N
 
 
 def _check_rows(found: ShardSet) -> None:
-    """The rows of the shards join without a gap."""
+    """Check that the rows of the shards are contiguous."""
     at = 0
     for manifest in found.manifests:
         if manifest.first != at or manifest.stop < at:

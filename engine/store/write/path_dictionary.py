@@ -19,9 +19,9 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 
 MEMORY_BYTES = 64 * 2**20
-"""ribbons up to so many bytes stay in memory; more go to a file"""
+"""bytes of ribbons kept in memory; beyond, they go to a file"""
 TAKE_ROWS = 262_144
-"""ribbons that are read back at once"""
+"""ribbons read back at once"""
 
 
 class Growing:
@@ -33,7 +33,7 @@ class Growing:
 
     @property
     def values(self) -> np.ndarray:
-        """What was appended so far; a view, valid until the next ``append``."""
+        """The appended rows; a view, valid until the next ``append``."""
         return self._store[: self._length]
 
     def append(self, values: np.ndarray) -> None:
@@ -47,9 +47,9 @@ class Growing:
 
 
 class RowFile:
-    """Rows (P, V) that are appended and read back: in memory while small, then in a nameless file.
+    """Rows (P, V) that are appended and read back: in memory while small, then in an unnamed temporary file.
 
-    The system deletes the file with the process, however that ends.
+    The operating system deletes the file when the process ends.
     """
 
     def __init__(self, dtype: np.dtype, folder: Path | None = None) -> None:
@@ -65,7 +65,7 @@ class RowFile:
         return self._length
 
     def append(self, rows: np.ndarray) -> None:
-        """Add (new, V) rows behind the others."""
+        """Append (new, V) rows."""
         self.width = rows.shape[1]
         self._length += len(rows)
         if self._file is None:
@@ -79,7 +79,7 @@ class RowFile:
         self._file.write(np.ascontiguousarray(rows).data)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copies of the rows with these numbers, in their order."""
+        """Copies of the rows with these numbers, in the given order."""
         if not len(numbers):
             return np.empty((0, self.width), dtype=self.dtype)
         if self._memory is not None:
@@ -92,7 +92,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Hashes in rising order and the number of each."""
+    """Hashes in ascending order and the number of each."""
 
     hashes: np.ndarray
     numbers: np.ndarray
@@ -102,16 +102,16 @@ class _Sorted:
 
 
 class HashIndex:
-    """From 64-bit hashes to numbers: sorted runs, two of a size merged into one.
+    """Maps 64-bit hashes to numbers: sorted runs, merged in pairs of equal size.
 
-    So every hash is moved about log2(P / n) times, and there are as many runs to look through.
+    Each hash is moved about log2(P / n) times, and there are as many runs to search.
     """
 
     def __init__(self) -> None:
         self._runs: list[_Sorted] = []
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Number of each hash (rising, distinct), −1 where it is new."""
+        """Number of each hash (ascending, distinct), −1 if it is new."""
         numbers = np.full(len(hashes), -1, dtype=np.int32)
         for run in self._runs:
             place = np.minimum(np.searchsorted(run.hashes, hashes), len(run) - 1)
@@ -120,7 +120,7 @@ class HashIndex:
         return numbers
 
     def add(self, hashes: np.ndarray, numbers: np.ndarray) -> None:
-        """Enter hashes (rising, distinct) that ``find`` did not know."""
+        """Add hashes (ascending, distinct) that ``find`` did not know."""
         if not len(hashes):
             return
         self._runs.append(_Sorted(hashes, numbers))
@@ -141,12 +141,12 @@ def _merged(first: _Sorted, second: _Sorted) -> _Sorted:
 
 
 class PathDictionary:
-    """Numbers distinct paths as they come and counts them, exactly.
+    """Numbers distinct paths in order of appearance and counts them exactly.
 
-    The numbers depend on how the tokens were cut into batches; ranks do not. A path is recognised by a 64-bit
-    hash, and then compared with the ribbon that was kept: two ribbons of one hash stay two paths.
+    Path numbers depend on the batches; ranks do not. A path is found by a 64-bit hash and then compared with the stored
+    ribbon, so two ribbons with the same hash remain two paths.
 
-    ``folder``: where ribbons go that do not fit ``MEMORY_BYTES`` (None: the system's temporary folder).
+    ``folder``: for ribbons beyond ``MEMORY_BYTES`` (None: the system's temporary folder).
     """
 
     def __init__(self, id_dtype: np.dtype, folder: Path | None = None) -> None:
@@ -163,7 +163,7 @@ class PathDictionary:
         return len(self._rows)
 
     def add(self, module_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Count ribbons (n, S, K); returns path_id of each (n,) and the ribbons of new paths (new, V)."""
+        """Count ribbons (n, S, K); returns the path_id of each (n,) and the ribbons of new paths (new, V)."""
         rows = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
         hashes, distinct, kind_n = _kinds(rows)
         ids_P, new_rows = self._numbers_of(hashes, distinct)
@@ -173,7 +173,7 @@ class PathDictionary:
         return ids_P[kind_n], new_rows
 
     def _numbers_of(self, hashes: np.ndarray, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of distinct ribbons in rising order of their hashes, and those of them that are new."""
+        """Numbers of distinct ribbons ordered by hash, and those of new ones."""
         first_of_hash = np.ones(len(hashes), dtype=bool)
         first_of_hash[1:] = hashes[1:] != hashes[:-1]
         ids = np.full(len(hashes), -1, dtype=np.int32)
@@ -190,7 +190,7 @@ class PathDictionary:
         return ids, np.concatenate([distinct[new], *late]) if late else distinct[new]
 
     def _number_of_one(self, i: int, hashes: np.ndarray, distinct: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Number ribbon ``i``, whose hash another ribbon has too (hardly ever); returns it (1, V) if it is new."""
+        """Number ribbon ``i``, whose hash collides with that of another (very rare); returns it (1, V) if it is new."""
         row = distinct[i : i + 1]
         owner = self._index.find(hashes[i : i + 1])
         if (self._rows.take(owner) == row).all():
@@ -204,7 +204,7 @@ class PathDictionary:
         return row
 
     def ribbons(self, path_ids: np.ndarray | None = None) -> np.ndarray:
-        """Canonical ribbons (P, V) of these paths, in their order; without ``path_ids`` of all."""
+        """Canonical ribbons (P, V) of these paths, in the given order; without ``path_ids`` of all."""
         return self._rows.take(np.arange(self.num_paths) if path_ids is None else path_ids)
 
     def counts(self) -> np.ndarray:
@@ -214,8 +214,8 @@ class PathDictionary:
     def ranked(self) -> np.ndarray:
         """path_id of each rank (P,), int32: as ``analysis.paths.rank_order``, without all ribbons in memory.
 
-        Sorted by count, then what is tied by the first eight bytes of its ribbon, by the next eight, and so on:
-        few paths are tied for long.
+        Sorted by count; ties by the first eight bytes of the ribbon, then by the next eight, and so on: few paths stay
+        tied for long.
         """
         counts = self.counts()
         order = np.argsort(-counts, kind="stable").astype(np.int32)
@@ -237,7 +237,7 @@ class PathDictionary:
         return order
 
     def _words(self, path_ids: np.ndarray, word: int) -> np.ndarray:
-        """Eight bytes of each ribbon as a number that sorts as their ids do."""
+        """Eight bytes of each ribbon as an integer with the same order as the ids."""
         per_word = 8 // self._id_dtype.itemsize
         bits = np.uint64(8 * self._id_dtype.itemsize)
         values = np.zeros(len(path_ids), dtype=np.uint64)
@@ -252,7 +252,7 @@ class PathDictionary:
 
 
 def _tied(place: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those of ``place`` whose group has more than one member, and a rising number for each group."""
+    """The elements of ``place`` whose group has more than one member, and an ascending number for each group."""
     group = np.cumsum(breaks, dtype=np.int32)
     several = np.ones(len(breaks), dtype=bool)
     several[:-1] = ~(breaks[:-1] & breaks[1:])
@@ -261,9 +261,9 @@ def _tied(place: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes in rising order and rows of the distinct ones among ``rows`` (n, V), and the kind of each row (n,).
+    """Hashes in ascending order and rows of the distinct ones among ``rows`` (n, V), and the kind of each row (n,).
 
-    Exact, as ``analysis.paths.unique_rows``: rows that share a hash are told apart, and both are returned.
+    Exact, as ``analysis.paths.unique_rows``: rows with equal hashes are compared, and both are returned.
     """
     row_hashes = word_hashes(rows)
     hashes, first, kind_n = np.unique(row_hashes, return_index=True, return_inverse=True)
@@ -280,7 +280,7 @@ def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def word_hashes(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit number for each of (n, V) rows, eight bytes at a time; unequal rows hardly ever share one."""
+    """A 64-bit hash for each of (n, V) rows, eight bytes at a time."""
     width = rows.shape[1] * rows.itemsize
     if width % 8:
         padded = np.zeros((len(rows), -(-width // 8) * 8), dtype=np.uint8)

@@ -41,11 +41,11 @@ from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 
 DUCKDB_MEGABYTES = 2000
 FLUSH_TOKENS = 65_536
-"""tokens that wait in memory for one insert; a run that never has so many gets a file of small blocks"""
+"""tokens buffered for one insert; a run that never reaches this number gets a file with small blocks"""
 
 
 class RunFiller:
-    """Everything that one writer thread does: number paths, sum, insert."""
+    """All work of the writer thread: number paths, accumulate sums, insert rows."""
 
     def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         self.info, self.modules = info, modules
@@ -60,7 +60,7 @@ class RunFiller:
         self.twin_sketch = HashSample(KNOWN_TOKENS)
         self.num_samples = 0
         self.large = False
-        """from ``finish`` on: whether the run is to hold the answers that take long"""
+        """set by ``finish``: whether the run is large enough to store slow answers"""
         self.labels: dict[str, int] = {}
         self.entropy: dict[int, np.ndarray] = {}
         self.loss = (0, 0.0)
@@ -156,18 +156,18 @@ class RunFiller:
             self._flush(LARGE_BLOCK_BYTES)
 
     def _sum_loss(self, batch: CompactBatch) -> None:
-        """Add the tokens that have a loss, and the losses, to those so far: of numbers that were not rounded yet."""
+        """Add the number of tokens with a loss and the sum of their unrounded losses."""
         if batch.loss is not None:
             known = batch.loss[~np.isnan(batch.loss)]
             self.loss = (self.loss[0] + len(known), self.loss[1] + float(known.sum(dtype=np.float64)))
 
     def add_twin(self, ids: np.ndarray) -> None:
-        """Count the twin's ribbons of the next tokens."""
+        """Count the ribbons of the untrained twin for the next tokens."""
         first_row = self.twin.num_tokens
         self.twin_sketch.add(first_row, {"path_id": self.twin.add(ids)[0]})
 
     def _measure(self, new_rows: np.ndarray) -> None:
-        """Compute and reuse are properties of a path: worked out once for each."""
+        """Compute and reuse of new paths, evaluated once per path."""
         if self._no_reuse:
             return
         ribbons = new_rows.reshape(-1, self.layout.num_steps, self.layout.top_k)
@@ -175,14 +175,14 @@ class RunFiller:
         self._reuse_P.append(reuse(ribbons, self.units))
 
     def _of_paths(self, measured: Growing, constant: float) -> np.ndarray:
-        """(P,) compute or reuse by path_id; one number for all where every visit is to a module of its own."""
+        """(P,) compute or reuse by path_id; a single number for all if every visit is to another module."""
         return np.broadcast_to(np.float64(constant), (self.book.num_paths,)) if self._no_reuse else measured.values
 
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
 
     def _flush(self, block_bytes: int) -> None:
-        """Insert what waits; the first time, create the file with blocks of this size."""
+        """Insert the buffered rows; the first call creates the file with blocks of this size."""
         check_free(self._file.parent)
         if self.con is None:
             self.con = self._open(block_bytes)
@@ -192,7 +192,7 @@ class RunFiller:
         self._pending_tokens = 0
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
-        """Build the summaries and close the file, complete and checkpointed; ``on_stage`` as ``RunWriter.seal``."""
+        """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES)
         assert self.con is not None
         # The rows of a table have their numbers once they are committed.
@@ -226,7 +226,7 @@ class RunFiller:
         shutil.rmtree(temporary_folder(self._file), ignore_errors=True)
 
     def add_answers(self, on_stage: Callable[[str, int, int], None]) -> None:
-        """Answers that take long into the finished file of a large run; see ``seal_answers`` for what is raised."""
+        """Add slow answers to the finished file of a large run; raises as ``seal_answers``."""
 
         def told(done: int, of: int) -> None:
             on_stage(f"answers that take long: {done} of {of}", NUM_STAGES - 1, NUM_STAGES)
@@ -245,11 +245,11 @@ class RunFiller:
 
 
 def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
-    """True where no module is shared between steps and none does nothing: compute is 1 and reuse 0 on any ribbon."""
+    """Whether no module is shared between steps and none is an identity: compute is 1 and reuse 0 on any ribbon."""
     offered = units[available]
     return bool((offered != NOTHING).all()) and len(np.unique(offered)) == len(offered)
 
 
 def temporary_folder(partial_file: Path) -> str:
-    """Where DuckDB puts what does not fit its memory while the run is written."""
+    """Folder for DuckDB's spill files while the run is written."""
     return str(partial_file.with_name(partial_file.name + ".tmp"))

@@ -46,12 +46,12 @@ _STAGES = (
     "findings",
 )
 NUM_STAGES = len(_STAGES) + 2
-"""the last two, writing to the disk and the answers of large runs, are the writer's"""
+"""the last two, flushing to disk and the answers of large runs, are done by the writer"""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the writer summed up on the way."""
+    """Sums accumulated by the writer."""
 
     book: PathDictionary
     twin: PathDictionary
@@ -60,16 +60,16 @@ class Totals:
     reuse: np.ndarray
     labels: dict[str, int]
     entropy: dict[int, np.ndarray]
-    """label_id (−1 = none) -> (2, S): known tokens and their summed gate entropy in nats"""
+    """label_id (−1 = none) -> (2, S): number of tokens with known gate entropy, and its sum in nats"""
     loss: tuple[int, float]
-    """tokens with a loss, and the sum of their losses"""
+    """number of tokens with a loss, and the sum of their losses"""
     sketch: dict[str, np.ndarray]
     twin_paths: np.ndarray | None
-    """path_ids of the twin for the tokens of ``sketch``; None without a twin of every token"""
+    """path_ids of the twin for the tokens of the hash sample; None unless the twin ran on every token"""
     num_samples: int
     soft: SoftSums
     visits: Visits | None
-    """flows and usage, where they were counted on the way"""
+    """flows and usage, if counted while tokens arrived"""
 
 
 def build_summaries(
@@ -80,7 +80,7 @@ def build_summaries(
     totals: Totals,
     on_stage: Callable[[str, int, int], None],
 ) -> None:
-    """Fill every table but ``token`` and ``sample``; the caller commits. ``on_stage`` as ``RunWriter.seal``."""
+    """Fill every table except ``token`` and ``sample``; the caller commits. ``on_stage`` as in ``RunWriter.seal``."""
 
     def stage(number: int) -> None:
         on_stage(_STAGES[number], number, NUM_STAGES)
@@ -177,7 +177,7 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
 
 
 def _count_by_label(con: duckdb.DuckDBPyConnection) -> None:
-    """How many tokens of each label are on each path, for two summaries; dropped by ``build_summaries``."""
+    """Tokens per path and label, used by two summaries; dropped by ``build_summaries``."""
     con.execute(
         "CREATE TEMP TABLE on_path AS SELECT path_id, label_id, count(*) AS n FROM token "
         "WHERE label_id IS NOT NULL GROUP BY path_id, label_id"
@@ -185,9 +185,9 @@ def _count_by_label(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[str], np.ndarray]:
-    """Labels in the alphabet's order, and of each path (P,) its most frequent one: tokens · L + (L − 1 − place).
+    """Labels in alphabetical order, and the most frequent one of each path (P,): tokens · L + (L − 1 − place).
 
-    −1 where no token has a label. Ties go to the first in the alphabet.
+    −1 if no token has a label. Ties go to the alphabetically first.
     """
     names = [name for (name,) in con.execute("SELECT label FROM label ORDER BY label").fetchall()]
     if not names:
@@ -223,7 +223,7 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 
 
 def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens: int) -> None:
-    """``token_sample``: one million tokens by hash, what a filter asks for; of smaller runs a view of everything."""
+    """``token_sample``: one million tokens by hash, used for filters; for smaller runs a view of all tokens."""
     if num_tokens <= SAMPLE_TABLE_ROWS:
         con.execute(f"CREATE VIEW token_sample AS SELECT * EXCLUDE (rowid) FROM {with_modules(layout)}")
         return
@@ -238,7 +238,7 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
 
 
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:
-    """The histograms of all tokens that a page asks for first, so that it never scans for them."""
+    """Histograms over all tokens that a page requests first, so that it needs no scan."""
     for measure in coded.MEASURES:
         columns = con.execute(level_counts(measure, "true")).fetchnumpy()
         values, counts = columns["value"], columns["num"]
@@ -249,7 +249,7 @@ def _histograms(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _repeated(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Each value as often as ``counts`` says, in their order, ``CHUNK_ROWS`` at a time."""
+    """Each value repeated ``counts`` times, in order, ``CHUNK_ROWS`` at a time."""
     stops = np.cumsum(counts)
     for start in range(0, int(stops[-1]), CHUNK_ROWS):
         rows = np.arange(start, min(start + CHUNK_ROWS, int(stops[-1])))

@@ -21,11 +21,11 @@ from tokenpaths.engine.store.write.arrow_tables import insert_columns
 
 LEAST_TOKENS = 1_000_000
 MEGABYTES = 2000
-"""of DuckDB, as while the run is written"""
+"""DuckDB's memory limit, as while the run is written"""
 PATIENCE_S = 900
-"""for all of them: what is not answered by then is left out"""
+"""total time limit, seconds; questions not answered by then are left out"""
 Questions = Callable[[RunFile], Iterable[tuple[Callable[..., dict[str, Any]], dict[str, Any]]]]
-"""which functions decorated by ``sealed`` to ask of a run, each with its arguments"""
+"""the functions decorated by ``sealed`` to call for a run, with their arguments"""
 
 
 def seal_answers(
@@ -37,14 +37,14 @@ def seal_answers(
     megabytes: int = MEGABYTES,
     folder: Path | None = None,
 ) -> None:
-    """Ask the complete, closed run ``file`` all ``questions`` and add the answers to it; one that fails is left out.
+    """Answer ``questions`` about the complete, closed run ``file`` and store the answers; failing ones are left out.
 
-    After ``PATIENCE_S`` nothing more is asked. ``on_question`` is told before each how many were asked, and of how
-    many. DuckDB takes up to ``megabytes``, and puts into ``folder`` what does not fit (without one, a question that
-    needs more has no answer). Whatever goes wrong, the file stays a whole run, with all of these answers or none.
+    After ``PATIENCE_S`` no further question is asked. ``on_question`` is called before each with the number done and
+    the total. DuckDB uses up to ``megabytes`` and spills into ``folder`` (without one, a question that needs more has
+    no answer). Whatever fails, the file stays a complete run, with all of these answers or none.
 
     Raises:
-        What ``on_question`` raises, and a KeyboardInterrupt: nothing is added then.
+        Any exception of ``on_question``, and KeyboardInterrupt: nothing is added then.
         RunFileError, duckdb.Error, OSError: the answers could not be written, or the file not be read.
     """
     rows = _answers(file, run_id, questions, on_question, megabytes, folder)
@@ -64,7 +64,7 @@ def _answers(
     megabytes: int,
     folder: Path | None,
 ) -> dict[str, list[str]]:
-    """The columns of ``answer``."""
+    """Columns of table ``answer``."""
     rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
     ends = time.monotonic() + PATIENCE_S
     connection = Connection(file, PATIENCE_S, memory_megabytes=megabytes, spill_folder=folder)

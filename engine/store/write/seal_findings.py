@@ -15,7 +15,7 @@ from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 
 def write_findings(con: duckdb.DuckDBPyConnection, info: RunInfo, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Fill ``finding``; what is not finite becomes null."""
+    """Fill ``finding``; non-finite numbers become null."""
     findings: dict[str, Any] = dict(info.findings)
     for kind, shape in shapes.items():
         if kind in FINDERS:
@@ -42,7 +42,7 @@ def _samples(con: duckdb.DuckDBPyConnection, kind: str, shape: tuple[int, ...], 
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: arrays as lists, numbers that are not finite as null."""
+    """``value`` as plain JSON: arrays as lists, non-finite numbers as null."""
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, np.ndarray):

@@ -37,17 +37,17 @@ from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_columns
 
 MOST_BYTES = 256 * 2**20
-"""counters in memory; a run of more labels is counted in SQL when it is sealed"""
+"""maximum bytes of counters while writing; runs with more labels are counted in SQL at sealing"""
 BLOCK_ROWS = 4096
-"""tokens a product: their matrices stay in the processor's cache"""
+"""tokens per matrix product: their matrices fit the processor's cache"""
 TICKS = 2**32
-"""parts of a weight that are summed as whole numbers: sums do not depend on their order"""
+"""fixed-point scale of weights: integer sums do not depend on their order"""
 COUNTER_BYTES = 512 * 2**20
-"""grids of counters in memory; more labels are counted in several passes"""
+"""bytes of counter grids in memory; more labels are counted in several passes"""
 
 
 def write_flows(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int], visits: Visits | None) -> None:
-    """Fill ``flow`` and ``usage``; ``visits`` holds them where they were counted while tokens came."""
+    """Fill ``flow`` and ``usage``; ``visits`` holds the counts if they were made while tokens arrived."""
     if visits is not None:
         _insert_visits(con, layout, visits)
         return
@@ -89,7 +89,7 @@ def write_flows(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str
 
 
 def _insert_visits(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
-    """Rows of ``flow`` and ``usage``: of all tokens first, then of each label."""
+    """Insert rows of ``flow`` and ``usage``: of all tokens, then of each label."""
     of_labels = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
     for label, counts in [(ALL_LABELS, visits.total()), *of_labels]:
         step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
@@ -123,7 +123,7 @@ def _insert_visits(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visit
 def _count_one_by_one(
     con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str, int]
 ) -> Iterator[tuple[int, FlowCounter]]:
-    """All tokens, then those of each label: a pass over ``token`` for each."""
+    """Count all tokens, then those of each label: one pass over ``token`` each."""
     for label_id in (ALL_LABELS, *labels.values()):
         where = "" if label_id == ALL_LABELS else f" WHERE label_id = {label_id}"
         counter = FlowCounter(layout, range(layout.num_steps - 1))
@@ -133,7 +133,7 @@ def _count_one_by_one(
 
 
 class Counts(NamedTuple):
-    """Of one label: tokens of each link (S − 1, M, M), of each module (S, M), and the sum of their levels (S, M)."""
+    """Counts of one label: tokens of each link (S − 1, M, M), of each module (S, M), and summed levels (S, M)."""
 
     links: np.ndarray
     tokens: np.ndarray
@@ -141,7 +141,7 @@ class Counts(NamedTuple):
 
 
 class Visits:
-    """Counts by label_id (−1: without a label), of a layout with one slot and linear weights."""
+    """Counts by label_id (−1: without a label), for layouts with one slot and linear weights."""
 
     def __init__(self, layout: Layout) -> None:
         assert layout.by_path, "levels of one slot are summed as whole numbers"
@@ -149,7 +149,7 @@ class Visits:
         self.by_label: dict[int, Counts] = {}
 
     def add(self, label_ids: np.ndarray, batch: CompactBatch) -> Visits | None:
-        """Count a batch, whose samples have ``label_ids``; None, and nothing is counted any more, beyond the bytes."""
+        """Count a batch with these ``label_ids`` of samples; None once the counters would exceed ``MOST_BYTES``."""
         label_n = np.repeat(label_ids, batch.lengths)
         size, ids = self.num_modules, batch.ids[:, :, 0].astype(np.int64)
         for label in np.unique(label_ids).tolist():
@@ -182,7 +182,7 @@ class Visits:
 
 
 def fits(layout: Layout) -> bool:
-    """Whether products pay (M² work a pair of steps, against K² for each token) and their grids are small."""
+    """Whether matrix products are faster (M² work per pair of steps, K² per token otherwise) and their grids small."""
     return layout.num_modules**2 <= 256 * layout.top_k**2 and _grid_bytes(layout) * 2 <= COUNTER_BYTES
 
 
@@ -191,12 +191,12 @@ def _grid_bytes(layout: Layout) -> int:
 
 
 def labels_at_once(layout: Layout) -> int:
-    """How many labels one pass can count beside all tokens."""
+    """Number of labels that one pass can count in addition to all tokens."""
     return max(1, COUNTER_BYTES // max(1, _grid_bytes(layout)) - 1)
 
 
 class PackedFlows:
-    """Counts of the links and modules of tokens; what ``FlowCounter`` counts, one label after the other."""
+    """Counts of links and modules by matrix products; the same result as ``FlowCounter``."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -211,7 +211,7 @@ class PackedFlows:
             self._add_block(ids[start : start + BLOCK_ROWS], levels[start : start + BLOCK_ROWS])
 
     def add_counts(self, other: PackedFlows) -> None:
-        """Count what ``other`` counted too."""
+        """Add the counts of ``other``."""
         for name in ("_pairs", "_weight", "_usage", "_usage_ticks"):
             getattr(self, name).__iadd__(getattr(other, name))
 
@@ -249,7 +249,7 @@ class PackedFlows:
         ]
 
     def usage_rows(self) -> list[tuple[int, int, int, float]]:
-        """Rows (step, module, count, weight) of the modules that were chosen at all."""
+        """Rows (step, module, count, weight) of the modules chosen at least once."""
         return [
             (int(step), int(module), int(self._usage[step, module]), float(self._usage_ticks[step, module] / TICKS))
             for step, module in np.argwhere(self._usage)
@@ -257,7 +257,7 @@ class PackedFlows:
 
 
 def _matrix(places: np.ndarray, values: float | np.ndarray, num_rows: int, num_modules: int) -> np.ndarray:
-    """(n, M), zero but for ``values`` at flat ``places``; in single precision for whole numbers."""
+    """(n, M) matrix with ``values`` at flat ``places``, 0 elsewhere; single precision for integers."""
     dtype = np.float32 if isinstance(values, float) else np.float64
     matrix = np.zeros(num_rows * num_modules, dtype=dtype)
     matrix[places] = values
@@ -306,7 +306,7 @@ def packed_chunks(
 
 
 def _bytes_of(column: pa.Array, width: int) -> np.ndarray:
-    """The bytes of values of one width behind each other, without a copy."""
+    """The bytes of equally wide values, concatenated without a copy."""
     offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     assert offsets[-1] - offsets[0] == width * len(column), "every packed ribbon has one width"
     return np.frombuffer(column.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]

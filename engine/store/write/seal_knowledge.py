@@ -17,7 +17,7 @@ from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_nulls import NULL_SEED
 
 ATTRIBUTES = {"label": "samples", "region": "sequences", "token_id": "sequences"}
-"""what is asked for -> what is shuffled"""
+"""attribute -> what its null model shuffles"""
 OWN, UNTRAINED = "observed", "untrained"
 
 
@@ -28,7 +28,7 @@ def write_associations(
     twin: PathDictionary,
     twin_paths: np.ndarray | None,
 ) -> None:
-    """NMI(path; attribute) on the hash sample of tokens, of those that have the attribute; and ``known_token``.
+    """NMI(path; attribute) over the sampled tokens that have the attribute; also fills ``known_token``.
 
     ``order`` (P,) is the path_id of each rank, ``twin_paths`` (n,) the twin's path_id of the same tokens.
     """
@@ -70,7 +70,7 @@ def write_associations(
 
 
 def _numbered(book: PathDictionary, path_ids: np.ndarray) -> np.ndarray:
-    """(n,) paths numbered by their ribbons: the same numbers however the run was cut into batches."""
+    """(n,) paths numbered by their ribbons, independent of the batches."""
     distinct, place_n = np.unique(path_ids, return_inverse=True)
     _, number = np.unique(book.ribbons(distinct), axis=0, return_inverse=True)
     return number.reshape(-1)[place_n.reshape(-1)].astype(np.int32)

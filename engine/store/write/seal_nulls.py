@@ -23,8 +23,8 @@ from tokenpaths.engine.store.write.seal_pages import write_counts
 
 NULL_SEED = 0
 INDEPENDENT_BYTES = 256 * 2**20
-"""ribbons of the null of independent steps in memory; larger runs draw it for the tokens that fit
-(26 million of ten steps), and its ``num_tokens`` says so"""
+"""memory for the ribbons of the null model with independent steps; for larger runs it is drawn for as many tokens as
+fit (26 million of ten steps), and ``num_tokens`` gives their number"""
 MOST_AT_ONCE = 10**9
 
 
@@ -59,10 +59,10 @@ def write_nulls(
 
 
 def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
-    """The counts themselves, or a seeded draw of as many of their tokens as fit ``INDEPENDENT_BYTES``.
+    """The counts themselves, or a seeded subsample of as many of their tokens as fit ``INDEPENDENT_BYTES``.
 
-    Of a thousand million tokens and more, which numpy cannot draw from at once, every token is drawn or not on its
-    own, so that the number is the wanted one give or take its square root.
+    From a thousand million tokens on, which numpy cannot draw from at once, tokens are drawn independently, so that the
+    number of drawn tokens varies by about its square root.
     """
     most = INDEPENDENT_BYTES // (layout.visits * layout.id_dtype.itemsize)
     if counts.sum() <= most:

@@ -18,10 +18,10 @@ from tokenpaths.engine.store.write.arrow_tables import insert_columns
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 
 MOST_LABELS = 64
-"""labels with a list, those with the most tokens"""
+"""number of labels with a sealed list, those with the most tokens"""
 _ROW = "rank, ribbon, path.count AS count, cdf, compute, reuse, top_label, top_label_share"
 LEAST_TOKENS = 100_000
-"""tokens of a run whose profiles are counted at sealing: those of a smaller one are there before a click is over"""
+"""minimum tokens of a run with sealed profiles: those of smaller runs are computed on demand quickly enough"""
 READ_ROWS = 262_144
 
 
@@ -50,7 +50,7 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
 
 
 def write_counts(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) -> None:
-    """How many paths have each count, the largest first; ``counts`` (P,) falling."""
+    """Number of paths with each count, in descending order; ``counts`` (P,) descending."""
     values, num_paths = np.unique(counts, return_counts=True)
     for start in range(0, len(values), CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
@@ -103,7 +103,7 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
 
 
 def write_profiles(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, num_samples: int) -> None:
-    """Fill ``profile_page``; ``token`` is read once, in the order of samples, with one page in memory."""
+    """Fill ``profile_page``; reads ``token`` once, by sample, with one page in memory."""
     if book.num_tokens < LEAST_TOKENS:
         return
     size, width = page_samples(layout), layout.num_steps * layout.num_modules
@@ -122,7 +122,7 @@ def write_profiles(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDic
 
 
 def _count(counts: np.ndarray, sample_n: np.ndarray, ribbons_nV: np.ndarray, first_V: np.ndarray) -> None:
-    """Add the visits of some tokens; only the rows between their first and last sample are touched."""
+    """Add the visits of some tokens; touches only the rows from their first to their last sample."""
     if not len(sample_n):
         return
     low, high = int(sample_n.min()), int(sample_n.max()) + 1

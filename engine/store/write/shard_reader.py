@@ -23,12 +23,12 @@ from tokenpaths.engine.store.write.shard_writer import ribbon_names
 
 TOKEN_ROWS = 65_536
 SAMPLE_ROWS = 64
-"""samples decoded at once: each may carry a picture"""
+"""samples decoded at once: each may hold a picture"""
 TWIN_ROWS = 262_144
 
 
 def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[CompactBatch]:
-    """The batches of a shard, in order. What Parquet cannot read raises Arrow's errors."""
+    """The batches of a shard, in order. Parquet errors are raised as Arrow's exceptions."""
     tokens, samples = _Rows(folder / "token.parquet", TOKEN_ROWS), _Rows(folder / "sample.parquet", SAMPLE_ROWS)
     soft = {kind: _Rows(folder / f"{SOFT_TABLES[kind].table}.parquet", TOKEN_ROWS) for kind in manifest.shapes}
     first_sample = 0
@@ -54,7 +54,7 @@ def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[C
 
 
 def read_twin(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[np.ndarray]:
-    """Ribbons (n, S, K) of the untrained twin, token after token."""
+    """Ribbons (n, S, K) of the untrained twin, in token order."""
     if "twin.parquet" not in manifest.files:
         return
     for rows in pq.ParquetFile(folder / "twin.parquet").iter_batches(TWIN_ROWS):
@@ -63,7 +63,7 @@ def read_twin(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[np.n
 
 
 class _Rows:
-    """The rows of a Parquet file from its beginning, a few in memory at a time."""
+    """Sequential reader of a Parquet file with few rows in memory."""
 
     def __init__(self, file: Path, at_once: int) -> None:
         self._parts = pq.ParquetFile(file).iter_batches(at_once)
@@ -85,7 +85,7 @@ class _Rows:
         return self._cut(num_rows)
 
     def take_below(self, stop: int) -> pa.Table | None:
-        """The next rows whose ``sample`` is below ``stop``; None where there are none."""
+        """The next rows with ``sample`` below ``stop``; None if there are none."""
         while self._held is None or not self._held.num_rows or self._held.column("sample")[-1].as_py() < stop:
             if not self._more():
                 break
@@ -159,7 +159,7 @@ def _entropy_sums(cut: dict[str, Any], num_steps: int) -> dict[str | None, np.nd
 
 
 def _soft(rows: pa.Table | None, kind: str, shape: tuple[int, ...], first_sample: int) -> np.ndarray:
-    """(b, *axes) float32; what has no row is 0."""
+    """(b, *axes) float32; 0 without a row."""
     if rows is None or not rows.num_rows:
         return np.zeros(shape, dtype=np.float32)
     soft = SOFT_TABLES[kind]

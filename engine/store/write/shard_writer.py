@@ -47,9 +47,9 @@ from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact, ow
 from tokenpaths.engine.store.write.soft_rows import soft_rows
 
 GROUP_BYTES = 32 * 2**20
-"""rows that wait in memory, uncompressed, for one row group"""
+"""bytes of uncompressed rows buffered for one row group"""
 NUMBERED = {"label_id", "path_id", "compute", "reuse", "first_row", "num_distinct_paths", "search"}
-"""columns that follow from the whole run: they are made when it is sealed"""
+"""columns that depend on the whole run: computed at sealing"""
 _ARROW_TYPES = {
     "BIGINT": pa.int64(),
     "INTEGER": pa.int32(),
@@ -69,7 +69,7 @@ BATCH_SCHEMA = pa.schema(
         "entropy": pa.list_(pa.float64()),
     }
 )
-"""a row a batch: its samples and tokens; of each label, step after step, tokens of known gate entropy and its sum"""
+"""one row per batch: number of samples and tokens; per label and step, tokens with known gate entropy and its sum"""
 _BATCH_TYPES = {kind.name: kind.type for kind in BATCH_SCHEMA}
 
 
@@ -92,17 +92,17 @@ def sample_schema() -> pa.Schema:
 
 
 def ribbon_names(layout: Layout) -> list[str]:
-    """Columns of ``token`` with the ids of the modules, in the order of the visits."""
+    """Columns of ``token`` that hold the module ids, in visit order."""
     return ["ids"] if layout.packed else layout.module_columns()
 
 
 class ShardWriter(SealedOnce):
-    """Write one shard of a run; a context manager that seals on success and leaves nothing behind on failure.
+    """Writes one shard of a run; a context manager that seals on success and leaves nothing behind on failure.
 
     Raises:
-        UserError: a description that does not hold together, the shard is there already (without ``overwrite``),
-            or another process writes it; nothing is created then.
-        WriterFailed: the folder takes nothing.
+        UserError: an inconsistent description, an existing shard (without ``overwrite``), or another process that
+            writes it; nothing is created then.
+        WriterFailed: the folder is not writable.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class ShardWriter(SealedOnce):
         """Add some whole samples.
 
         Raises:
-            UserError: the batch is malformed; nothing of it is written and the shard can go on.
-            WriterFailed: the disk did not take it.
+            UserError: the batch is malformed; it is not written, and the shard can continue.
+            WriterFailed: the disk refused a write.
         """
         self._check_state()
         check_batch(batch, self.info, self._available)
@@ -170,11 +170,11 @@ class ShardWriter(SealedOnce):
                 self._add_twin(np.asarray(module_ids))
 
     def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
-        """Finish: sums, manifest, fsync, rename; returns the shard's folder. A shard may hold no sample.
+        """Finish: check sums, manifest, fsync, rename; returns the shard's folder. A shard may be empty.
 
         Raises:
-            UserError: the shard was written by somebody else meanwhile.
-            WriterFailed: the disk did not take it. The shard is aborted in each case.
+            UserError: the shard was written by another process meanwhile.
+            WriterFailed: the disk refused a write. The shard is aborted in each case.
         """
         self._check_state()
         try:
@@ -194,7 +194,7 @@ class ShardWriter(SealedOnce):
         return self.folder
 
     def abort(self) -> None:
-        """Delete everything written; does nothing after ``seal`` or a second time."""
+        """Delete everything written; does nothing after ``seal`` or a second call."""
         if self._state != "open":
             return
         self._state = "aborted"
@@ -291,7 +291,7 @@ class ShardWriter(SealedOnce):
 
 
 class _DiskTrouble:
-    """What the disk or Arrow refuse leaves the block as one sentence, and the shard is gone."""
+    """Converts errors of the disk or Arrow into WriterFailed and aborts the shard."""
 
     def __init__(self, writer: ShardWriter) -> None:
         self._writer = writer
@@ -314,7 +314,7 @@ class _DiskTrouble:
 
 
 class _Table:
-    """One Parquet file, written in row groups of ``GROUP_BYTES``, its SHA-256 taken of what was handed to the disk."""
+    """One Parquet file with row groups of ``GROUP_BYTES``; its SHA-256 is computed over the bytes written."""
 
     def __init__(self, file: Path, schema: pa.Schema) -> None:
         self.schema, self.num_rows, self._folder = schema, 0, file.parent
@@ -353,14 +353,14 @@ class _Table:
             self.num_rows += rows.num_rows
 
     def close(self) -> FileEntry:
-        """Finish the file; it is on the disk then."""
+        """Finish the file and flush it to disk."""
         self._flush()
         self._writer.close()
         self._sink.close()
         return FileEntry(rows=self.num_rows, bytes=self._sink.size, sha256=self._sink.digest.hexdigest())
 
     def drop(self) -> None:
-        """Let go of the file, whatever state it is in."""
+        """Discard the file, whatever its state."""
         self._held = []
         with suppress(OSError, pa.ArrowException, ValueError):
             self._writer.close()
@@ -369,7 +369,7 @@ class _Table:
 
 
 class _HashingFile:
-    """A file that is written once, from its beginning to its end."""
+    """A file written once, sequentially, that computes its hash."""
 
     def __init__(self, file: Path) -> None:
         self._file = open(file, "wb")  # noqa: SIM115 - as long as the object

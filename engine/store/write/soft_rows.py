@@ -17,7 +17,7 @@ from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 
 def soft_arrays(batch: TraceBatch) -> dict[str, np.ndarray]:
-    """The soft tables that a batch carries, as float32 copies."""
+    """The soft tables of a batch, as float32 copies."""
     found = {kind: getattr(batch, kind) for kind in SOFT_TABLES}
     return {kind: np.array(values, dtype=np.float32) for kind, values in found.items() if values is not None}
 
@@ -32,7 +32,7 @@ def soft_rows(kind: str, values: np.ndarray, first_sample: int) -> pa.Table:
 
 
 class SoftSums:
-    """Running count, sum and sum of squares of each kind, of all samples and of each label."""
+    """Running count, sum and sum of squares of each kind, over all samples and by label."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}

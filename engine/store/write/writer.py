@@ -34,11 +34,11 @@ _Item = CompactBatch | np.ndarray
 
 
 class RunWriter(SealedOnce):
-    """Write one run; a context manager that seals on success and leaves nothing behind on failure.
+    """Writes one run; a context manager that seals on success and leaves nothing behind on failure.
 
     Raises:
-        UserError: a name that is none, a run that exists (without ``overwrite``), another writer of
-            the same run, or a description that does not hold together; nothing is created then.
+        UserError: an invalid name, an existing run (without ``overwrite``), another writer of the same run, or an
+            inconsistent description; nothing is created then.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RunWriter(SealedOnce):
         self._thread.start()
 
     def write(self, batch: TraceBatch) -> None:
-        """Queue some samples; returns at once unless ``QUEUE_BATCHES`` wait already.
+        """Queue some samples; blocks only while ``QUEUE_BATCHES`` are waiting.
 
         Raises:
-            UserError: the batch is malformed; nothing of it is written and the run can go on.
+            UserError: the batch is malformed; it is not written, and the run can continue.
             WriterFailed: an earlier batch could not be stored (disk full, for example).
         """
         self._check_open()
@@ -80,7 +80,7 @@ class RunWriter(SealedOnce):
             self._put(compact(batch, self._filler.layout, self._filler.token_columns))
 
     def write_compact(self, batch: CompactBatch) -> None:
-        """``write`` of what was compacted and checked before: a batch of a shard. Raises as ``write``."""
+        """``write`` for a checked and compacted batch, as of a shard. Raises as ``write``."""
         self._check_open()
         check_ribbons(batch.ids, self.info, self._filler.available)
         if batch.num_tokens:
@@ -89,7 +89,7 @@ class RunWriter(SealedOnce):
     def write_twin(self, module_ids: np.ndarray) -> None:
         """Count ribbons (n, S, K) of the untrained twin, for the same tokens in the same order as the run's.
 
-        Kept are their frequencies, and the paths of the tokens on which it is told what paths know.
+        Stores their frequencies, and the paths of the hash sample used for associations.
         """
         self._check_open()
         check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
@@ -99,14 +99,14 @@ class RunWriter(SealedOnce):
     def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.
 
-        ``on_stage(name, done, of)`` is told before each stage what comes, how many are done, and of how many.
+        ``on_stage(name, done, of)`` is called before each stage: its name, finished stages, and their total.
 
-        What ``on_stage`` raises, and Ctrl-C, abort the run; while answers that take long are worked out, they leave it
-        whole and without these answers.
+        Exceptions of ``on_stage``, and Ctrl-C, abort the run; during the computation of slow answers they leave the run
+        complete, without these answers.
 
         Raises:
             UserError: no sample was written, or the name was taken meanwhile.
-            WriterFailed: the disk did not take it. The run is aborted in each case.
+            WriterFailed: the disk refused a write. The run is aborted in each case.
         """
         self._check_state()
         try:
@@ -131,10 +131,10 @@ class RunWriter(SealedOnce):
         return self.file
 
     def _add_answers(self, on_stage: Callable[[str, int, int], None]) -> BaseException | None:
-        """Answers of a large run; the run is whole without them, so that nothing here costs it.
+        """Add the answers of a large run; the run is complete without them, so errors here do not affect it.
 
-        Returns what stopped them from outside (Ctrl-C, or ``on_stage`` that raised): the caller raises it when the run
-        has its name. A disk that is full, or whatever else goes wrong with the answers, leaves a run without.
+        Returns the exception that interrupted it from outside (Ctrl-C, or ``on_stage``): the caller raises it once the
+        run has its name. After any other error, such as a full disk, the run has no such answers.
         """
         if not self._filler.large:
             return None
@@ -164,7 +164,7 @@ class RunWriter(SealedOnce):
         return stopped[0] if stopped else None
 
     def abort(self) -> None:
-        """Stop and delete everything written; does nothing after ``seal`` or a second time."""
+        """Stop and delete everything written; does nothing after ``seal`` or a second call."""
         if self._state != "open":
             return
         self._state = "aborted"
@@ -228,7 +228,7 @@ def _disk_trouble() -> Iterator[None]:
 
 
 def remove_partial(partial_file: Path) -> None:
-    """Delete an unfinished run and what DuckDB left beside it."""
+    """Delete an unfinished run and DuckDB's files beside it."""
     for file in (partial_file, partial_file.with_name(partial_file.name + ".wal")):
         file.unlink(missing_ok=True)
     shutil.rmtree(temporary_folder(partial_file), ignore_errors=True)
