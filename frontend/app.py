@@ -1,7 +1,7 @@
-"""Streamlit script of the page: navigation, filter chips, and the view that the address names.
+"""Streamlit script of the page: navigation, filter chips, and the view selected by the URL.
 
-Reads TOKENPATHS_API_URL and TOKENPATHS_TOKEN. ``streamlit run frontend/app.py`` serves it for development, without
-host check, login and cached files.
+Reads TOKENPATHS_API_URL and TOKENPATHS_TOKEN. ``streamlit run frontend/app.py`` serves it for development, without host
+check, login and cached files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DRAW = {
 
 
 def main() -> None:
-    """One pass over the page: brand and views, chips, then the view that the address names."""
+    """One script run: header and navigation, chips, then the view selected by the URL."""
     st.set_page_config(
         page_title="Tokenpaths",
         page_icon=str(Path(__file__).with_name("icon.png")),

@@ -1,6 +1,6 @@
-"""ASGI application of the page: Streamlit's own behind host check, login and cached static files.
+"""ASGI application of the page: Streamlit's app behind host check, login and cached static files.
 
-``tokenpaths.frontend.server.serve`` hands this file to ``streamlit run``, which finds ``app`` in it.
+``tokenpaths.frontend.server.serve`` passes this file to ``streamlit run``, which uses its ``app``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formulas of all metrics as text: help of charts (``HELP``) and of table columns (``COLUMNS``)."""
+"""Formulas of all metrics as text: help texts of charts (``HELP``) and of table columns (``COLUMNS``)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HELP = {
     "loss": "Cross-entropy of the right next token (or of the label), in nats.",
     "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",
 }
-"""formulas of the project's metrics, for help marks"""
+"""formulas of the project's metrics for help texts"""
 
 _SHARE = "Part of all tokens that are counted here, those that the filters keep."
 COLUMNS = {
@@ -93,4 +93,4 @@ COLUMNS = {
     "nmi": HELP["nmi"],
     "p_value": "Share of the shuffles whose value is at least as high, the observed one counted among them.",
 }
-"""formulas by the name of a table's column"""
+"""formulas by column name"""

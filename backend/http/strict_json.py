@@ -22,9 +22,8 @@ def strict_json(data: bytes | str) -> Any:
         values = json.loads(
             data, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
         )
-        json.dumps(
-            values, ensure_ascii=False
-        ).encode()  # a lone surrogate could be stored but never be encoded as UTF-8 again
+        # a lone surrogate could be stored but never be encoded as UTF-8 again
+        json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("it holds half a character (a lone surrogate)") from None
     except UnicodeDecodeError as error:

@@ -49,9 +49,8 @@ def read_artifact(folder: Path, name: str) -> tuple[bytes, str]:
         descriptor = os.open(folder / ARTIFACTS / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         raise _no_artifact(folder, name) from None
-    with open(
-        descriptor, "rb"
-    ) as file:  # if the file is replaced during the read, the open descriptor still has the old content
+    # if the file is replaced during the read, the open descriptor still has the old content
+    with open(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         return file.read(), f"{status.st_mtime_ns:x}-{status.st_size:x}"
 

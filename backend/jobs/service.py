@@ -249,9 +249,8 @@ class Jobs:
     def _news(self, job: str, after: int) -> tuple[list[EventRow], bool]:
         """(events after ``after``, whether no more will come)."""
         try:
-            over = (
-                self.table.get(job).state in ENDED
-            )  # read the state first: if the job is over, its last event is already stored
+            # read the state first: if the job is over, its last event is already stored
+            over = self.table.get(job).state in ENDED
         except Problem:
             return [], True
         return self.table.events(job, after), over

@@ -40,9 +40,8 @@ def histogram_chart(
     name, unit = MEASURES.get(measure, (measure, ""))
     bins = list(enumerate(distribution["bins"]))
     filled = [index for index, b in bins if b["count"]] or [index for index, _b in bins]
-    bins = (
-        bins[filled[0] : filled[-1] + 1] if filled else []
-    )  # leave out empty bins at the ends, which would only make the others narrower
+    # leave out empty bins at the ends, which would only make the others narrower
+    bins = bins[filled[0] : filled[-1] + 1] if filled else []
     table = [
         {
             "lo": b["lo"],

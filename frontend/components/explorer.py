@@ -23,9 +23,9 @@ from tokenpaths.frontend.charts.patches import module_colour
 _HERE = Path(__file__).parent
 PICTURE_WIDTH = 560
 MOST_LINKS = 300
-"""of the small picture; it shows the shape of the flow, the numbers are in the Flow view"""
+"""maximum number of links in the small chart, which shows only the shape of the flow; the Flow view has the numbers"""
 MOST_HOLLOW = 400
-"""circles of a picture for editing; above that, modules that nobody visits are left out"""
+"""maximum number of circles in an editable chart with unvisited modules; larger flows leave them out"""
 HOLLOW_RADIUS = 3.5
 
 
@@ -47,8 +47,13 @@ def explorer(
     on_node: Callable[[str], None],
     on_link: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Mount the component; ``on_pick`` gets a token or None, ``on_node`` a ``step.module``, ``on_link`` the two ends
-    of a ribbon (None: ribbons cannot be chosen)."""
+    """Mount the component.
+
+    Args:
+        on_pick: Called with a token or None.
+        on_node: Called with a ``step.module``.
+        on_link: Called with both ends of a ribbon; None: ribbons cannot be selected.
+    """
 
     def picked() -> None:
         value = st.session_state[key].get("pick")
@@ -57,7 +62,7 @@ def explorer(
 
     def node() -> None:
         value = str(st.session_state[key].get("node") or "")
-        if value and not value.endswith(f".{OTHER}"):  # nobody can pass “other”: it is many modules
+        if value and not value.endswith(f".{OTHER}"):  # “other” cannot be a filter: it stands for many modules
             on_node(value)
 
     def linked() -> None:
@@ -90,14 +95,14 @@ def explorer_data(
     of: str = "run",
     modules: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """All that the component draws.
+    """Data for the component.
 
     Args:
         step: Tint by the module of this step; None: by path CDF.
-        kept: False for a token that the page's filters leave out; it is faded.
-        chosen_link: ``step.source>step+1.target`` of the ribbon that stands out.
-        of: What ``num_paths``, the ranks and the flow are counted over: ``run`` or ``sample``.
-        modules: Everything that may be chosen: what nobody visits gets a small hollow circle, to be clicked.
+        kept: False for a token excluded by the page's filters; it is faded.
+        chosen_link: ``step.source>step+1.target`` of the highlighted ribbon.
+        of: Scope of ``num_paths``, the ranks and the flow: ``run`` or ``sample``.
+        modules: All selectable modules: unvisited ones get a small hollow circle, so that they can be clicked.
     """
     is_text = sample.get("text") is not None and sample.get("grid") is None
     grid = sample.get("grid") or {"rows": 1, "cols": 1}
@@ -144,7 +149,7 @@ def explorer_data(
 
 
 def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The flow with a node of count 0 for each of ``modules`` that no token visits; large flows stay as they are."""
+    """The flow with a node of count 0 for each of ``modules`` that no token visits; large flows are unchanged."""
     steps = flow.get("steps") or []
     merged = any(node["module"] == OTHER for node in flow["nodes"])
     offered = [m for m in modules if m["step"] is None or m["kind"] != "identity"]
@@ -163,7 +168,7 @@ def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]
 def token_words(
     token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run"
 ) -> tuple[str, str]:
-    """What a newcomer wants to know of one token: a head, and two sentences."""
+    """Explanation of one token: a heading and two sentences."""
     what = (
         f"Patch {token_label(token)}"
         if token.get("row") is not None
@@ -187,14 +192,18 @@ def token_words(
 def small_flow(
     flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH, of: str = "run", unvisited: bool = False
 ) -> dict[str, Any]:
-    """The flow picture in pixels of a fixed box, for the component to scale; ``of`` the run or one sample."""
+    """The flow chart in pixels of a fixed box, to be scaled by the component; ``of`` the run or one sample."""
     per_step = Counter(node["step"] for node in flow["nodes"])
     ids = {node["module"] for node in flow["nodes"]}
     rows_count = max(per_step.values(), default=1) if flow.get("own_modules") else len(ids)
     layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
     steps = layout.steps or [0]
     reach = min(layout.radius, 0.42 * (width - 50.0) / max(1, len(steps) - 1)) + 3.0
-    left, right, top = max(34.0, 22.0 + reach), max(16.0, reach), 18.0  # circles at both ends are seen whole
+    left, right, top = (
+        max(34.0, 22.0 + reach),
+        max(16.0, reach),
+        18.0,
+    )  # padding, so that circles at both ends are not cut off
     gap = (width - left - right) / max(1, len(steps) - 1)
     radius = min(1.0, 0.42 * gap / layout.radius)
     x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}
@@ -270,7 +279,7 @@ def _token(
     fill = (
         module_colour(int(modules[0]), int(modules[0]) in identities, theme)
         if modules
-        else cdf_colour(token["cdf"] if num_paths > 1 else 0.0, theme)  # the only path is not a rare one
+        else cdf_colour(token["cdf"] if num_paths > 1 else 0.0, theme)  # the only path is not rare
     )
     fill = mix(fill, theme.background, opacity)
     head, words = token_words(token, num_paths, identities, of)

@@ -26,7 +26,7 @@ def _renderer() -> Any:
 
 
 def keys() -> None:
-    """Listen to keys. Once a page; nothing is drawn."""
+    """Register the keyboard handlers. Call once per page; draws nothing."""
     _renderer()(key="keys")
 
 

@@ -39,8 +39,12 @@ def wall(
     on_open: Callable[[Mapping[str, Any]], None],
     kind: Literal["patch", "sample", "text", "context"] = "patch",
 ) -> None:
-    """Show ``items`` ({sample, token?, title, image | snippet | before, text, shown, after, caption?}); a click calls
-    ``on_open`` with {sample, token}."""
+    """Show a wall of items.
+
+    Args:
+        items: {sample, token?, title, image | snippet | before, text, shown, after, caption?}.
+        on_open: Called with {sample, token} of a clicked item.
+    """
 
     def opened() -> None:
         if value := st.session_state[key].get("open"):
@@ -60,5 +64,5 @@ def wall(
 
 
 def _tamed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written on one thing, beside its picture."""
+    """The item with bidirectional controls in its texts made visible."""
     return {name: tamed(value) if isinstance(value, str) else value for name, value in item.items()}

@@ -146,7 +146,7 @@ KINDS = (
         f"{_TESTS}::test_every_family_has_the_charts_of_its_view",
     ),
 )
-"""in the order of the paper; then what is not in it"""
+"""in the order of the paper, then figures that are not in it"""
 
 OTHER_NAMES = {
     "fig1": ("fig1cd", "fig1e", "fig1f"),
@@ -165,14 +165,14 @@ OTHER_NAMES = {
     "fig19": ("fig18",),
     "fig20": ("fig16",),
 }
-"""numbers of the paper that are drawn by the same figure"""
+"""other figure numbers of the paper that the same kind draws"""
 
 
 def chosen(names: Sequence[str]) -> list[Kind]:
-    """The kinds with these names or numbers of the paper, in its order; all where none is given.
+    """The kinds with these names or figure numbers of the paper, in its order; all if ``names`` is empty.
 
     Raises:
-        ValueError: With a sentence, for a name that is none.
+        ValueError: A name is unknown; the message is a sentence.
     """
     known = {kind.name: kind for kind in KINDS}
     wanted: set[str] = set()
@@ -189,8 +189,11 @@ def chosen(names: Sequence[str]) -> list[Kind]:
 def draw_figures(
     source: Source, wishes: Wishes, kinds: Sequence[Kind] = KINDS, refusals: tuple[type[Exception], ...] = ()
 ) -> Iterator[tuple[Kind, list[Figure], str]]:
-    """Each kind with its figures, and the sentence why some or all are missing; ``refusals`` are errors that are such
-    a sentence."""
+    """Each kind with its figures, and a sentence if some or all could not be drawn.
+
+    Args:
+        refusals: Exceptions whose message is such a sentence.
+    """
     known: tuple[type[Exception], ...] = (NotHere, *refusals)
     wishes = replace(wishes, refusals=refusals)
     for kind in kinds:

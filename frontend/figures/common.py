@@ -1,4 +1,4 @@
-"""Helpers of the figures: samples, bands of a measure, and what a run holds."""
+"""Helpers of the figures: samples, bands of a measure, and properties of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLE_COLUMNS = (
     "source",
 )
 PAGE = 1000
-"""rows that one question may give"""
+"""maximum rows per query"""
 
 
 def is_vision(info: Mapping[str, Any]) -> bool:
@@ -31,12 +31,12 @@ def is_vision(info: Mapping[str, Any]) -> bool:
 
 
 def identities(info: Mapping[str, Any]) -> list[int]:
-    """Ids of modules that do nothing."""
+    """Ids of identity modules."""
     return sorted({int(module["module"]) for module in info["modules"] if module["kind"] == "identity"})
 
 
 def all_differ(info: Mapping[str, Any]) -> bool:
-    """Has nearly every token a path of its own? Ranks say nothing then."""
+    """Whether nearly every token has its own path, so that ranks are meaningless."""
     return info["num_steps"] > 1 and info["num_paths"] > max(100, 0.9 * info["num_tokens"])
 
 
@@ -60,7 +60,7 @@ def need_pictures(source: Source, info: Mapping[str, Any], what: str) -> None:
 
 
 def ranks_shown(source: Source, num_paths: int, wanted: Sequence[int], most: int, least: int) -> list[int]:
-    """The wanted ranks, or 1, 2, 4, 8 … as far as a path has ``least`` travellers; the first always."""
+    """The wanted ranks, or 1, 2, 4, 8 … while a path has at least ``least`` tokens; always at least the first."""
     if wanted:
         beyond = [rank for rank in wanted if not 1 <= rank <= num_paths]
         if beyond:
@@ -77,8 +77,7 @@ def ranks_shown(source: Source, num_paths: int, wanted: Sequence[int], most: int
 
 
 def drawn_samples(source: Source, most: int = 20_000) -> tuple[list[dict[str, Any]], int]:
-    """All samples of the run, of very many ``most`` drawn at random (their order is often that of labels); and the
-    number of all."""
+    """All samples of the run, or ``most`` drawn at random (runs are often sorted by label); and the total number."""
     total = int(source.samples(limit=1)["total"])
     order = "sample" if total <= most else "drawn"
     samples: list[dict[str, Any]] = []
@@ -91,7 +90,7 @@ def drawn_samples(source: Source, most: int = 20_000) -> tuple[list[dict[str, An
 
 
 def samples_at(source: Source, measure: str, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The samples at these places of the order from the most to the least of a measure, by place."""
+    """Samples by position, at these positions of the descending order by a measure."""
     samples: dict[int, dict[str, Any]] = {}
     for place in sorted(places):
         if place in samples:
@@ -103,15 +102,15 @@ def samples_at(source: Source, measure: str, places: Sequence[int]) -> dict[int,
 
 
 def sample_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The numbers of samples, without their contents."""
+    """Table of samples, without their contents."""
     return [{name: row.get(name) for name in SAMPLE_COLUMNS} for row in samples]
 
 
 def bands(ordered: Sequence[Any], each: int, seed: int) -> list[tuple[str, list[Any]]]:
-    """Of things ordered from most to least: ``each`` drawn from the top 1 %, from 49–51 % and from the bottom 1 %.
+    """``each`` items drawn from the top 1 %, from 49–51 % and from the bottom 1 % of a descending list.
 
-    A band holds at least one thing, and at least ``each`` where there are enough for three bands that do not touch.
-    One that is not within a tenth of its percentage is named by what it is, “top 4 of 90”.
+    A band holds at least one item, and at least ``each`` if there are enough for three disjoint bands. A band further
+    than a tenth from its percentage is named by its size, “top 4 of 90”.
     """
     num = len(ordered)
     size = max(1, -(-num // 100))

@@ -13,9 +13,9 @@ from tokenpaths.frontend.figures import common, walls
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 SHOWN = {True: 6, False: 3}
-"""samples of a band: images, texts"""
+"""samples per band: images, texts"""
 PATCHES = 30
-"""of a level of compute; or tokens"""
+"""patches or tokens per level of compute"""
 _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
 
 
@@ -123,7 +123,7 @@ def reuse_beside(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def _spread(source: Source, measure: str, per: str) -> dict[str, Any]:
-    """The distribution; NotHere where there is none to speak of."""
+    """The distribution; raises NotHere if the measure does not vary."""
     distribution = source.distribution(measure, per=per, bins=40)
     name = MEASURES[measure][0]
     if not distribution["num"]:
@@ -158,7 +158,7 @@ def _histogram(key: str, distribution: Mapping[str, Any], head: str, formulas: t
 def _bands(
     key: str, source: Source, info: Mapping[str, Any], distribution: Mapping[str, Any], wishes: Wishes
 ) -> Figure:
-    """Samples of three bands of a measure, as pictures or as the beginnings of texts."""
+    """Samples of three bands of a measure, as images or as beginnings of texts."""
     measure, num = distribution["measure"], distribution["num"]
     pictures = common.with_pictures(source, info)
     places = common.bands(range(num), SHOWN[pictures], wishes.seed)
@@ -193,14 +193,14 @@ def _bands(
 
 
 def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """The most, the median and the least compute, each with the rank of a path of it."""
+    """The highest, median and lowest compute, each with the rank of a path that has it."""
     num = source.paths(order="compute", limit=1)["num_paths"]
 
     def at(place: int) -> Mapping[str, Any]:
         return source.paths(order="compute", limit=1, offset=place)["paths"][0]
 
     low, high, median = 0, num - 1, distribution["median"]
-    while low < high:  # the first path whose compute is at most the median's
+    while low < high:  # the first path with at most the median compute
         middle = (low + high) // 2
         if at(middle)["compute"] > median + 1e-9:
             low = middle + 1
@@ -214,8 +214,9 @@ def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[list[dict[str, Any]], str]:
-    """``PATCHES`` tokens drawn from all that have this compute, with the ranks of their paths; and what of a very
-    large run was searched, where that is not all of it."""
+    """``PATCHES`` tokens drawn from all with this compute, with the ranks of their paths; and a note on how much of a
+    very large run was searched, if not all of it.
+    """
     answer = source.search_tokens(compute=(level, level), examples=PATCHES, seed=seed)
     counted, members = answer["counted"], answer["examples"]
     whole = numbers.plural(counted["of_samples"], "sample")

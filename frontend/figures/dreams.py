@@ -10,7 +10,7 @@ from tokenpaths.frontend.figures import common, walls
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 MOST = 4
-"""dreams in one figure, the newest first"""
+"""maximum dreams per figure, the newest first"""
 
 
 def steps(source: Source, wishes: Wishes) -> list[Figure]:

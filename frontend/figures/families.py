@@ -1,4 +1,4 @@
-"""Figures beyond the DNA paper: what paths know, and the charts of each model family."""
+"""Figures beyond the DNA paper: NMI of paths with token properties, and the charts of each model family."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MOST_EXPERTS = 16
 MOST_POINTS = 2500
 MOST_PATHS = 500
 _ROW = 14.0
-"""points of a row of a chart with a row a thing"""
+"""points per row of a chart with one row per item"""
 
 
 def knows(source: Source, wishes: Wishes) -> list[Figure]:
-    """What paths tell of labels, words and places, beside shuffles and the untrained twin."""
+    """NMI of paths with labels, words and positions, compared with shuffles and the untrained twin."""
     answer = source.knowledge()
     if answer["reason"]:
         raise NotHere(f"Paths say nothing of anything here: {answer['reason']}.")
@@ -57,7 +57,7 @@ def knows(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def family(source: Source, wishes: Wishes) -> list[Figure]:
-    """The charts of the run's family; NotHere where it has none of its own, or where the run holds too little."""
+    """The charts of the run's family; raises NotHere if it has none, or if the run lacks the data."""
     info = source.info()
     parts = _PARTS.get(info["family"])
     if parts is None:
@@ -67,7 +67,7 @@ def family(source: Source, wishes: Wishes) -> list[Figure]:
     for part in parts:
         try:
             figure = part(source, info)
-        except refusals:  # what this one needs was not recorded
+        except refusals:  # the data for this one was not recorded
             continue
         if figure is not None:
             drawn.append(figure)
@@ -363,7 +363,7 @@ def _gates(source: Source, info: Mapping[str, Any]) -> Figure:
 
 
 def _flat(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row for each value of a soft answer, its place named by the axes."""
+    """One row per value of a soft answer, with its position along each axis."""
     names = [axis["axis"] for axis in answer["axes"]]
 
     def walk(values: Any, place: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Types of a figure: its picture, numbers and data, the options, and the ``Source`` that answers about a run."""
+"""Types of a figure: its chart, numbers and data, the options, and the ``Source`` of answers about a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 class NotHere(Exception):
-    """Why a run does not allow a figure: one sentence for a person."""
+    """Why a figure cannot be drawn for a run, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,32 @@ class Dreams:
 
     found: Sequence[Mapping[str, Any]] = ()
     command: str = ""
-    """what makes one"""
+    """command that makes a dream"""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is drawn where there is a choice."""
+    """Options of the figures."""
 
     seed: int = 0
     sample: int | None = None
-    """of the whole token flow and of the tinted image; None: chosen by the figure"""
+    """sample of the token flow and of the tinted image; None: chosen by the figure"""
     ranks: tuple[int, ...] = ()
-    """of the paths whose travellers are shown; empty: 1, 2, 4, 8 …"""
+    """ranks of the paths whose tokens are shown; empty: 1, 2, 4, 8 …"""
     law_draws: int = 100
     other: Source | None = None
     """a second run over the same samples"""
     dreams: Dreams = Dreams()
     refusals: tuple[type[Exception], ...] = ()
-    """errors that say why something cannot be drawn; set by ``draw_figures``"""
+    """exceptions whose message says why a figure cannot be drawn; set by ``draw_figures``"""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture, ready to be written."""
+    """One figure, ready to be written."""
 
     key: str
-    """of its file: ``fig2-flow``"""
+    """base name of its files: ``fig2-flow``"""
     question: str
     caption: str
     """what is drawn, with the exact numbers"""
@@ -87,27 +87,27 @@ class Figure:
     draw: Callable[[str], Any] | None = None
     """theme → chart"""
     sheet: Callable[[float], str] | None = None
-    """width in points → SVG, for what is no chart"""
+    """width in points → SVG, for figures that are no charts"""
     columns: int = 1
-    """columns of a page that it is wide"""
+    """width in columns of the page"""
     height: float | None = None
-    """points, of a chart that has no height of its own"""
+    """height in points of a chart without a height of its own"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A figure of the paper: where else it is shown, and what makes it."""
+    """A kind of figure: its numbers in the paper, its view, and the function that makes it."""
 
     name: str
-    """what ``--only`` takes"""
+    """name for ``--only``"""
     paper: tuple[str, ...]
-    """numbers in the DNA paper, the name's own included; none of what is not in it"""
+    """figure numbers in the DNA paper, including that in the name; empty if it is not in the paper"""
     shows: str
     make: Callable[[Source, Wishes], list[Figure]] = field(repr=False)
     view: str = ""
-    """of the page, as a query"""
+    """query of the page's view"""
     rest: str = ""
     test: str = ""
-    """that checks its numbers"""
+    """test of its numbers"""
     beside: Callable[[Source, Wishes], list[Figure]] | None = field(default=None, repr=False)
-    """makes what needs a second run; where that does not fit, the other figures stand"""
+    """makes the figures that need a second run; if that run does not fit, only the others are drawn"""

@@ -21,7 +21,7 @@ MADE_BY = "tokenpaths figures"
 
 @dataclass
 class Index:
-    """What was drawn, and what was not and why."""
+    """Index of the figures drawn, and of those not drawn with the reason."""
 
     about: Mapping[str, Any]
     """run, model, checkpoint_sha256, version, command"""
@@ -29,7 +29,7 @@ class Index:
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: Kind, figures: Sequence[Figure], why: str, files: Mapping[str, Sequence[str]]) -> None:
-        """The figures of one kind with the names of their files, and the sentence why some or all are missing."""
+        """Add the figures of one kind with their file names, and a sentence if some or all are missing."""
         if why:
             self.left_out.append({"figure": kind.name, "paper": list(kind.paper), "shows": kind.shows, "why": why})
         for figure in figures:
@@ -59,7 +59,7 @@ class Index:
         return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def as_markdown(self) -> str:
-        """For people: a section a figure, the formulas, and what is missing."""
+        """Markdown with a section per figure, the formulas, and the missing figures."""
         about = self.about
         lines = [f"# Figures of {about['run']}", ""]
         lines += [f"- {name.replace('_', ' ')}: `{value}`" for name, value in about.items() if value not in (None, "")]
@@ -86,12 +86,12 @@ class Index:
 
 
 def files_of(figure: Figure, formats: Sequence[str], column_mm: float) -> dict[str, bytes]:
-    """Name → contents of all files of one figure, ``column_mm`` wide for each column of its page."""
+    """Name → contents of all files of one figure, ``column_mm`` wide per column."""
     width = points(column_mm if figure.columns == 1 else 2 * column_mm + GUTTER_MM)
     files: dict[str, bytes] = {}
     if {"svg", "png"} & set(formats):
         svg = figure.sheet(width) if figure.sheet else printed(_chart(figure), width, height=figure.height)
-        ElementTree.fromstring(svg)  # what is written can be read
+        ElementTree.fromstring(svg)  # fail on malformed XML before writing it
         if "svg" in formats:
             files[f"{figure.key}.svg"] = svg.encode()
         if "png" in formats:
@@ -120,7 +120,7 @@ def _without_pictures(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: numbers of NumPy become Python's, what is not finite becomes null."""
+    """JSON-compatible copy: NumPy numbers become Python's, non-finite ones null."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -130,5 +130,5 @@ def plain(value: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Text from elsewhere inside Markdown: shown as it is, on one line."""
+    """Untrusted text escaped for Markdown, on one line."""
     return "".join("\\" + letter if letter in "\\`*_[]<>|#" else letter for letter in " ".join(str(text).split()))

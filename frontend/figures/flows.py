@@ -15,14 +15,14 @@ from tokenpaths.frontend.figures import common, walls
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 MANY_MODULES, DRAWN_MODULES = 48, 12
-"""a run whose steps have more modules of their own is drawn with the small ones of each step merged"""
+"""if steps have more modules of their own than the first, all but the largest of each step are merged"""
 ROWS = 48
-"""of a whole token flow: tokens one below the other; so many again stand beside them"""
+"""rows of a token flow; tokens are shown in columns of this many"""
 _ROW_POINTS = 11.0
 
 
 def flow_answer(source: Source, info: Mapping[str, Any]) -> dict[str, Any]:
-    """All nodes and links, the small modules of a large mixture of experts merged."""
+    """All nodes and links, with the small modules of a large mixture of experts merged."""
     own = any(module["step"] is not None for module in info["modules"])
     return source.flow(most_modules=DRAWN_MODULES) if own and info["num_modules"] > MANY_MODULES else source.flow()
 
@@ -96,19 +96,19 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
-    """Figure 13: tokens per module, dead ones marked; per step as a heat map."""
+    """Figure 13: tokens per module with dead ones marked; per step as a heat map."""
     from tokenpaths.frontend.charts import load_chart
     from tokenpaths.frontend.charts.usage import module_count_chart
 
     usage = source.usage()
     own = any(module["step"] is not None for module in source.info()["modules"])
     table = module_rows(usage)
-    counted = usage["usage"] if own else table  # where each step has its own, equal ids are different modules
+    counted = usage["usage"] if own else table  # if each step has its own modules, equal ids are different modules
 
     def named(row: Mapping[str, Any]) -> str:
         return f"{row['module']} of step {row['step']}" if own else str(row["module"])
 
-    # The twin of a gate or block that is always on is an identity that nobody takes: it is not dead, it does nothing.
+    # The twin of an always-active gate or block is an unused identity module: not dead, it has no function.
     dead = [named(row) for row in counted if row["count"] == 0 and not (own and row["kind"] == "identity")]
     most = max(counted, key=lambda row: row["count"])
     words = f"Module {named(most)} has the most, {numbers.plural(most['count'], 'visit')}. " + (
@@ -144,7 +144,7 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
-    """Figures 9 (left), 18 and 19: every token of one text on its way through the steps."""
+    """Figures 9 (left), 18 and 19: the modules of every token of one text at each step."""
     info = source.info()
     if common.is_vision(info):
         raise NotHere("Figures 9 (left), 18 and 19 follow the tokens of a text, and this run is of images.")
@@ -154,7 +154,7 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
         raise NotHere(f"Sample {number} of this run has no tokens.")
     known = bool(info["weight_semantics"].get("weights_recorded", True))
     shade = ("weight" if known else "overlap") if common.all_differ(info) else "cdf"
-    # A cell names its modules: with few steps of one module, three columns of tokens fit on a page.
+    # Cells show module names: with few steps and one module each, three columns of tokens fit on a page.
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))
     parts = [

@@ -64,7 +64,7 @@ Made by the commands above, after `tokenpaths demo`.
 """
 
 WIDE = 900
-"""pixels of a copied PNG"""
+"""width in pixels of a copied PNG"""
 SHOWN = (
     ("scenes-flow.png", 0, "fig2-flow.png", "Figure 2: flow of tokens, dna-vision-top2-skip on scenes"),
     ("scenes-paths.svg", 0, "fig1cd-paths.svg", "Figure 1c: paths by rank, untrained twin and independent steps"),
@@ -75,7 +75,7 @@ SHOWN = (
     ("texts-tokens.png", 1, "fig1f-tokens.png", "Figure 9 (right): tokens that share a path, dna-text-top1 on texts"),
     ("texts-token-flow.png", 1, "fig18-token-flow.png", "Figure 18: every token of one text on its way"),
 )
-"""name in docs/figures, which folder and file it is copied from, what it is"""
+"""name in docs/figures, source folder and file, description"""
 
 
 def figures_page() -> str:
@@ -93,7 +93,7 @@ def figures_page() -> str:
 
 
 def copy_pictures(folders: list[Path], out: Path) -> None:
-    """The shown figures from the folders of the two commands, PNG made small and of at most 256 colours."""
+    """Copy the listed figures from the folders of the two commands; PNGs are scaled down and reduced to 256 colours."""
     from PIL import Image
 
     out.mkdir(parents=True, exist_ok=True)

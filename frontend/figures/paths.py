@@ -13,7 +13,7 @@ from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 PATCHES, TOKENS, IMAGES = 60, 24, 4
 _LEAST = 12
-"""travellers that a path needs for its patches or tokens to be looked at"""
+"""minimum number of tokens on a path to show its patches or tokens"""
 
 
 def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
@@ -160,7 +160,7 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def _spread(total: int, most: int) -> list[int]:
-    """Samples evenly over the run: its labels often stand one after the other."""
+    """Samples evenly spaced over the run, since it is often sorted by label."""
     return sorted({(2 * place + 1) * total // (2 * min(most, total)) for place in range(min(most, total))})
 
 

@@ -1,6 +1,6 @@
 """Self-contained HTML report of one run: charts, examples, tables and formulas.
 
-Scripts of Vega, data and pictures are inline, and the content security policy forbids any request. Text of the run is
+Vega's scripts, data and images are inline, and the content security policy forbids any request. Text of the run is
 escaped.
 """
 
@@ -30,7 +30,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-"""unsafe-eval: Vega makes functions of its expressions"""
+"""unsafe-eval: Vega compiles its expressions to functions"""
 MOST_ROWS, MOST_CSV_BYTES = 300, 2_000_000
 CARD = {
     "model": "model",
@@ -55,7 +55,11 @@ CARD = {
 def report(
     source: Source, *, version: str, refusals: tuple[type[Exception], ...] = (), wishes: Wishes | None = None
 ) -> str:
-    """The page of a run. ``refusals`` are errors whose text says why a figure cannot be drawn."""
+    """The HTML report of a run.
+
+    Args:
+        refusals: Exceptions whose message says why a figure cannot be drawn.
+    """
     info, counter = source.info(), itertools.count()
     parts, contents, missing = [], [], []
     for kind, figures, why in draw_figures(source, wishes or Wishes(), KINDS, refusals):
@@ -106,7 +110,7 @@ _PAGE = """<!doctype html>
 
 @lru_cache(maxsize=1)
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script; made once a process, in about a second."""
+    """Vega, Vega-Lite and Vega-Embed as one script; built once per process, in about a second."""
     import vl_convert
 
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
@@ -127,7 +131,7 @@ def _section(kind: Kind, figures: Sequence[Figure], counter: Any) -> str:
 
 
 def _figure(figure: Figure, counter: Any, *, first: bool) -> str:
-    """A picture with its caption, its numbers, its data and its formulas."""
+    """A figure with its caption, numbers, data and formulas."""
     narrow = " narrow" if figure.columns == 1 else ""
     if figure.sheet is not None:
         width = points(89 if figure.columns == 1 else 183)
@@ -152,7 +156,7 @@ def _formulas(names: Sequence[str]) -> str:
 
 
 def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
-    """A box for a chart and its Vega-Lite as JSON, of which nothing can end the script element."""
+    """A container for a chart and its Vega-Lite as JSON, escaped so that it cannot close the script element."""
     number = next(counter)
     spec = json.dumps(plain(chart.to_dict()), ensure_ascii=False, allow_nan=False)
     spec = clean(spec).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -163,9 +167,10 @@ def _chart(chart: Any, counter: Any, narrow: str = "") -> str:
 
 
 def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = "", total: int | None = None) -> str:
-    """A table that opens on a click; the whole of it as a CSV file where that is not too large.
+    """A collapsed table, with the whole of it as a CSV file unless that is too large.
 
-    ``total``: how many rows the run has, where the table may hold only the first of them.
+    Args:
+        total: Number of rows of the run, if the table may hold only the first of them.
     """
     if not table:
         return ""
@@ -183,7 +188,7 @@ def _details(title: str, table: Sequence[Mapping[str, Any]], file_name: str = ""
 
 
 def _rows_held(num: int, total: int) -> str:
-    """How many rows a file holds, and of how many."""
+    """Number of rows in a file, and of how many in total."""
     return numbers.plural(num, "row") if num == total else f"The first {numbers.count(num)} of {total:,} rows"
 
 

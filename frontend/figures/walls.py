@@ -13,7 +13,7 @@ GAP = 1.5
 
 
 def scale_of_cdf(sheet: SvgSheet, x: float, y: float, width: float = 90.0) -> None:
-    """The legend of path colours: frequent at the left, rare at the right."""
+    """Legend of path colours: frequent at the left, rare at the right."""
     cells = 30
     for cell in range(cells):
         sheet.rect(x + width * cell / cells, y, width / cells + 0.2, 6, fill=cdf_colour(cell / (cells - 1), PRINT))
@@ -25,9 +25,9 @@ def scale_of_cdf(sheet: SvgSheet, x: float, y: float, width: float = 90.0) -> No
 def tinted_images(
     samples: Sequence[tuple[str, str, Mapping[str, int], Sequence[Mapping[str, Any]]]], opacity: float = 0.75
 ) -> Callable[[float], str]:
-    """Images above, the same with their patches tinted below.
+    """Images above, the same with tinted patches below.
 
-    Each sample is its title, its picture as a data URL, its grid {rows, cols} and its patches {row, col, fill}.
+    Each sample is its title, its image as a data URL, its grid {rows, cols} and its patches {row, col, fill}.
     """
 
     def draw(width: float) -> str:
@@ -60,8 +60,9 @@ def tinted_images(
 def blocks_of_patches(
     blocks: Sequence[tuple[str, float | None, Sequence[Mapping[str, Any]]]],
 ) -> Callable[[float], str]:
-    """Blocks of patches, two beside each other; each has a title, its path's CDF if it is of one path,
-    and examples {patch, sample, …}."""
+    """Blocks of patches in two columns; each has a title, its path's CDF if it is of one path, and examples {patch,
+    sample, …}.
+    """
 
     def draw(width: float) -> str:
         sheet, beside, across = SvgSheet(width), min(2, len(blocks)), 10
@@ -94,7 +95,7 @@ def blocks_of_patches(
 
 
 def blocks_of_tokens(blocks: Sequence[tuple[str, float | None, Sequence[str]]]) -> Callable[[float], str]:
-    """Tokens of each path on the colour of its CDF, or on grey where there is no one path."""
+    """Tokens of each path on the colour of its CDF, or on grey for mixed paths."""
 
     def draw(width: float) -> str:
         sheet, y = SvgSheet(width), 0.0
@@ -118,7 +119,7 @@ def blocks_of_tokens(blocks: Sequence[tuple[str, float | None, Sequence[str]]]) 
 
 
 def rows_of_samples(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Callable[[float], str]:
-    """One line of samples a band: pictures {url, caption} beside each other, or texts {text, caption} below."""
+    """One row of samples per band: images {url, caption} side by side, or texts {text, caption} below each other."""
 
     def draw(width: float) -> str:
         sheet, y = SvgSheet(width), 0.0
@@ -144,7 +145,7 @@ def rows_of_samples(rows: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> 
 
 
 def strips(rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> Callable[[float], str]:
-    """Lines of pictures, each with its words below: an original and its dreams."""
+    """Rows of images with captions: an original and its dreams."""
 
     def draw(width: float) -> str:
         sheet, y = SvgSheet(width), 0.0

@@ -1,1 +1,1 @@
-"""One module or folder per view, each with ``draw(selection)``; what several views share is on this level."""
+"""One module or folder per view, each with ``draw(selection)``; helpers shared by several views are on this level."""

@@ -1,4 +1,4 @@
-"""Shared by the views: run and label pickers, facts about a run, and the selection as a query of ``/flow``."""
+"""Helpers shared by the views: run and label pickers, facts about a run, and the selection as a query of ``/flow``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
 
 TRIED = "try"
-"""split of a run of one sample, made on the page or by ``POST /traces``: somebody's try; lists show those apart"""
+"""split of a run of one sample made with *Try it* or ``POST /traces``; listed separately"""
 DETOUR = "detour"
-"""split of a run of one sample that *Detour* made to stand beside another, without or with an edit"""
+"""split of a run of one sample that *Detour* made for comparison, with or without edits"""
 BEING_READ = "being_read"
-"""status of a run from elsewhere that the API reads for the first time; it cannot be opened yet without waiting"""
+"""status of a foreign run that the API is reading for the first time; opening it would block"""
 UNTRAINED = "-untrained"
-"""how the names of models end that are untrained twins"""
+"""suffix of the model names of untrained twins"""
 MANY_MODULES = 48
-"""a run whose steps have more modules of their own is drawn with the small ones merged, unless asked otherwise"""
+"""if steps have more modules of their own than this, small ones are merged by default"""
 DRAWN_MODULES = 12
-"""so many of each step then stay themselves"""
+"""number of modules of each step that are not merged"""
 TWIN_COLUMNS = {"params": "parameters", "loss": "loss (nats)", "perplexity": "perplexity", "accuracy": "accuracy"}
 
 
 def readable_runs() -> list[dict[str, Any]]:
-    """Cards of all runs that can be opened, whole data sets before single tries."""
+    """Cards of all runs that can be opened, data sets before single tries."""
     cards = [card for card in widgets.client().runs() if card["status"] == "sealed"]
     return sorted(cards, key=is_try)
 
 
 def being_read(cards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the runs that are read for the first time."""
+    """Names of the runs that are being read for the first time."""
     return [str(card["run"]) for card in cards if card["status"] == BEING_READ]
 
 
 def is_try(card: Mapping[str, Any]) -> bool:
-    """Whether a run is somebody's try rather than a data set, even one of a single sample."""
+    """Whether a run is a single try rather than a data set (which may also have a single sample)."""
     return card.get("split") in (TRIED, DETOUR)
 
 
 def chosen_run(selection: Selection) -> dict[str, Any] | None:
-    """Details of the run in the address; without one, a picker and a sentence. None: nothing to draw."""
+    """Details of the run in the URL; without one, draws a picker with a message and returns None."""
     cards = readable_runs()
     if not cards and selection.run is None and being_read(widgets.client().runs()):
         widgets.empty(
@@ -68,7 +68,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
 
 
 def run_picker(run: Mapping[str, Any]) -> None:
-    """Another run, in the same view."""
+    """Picker of another run, in the same view."""
     names = [card["run"] for card in readable_runs()]
     if run["run"] not in names:
         names.insert(0, run["run"])
@@ -77,7 +77,7 @@ def run_picker(run: Mapping[str, Any]) -> None:
 
 
 def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
-    """One label of the data set, or all; a run without labels says so."""
+    """Picker of one label of the data set, or all; a run without labels shows a note."""
     labels = [row["label"] for row in run["labels"] if row["label"] is not None]
     if not labels:
         st.selectbox("Label", ["this run has no labels"], disabled=True)
@@ -96,12 +96,12 @@ def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def identities(run: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the modules that do nothing: visiting one is skipping the step."""
+    """Ids of identity modules: visiting one skips the step."""
     return frozenset(int(module["module"]) for module in run["modules"] if module["kind"] == "identity")
 
 
 def not_independent(run: Mapping[str, Any]) -> str:
-    """That the samples of a run are alike, for where an interval stands; empty where nothing is known of it."""
+    """Note for intervals that the samples of a run are not independent; empty if that is unknown."""
     if not run.get("samples_are"):
         return ""
     return (
@@ -111,33 +111,33 @@ def not_independent(run: Mapping[str, Any]) -> str:
 
 
 def note_not_independent(run: Mapping[str, Any]) -> None:
-    """``not_independent`` as a caption; nothing where there is nothing to say."""
+    """``not_independent`` as a caption, if there is one."""
     if words := not_independent(run):
         st.caption(widgets.escape(words))
 
 
 def is_untrained(run: Mapping[str, Any]) -> bool:
-    """Whether a run is of an untrained twin itself."""
+    """Whether a run was traced from an untrained twin."""
     return str(run["model"]).endswith(UNTRAINED)
 
 
 def own_modules(run: Mapping[str, Any]) -> bool:
-    """Do modules belong to their step (a mixture of experts)? Equal ids at two steps are different modules then."""
+    """Whether each step has its own modules (a mixture of experts), so that equal ids at two steps are unrelated."""
     return any(module["step"] is not None for module in run["modules"])
 
 
 def all_differ(run: Mapping[str, Any]) -> bool:
-    """Has nearly every token a path of its own? Ranks and CDFs of paths are ties then, and say nothing."""
+    """Whether nearly every token has its own path, so that path ranks and CDFs are meaningless ties."""
     return int(run["num_steps"]) > 1 and int(run["num_paths"]) > max(100, 0.9 * int(run["num_tokens"]))
 
 
 def weights_known(run: Mapping[str, Any]) -> bool:
-    """Whether a run has real weights; a log of ids alone is stored with 1/K for each."""
+    """Whether a run has recorded weights; a log with ids only is stored with 1/K for each."""
     return bool(run["weight_semantics"].get("weights_recorded", True))
 
 
 def merging(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
-    """Which modules a flow picture merges into “other”, as a query of ``/flow``."""
+    """Which modules a flow chart merges into “other”, as a query of ``/flow``."""
     if selection.merge is not None:
         return {"merge_share": selection.merge / 100}
     many = int(run["num_modules"]) > MANY_MODULES and own_modules(run)
@@ -145,8 +145,9 @@ def merging(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
 
 
 def with_text(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample of a text whose text was not recorded, with its tokens in the place of words: what the vocabulary
-    calls them, else their ids, else their positions. Any other sample is given back as it is."""
+    """A text sample whose text was not recorded, with tokens in place of words: their vocabulary entries, else ids,
+    else positions. Any other sample is returned unchanged.
+    """
     if sample.get("text") is not None or sample.get("grid") or sample.get("has_image"):
         return dict(sample)
     tokens, words, place = [], [], 0
@@ -161,14 +162,14 @@ def with_text(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(token: Mapping[str, Any]) -> str:
-    """A token in a word, whatever is known of it: its text, ``#`` and its vocabulary id, or its position."""
+    """Label of a token: its text, ``#`` and its vocabulary id, or its position."""
     if token.get("text"):
         return str(token["text"])
     return f"#{token['token_id']}" if token.get("token_id") is not None else f"token {token['token']}"
 
 
 def step_range(run: Mapping[str, Any], selection: Selection) -> tuple[int, int]:
-    """The chosen steps (half-open) inside those that the run has."""
+    """The selected steps (half-open), clipped to those of the run."""
     last = int(run["num_steps"])
     if selection.steps is None or selection.steps[0] >= last:
         return 0, last
@@ -191,7 +192,7 @@ def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -
 
 
 def passes(token: Mapping[str, Any], selection: Selection) -> bool:
-    """Does a token pass the circles of the filter?"""
+    """Whether a token visits all modules of the filter."""
     ribbon = token["ribbon"]
     for node in selection.through:
         step, module = (int(part) for part in node.split("."))
@@ -201,7 +202,7 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
 
 
 def notes(run: Mapping[str, Any]) -> None:
-    """What had to be guessed of the log that this run was made from."""
+    """Show what had to be guessed when the log of this run was imported."""
     assumptions = (run.get("findings") or {}).get("notes")
     if assumptions and isinstance(assumptions, list):
         with st.expander(f"What was guessed of this log: {numbers.plural(len(assumptions), 'note')}"):
@@ -210,7 +211,7 @@ def notes(run: Mapping[str, Any]) -> None:
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
-    """Run, export and label in a row; a view puts its own pickers beside them: ``with run_and_label(…): …``."""
+    """Run, export and label pickers in a row; a view adds its own: ``with run_and_label(…): …``."""
     row = widgets.controls()
     with row:
         run_picker(run)
@@ -219,7 +220,7 @@ def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
 
 
 def twin_rows(beside: Mapping[str, Mapping[str, Any]], own: str) -> list[dict[str, Any]]:
-    """One row a model, this one first; only numbers that are known."""
+    """One row per model, this one first; only known numbers."""
     names = sorted(beside, key=lambda name: name != own)
     return [
         {"model": name + (" (this one)" if name == own else "")}
@@ -229,7 +230,7 @@ def twin_rows(beside: Mapping[str, Mapping[str, Any]], own: str) -> list[dict[st
 
 
 def twin_table(run: Mapping[str, Any]) -> None:
-    """The table with its question; nothing where nothing was measured."""
+    """The table with its heading; nothing if nothing was measured."""
     beside = (run["findings"].get("validation") or {}).get("beside")
     if not beside:
         return

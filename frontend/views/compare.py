@@ -28,9 +28,9 @@ from tokenpaths.frontend.views.jobs import panel
 
 BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
 SHOWN = ("reuse", "compute", "loss")
-"""measures to choose; skip is 1 − compute, so its scatter would be the same upside down"""
+"""measures offered; skip is 1 − compute, so its scatter would only be mirrored"""
 MOST_MOVED = 12
-"""more circles than the first are cut to so many of each step"""
+"""with more circles, only the largest changes of each step are drawn"""
 HELP = (
     "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
     "is that of the ranks, its error by Bonett and Wright. Reuse, compute and loss of a sample: means over its tokens."
@@ -96,7 +96,7 @@ def draw(selection: Selection) -> None:
 
 
 def _asked(run: Mapping[str, Any], against: str, measure: str) -> dict[str, Any]:
-    """The comparison without the groups of tokens: those take as long as all the rest, and come after the picture."""
+    """The comparison without token groups, which take as long as all the rest and are loaded after the chart."""
     return widgets.client().compare(run["run"], against, measure=measure, limit=MOST_MOVED, links=2000, grouping=False)
 
 
@@ -122,7 +122,7 @@ def partners(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> list
 
 
 def short_names(first: str, second: str) -> tuple[str, str]:
-    """Names of two runs without what both begin with, where that leaves words that tell them apart."""
+    """Names of two runs without their common prefix, if the rest still distinguishes them."""
     parts = first.split("-"), second.split("-")
     common_start = 0
     while common_start < min(map(len, parts)) - 1 and parts[0][common_start] == parts[1][common_start]:
@@ -141,7 +141,7 @@ def _controls(
     against: str | None,
     answer: Mapping[str, Any] | None = None,
 ) -> None:
-    """``answer``: what is drawn, so that the measure that is named is the one that is seen."""
+    """``answer``: the response being drawn, so that the selected measure is the one shown."""
     names = [card["run"] for card in cards]
     if against is not None and against not in names:
         names.insert(0, against)
@@ -188,7 +188,7 @@ def _swap(run: str, against: str) -> None:
 
 
 def _telling(answer: Mapping[str, Any], measure: str) -> str:
-    """The wanted measure, or the first that differs between samples where this one does not."""
+    """The requested measure, or the first that varies between samples if this one does not."""
     known = {row["measure"]: row for row in answer["correlations"]}
     return next((name for name in (measure, *SHOWN) if known[name]["pearson"] is not None), measure)
 
@@ -342,7 +342,7 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     flow = answer["flow"]
     if flow["reason"] is None:
         st.subheader("Where do their tokens part?", anchor=False, help=FLOW_HELP)
-        sides = (names[1], names[0])  # what the second has more of is drawn as more
+        sides = (names[1], names[0])  # what the second run has more of is shown as an increase
         by = numbers.percent(flow["difference"])
         st.write(
             widgets.escape(
@@ -371,7 +371,7 @@ def _flow(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
 
 
 def _training(run: Mapping[str, Any], selection: Selection) -> None:
-    """The checkpoints of the training that the run belongs to; nothing where it belongs to none."""
+    """The checkpoints of the run's training; nothing if it belongs to none."""
     if not isinstance(run["config"].get("series"), dict):
         return
     try:
@@ -404,14 +404,14 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> None:
-    """A button that traces the model untrained over the same data, where this program can."""
+    """A button that traces the untrained model over the same data, if that is possible here."""
     twin = f"{run['model']}-untrained"
     there = any(card["model"] == twin for card in cards)
     if there or run["dataset"] not in BUNDLED or str(run["model"]).endswith("-untrained"):
         return
     try:
         models = [row["model"] for row in widgets.client().models()]
-    except ApiError:  # no worker: nothing can be traced
+    except ApiError:  # without a worker nothing can be traced
         return
     if run["model"] not in models:
         return

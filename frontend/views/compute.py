@@ -25,7 +25,7 @@ from tokenpaths.frontend.views.walls import sample_wall
 
 AT_EACH_END = 8
 READ_AT_MOST = 5000
-"""samples; a larger run shows its ends and says that the middle was not read"""
+"""maximum number of samples read; a larger run shows both ends and notes that the middle was not read"""
 
 
 def draw(selection: Selection) -> None:
@@ -60,7 +60,7 @@ def draw(selection: Selection) -> None:
 
 
 def all_alike(distribution: Mapping[str, Any]) -> bool:
-    """One value for all: a histogram would be one block, and “most” and “least” a matter of chance."""
+    """Whether all values are equal: a histogram would be one bar, and “most” and “least” arbitrary."""
     low, high = distribution["min"], distribution["max"]
     return low is not None and high is not None and high - low <= 1e-9 * max(1.0, abs(high))
 
@@ -68,7 +68,7 @@ def all_alike(distribution: Mapping[str, Any]) -> bool:
 def _alike(
     run: Mapping[str, Any], selection: Selection, distribution: Mapping[str, Any], measures: Sequence[str]
 ) -> None:
-    """Say the one value and why, and lead to the measures that may differ."""
+    """Show the single value with an explanation, and links to measures that may vary."""
     measure, per, num = distribution["measure"], selection.per, distribution["num"]
     whose = f"The only {per}" if num == 1 else f"Each of the {numbers.plural(num, per)}"
     never = measure == "compute" and distribution["max"] == 1
@@ -164,7 +164,7 @@ def _labels(distribution: Mapping[str, Any]) -> None:
 
 
 def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tuple[list[dict[str, Any]], bool]:
-    """Samples by falling measure, and whether they are all of them; a large run gives both its ends."""
+    """Samples in descending order of a measure, and whether they are complete; a large run gives both ends."""
     order = measure if measure in ("compute", "reuse", "loss") else "compute"
     ask = {"order": order, "label": selection.label}
     if (run["num_samples"] or 0) <= READ_AT_MOST:

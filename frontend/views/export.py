@@ -16,12 +16,12 @@ from tokenpaths.frontend.page.commands import command
 
 FORMS = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
 THROUGH_THE_PAGE = 200_000
-"""rows; larger tables go from the API to the browser without passing through the page's memory"""
+"""maximum rows exported through the page; larger tables go directly from the API to the browser"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def export_popover(run: Mapping[str, Any]) -> None:
-    """A button beside the run's name; what it offers is asked for when it is opened."""
+    """A button next to the run's name; its contents are requested when it is opened."""
     key = f"export_{run['run']}"
     panel = st.popover(
         "Export", icon=":material/download:", key=key, on_change="rerun", help="This run as files: tables, or one page."
@@ -66,7 +66,7 @@ def _offer(client: Client, run: str, key: str) -> None:
 
 
 def _offer_report(client: Client, run: str, key: str) -> None:
-    """The whole page of a run in one file; made when it is clicked, in some seconds."""
+    """Download of the whole report in one file, generated on click in a few seconds."""
     st.caption("Or the whole run as one page: charts to point at, examples, tables and formulas, to open offline.")
     st.download_button(
         f"Download {run}.html",
@@ -80,6 +80,6 @@ def _offer_report(client: Client, run: str, key: str) -> None:
 
 
 def within_reach(client: Client, page_url: str | None) -> bool:
-    """Whether the visitor's browser can ask the API by itself: page and API on its own machine, and no token."""
+    """Whether the browser can reach the API directly: page and API on the same machine, and no token."""
     hosts = [urlsplit(url or "").hostname for url in (client.url, page_url)]
     return not client.has_token and all(host in LOOPBACK for host in hosts)

@@ -79,7 +79,7 @@ def draw(selection: Selection) -> None:
 
 
 def _dream_of(selection: Selection) -> dict[str, Any] | None:
-    """The dream of the address; None where there is none to show. A job of another kind is said and left alone."""
+    """The dream in the URL, or None; a job of another kind is noted and left alone."""
     if selection.job is None:
         return None
     try:
@@ -98,7 +98,7 @@ def _dream_of(selection: Selection) -> dict[str, Any] | None:
 
 
 def _to_its_run(selection: Selection, job: Mapping[str, Any]) -> None:
-    """Where the address names no run, or one of another model: go to one that the dream can be looked at with."""
+    """If the URL names no run, or one of another model, redirect to a run that fits the dream."""
     model = job["request"].get("model")
     runs = {card["run"]: card["model"] for card in widgets.client().runs()}
     own = [run for run, of in runs.items() if of == model]
@@ -118,7 +118,7 @@ def _earlier(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _job(selection: Selection, run: Mapping[str, Any], job: Mapping[str, Any], number: int | None) -> None:
-    """The dream of the address, with its figure on top once it is done."""
+    """The dream in the URL, with its figure on top once it is finished."""
     figure = st.container()
     own = selection_of(job, run["run"])
     of_it = number if own.sample is None else own.sample
@@ -178,7 +178,7 @@ def _ask(
 
 
 def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:
-    """Which stretch of the original is dreamt, or how long the dream is where it has none."""
+    """The segment of the original that is dreamt, or the length of a dream without an original."""
     most, num_tokens = longest(run), len(sample["tokens"]) if sample is not None else None
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if num_tokens is not None:
@@ -206,7 +206,7 @@ def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[
 
 
 def _dreams(run: Mapping[str, Any], options: Mapping[str, str]) -> int:
-    """Number of dreams that the options make."""
+    """Number of dreams that the options produce."""
     if options["of"] != "choices" or run["modality"] != "vision":
         return 1
     pair = 2 if options["context"] == "both" and options["group"] != "all" else 1
@@ -214,7 +214,7 @@ def _dreams(run: Mapping[str, Any], options: Mapping[str, str]) -> int:
 
 
 def _choices(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
-    """Whose choices, which of them, and what is kept of the original."""
+    """Choose whose decisions are the target, which of them, and what is kept of the original."""
     image, steps = run["modality"] == "vision", int(run["num_steps"])
     groups = GROUPS if image else TOKEN_GROUPS
     _option(
@@ -266,7 +266,7 @@ def _choices(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
 
 
 def _other(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
-    """Numbers of what is dreamed of."""
+    """Inputs for other objectives."""
     steps, of = int(run["num_steps"]), options["of"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if of == "path":
@@ -300,10 +300,10 @@ def _other(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
 
 
 def _class(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
-    """By its name where the model has names."""
+    """Class input, by name if the model has class names."""
     try:
         names = list((widgets.client().model(run["model"]).get("config") or {}).get("classes") or ())
-    except ApiError:  # no worker, or the model is gone: the numbers are known without it
+    except ApiError:  # without a worker or model, class numbers still work
         names = []
     last = (len(names) or max(1, int(run["config"].get("num_classes") or 10))) - 1
     chosen = _inside(options["index"], 0, last)
@@ -314,7 +314,7 @@ def _class(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
 
 
 def _at(run: Mapping[str, Any], options: Mapping[str, str], of: str) -> None:
-    """The numbers of a connection, a direction or a block, each with its own bound."""
+    """Indices of a connection, a direction or a block, each with its own bounds."""
     config = run["config"]
     hidden, iterations = len(config.get("hidden") or ()), int(config.get("iterations") or 1)
     sizes = {
@@ -366,7 +366,7 @@ def _explorer(
     chosen: int | None,
     among: range | None = None,
 ) -> None:
-    """The original, its group in full colour, of a text the group's part of the stretch; a click chooses."""
+    """The original with its group highlighted (for texts, its part within the segment); click to select."""
     group = members(options, sample["tokens"], chosen)
     if among is not None and (group or options["group"] in ("all", "drawn")):
         group = set(among) if group is None else group & set(among)
@@ -411,7 +411,7 @@ def _set(name: str, value: object) -> None:
 
 
 def _option(widget: Callable[..., Any], name: str, label: str, value: Any, *arguments: Any, **options: Any) -> Any:
-    """A widget for one option of the dream, bound to the address."""
+    """A widget for one option of the dream, bound to the URL."""
 
     def read(choice: Any) -> tuple[str, ...]:
         return with_option(address.current().dream, name, value if choice is None else choice)

@@ -1,4 +1,4 @@
-"""Options of a dream as the address holds them, the job request made from them, and the expected time."""
+"""Options of a dream in the URL, the job request made from them, and the expected duration."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
 TEXT_ITERATIONS = (16, 32, 64, 128)
 MOST_ITERATIONS = 65_536
 MOST_LENGTH = 96
-"""tokens of a text dream that the page offers; longer ones are for the command line"""
+"""maximum tokens of a text dream on the page; longer ones need the command line"""
 MOST_WRITTEN = 200
-"""characters of one wish in the address"""
+"""maximum characters of one option in the URL"""
 KINDS = {
     ("dna", "vision"): {
         "choices": "the choices of this image",
@@ -61,29 +61,29 @@ KINDS = {
     ("directional", "text"): {"direction": "a direction that is taken out"},
     ("raytracing", "vision"): {"block": "a block", "class": "a class"},
 }
-"""family and modality → what their models can dream of"""
+"""(family, modality) → supported objectives"""
 AT = {
     "connection": ("iteration", "source", "target"),
     "direction": ("layer", "head", "direction"),
     "block": ("layer", "block"),
 }
 IMAGE_SECONDS = 0.02
-"""of one core for an iteration of one image dream"""
+"""core seconds per iteration of one image dream"""
 SCAN_SECONDS = 0.00035
-"""of one core for a token of the bundled texts that is looked through"""
+"""core seconds per token of the bundled texts scanned"""
 SWAP_SECONDS = 0.0004
-"""of one core for a token of a swap that is tried"""
+"""core seconds per token of a candidate swap"""
 WINDOWS, STARTS, CANDIDATES = 4096, 8, 24
-"""of a text dream, where its request leaves them out"""
+"""defaults of a text dream"""
 
 
 def kinds_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """What a run's model can dream of; nothing for a family that cannot."""
+    """The objectives that a run's model supports; empty for a family without dreams."""
     return KINDS.get((run["family"], run["modality"]), {})
 
 
 def dream_options(selection: Selection, run: Mapping[str, Any]) -> dict[str, str]:
-    """All options of a dream; those that the address leaves out are at their defaults."""
+    """All options of a dream; those not in the URL have their defaults."""
     written = dict(part.split(":", 1) for part in selection.dream)
     values = {name: written.get(name, default) for name, default in DEFAULTS.items()}
     kinds = kinds_of(run)
@@ -121,7 +121,7 @@ def problems(selection: Selection, run: Mapping[str, Any]) -> list[str]:
 
 
 def longest(run: Mapping[str, Any]) -> int:
-    """Tokens of the longest text that is offered to be dreamt."""
+    """Maximum length in tokens of a text dream for this run."""
     return min(MOST_LENGTH, int((run.get("config") or {}).get("context") or MOST_LENGTH))
 
 
@@ -132,7 +132,7 @@ def stretch(options: Mapping[str, str], num_tokens: int) -> range:
 
 
 def options_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
-    """The options of a job request in the form of the address; what the page does not offer is left out."""
+    """The options of a job request in the URL's form, without those that the page does not offer."""
     target = request["target"]
     of, group = target["of"], target.get("group") or {}
     settings = request.get("image" if image else "text") or {}
@@ -169,7 +169,7 @@ def options_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
 
 
 def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
-    """Selection that shows a dream: its run (``run`` where the job names none), sample and options.
+    """Selection that shows a dream: its run (``run`` if the job names none), sample and options.
 
     Without a run the Dream view looks for one of the same model.
     """
@@ -187,29 +187,29 @@ def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
 
 
 def iterations_of(run: Mapping[str, Any]) -> tuple[int, ...]:
-    """Iterations that are offered."""
+    """Iteration counts offered."""
     return IMAGE_ITERATIONS if run["modality"] == "vision" else TEXT_ITERATIONS
 
 
 def with_option(dream: Sequence[str], name: str, value: object) -> tuple[str, ...]:
-    """The options of the address with one changed; a value at its default is left out."""
+    """The options in the URL with one changed; defaults are left out."""
     others = tuple(part for part in dream if part.split(":", 1)[0] != name)
     text = str(value)
     return others if text == DEFAULTS[name] or not text else (*others, f"{name}:{text}")
 
 
 def picked(options: Mapping[str, str]) -> list[int]:
-    """Tokens that were clicked, in order of their number."""
+    """Selected tokens in ascending order."""
     return sorted({int(part) for part in options["picked"].split(".") if part.isdecimal() and len(part) < 10})
 
 
 def toggled(options: Mapping[str, str], token: int) -> str:
-    """The clicked tokens with one more, or without it."""
+    """The selected tokens with ``token`` added or removed."""
     return ".".join(map(str, sorted(set(picked(options)) ^ {token})))
 
 
 def members(options: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], chosen: int | None) -> set[int] | None:
-    """Tokens of the group as far as they are known before the dream; None: all, or drawn later."""
+    """Tokens of the group if known before the dream; None: all, or drawn later."""
     if options["group"] == "picked":
         return set(picked(options))
     if options["group"] == "path":
@@ -219,9 +219,11 @@ def members(options: Mapping[str, str], tokens: Sequence[Mapping[str, Any]], cho
 
 
 def missing(options: Mapping[str, str], chosen: int | None, modality: str, among: range | None = None) -> str:
-    """What must still be chosen before the dream can begin, as a sentence; empty when nothing must.
+    """What must still be selected before the dream can start, as a sentence; empty if nothing.
 
-    ``among``: the tokens of a text that are dreamt; None where all are."""
+    Args:
+        among: The tokens of a text that are dreamt; None: all.
+    """
     what = "patch" if modality == "vision" else "token"
     if options["of"] != "choices":
         return ""
@@ -281,7 +283,7 @@ def request_of(
 
 
 def at_of(options: Mapping[str, str], of: str) -> list[int]:
-    """The numbers of a connection, a direction or a block."""
+    """The indices of a connection, a direction or a block."""
     values = [_number(part) for part in options["at"].split(".")]
     return (values + [0, 0, 0])[: len(AT[of])]
 
@@ -299,12 +301,12 @@ def _number(text: str) -> int:
 
 
 def image_seconds(iterations: int, dreams: int) -> float:
-    """Of a batch of image dreams."""
+    """Expected core seconds of a batch of image dreams."""
     return IMAGE_SECONDS * iterations * dreams
 
 
 def text_seconds(rounds: int, length: int, text: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """(of looking through the bundled texts, of the rounds) of a text dream."""
+    """Expected seconds of a text dream: (scan of the bundled texts, rounds)."""
     options = text or {}
     windows = options.get("corpus_windows") or WINDOWS
     tried = (options.get("starts") or STARTS) * (options.get("candidates") or CANDIDATES)
@@ -312,9 +314,10 @@ def text_seconds(rounds: int, length: int, text: Mapping[str, Any] | None = None
 
 
 def pace(jobs: Sequence[Mapping[str, Any]]) -> float | None:
-    """How many times as long as expected the model's finished dreams took here; None where there are none to tell.
+    """Ratio of actual to expected duration of the model's finished dreams; None if there are none.
 
-    Dreams that were interrupted are left out, and texts' whose search ended early."""
+    Interrupted dreams are left out, and text dreams whose search ended early.
+    """
     ratios = []
     for job in jobs:
         if job["state"] != "succeeded" or job["attempts"] != 1 or not (job["started_at"] and job["finished_at"]):
@@ -327,7 +330,7 @@ def pace(jobs: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def expected_of(job: Mapping[str, Any]) -> float:
-    """What a finished dream should have taken by the numbers above; 0 where that cannot be told."""
+    """Expected seconds of a finished dream by the constants above; 0 if unknown."""
     dreams, request = (job["result"] or {}).get("dreams") or [], job["request"]
     if dreams and "text" in dreams[0]:
         text = request.get("text") or {}
@@ -337,7 +340,7 @@ def expected_of(job: Mapping[str, Any]) -> float:
 
 
 def cost_words(image: bool, iterations: int, dreams: int, length: int, measured: float | None) -> str:
-    """How long it will take, in a sentence or two."""
+    """The expected duration in a sentence or two."""
     by = "by the time that earlier dreams of this model took here" if measured else "on one core, for a shipped model"
     times = measured or 1.0
     if image:

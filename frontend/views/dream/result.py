@@ -1,4 +1,4 @@
-"""A finished dream (pictures or texts), and the gallery of earlier dreams."""
+"""A finished dream (images or texts), and the gallery of earlier dreams."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ PICTURE = re.compile(r"dream-(\d+)\.png")
 
 
 def draw_result(job: Mapping[str, Any]) -> None:
-    """Original | dreams, what they match and what the model sees in them; or the dreamed texts.
+    """Original | dreams with their match and predicted classes; or the dreamed texts.
 
-    For every view that shows jobs: nothing is drawn for a job that is no dream, or is not done."""
+    For every view that shows jobs: draws nothing if the job is not a finished dream.
+    """
     result = job["result"] or {}
     dreams = result.get("dreams") or []
     if job["kind"] != "dream" or not dreams:
@@ -48,7 +49,7 @@ def draw_result(job: Mapping[str, Any]) -> None:
 
 
 def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the tokens of a dream of a module take that module; nothing for other dreams, or older ones."""
+    """Whether the tokens of a module dream take that module; empty for other dreams, or older ones."""
     first = dreams[0]
     if target.get("of") != "module" or first.get("matched_choices") is None:
         return ""
@@ -82,9 +83,10 @@ def _figure(job: str, result: Mapping[str, Any]) -> None:
 
 
 def marked(dream: Mapping[str, Any]) -> str:
-    """A dreamed text as Markdown, the tokens whose decisions were wanted in bold.
+    """A dreamed text as Markdown, with the tokens of target decisions in bold.
 
-    Tokens that hold the bytes of one character are one piece (``spans``: where each stands in the text)."""
+    Tokens that share the bytes of one character are one piece (``spans``: their positions in the text).
+    """
     targets, tokens = set(dream.get("targets") or ()), dream["tokens"]
     text, spans = dream.get("text", "".join(tokens)), dream.get("spans")
     if spans is None:
@@ -95,9 +97,9 @@ def marked(dream: Mapping[str, Any]) -> str:
     for piece in text_pieces(text, placed):
         word = re.sub(r"\s+", " ", piece.text)
         bare, wanted = word.strip(), bool(targets & set(piece.tokens))
-        core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # a wanted line break is seen too
+        core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # make a target line break visible
         shown = f"**{widgets.escape(core)}**" if wanted else widgets.escape(core)
-        # Between a sign and a letter Markdown's stars mark nothing: a hair's breadth parts them.
+        # Markdown's stars do not mark text between punctuation and a letter, so separate them with a hair space.
         before, after = (HAIR if wanted and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
         pieces.append(
             (" " if word.startswith(" ") else before) + shown + (" " if word.endswith(" ") and bare else after)
@@ -106,7 +108,7 @@ def marked(dream: Mapping[str, Any]) -> str:
 
 
 def text_rows(texts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The numbers of dreamed texts or of stretches of the corpus."""
+    """Table of dreamed texts or of segments of the corpus."""
     return [
         {
             "objective": item["objective"],
@@ -148,7 +150,7 @@ def _texts(result: Mapping[str, Any]) -> None:
 
 
 def names_of(request: Mapping[str, Any]) -> list[str]:
-    """What the dreams of a batch are called, in the order of their frames."""
+    """Names of the dreams of a batch, in the order of their frames."""
     target = request.get("target") or {}
     if target.get("of") != "choices":
         return []
@@ -162,13 +164,13 @@ def names_of(request: Mapping[str, Any]) -> list[str]:
 
 
 def title_of(job: Mapping[str, Any]) -> str:
-    """What a dream is of, below its picture: without the words that every dream's title begins with."""
+    """Short title of a dream, without the prefix common to all dreams."""
     title = str(job.get("title") or f"Dream {job['job']}").removeprefix("Dream of ").strip()
     return title[:1].upper() + title[1:]
 
 
 def draw_gallery(run: Mapping[str, Any], selection: Selection, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """``jobs``: finished dreams of the run's model, newest first. A click on a picture or its title opens one."""
+    """Gallery of ``jobs``, finished dreams of the run's model, newest first. A click opens one."""
     own = [job for job in jobs if job["job"] != selection.job][:GALLERY]
     if not own:
         return
@@ -189,7 +191,7 @@ def draw_gallery(run: Mapping[str, Any], selection: Selection, jobs: Sequence[Ma
 
 
 def gallery_item(place: int, job: Mapping[str, Any]) -> dict[str, Any]:
-    """One dream for the wall: its last picture or its best text, and its title."""
+    """One dream for the wall: its last image or its best text, and its title."""
     words = title_of(job)
     item: dict[str, Any] = {"sample": place, "title": f"Open: {words}", "caption": words}
     pictures = [name for name in job["artifacts"] if PICTURE.fullmatch(name)]
