@@ -36,13 +36,13 @@ def find_traceable(
 
     Args:
         model: a name, a folder, or ``hf:`` and a folder or a name on the hub.
-        folders: where checkpoints of ours lie; the first that has the name wins.
-        device: cuda, mps or cpu; None: the best there is.
-        dtype: of an ``hf:`` model; None: as it was saved.
-        controls: as plain values, of an ``hf:`` model.
+        folders: folders of our own checkpoints; the first match wins.
+        device: cuda, mps or cpu; None: the fastest available.
+        dtype: for ``hf:`` models; None: as saved.
+        controls: as plain values, for ``hf:`` models.
 
     Raises:
-        UserError: there is none of that name, or an option that it cannot have.
+        UserError: no model of that name, or an option that it does not support.
     """
     folders = list(folders)
     if not (isinstance(model, str) and is_huggingface(model)):

@@ -44,20 +44,20 @@ TOKENIZER_FILES = (
 LONGEST_CONTEXT = 2048
 """longest window of a text in tokens, unless the model's own limit is lower"""
 TWIN_PARAMS = 50_000_000
-"""an untrained twin is traced beside models of at most so many parameters"""
+"""maximum number of parameters of models whose untrained twin is traced as well"""
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
 def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin: bool = True) -> HuggingFaceModel:
-    """Open a model and its tokenizer, and find its gates by sending a few tokens through.
+    """Load a model and its tokenizer, and find its gates by a probe pass over a few tokens.
 
-    ``dtype`` auto keeps the checkpoint's own. Where several GPUs are there and ``device`` is not given, layers are
-    spread over them (with accelerate installed).
+    ``dtype`` auto keeps the checkpoint's own. With several GPUs and no ``device``, layers are distributed over them (if
+    accelerate is installed).
 
     Raises:
         HuggingFaceError: pickled, missing or damaged weights, no fast tokenizer, NaN weights.
-        UserError: there is no such device, or no gate can be read.
+        UserError: the device does not exist, or no gate can be read.
     """
     check_options(device, dtype)
     place = _placement(device)

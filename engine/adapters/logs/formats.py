@@ -84,12 +84,12 @@ def open_log(
 
     Args:
         path: The file or folder.
-        format: Name of a format, to be checked; by default whatever the content is.
-        layers, top_k, experts: Sizes that the log does not say; they are checked where it does.
+        format: Expected format; by default any.
+        layers, top_k, experts: Sizes that the log does not state; checked against those that it states.
 
     Raises:
         OnlyCounts: the file holds sums over tokens.
-        UserError: it is no log that can be read; the message says what was found.
+        UserError: it is not a readable log; the message describes its content.
     """
     path = Path(path)
     announced = Announced(layers, top_k, experts)

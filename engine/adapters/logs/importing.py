@@ -54,16 +54,16 @@ def import_log(
 ) -> Path:
     """Convert a log to a sealed run; returns its file. Leaves no file after an error.
 
-    A log that does not announce how many experts there are is read twice: once to find the largest id.
+    A log that does not state its number of experts is read twice: once to find the largest id.
 
     Args:
         runs_dir: Folder of the run files.
-        model: What the run calls the model; by default as the log says, else the name of the file.
+        model: Name of the model in the run; by default as in the log, else the file name.
         token_texts: Readable text of the vocabulary ids.
         overwrite: Replace a run of the same name.
 
     Raises:
-        UserError: the log is wrong somewhere (file and line or row are named), or the run exists.
+        UserError: the log is invalid (the message names file and line or row), or the run exists.
     """
     parts = import_parts(log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite)
     return run_with_progress(parts, on_progress)
@@ -81,11 +81,11 @@ def import_parts(
 ) -> Generator[ImportProgress, None, Path]:
     """``import_log`` as a generator that yields after each batch.
 
-    Closing the generator early leaves nothing behind. The run's findings say ``weights_recorded`` and, in sentences,
-    ``notes``: what was left out, guessed or is missing; ``findings`` are kept beside them.
+    Closing the generator early leaves no file behind. Findings of the run: ``weights_recorded``, ``notes`` (sentences
+    on what was omitted, assumed or missing) and the given ``findings``.
 
     Yields:
-        The tokens written so far.
+        The number of tokens written.
 
     Returns:
         The run's file.
@@ -154,7 +154,7 @@ def read_vocabulary(folder: Path) -> dict[int, str]:
     """Readable text of each vocabulary id, from ``tokenizer.json`` in a folder.
 
     Raises:
-        UserError: it is missing, or no tokenizer.
+        UserError: it is missing, or not a tokenizer.
     """
     from tokenpaths.engine.data.tokenizer import TextTokenizer
 
@@ -164,7 +164,7 @@ def read_vocabulary(folder: Path) -> dict[int, str]:
 
 
 def new_import_id(name: str) -> str:
-    """A readable, unused-looking name: the model or the file, and the time."""
+    """A readable run id: the model or the file, and the time."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name.rsplit("/", 1)[-1]).strip("-")
     return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 

@@ -55,14 +55,14 @@ _MOST_NOTES = 100
 
 
 class RecordingStopped(UserError, UserWarning):
-    """The warning that a recording ended before its block did, or recorded nothing.
+    """Warning that a recording ended before its block did, or recorded nothing.
 
-    It is only raised where warnings are errors: ``warnings.simplefilter("error", tokenpaths.RecordingStopped)``.
+    Raised as an error only if warnings are errors: ``warnings.simplefilter("error", tokenpaths.RecordingStopped)``.
     """
 
 
 class RecordingAssumed(UserWarning):
-    """The warning that decisions are recomputed from logits and could not be compared with what the model did."""
+    """Warning that decisions are recomputed from logits and could not be compared with those of the model."""
 
 
 def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder:
@@ -113,15 +113,15 @@ record.__signature__ = _spelt_out()  # type: ignore[attr-defined]
 
 
 class Recorder:
-    """Records the decisions of a model's routers between ``with`` and its end, and seals them as one run.
+    """Records the decisions of a model's routers while its ``with`` block runs, and seals them as one run.
 
-    Attributes: ``routers`` (what was found, why, and what is read of it), ``passed_over`` (name and reason of what
-    looked like a router and is none), ``notes`` (what could not be recorded), ``file`` and ``run`` (after the end),
-    ``problem`` (why the recording stopped, None if it did not), ``num_tokens`` (recorded so far by this process).
+    Attributes: ``routers`` (those found, the reason, and what is read of each), ``passed_over`` (name and reason of
+    rejected candidates), ``notes`` (what could not be recorded), ``file`` and ``run`` (after the end), ``problem`` (why
+    the recording stopped, None if it did not), ``num_tokens`` (recorded so far by this process).
 
-    What goes wrong while it records stops the recording with ``RecordingStopped``, and the model runs on; the passes
-    before become the run. An exception of the caller's own inside the block leaves nothing behind. With several
-    processes (``torch.distributed``) all of them enter and leave the block.
+    An error during recording stops the recording with ``RecordingStopped``, while the model runs on; the passes before
+    it become the run. After an exception of the caller's code inside the block no file is left. With several processes
+    (``torch.distributed``), all of them must enter and leave the block.
     """
 
     def __init__(self, model: nn.Module, options: RecordOptions) -> None:

@@ -34,7 +34,7 @@ UNSET: Any = object()
 
 @dataclass(frozen=True)
 class Argument:
-    """What REST says about an argument of a question; put into ``Annotated``. Arguments without one are not offered.
+    """REST declaration of an argument; put into ``Annotated``. Arguments without one are not offered.
 
     ``ge``, ``le``, ``max_length`` and ``choices`` bound what REST takes. ``read`` turns the text of a query into the
     value, for types that a query cannot hold. ``default`` is REST's own, where it differs from the function's.
@@ -145,16 +145,16 @@ def question(
     """Declare the decorated function of a ``RunFile`` a question.
 
     Args:
-        path: its REST address below ``/runs/{run}``; None where ``routes`` holds several.
+        path: its REST address below ``/runs/{run}``; None if ``routes`` holds several.
         answer: the type of the answer.
-        tag: the part of the OpenAPI page that it stands in.
-        name: the method of ``Run``; else the name of the function.
-        route: the name of the route in OpenAPI; else ``show_`` and ``name``.
-        description: of the route; else the first paragraph of the function's docstring.
+        tag: its section of the OpenAPI page.
+        name: the method of ``Run``; by default the function's name.
+        route: the name of the route in OpenAPI; by default ``show_`` and ``name``.
+        description: of the route; by default the first paragraph of the function's docstring.
         routes: several addresses of one question.
-        rows: the list of the answer that ``run.frames.<name>`` makes a data frame of.
+        rows: the list of the answer that ``run.frames.<name>`` returns as a data frame.
         frames: several data frames, or one of another name.
-        sealed: gives the arguments whose answers are worked out at sealing and stored in the run.
+        sealed: returns the argument sets whose answers are computed at sealing and stored in the run.
     """
 
     def declare(function: Callable[..., Answer]) -> Callable[..., Answer]:

@@ -232,7 +232,7 @@ class Connection:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error is DuckDB's reaction to Ctrl-C; its class does not tell."""
+    """Whether an error is DuckDB's reaction to Ctrl-C, which has no exception class of its own."""
     return type(error) is RuntimeError and str(error) == "Query interrupted"
 
 

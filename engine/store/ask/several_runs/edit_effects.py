@@ -28,7 +28,7 @@ MOST_LINKS = 2000
 def drawn_samples(num_samples: int, limit: int) -> np.ndarray:
     """Sample numbers (n,), ascending, at most ``limit``: one drawn from each of ``limit`` equal parts of the run.
 
-    Samples often stand in the order of their labels, so the first ones are no picture of all. Always the same ones.
+    Samples are often ordered by label, so the first ones would not be representative. The draw is deterministic.
 
     >>> drawn_samples(3, 64).tolist()
     [0, 1, 2]
