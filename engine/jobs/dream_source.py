@@ -51,7 +51,7 @@ def find_text(request: DreamRequest, context: JobContext) -> str:
 
 
 def stretch_of(request: DreamRequest, num_tokens: int) -> range:
-    """The tokens of the original that a text dream starts from: up to ``text.length`` tokens from ``first``.
+    """The tokens of the original that a text dream repeats: up to ``text.length`` tokens from ``first``.
 
     Raises:
         UserError: the original is empty, or has no token ``first``.

@@ -39,14 +39,14 @@ _NOT_FINITE = (
 def image_batches(
     model: Traceable, twin: Traceable | None, samples: Iterable[Sample], size: int, side: int = 256
 ) -> Iterator[Batch]:
-    """Images through the model, ``size`` at once.
+    """Run images through the model, ``size`` at a time.
 
     Args:
         model: takes images.
-        twin: the untrained one, where its paths are to be counted too.
+        twin: the untrained one, if its paths are to be counted too.
         samples: images.
-        size: images of one batch; none reaches over the end of a block of rows.
-        side: of the kept pictures, in pixels.
+        size: images per batch; no batch crosses the end of a block of rows.
+        side: of the stored pictures, in pixels.
     """
     rows, cols = model.grid
     for part in _chunks(samples, size):
@@ -67,10 +67,10 @@ def image_batches(
 
 
 def image_input(model: Traceable, part: Sequence[Sample]) -> ModelInput:
-    """Images at the model's size, with their classes where it knows them.
+    """Images at the model's input size, with their classes if the model knows them.
 
     Raises:
-        UserError: a sample that is no image.
+        UserError: a sample without an image.
     """
     position = {name: i for i, name in enumerate(model.classes)}
     views = np.stack([model_view(_picture(sample), model.image_size) for sample in part])
@@ -133,7 +133,7 @@ def _regions(part: list[Sample], rows: int, cols: int) -> np.ndarray | None:
 
 
 def text_batches(model: Traceable, twin: Traceable | None, samples: Iterable[Sample], size: int) -> Iterator[Batch]:
-    """Texts through the model, ``size`` stretches of 64 tokens at once.
+    """Run texts through the model, ``size`` stretches of 64 tokens at a time.
 
     Texts are cut into windows of the model's context; windows of like length share a forward pass, and no batch
     reaches over the end of a block of rows (see ``tokenpaths.engine.data.blocks``).
@@ -211,7 +211,7 @@ def _text_pass(
 
 
 def window_losses(logits: Tensor, batch: ModelInput) -> tuple[np.ndarray, np.ndarray]:
-    """Loss of every token of a pass in nats, NaN without a target, and the token that is likeliest to follow it.
+    """Loss of every token of a pass in nats, NaN without a target, and the most likely next token.
 
     A window at a time, for the sake of memory.
 

@@ -70,10 +70,10 @@ def reachable(endpoint: str) -> bool:
 
         try:
             answered.append(get_session().head(endpoint, timeout=PATIENCE_S))
-        except Exception as error:  # every kind of no
+        except Exception as error:  # any failure counts as unreachable
             logging.getLogger("tokenpaths").debug("%s: %s", endpoint, error)
 
-    # A name server that is silent holds its caller for longer than any time-out of the client.
+    # DNS look-ups without an answer are not bounded by the client's timeout.
     waiting = threading.Thread(target=greet, name="hub", daemon=True)
     waiting.start()
     waiting.join(PATIENCE_S + 0.5)
