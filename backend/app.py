@@ -35,9 +35,10 @@ server is busy the answer is `503` with `Retry-After`.
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The app for ``settings``; opens nothing until it is served.
+    """Create the app for ``settings``; opens nothing until it is served.
 
-    Raises UserError for a bind that other machines reach without a token.
+    Raises:
+        UserError: The bind address is reachable from other machines and no token is set.
     """
     require_safe_bind(settings)
     redact_folders_of(settings)
@@ -82,7 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with problems as they really look and the token."""
+    """FastAPI's description with the actual schema of problems, and the token."""
     if app.openapi_schema is None:
         schema = FastAPI.openapi(app)
         parts = schema.setdefault("components", {}).setdefault("schemas", {})
@@ -129,5 +130,5 @@ class HeadAsGet:
         try:
             await self.app(inner, receive_until_answered, send_head)
         finally:
-            if "route" in inner:  # the metrics around this want to know which it was
+            if "route" in inner:  # read by the metrics middleware
                 scope["route"] = inner["route"]

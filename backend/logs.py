@@ -19,16 +19,16 @@ from contextvars import ContextVar
 REQUEST_ID_HEADER = "x-request-id"
 REPEAT_SECONDS = 600.0
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""of the request at hand; empty outside of one"""
+"""id of the current request; empty outside of one"""
 
 
 def new_request_id() -> str:
-    """Twelve letters and digits that no other request has."""
+    """Twelve random letters and digits."""
     return secrets.token_hex(6)
 
 
 def checked_request_id(value: str | None) -> str:
-    """``value`` where it is a request id of another process of ours, else a new one.
+    """``value`` if it has the form of a request id, else a new one.
 
     >>> checked_request_id("0a1b2c3d4e5f"), len(checked_request_id("<script>"))
     ('0a1b2c3d4e5f', 12)
@@ -37,14 +37,14 @@ def checked_request_id(value: str | None) -> str:
 
 
 class LastingWarning:
-    """Logs a lasting problem once, again when its message changes, else every ``REPEAT_SECONDS``."""
+    """Logs a persistent problem once, again when its message changes, else every ``REPEAT_SECONDS``."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.log, self.clock = log, clock
         self._last: tuple[str, float] | None = None
 
     def warn(self, message: str) -> None:
-        """Log the problem, unless it was logged lately."""
+        """Log the problem, unless it was logged recently."""
         now = self.clock()
         if self._last is None or self._last[0] != message or now - self._last[1] >= REPEAT_SECONDS:
             self._last = (message, now)
@@ -58,7 +58,7 @@ class LastingWarning:
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message; where there is one, the request's id, what is ``about`` it, the traceback."""
+    """Formats time (UTC), level, logger, message and, if present, request id, ``about`` and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -76,7 +76,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Send everything to stderr as JSON lines, from ``level`` on."""
+    """Log everything from ``level`` on to stderr as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)

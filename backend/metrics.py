@@ -44,11 +44,11 @@ What to be woken by:
 Dates of creation (`…_created`) that the client library adds to counters are left out of the table.
 """
 PROBLEM_KIND = "tokenpaths.problem"
-"""key of a request's scope: the kind of the problem that was its answer"""
+"""key in a request's scope: the kind of the problem in its response"""
 
 
 class Metrics:
-    """The instruments of one app."""
+    """The metrics of one app."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -102,7 +102,7 @@ class Metrics:
         self.traces = Counter("tokenpaths_traces", "POST /traces by status", ["status"], registry=self.registry)
 
     def text(self) -> bytes:
-        """All of them in the Prometheus text format."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem+json: what was given and what would be right, never a traceback."""
+"""Errors as RFC 9457 problem+json that name the bad value and the valid ones, never a traceback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProblemBody(BaseModel):
 
 
 class Problem(Exception):
-    """An answer other than success; ``kind`` is a stable word, ``detail`` a sentence for people."""
+    """An error response; ``kind`` is a stable identifier, ``detail`` a sentence for people."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, field: str | None = None, headers: dict[str, str] | None = None
@@ -58,7 +58,7 @@ class Problem(Exception):
         self.headers = dict(headers or {})
 
     def body(self, path: str | None = None) -> dict[str, Any]:
-        """The problem as JSON, of a request for ``path`` where there was one."""
+        """The problem as JSON; ``path`` is that of the request, if any."""
         body: dict[str, Any] = {
             "type": f"urn:tokenpaths:{self.kind}",
             "title": HTTPStatus(self.status).phrase,
@@ -74,7 +74,7 @@ class Problem(Exception):
     def response(self, path: str) -> Response:
         """The problem as a response to a request for ``path``."""
         body = self.body(path)
-        # ASCII-only JSON: a lone surrogate that someone sent must not break the answer about it
+        # ASCII-only JSON: a lone surrogate in the request must not break the response
         return Response(
             json.dumps(body, ensure_ascii=True),
             status_code=self.status,
@@ -84,7 +84,7 @@ class Problem(Exception):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint such as ``did you mean `limit`?``, or the whole list where nothing is near."""
+    """A hint such as ``did you mean `limit`?``, or the whole list if nothing is similar."""
     choices = sorted(allowed)
     if not choices:
         return "none is allowed here."
@@ -94,12 +94,12 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def busy(detail: str, *, retry_after_s: int = 1) -> Problem:
-    """503 that says when to come back."""
+    """503 with Retry-After."""
     return Problem(503, "busy", detail, headers={"retry-after": str(retry_after_s)})
 
 
 def internal() -> Problem:
-    """500 for what nobody foresaw; the log has the rest."""
+    """500 for an unexpected error; the log has the details."""
     known = request_id.get()
     where = f" under {known}" if known else ""
     return Problem(500, "internal", f"Something went wrong on the server; its log has the details{where}.")
@@ -118,12 +118,12 @@ def from_user_error(error: UserError) -> Problem:
 
 
 def disk_full() -> Problem:
-    """507."""
+    """507 for a full disk."""
     return Problem(507, "disk-full", "The disk of the data folder is full; free some space and try again.")
 
 
 def from_validation(errors: Sequence[Any]) -> Problem:
-    """422 that names the first field at fault."""
+    """422 that names the first invalid field."""
     first = errors[0]
     where = [str(part) for part in first.get("loc", ()) if part not in ("query", "path", "header", "body")]
     field = where[0] if where else None
@@ -134,7 +134,7 @@ def from_validation(errors: Sequence[Any]) -> Problem:
 
 
 def from_http(error: HTTPException, request: Request) -> Problem:
-    """Problems that the framework raises itself: 404 and 405 mostly."""
+    """The problem for an error raised by the framework itself, mostly 404 and 405."""
     headers = {key.lower(): value for key, value in (error.headers or {}).items()}
     if error.status_code == 404:
         return Problem(404, "not-found", "There is nothing at this address; /docs lists what there is.")
@@ -149,7 +149,7 @@ def from_http(error: HTTPException, request: Request) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem for any exception; what is not foreseen is logged and becomes a bare 500."""
+    """The problem for any exception; an unexpected one is logged and becomes a bare 500."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, UserError):
@@ -161,7 +161,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Make ``app`` answer every error as a problem."""
+    """Make ``app`` return every error as a problem."""
 
     def answer(request: Request, problem: Problem) -> Response:
         request.scope[PROBLEM_KIND] = problem.kind
@@ -185,7 +185,7 @@ def install(app: FastAPI) -> None:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """``responses=`` of a route for OpenAPI: which problems it may answer."""
+    """``responses=`` of a route for OpenAPI: the problems that it may return."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,

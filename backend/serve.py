@@ -1,7 +1,7 @@
 """Starts one server process: ``python -m tokenpaths.backend.serve api`` or ``… worker``.
 
-Settings come from the environment and the settings file, so that no secret stands in a process list.
-``tokenpaths up`` starts both roles; a container starts them one by one.
+Settings come from the environment and the settings file, so that no secret appears in the process list. ``tokenpaths
+up`` starts both roles; containers start them one by one.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from tokenpaths.engine.base.errors import UserError
 
 GRACE_SECONDS = 5
 FIRST = ("pandas", "PIL.Image", "tokenpaths.engine.store.ask.run")
-"""what nearly every answer needs: DuckDB looks for pandas at the first parameter (0.2 s). Imported before the server
-listens: beside the first question it would cost that question twice the time"""
+"""imported before the server listens, since nearly every response needs them: DuckDB looks for pandas at the first
+parameter (0.2 s); during the first request that would take twice as long
+"""
 LATER = ("tokenpaths.engine.analysis.power_law",)
-"""what some answers need, imported once nobody has asked for ``QUIET_SECONDS``: the law of paths takes SciPy (0.4 s)"""
+"""imported after ``QUIET_SECONDS`` without requests, since only some responses need them: the power law of paths takes
+SciPy (0.4 s)
+"""
 QUIET_SECONDS = 2.0
 GC_AFTER = 10_000
-"""new objects after which Python looks for cycles: a request makes some hundred, none of them in cycles"""
+"""new objects between garbage collections: a request makes some hundred, none of them in cycles"""
 HEAD_BYTES = 65_536
-"""longest head of a request, or trailer: llhttp (httptools) itself limits neither"""
+"""maximum size of a request's headers or trailers: llhttp (httptools) itself limits neither"""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's llhttp protocol that answers 400 and closes once a head is longer than ``HEAD_BYTES``."""
+    """uvicorn's llhttp protocol, but responds 400 and closes if the headers are longer than ``HEAD_BYTES``."""
 
     unread = 0
-    """bytes that came since there was a request or a piece of its body"""
+    """bytes received since the last complete header block or body chunk"""
 
     def data_received(self, data: bytes) -> None:
         self.unread += len(data)
@@ -60,7 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
-    """A uvicorn server with our defaults: no proxy headers believed, no WebSockets, no access log."""
+    """A uvicorn server with our defaults: proxy headers ignored, no WebSockets, no access log."""
     config = uvicorn.Config(
         app,
         host=host,
@@ -90,7 +93,7 @@ def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
 
 
 def preload() -> None:
-    """Import what the first answers need, and have DuckDB, Arrow and threads load what they load when first used."""
+    """Import what the first responses need, and trigger lazy initialisation of DuckDB, Arrow and threads."""
     import anyio.to_thread
 
     from tokenpaths.engine.store.file.open_file import warm_up
@@ -100,7 +103,7 @@ def preload() -> None:
     warm_up()
     anyio.run(functools.partial(anyio.to_thread.run_sync, int))
     gc.collect()
-    gc.freeze()  # half a million objects of libraries: looking through them again and again takes a tenth of the time
+    gc.freeze()  # do not scan half a million library objects again and again
     gc.set_threshold(GC_AFTER, *gc.get_threshold()[1:])
 
 
@@ -116,7 +119,7 @@ def import_when_idle(request_count: Callable[[], float]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to stop; 2 for wrong settings, with one line on stderr."""
+    """Serve until stopped; returns 2 for invalid settings, with one line on stderr."""
     if arguments not in (["api"], ["worker"]):
         print("usage: python -m tokenpaths.backend.serve api|worker", file=sys.stderr)
         return 2
@@ -129,7 +132,7 @@ def main(arguments: list[str]) -> int:
         print(f"tokenpaths: {error}", file=sys.stderr)
         return 2
     server = server_of(app, host, port)
-    if arguments == ["worker"] and hasattr(os, "nice"):  # not on Windows
+    if arguments == ["worker"] and hasattr(os, "nice"):  # not available on Windows
         os.nice(settings.worker_nice)
     if arguments == ["api"]:
         preload()

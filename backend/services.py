@@ -21,7 +21,7 @@ from tokenpaths.backend.worker.client import WorkerClient
 
 @dataclass
 class Services:
-    """The parts behind the routes; all belong to one event loop."""
+    """The services behind the routes; all belong to one event loop."""
 
     settings: Settings
     metrics: Metrics
@@ -35,7 +35,7 @@ class Services:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Services:
-        """Everything that ``settings`` describe; opens no file and no connection yet."""
+        """The services for ``settings``; opens no file and no connection yet."""
         metrics = Metrics()
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
         metrics.open_runs.set_function(registry.count_open)
@@ -69,7 +69,9 @@ class Services:
 
 
 async def services_of(request: Request) -> Services:
-    """The services of the app that got ``request``; async, since anything else costs a hop to a thread and back."""
+    """The services of the app that received ``request``; async because FastAPI runs synchronous dependencies in a
+    thread.
+    """
     services: Services = request.app.state.services
     return services
 

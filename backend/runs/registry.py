@@ -151,12 +151,7 @@ class RunRegistry:
         """
         try:
             yield
-        except (
-            Problem,
-            UserError,
-            OSError,
-            MemoryError,
-        ):  # already reported, or a fault of a disk, a pipe or the machine
+        except (Problem, UserError, OSError, MemoryError):  # already reported, or a fault of the machine
             raise
         except Exception as error:
             foreign = [run_id for run_id in run_ids if is_name(run_id) and not self._sealed_here(run_id)]

@@ -199,11 +199,8 @@ def small_flow(
     layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
     steps = layout.steps or [0]
     reach = min(layout.radius, 0.42 * (width - 50.0) / max(1, len(steps) - 1)) + 3.0
-    left, right, top = (
-        max(34.0, 22.0 + reach),
-        max(16.0, reach),
-        18.0,
-    )  # padding, so that circles at both ends are not cut off
+    # padding, so that circles at both ends are not cut off
+    left, right, top = max(34.0, 22.0 + reach), max(16.0, reach), 18.0
     gap = (width - left - right) / max(1, len(steps) - 1)
     radius = min(1.0, 0.42 * gap / layout.radius)
     x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}

@@ -38,7 +38,7 @@ class CountRequest(BaseModel):
 
 
 class CountJob:
-    """Counts to ``iterations``, a hash a number, and fails where it is told to."""
+    """Counts to ``iterations`` with a hash per number, and fails where the request says so."""
 
     kind: ClassVar[str] = "count"
     Request: ClassVar[type[BaseModel]] = CountRequest
@@ -98,12 +98,12 @@ class CountJob:
 
 
 def chained(value: str, done: int) -> str:
-    """The next link of the chain."""
+    """The next hash of the chain."""
     return hashlib.sha256(f"{value}{done}".encode()).hexdigest()
 
 
 def counted(iterations: int) -> str:
-    """What an uninterrupted count of so many iterations comes to."""
+    """The final hash of an uninterrupted count."""
     value = ""
     for done in range(iterations):
         value = chained(value, done)
@@ -130,7 +130,7 @@ if __name__ == "__main__":
 
     from tokenpaths.backend.serve import main
 
-    if hasattr(signal, "SIGUSR1"):  # where does it hang?
+    if hasattr(signal, "SIGUSR1"):  # dump tracebacks of a hanging process
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     register_count()
     sys.exit(main(sys.argv[1:]))

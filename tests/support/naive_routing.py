@@ -1,8 +1,8 @@
-"""What a model itself did at its gates, found without the adapter: its twin for the tests and the benchmark.
+"""Naive twin of the adapter: what a model really did at its gates, for the tests and the benchmark.
 
-Three ways that know nothing of the reader: what the experts were called with (or, for the four architectures where
-that says nothing, their routing written out by hand), the weights worked out from ``WeightSemantics`` alone, and
-the output of a block put together token by token from the recorded ids and weights.
+Three ways independent of the adapter: the inputs of the experts (or, for the four architectures where these are not
+enough, their routing written out by hand), the weights computed from ``WeightSemantics`` alone, and the output of a
+block computed token by token from the recorded ids and weights.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SCALED_BEHIND = (
     "Step3p7SparseMoeBlock",
     "Cohere2MoeSparseMoeBlock",
 )
-"""blocks that multiply what their experts return"""
+"""blocks that scale the output of their experts"""
 
 
 @dataclass
 class Seen:
-    """What went through one gate and its block in one pass."""
+    """Tensors of one gate and its block in one pass."""
 
     gate_output: Any = None
     called_with: tuple[Tensor, Tensor, Tensor] | None = None
@@ -82,7 +82,7 @@ def _block(seen: Seen, args: tuple[Any, ...], output: Any) -> None:
 
 
 def own_decisions(gate: Gate, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights (n, K) as the model's experts had them, largest weight first; learned scales taken out."""
+    """Ids and weights (n, K) as the model's experts received them, largest weight first, without learned scales."""
     ids, weights = _by_hand(gate, seen) if type(gate.module).__name__ in BY_HAND else _from_call(seen)
     weights = weights.float()
     if hasattr(gate.module, "per_expert_scale"):
@@ -114,7 +114,7 @@ def _by_hand(gate: Gate, seen: Seen) -> tuple[Tensor, Tensor]:
 
 
 def weights_from_semantics(means: WeightSemantics, logits: Tensor, ids: np.ndarray) -> np.ndarray | None:
-    """The weights of given ids worked out from what ``WeightSemantics`` says, in float64; None: it does not say."""
+    """The weights of given ids computed from ``WeightSemantics`` in float64; None if it does not define them."""
     logits, chosen_ids = logits.double(), torch.from_numpy(ids).long()
     if means.score_function == "softmax of top-k":
         return logits.gather(1, chosen_ids).softmax(dim=1).numpy()
@@ -128,11 +128,11 @@ def weights_from_semantics(means: WeightSemantics, logits: Tensor, ids: np.ndarr
 
 
 def logits_of(gate: Gate, seen: Seen) -> Tensor:
-    """The scores over all experts that a gate started from."""
+    """The logits over all experts at a gate."""
     kind, output = type(gate.module).__name__, seen.gate_output
     if kind == "DbrxRouter":
         return output.reshape(-1, output.shape[-1])
-    if kind == "Gemma4TextRouter":  # hands out probabilities
+    if kind == "Gemma4TextRouter":  # the gate returns probabilities
         return output[0].reshape(-1, output[0].shape[-1]).log()
     position = {"Llama4Router": 1, "JetMoeTopKGating": 4}.get(kind, 0)
     return output[position].reshape(-1, output[position].shape[-1])
@@ -142,7 +142,7 @@ def logits_of(gate: Gate, seen: Seen) -> Tensor:
 def block_from_record(
     gate: Gate, seen: Seen, ids: np.ndarray, weights: np.ndarray, keep: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What came out of the experts (n, D): put together from the record, and as it really was."""
+    """Output of the experts (n, D): recomputed from the record, and as it really was."""
     kind = type(gate.module).__name__
     if kind == "Llama4Router":
         x = seen.block_input.reshape(-1, seen.block_input.shape[-1])[keep]

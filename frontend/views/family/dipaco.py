@@ -19,7 +19,7 @@ from tokenpaths.frontend.views.sample import retrace
 
 LISTED = 300
 FEW = 6
-"""paths whose matrix leaves room for another chart below it"""
+"""with at most this many paths, another chart fits below the matrix"""
 AGAIN = retrace.Control(
     "reroute_every",
     "Path chosen anew",
@@ -50,7 +50,7 @@ Paths = list[dict[str, Any]]
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
-    """The whole page of one DiPaCo run."""
+    """Draw the family view of one DiPaCo run."""
     with widgets.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
@@ -67,14 +67,14 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         _labels(run, by_label, drawn)
     with right, widgets.error_boundary("what paths share"):
         _sharing(run, drawn)
-    with left if len(drawn) > FEW else right, widgets.error_boundary("perplexity"):  # where there is room
+    with left if len(drawn) > FEW else right, widgets.error_boundary("perplexity"):  # if there is room
         _rerouting(run)
     with widgets.error_boundary("one document"):
         _document(run, selection, paths["paths"])
 
 
 def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dict[str, Paths]:
-    """Rows of paths for each label, the largest labels first; the rest of many labels together."""
+    """Rows of paths for each label, the largest labels first; the smallest of many labels merged."""
     if selection.label is not None:
         return {selection.label: paths}
     sizes = [(-row["num_tokens"], row["label"]) for row in run["labels"] if row["label"] is not None]
@@ -121,7 +121,7 @@ def _tree(
 
 
 def tree_words(run: Mapping[str, Any], selection: Selection, paths: Mapping[str, Any]) -> str:
-    """How many documents take how many of the possible paths, and how often they choose."""
+    """How many documents take how many of the possible paths, and how often the path is chosen."""
     config = settings(run)
     possible = 1
     for size in config["levels"]:
@@ -139,7 +139,7 @@ def tree_words(run: Mapping[str, Any], selection: Selection, paths: Mapping[str,
 
 
 def settings(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's configuration as this run used it: controls of the trace win."""
+    """The model's configuration in this run; controls of the trace take precedence."""
     return {**run["config"], **(run["config"].get("controls") or {})}
 
 
@@ -158,7 +158,7 @@ def _labels(run: Mapping[str, Any], by_label: Mapping[str, Paths], drawn: Paths)
 
 
 def nmi_words(associations: Sequence[Mapping[str, Any]]) -> str:
-    """What paths tell about the label, beside shuffled labels."""
+    """NMI of paths with the label, compared with shuffled labels."""
     row = next((row for row in associations if row["attribute"] == "label" and row.get("nmi") is not None), None)
     if row is None:
         return "There are not two labels, so whether paths know them cannot be said."
@@ -201,7 +201,7 @@ def _rerouting(run: Mapping[str, Any]) -> None:
 
 
 def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]]) -> str:
-    """What choosing more often brings, in one sentence."""
+    """Effect of more frequent rerouting, in one sentence."""
     words = "Validation perplexity of the checkpoint, lower is better. Dashed: other models from the same base."
     once = next((row["perplexity"] for row in by_w if row["W"] is None), None)
     often = min((row for row in by_w if row["W"]), key=lambda row: row["W"], default=None)
@@ -247,7 +247,7 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
 
 
 def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
-    """A document; unless one is chosen, the one that takes most paths."""
+    """Document picker; the default is the document with the most paths."""
     samples = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)["samples"]
     rows = {row["sample"]: row for row in samples}
     richest = max(samples, key=lambda row: (row.get("num_distinct_paths") or 0, -row["sample"]), default=None)
@@ -269,7 +269,7 @@ def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 
 
 def recoloured(tokens: Sequence[Mapping[str, Any]], paths: Paths) -> list[dict[str, Any]]:
-    """Tokens of another trace with rank and CDF of their paths in this run; an unknown path is the rarest."""
+    """Tokens of another trace with rank and CDF of their paths in this run; an unknown path counts as the rarest."""
     known = {dipaco_shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
     ranks = {
         modules: len(known) + 1 + i for i, modules in enumerate(sorted({dipaco_shards.modules_of(t) for t in tokens}))
@@ -282,7 +282,7 @@ def recoloured(tokens: Sequence[Mapping[str, Any]], paths: Paths) -> list[dict[s
 
 
 def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Whether choosing again helped this document."""
+    """Whether rerouting reduced the loss of this document."""
     if before.get("loss") is None or after.get("loss") is None:
         return "Run again."
     change = after["loss"] - before["loss"]
@@ -293,7 +293,7 @@ def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def chunk_words(parts: Sequence[dipaco_rerouting.Chunk], config: Mapping[str, Any]) -> str:
-    """How often the router decided for this document, and how often it changed its mind."""
+    """How often the router decided for this document, and how often the path changed."""
     changes = sum(a.rank != b.rank for a, b in zip(parts, parts[1:], strict=False))
     context = int(config["context"])
     where = "" if config.get("reroute_every") else f", once in each window of {context:,} tokens,"
@@ -316,7 +316,7 @@ def _name(part: dipaco_rerouting.Chunk) -> str:
 
 
 def running_text(sample: Mapping[str, Any], parts: Sequence[dipaco_rerouting.Chunk]) -> str:
-    """The text with a tag wherever the path changes; every word of it is escaped."""
+    """The text with a tag wherever the path changes; all text is escaped."""
     theme = widgets.theme()
     owner = {token: index for index, part in enumerate(parts) for token in range(part.first, part.end)}
     texts = [""] * len(parts)

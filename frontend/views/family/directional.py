@@ -58,7 +58,7 @@ NAMED: dict[str, dict[Any, str]] = {
     "pooling": {None: "as trained", "sequence": "the whole text", "prefix": "only what stands before"},
 }
 EVERY: dict[Any, str] = {None: "every one"}
-"""words for the values of controls"""
+"""display names of control values"""
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
@@ -158,7 +158,7 @@ def _words(vocabulary: Sequence[Mapping[str, Any]], selection: Selection) -> Non
 
 
 def _visible(token: Any) -> str:
-    """A token with its spaces; what cannot be shown (half a character, a control code) becomes �."""
+    """A token with visible spaces; unprintable characters (partial UTF-8, control codes) become �."""
     return visible(str(token).replace(" ", "␣")) or "�"
 
 
@@ -222,7 +222,9 @@ def _plane(findings: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _ahead(run: Mapping[str, Any]) -> None:
-    """A router that reads the whole text tells every position of the tokens to come: say what that is worth."""
+    """Warning for routers that read the whole text, and so leak later tokens to every position, with the measured
+    effect.
+    """
     ahead = (run["findings"].get("validation") or {}).get("lookahead")
     if not ahead or ahead.get("gain") is None:
         return
@@ -312,7 +314,7 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
 
 
 def _controls(model: Mapping[str, Any], sizes: Sequence[int]) -> list[retrace.Control]:
-    """The value of the gates first, then where it holds; what the routers read."""
+    """Controls: the value of the gates, where it applies, and what the routers read."""
     last = {f"gate_{name}": size - 1 for name, size in zip(("layer", "head", "direction"), sizes, strict=True)}
     words = {
         "gate": "Gates",
@@ -332,7 +334,7 @@ def _controls(model: Mapping[str, Any], sizes: Sequence[int]) -> list[retrace.Co
 
 
 def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
-    """The heads that the address silences, those that the model has."""
+    """The silenced heads in the URL that the model has."""
     text = next((one.partition(":")[2] for one in selection.controls if one.startswith("knocked_out:")), "")
     pairs = [part.split(".") for part in text.split("+")]
     heads = [
@@ -342,7 +344,7 @@ def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> int | None:
-    """Whose gates this text is run with: those of another text of the run, or its own."""
+    """Picker of the gates for this text: those of another text of the run, or its own."""
     listed = widgets.client().ask(run["run"], "samples", most=retrace.LISTED)["samples"]
     words = {
         str(row["sample"]): " · ".join(

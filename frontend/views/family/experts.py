@@ -47,12 +47,12 @@ SHOWN_EXPERTS = 16
 PARTNERS = 32
 ROWS = 32
 MANY_COLUMNS = 40
-"""experts of these tokens; with more, those that a single token chooses are merged"""
+"""with more experts than this, those chosen by a single token are merged"""
 WORDS_OF = {"input": "the token itself", "next": "the token that follows", "predicted": "the one the model predicts"}
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
-    """The whole page of one mixture of experts."""
+    """Draw the family view of one mixture of experts."""
     layers = int(run["num_steps"])
     layer = selection.layer if selection.layer is not None and selection.layer < layers else 0
     with common.run_and_label(run, selection):
@@ -117,7 +117,7 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         answer = widgets.client().ask(
             run["run"], "samples/{sample}/experts", sample=number, step=layer, first=first, limit=ROWS
         )
-    except Refused:  # the sample is shorter than what the address says
+    except Refused:  # the sample is shorter than the position in the URL
         first, answer = (
             0,
             widgets.client().ask(run["run"], "samples/{sample}/experts", sample=number, step=layer, limit=ROWS),
@@ -149,8 +149,7 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
 
 
 def least_share(answer: Mapping[str, Any], selection: Selection) -> float:
-    """From which share of the shown tokens on an expert has a column of its own: as asked for, else so that few
-    enough columns are left."""
+    """Minimum share of tokens for a column of its own: as selected, else such that few enough columns remain."""
     if selection.merge is not None:
         return selection.merge / 100
     tokens = answer["tokens"]
@@ -217,7 +216,7 @@ def _listed(answer: Mapping[str, Any]) -> None:
 
 
 def counted_words(answer: Mapping[str, Any]) -> str:
-    """On how many tokens a number was counted."""
+    """Number of tokens on which a value was counted."""
     counted = answer["counted"]
     if counted["exact"]:
         return f"Counted on all {numbers.plural(counted['num_tokens'], 'token')}."
@@ -228,7 +227,7 @@ def counted_words(answer: Mapping[str, Any]) -> str:
 
 
 def off_by(answer: Mapping[str, Any]) -> str:
-    """How far the points of a series that was drawn may be off; empty where all tokens were counted."""
+    """Error bound of the points of a sampled series; empty if all tokens were counted."""
     if answer["counted"]["exact"]:
         return ""
     errors = [point.get("error") for point in answer["points"]]

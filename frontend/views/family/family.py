@@ -15,7 +15,7 @@ VIEWS = {
     "raytracing": "tokenpaths.frontend.views.family.raytracing",
     "moe": "tokenpaths.frontend.views.family.experts",
 }
-"""module of each family's view, with ``draw(run, selection)``; imported when it is first shown"""
+"""module of each family's view, with ``draw(run, selection)``; imported on first use"""
 NAMES = {
     "hmodel": "Connections",
     "dipaco": "Documents",
@@ -23,7 +23,7 @@ NAMES = {
     "raytracing": "Lights",
     "moe": "Experts",
 }
-"""what each family's view is about, in a word"""
+"""short title of each family's view"""
 
 
 def draw(selection: Selection) -> None:

@@ -70,7 +70,7 @@ def _names(run: Mapping[str, Any]) -> list[str]:
 
 
 def _other_picker(run: Mapping[str, Any], selection: Selection, number: int | None) -> str | None:
-    """Whose mean stands beside the sample: its own label's, unless another is chosen. None: of all samples."""
+    """Picker of the mean compared with the sample: that of its own label by default. None: of all samples."""
     labels = _names(run)
     if not labels or number is None or run["num_samples"] <= 1:
         return None
@@ -124,7 +124,7 @@ def _snippet(sample: Mapping[str, Any]) -> str:
 
 
 def _labels(run: Mapping[str, Any]) -> None:
-    """The mean graph of each label, coloured by what is stronger or weaker than the mean of all."""
+    """The mean graph of each label, coloured by its difference from the mean of all."""
     labels = _names(run)
     if len(labels) < 2:
         return
@@ -184,7 +184,7 @@ def _numbers(run: Mapping[str, Any], graph: Mapping[str, Any]) -> None:
 
 
 def _untrained(run: Mapping[str, Any]) -> str:
-    """What the same comparison gave before training, on the model's own held-out texts."""
+    """The same comparison before training, on the model's own held-out texts."""
     distance = ((run["findings"].get("validation") or {}).get("routing") or {}).get("distance") or {}
     if distance.get("untrained_ratio") is None:
         return ""

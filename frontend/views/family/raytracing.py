@@ -40,7 +40,7 @@ HELP = {
     "class_blocks": "Share of the samples of a class in which the block fired at any threshold step.",
 }
 SHARPENED = "sharpened"
-"""session state: {(run, sample): rows}, of the last picture only"""
+"""session state: {(run, sample): rows}, only for the last sample"""
 SHARPENING_HELP = (
     "The picture as the run keeps it is run again with the relaxation cut short after 1, 2, 3 … threshold steps: what "
     "has reached the output by then is read."
@@ -48,7 +48,7 @@ SHARPENING_HELP = (
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
-    """The whole page of one RayTracing run."""
+    """Draw the family view of one RayTracing run."""
     with widgets.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
@@ -140,7 +140,7 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
 
 
 def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
-    """When the outputs of all samples fired, this one's bar marked."""
+    """Threshold steps at which all samples' outputs fired, with this sample's bar marked."""
     st.subheader("When does the output fire?", anchor=False, help=HELP["fired"])
     steps = finding.get("steps_until_fired") or {}
     table = raytracing_network.fired_rows(steps.get("counts") or (), names)
@@ -188,7 +188,7 @@ def step_words(
     config: Mapping[str, Any],
     sample: Mapping[str, Any],
 ) -> str:
-    """What has happened by this step, and what the output says or will say."""
+    """State at this step, and the current or later prediction."""
     row, total = curve[step], network.num_blocks
     place, lit = (f" (step {step} of {last})" if last else ""), round(row["lit"] * total)
     words = [
@@ -217,7 +217,7 @@ def step_words(
 def block_rows(
     network: raytracing_network.Network, values: Sequence[Sequence[float]], step: int
 ) -> list[dict[str, Any]]:
-    """The numbers behind the circles."""
+    """Table of the blocks."""
     return [
         {
             "block": f"L{block // network.blocks}B{block % network.blocks}",
@@ -230,7 +230,7 @@ def block_rows(
 
 
 def _samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], bool]:
-    """Samples from the cheapest on, and whether they are all; of a large run both ends."""
+    """Samples in ascending order of cost, and whether they are complete; a large run gives both ends."""
     client, ask = widgets.client(), {"order": "compute", "label": selection.label}
     answer = client.ask(run["run"], "samples", most=READ_AT_MOST, descending=False, **ask)
     if answer["total"] <= READ_AT_MOST:
@@ -309,7 +309,7 @@ def _difficulty(
 
 
 def _correlation(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Of the samples of one label, or of a run that was sealed without it."""
+    """The correlation for the samples of one label, or for a run sealed without it."""
     pearson = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
     return pearson and {
         "pearson": pearson["r"],
@@ -351,7 +351,7 @@ def _twin(run: Mapping[str, Any]) -> None:
 
 
 def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
-    """Both in one sentence."""
+    """Comparison with the MLP twin in one sentence."""
     if len(table) < 2:
         return "Filled: used by a sample on average. Outline: all parameters. No MLP twin was measured."
     own, twin = table
@@ -367,7 +367,7 @@ def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str], last: int, step: int) -> None:
-    """A button that asks for it, then the chart."""
+    """A button that requests the predictions by step, then their chart."""
     st.subheader("How does the prediction sharpen?", anchor=False, help=SHARPENING_HELP)
     of = (run["run"], sample["sample"])
     table = st.session_state.get(SHARPENED, {}).get(of)
@@ -386,7 +386,7 @@ def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequen
 def prediction_by_step(
     run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str], last: int
 ) -> list[dict[str, Any]]:
-    """One trace a step, deleted again; empty, and a sentence on the page, if the model cannot be run."""
+    """One trace per step, deleted afterwards; empty, with a message on the page, if the model cannot be run."""
     client, table = widgets.client(), []
     picture = client.image(run["run"], sample["sample"])
     bar = st.progress(0.0, text="Running it again …")
@@ -394,7 +394,7 @@ def prediction_by_step(
         for step in range(last + 1):
             made = client.trace(run["model"], image=("sample.png", picture), controls={"theta_steps": step + 1})
             answer = client.ask(made["run"], "samples/{sample}", sample=0)
-            with suppress(ApiError):  # somebody else deleted it
+            with suppress(ApiError):  # already deleted by another session
                 client.delete(made["run"])
             table.append(
                 {
@@ -421,7 +421,7 @@ def _verdict(prediction: str | None, sample: Mapping[str, Any]) -> str:
 
 
 def sharpening_words(table: Sequence[Mapping[str, Any]], sample: Mapping[str, Any]) -> str:
-    """From when on the prediction stays, and whether the run said the same at its end."""
+    """The step from which the prediction is stable, and whether the run's final prediction agrees."""
     final = table[-1]["prediction"]
     since = next(row for i, row in enumerate(table) if all(later["prediction"] == final for later in table[i:]))
     words = f"From {since['theta']} (step {since['step']}) on it says “{final}”. Circle: right; cross: wrong."

@@ -34,13 +34,13 @@ from tokenpaths.frontend.views import common
 
 MANY_STEPS = 32
 SAMPLED_FROM = 20_000_000
-"""tokens of a run whose filters are first answered from the sample: a smaller one is counted before an eye sees it"""
+"""runs with more tokens show filtered flows from a sample first; smaller ones are counted fast enough"""
 MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 ALL_LABELS = "*"
-"""in the address: beside all labels together"""
+"""value in the URL: compare with all labels together"""
 MERGING_OPTIONS = ("min_share", "merge_share", "most_modules")
-"""what a question of ``/flow`` leaves out or merges"""
+"""options of ``/flow`` that hide links or merge modules"""
 
 
 def draw(selection: Selection) -> None:
@@ -55,7 +55,7 @@ def draw(selection: Selection) -> None:
     if not _takes_long(run, selection):
         _show(run, selection, widgets.client().ask(run["run"], "flow", **question))
         return
-    # A place of its own, so that the exact answer takes that of the sampled one.
+    # A placeholder, so that the exact result replaces the sampled one.
     place = st.empty()
     sampled = widgets.client().ask(run["run"], "flow", sampled=True, **question)
     if sampled["num_tokens"]:
@@ -67,12 +67,12 @@ def draw(selection: Selection) -> None:
 
 
 def _takes_long(run: Mapping[str, Any], selection: Selection) -> bool:
-    """Whether these tokens have to be counted, in a run so large that a reader would wait for it."""
+    """Whether these tokens must be counted in a run large enough for a noticeable wait."""
     return bool(selection.through or selection.paths) and int(run["num_tokens"]) >= SAMPLED_FROM
 
 
 def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
-    """The picture of one answer, counted on a sample or exactly."""
+    """Draw one response, sampled or exact."""
     counted = flow.get("counted")
     widgets.heading("Where do tokens go?", _words(run, flow), "flow")
     if not flow["num_tokens"]:
@@ -98,14 +98,14 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
     )
     if counted:
-        return  # tables and notes come with the exact answer
+        return  # tables and notes are added with the exact result
     common.notes(run)
     widgets.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     widgets.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
 
 
 def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
-    """How many tokens this was counted on, and how far the share of a ribbon may be."""
+    """Number of tokens counted, and the error bound of a ribbon's share."""
     counted = flow["counted"]
     off = numbers.number(100 * max(((row["high"] - row["low"]) / 2 for row in flow["links"]), default=0.0), 2)
     return (
@@ -135,7 +135,7 @@ def _controls(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
-    """From which share of tokens on a module is drawn by itself."""
+    """Slider: minimum share of tokens of a module that is not merged."""
     what = "experts" if run["family"] == "moe" else "modules"
     usual = f"the {common.DRAWN_MODULES} busiest" if common.merging(run, selection.change(merge=None)) else "no"
     usual = "beyond " + usual if usual != "no" else "none"
@@ -152,7 +152,7 @@ def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
-    """First and last step to draw, both included here; half-open in the address, as in the API."""
+    """First and last step to draw, inclusive here; half-open in the URL, as in the API."""
     last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
     if last < 1:
         return
@@ -204,7 +204,7 @@ def _picked(name: str, value: str) -> None:
 
 
 def _beside_picker(run: Mapping[str, Any], selection: Selection) -> None:
-    """A second label, or all of them, to look at beside the first."""
+    """Picker of a second label, or all of them, for comparison."""
     labels = [row["label"] for row in run["labels"] if row["label"] is not None]
     if len(labels) < 2:
         return
@@ -239,7 +239,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.heading("Where do they part?", "")
         widgets.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
         return
-    # Each side merges and hides its own small ones: what only one side merged would count as nothing there.
+    # Request both sides unmerged: modules merged on one side only would count as zero there.
     whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]
     compared = (
         flows if whole == questions else [widgets.client().ask(run["run"], "flow", **question) for question in whole]

@@ -18,13 +18,13 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import NAMES
 
 CARDS = 8
-"""so many, newest first, before anybody asks for all: the page then fits on one screen"""
+"""cards shown at first, newest first, so that the page fits on one screen"""
 MOST_CARDS = 60
 REFRESH_SECONDS = 2.0
 NAMED = 4
-"""so many runs that are being read are named"""
+"""maximum number of names listed of runs being read"""
 PICTURE = 74
-"""height of a card's small flow picture in pixels"""
+"""height of a card's flow chart in pixels"""
 
 
 def draw(selection: Selection) -> None:
@@ -105,7 +105,7 @@ def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
 
 
 def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
-    """Three questions with an answer one click away; those that no run can answer are left out."""
+    """Three questions linked to their views; those that no run can answer are left out."""
     vision, text = (_clearest(cards, modality) for modality in ("vision", "text"))
     skipping = next((c for c in cards if "skip" in (c.get("model") or "")), vision or text)
     guides = [
@@ -160,7 +160,7 @@ def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _clearest(cards: Sequence[Mapping[str, Any]], modality: str) -> Mapping[str, Any] | None:
-    """The run whose tokens choose one by one and one module a step, where there is one: its paths are easiest read."""
+    """Preferably a run with top-1 routing per token: its paths are the easiest to read."""
     mine = [card for card in cards if card["modality"] == modality]
     hard = [card for card in mine if card["family"] in ("dna", "moe")]
     single = [card for card in hard if card["top_k"] == 1]
@@ -225,13 +225,13 @@ def card_words(card: Mapping[str, Any]) -> str:
         first = f"{card['model']}: {first}"
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
-    if what == "image":  # a loss over the few labels that the model knows would stand for all
+    if what == "image":  # a loss over the few labels that the model knows would misrepresent the whole set
         return first + " No accuracy: labels unknown to the model."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 
 def _being_read(known: Sequence[str]) -> None:
-    """Which runs are read for the first time; draws the page again when one of them can be opened, or cannot."""
+    """Runs being read for the first time; redraws the page when one becomes available or is refused."""
     try:
         now = widgets.client().runs()
     except ApiError as error:
@@ -243,7 +243,7 @@ def _being_read(known: Sequence[str]) -> None:
 
 
 def reading_words(names: Sequence[str]) -> str:
-    """What is going on with runs that cannot be opened yet."""
+    """Message about runs that cannot be opened yet."""
     named = ", ".join(f"**{widgets.escape(name)}**" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     if len(names) == 1:

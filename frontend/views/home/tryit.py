@@ -1,4 +1,4 @@
-"""Try it view: one image or text traced at once and shown as a sample; bundled examples."""
+"""Try it view: one image or text, traced on request and shown as a sample; bundled examples."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _text(model: Mapping[str, Any]) -> None:
 
 
 def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
-    """Ask for the trace; the answer becomes the address, a refusal becomes a sentence."""
+    """Request the trace; opens the new run, or shows why it was refused."""
     if text is not None and not text.strip():
         st.session_state["try_error"] = ApiError("There is no text to trace.", "Write or paste at least one word.")
         return
@@ -162,13 +162,13 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
 
 
 def _cannot_be_used(model: str, problem: str) -> str:
-    """One sentence; most problems begin with the name of the model, which is said already."""
+    """A problem as one sentence, without the model's name if it begins with it."""
     return f"The model {model} cannot be used: {problem.removeprefix(model + ': ')}"
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image (bytes of a PNG) or one text, and its title."""
+    """An example: one image (PNG bytes) or one text, with its title."""
 
     title: str
     file: str
@@ -178,7 +178,7 @@ class Example:
 
 @lru_cache(maxsize=4)
 def examples(folder: Path = SAMPLES_DIR) -> tuple[Example, ...]:
-    """What ``folder/index.json`` lists, and a text of many scripts; a folder that is missing gives the text alone."""
+    """The examples of ``folder/index.json``, and a multi-script text; only that text if the folder is missing."""
     result = []
     try:
         index = json.loads((folder / "index.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Jobs view: all jobs, one of them in full, and forms to start a trace or an import."""
+"""Jobs view: all jobs, details of one, and forms to start a trace or an import."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _chosen(job: str) -> None:
 
 
 def _list_again(selection: Selection) -> None:
-    if address.current() != selection:  # a button in here went elsewhere, and only this part was drawn again
+    if address.current() != selection:  # a button inside this fragment changed the view
         st.rerun()
     try:
         listed = widgets.client().jobs(most=MOST)
@@ -95,7 +95,7 @@ def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
         with st.container(border=True, gap="xsmall"):
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 panel.state_badge(job)
-                # Coloured as links are: a bare word does not look as if it could be clicked.
+                # In the colour of links: plain text does not look clickable.
                 title = widgets.escape(panel.job_title(job))
                 st.button(
                     title if name == chosen else f":primary[{title}]",

@@ -32,13 +32,13 @@ STATE_LOOKS = {
     "cancelled": ("Cancelled", ":material/block:", "gray"),
 }
 Link = tuple[str, Selection]
-"""label of a link, and where it leads"""
+"""label and target of a link"""
 
 
 def submit(kind: str, request: Mapping[str, Any]) -> str | None:
-    """Queue a job and put its name into the address (``job``); for callbacks.
+    """Queue a job and put its name into the URL (``job``); for callbacks.
 
-    A refusal is kept, and ``refusal()`` shows it at the next draw; the answer is None then.
+    Returns None if the job is refused; ``refusal()`` shows the reason at the next draw.
     """
     try:
         job = str(widgets.client().submit_job(kind, request)["job"])
@@ -55,17 +55,22 @@ def queue(kind: str, request: Mapping[str, Any]) -> None:
 
 
 def refusal() -> None:
-    """Show why the last ``submit`` or button of a panel was refused, once."""
+    """Show once why the last ``submit`` or panel button was refused."""
     if error := st.session_state.pop("job_refusal", None):
         widgets.show_error(error)
 
 
 def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: Sequence[str] = ()) -> dict[str, Any]:
-    """Draw a job; while it is alive the panel draws itself again, and when it ends the whole page does, once.
+    """Draw a job; the panel refreshes itself while the job runs, and reruns the whole page once when it ends.
 
-    ``captions`` are words for the items of a batch, in the order of their frames; by itself, the names of the curve's
-    series. Returns the job as it is now;
-    raises NotFound where it is gone.
+    Args:
+        captions: Names of the items of a batch, in the order of their frames; by default those of the curve's series.
+
+    Returns:
+        The current state of the job.
+
+    Raises:
+        NotFound: The job was removed.
     """
     now = widgets.client().job(job)
     if now["state"] in ALIVE:
@@ -77,7 +82,7 @@ def job_panel(job: str, *, key: str = "job", frame_width: int = 160, captions: S
 
 
 def _alive(job: str, key: str, frame_width: int, captions: Sequence[str], at: Selection) -> None:
-    if address.current() != at:  # a button in here went elsewhere, and only this part was drawn again
+    if address.current() != at:  # a button inside this fragment changed the view
         st.rerun()
     try:
         now = widgets.client().job(job)
@@ -115,18 +120,18 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
 
 
 def job_title(job: Mapping[str, Any]) -> str:
-    """A job in a short sentence: what it does, and with what."""
+    """One-line description of a job: kind and input."""
     return str(job["title"])
 
 
 def failure_text(job: Mapping[str, Any]) -> str:
-    """Why a job failed, as a sentence of its own; empty where it did not."""
+    """Why a job failed, as a sentence; empty if it did not."""
     text = widgets.with_full_stop(job["problem"]["detail"]) if job["problem"] else ""
     return text[:1].upper() + text[1:]
 
 
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
-    """Buttons to where the result of a finished job lives; ``most`` of them."""
+    """Buttons that open the results of a finished job; at most ``most`` of them."""
     for place, (words, selection) in enumerate(result_links(job)[:most]):
         run = f" {selection.run}" if selection.view == "flow" and most is None else ""
         st.button(
@@ -146,7 +151,7 @@ def state_badge(job: Mapping[str, Any]) -> None:
 
 
 def state_words(job: Mapping[str, Any]) -> str:
-    """Where a job stands, in a sentence or two."""
+    """State of a job in a sentence or two."""
     progress = job["progress"]
     if job["state"] == "waiting":
         place = job["place"] or 1
@@ -163,7 +168,7 @@ def state_words(job: Mapping[str, Any]) -> str:
 
 
 def progress_words(progress: Mapping[str, Any]) -> str:
-    """How far, how fast, how long still."""
+    """Progress, rate and remaining time."""
     if not progress["unit"]:
         return "Starting."
     total = f" of {numbers.count(progress['total'])}" if progress["total"] is not None else ""
@@ -190,14 +195,14 @@ def duration(seconds: float) -> str:
 
 
 def progress_bar(job: Mapping[str, Any]) -> None:
-    """A bar where the whole is known and the job is not over."""
+    """A progress bar, if the total is known and the job is not over."""
     progress = job["progress"]
     if job["state"] in ("running", "paused") and progress["total"]:
         st.progress(min(1.0, progress["done"] / progress["total"]))
 
 
 def buttons(job: Mapping[str, Any], key: str) -> None:
-    """Cancel, try again, remove: what the job's state allows."""
+    """Cancel, retry and remove buttons, depending on the job's state."""
     name = job["job"]
     if job["state"] in ALIVE:
         st.button(
@@ -250,7 +255,7 @@ def frames_of(artifacts: Sequence[str]) -> dict[int, dict[int, str]]:
 
 
 def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str]) -> None:
-    """The newest frames, and a slider back to earlier ones; it follows as long as nobody has moved it."""
+    """The newest frames, with a slider for earlier ones; follows new frames until the slider is moved."""
     frames = frames_of(job["artifacts"])
     if not frames:
         return
@@ -272,7 +277,7 @@ def _frames(job: Mapping[str, Any], key: str, width: int, captions: Sequence[str
 
 
 def _curve_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job has drawn of its progress so far; empty where there is nothing."""
+    """The job's progress curve so far; empty if there is none."""
     if CURVE not in job["artifacts"]:
         return {}
     curve: dict[str, Any] = json.loads(widgets.client().artifact(job["job"], CURVE))
@@ -289,7 +294,7 @@ def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
 
 
 def _result(job: Mapping[str, Any], key: str) -> None:
-    """What came out: links to where it is seen, the rest as it is."""
+    """The result: links to its views, and the remaining values as they are."""
     result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
     if result_links(job):
         with st.container(horizontal=True, gap="small"):
@@ -300,7 +305,7 @@ def _result(job: Mapping[str, Any], key: str) -> None:
 
 
 def _files(job: Mapping[str, Any], key: str) -> None:
-    """Everything that the job has made, to keep; fetched when somebody wants it."""
+    """Downloads of all artifacts, fetched on demand."""
     names = [name for name in job["artifacts"] if not FRAME.fullmatch(name)]
     if job["state"] in ALIVE or not names:
         return
@@ -319,14 +324,14 @@ def _files(job: Mapping[str, Any], key: str) -> None:
 
 
 def result_links(job: Mapping[str, Any]) -> list[Link]:
-    """Links of a finished job, the nearest to what was asked for first; none while it is not done."""
+    """Links of a finished job, the most relevant first; none if it is not finished."""
     if job["state"] != "succeeded":
         return []
     request, result = job["request"], job["result"] or {}
     if job["kind"] == "dream":
         return [("Open in Dream", selection_of(job))]
     if job["kind"] == "reroute" and request.get("sweep"):
-        # A sweep over a data set belongs to no run, so Detour has no place for it; its table is with the job.
+        # Detour cannot show a sweep over a data set, which belongs to no run; its table is with the job.
         run = request.get("run")
         return [("Open in Detour", Selection(view="detour", run=run, job=job["job"]))] if run else []
     if job["kind"] == "map":
@@ -335,14 +340,14 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if not run:
         return []
     if job["kind"] == "reroute":
-        # The detour of a model that is not ours is the job itself; of ours it is made anew.
+        # A Hugging Face detour is shown from its job; ours is computed again.
         named = job["job"] if str(request.get("model")).startswith("hf:") else None
         return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], named)
     return [("Open the run", Selection(view="flow", run=str(run)))]
 
 
 def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str | None) -> list[Link]:
-    """The detour of a first sample where an address can say its edits, then both runs."""
+    """The detour of a first sample if the URL can express its edits, then both runs."""
     links: list[Link] = []
     before = next((run for run in runs if run != after), None)
     edits = (request.get("controls") or {}).get("edits") or ()

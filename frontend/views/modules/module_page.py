@@ -23,7 +23,7 @@ EXAMPLES = 40
 
 
 def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection) -> None:
-    """The page of ``selection.module``; nothing where none is chosen."""
+    """Draw the details of ``selection.module``; nothing if none is selected."""
     if selection.module is None:
         return
     step, module = (int(part) for part in selection.module.split("."))
@@ -90,7 +90,7 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
 
 
 def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, Any], step: int, module: int) -> None:
-    """All labels, whatever label is chosen: the question is which of them come here more often than others."""
+    """All labels regardless of the filter, to show which of them prefer this module."""
     st.subheader(
         "Whom does it serve?",
         anchor=False,
@@ -167,7 +167,7 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
 
 
 def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
-    """Some of its patches, or of its tokens in context, drawn at random."""
+    """A random sample of its patches, or of its tokens in context."""
     st.subheader("Some of its tokens", anchor=False)
     answer = widgets.client().ask(
         run["run"],
@@ -202,7 +202,7 @@ def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, mo
 
 
 def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
-    """What the newest sweep of this run says of the module."""
+    """Results for the module from the newest sweep of this run."""
     sweep = _sweep(run)
     st.subheader(
         "What breaks without it?",

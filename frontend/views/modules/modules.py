@@ -68,13 +68,13 @@ def draw(selection: Selection) -> None:
 
 
 def _picked(_name: str, node: str) -> None:
-    """Open the module's page; a second click closes it."""
+    """Open the module's details; a second click closes them."""
     now = address.current()
     address.go(now.change(module=None if now.module == node else node))
 
 
 def balance_words(usage: Mapping[str, Any]) -> str:
-    """At which step the work is shared least evenly, by tokens and by weights."""
+    """The step with the least even load, by tokens and by weights."""
     by_tokens = max(usage["steps"], key=lambda row: row["max_violation"] or 0.0)
     text = (
         f"Least evenly at step {by_tokens['step']}: its busiest module has "
@@ -105,7 +105,7 @@ def _balance(usage: Mapping[str, Any]) -> None:
 def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:
     dead = dead_modules(usage)
     if own:
-        # The twin of a block that always fires is never chosen: it does nothing, so it is not dead either.
+        # The twin of an always-active block is never chosen: it has no function, so it is not dead either.
         idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
         st.write(widgets.escape(dead_words(usage, idle)))
     elif dead:
@@ -125,7 +125,7 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> No
 
 
 def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ()) -> str:
-    """Dead modules where each step has its own, the ``idle`` (step, module) left out: how many, and where."""
+    """Number and steps of dead modules if each step has its own, without the ``idle`` (step, module) pairs."""
     by_step = {row["step"]: [m for m in row["dead"] if (row["step"], m) not in idle] for row in usage["steps"]}
     dead = {step: modules for step, modules in by_step.items() if modules}
     total = sum(len(modules) for modules in dead.values())

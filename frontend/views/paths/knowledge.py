@@ -83,10 +83,10 @@ def _specific(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
-    """The paths, or modules, that are most specific to a label: a sentence and a table whose rows filter the page."""
+    """The paths or modules most specific to a label: a sentence, and a table whose rows filter the page."""
     answer = widgets.client().ask(run["run"], "specific", of=of, label=selection.label, limit=ROWS)
     if answer["reason"]:
-        # capitalize() would write the names of labels small.
+        # capitalize() would lower the case of label names.
         widgets.empty(widgets.with_full_stop(widgets.escape(answer["reason"][:1].upper() + answer["reason"][1:])))
         return
     st.caption(widgets.escape(_first(answer, of)))

@@ -56,7 +56,7 @@ def draw(selection: Selection) -> None:
 
 
 def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
-    """Draws the curve; what is returned says, once the rest of the page stands, how good the law is."""
+    """Draw the curve; returns a function that draws the goodness of fit after the rest of the page."""
     fit = widgets.client().ask(run["run"], "paths/fit")
     observed = fit["observed"]
     widgets.heading(
@@ -110,7 +110,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
 
 
 def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
-    """The run, its twin and the null: slope, exponent and how well each law does."""
+    """Table of the run, its twin and the null: slope, exponent and goodness of fit."""
     place.dataframe(
         law_rows(fit, laws),
         hide_index=True,
@@ -143,7 +143,7 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty("No token passes all of these filters.", "Let go of a chip above.")
         return
     has_labels = any(row["label"] is not None for row in rows)
-    for row in rows:  # in per cent: the table's own format shows 0.9 % beside 0.94 %
+    for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
         row.update({name: None if row[name] is None else 100 * row[name] for name in ("share", "cdf", "label_share")})
     percent = st.column_config.NumberColumn(format="%.2f %%")
     columns = {
@@ -157,7 +157,7 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         "label": st.column_config.TextColumn("most frequent label") if has_labels else None,
         "label_share": st.column_config.NumberColumn("its share", format="%.0f %%") if has_labels else None,
     }
-    # a new key for every choice, so that the ticks always mean the paths of the address
+    # a new key for every selection, so that the checkboxes always match the URL
     key = f"paths_{run['run']}_{selection.order}_{selection.label}_{selection.through}_{selection.paths}"
 
     def ticked() -> None:

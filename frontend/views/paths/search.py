@@ -38,7 +38,7 @@ CONTRAST = (
 
 
 def active(selection: Selection) -> bool:
-    """Whether the address asks for certain tokens."""
+    """Whether the URL contains a token search."""
     return any((selection.find, selection.kind, selection.ranks, selection.compute, selection.reuse))
 
 
@@ -63,12 +63,12 @@ def question(selection: Selection) -> dict[str, Any]:
 
 
 def _key(selection: Selection) -> str:
-    """Of widgets: another question gets new ones."""
+    """Suffix of widget keys: another query gets new widgets."""
     return "_".join(str(value) for value in (selection.run, *question(selection).values()))
 
 
 def query_words(selection: Selection) -> str:
-    """What is asked for, as a phrase that follows “are”."""
+    """The query as a phrase that follows “are”."""
     parts = []
     if selection.find:
         parts.append(f"“{selection.find}”" + (" (single tokens)" if selection.reading == "token" else ""))
@@ -141,7 +141,7 @@ def _more(run: Mapping[str, Any], selection: Selection, text: bool) -> None:
 
 
 def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most: Any, step: Any) -> None:
-    """Two number fields for both ends; the widest span is no filter."""
+    """Two number fields for both ends of a range; the widest range is no filter."""
     low, high = pair or (least, most)
     low, high = max(least, min(low, most)), max(least, min(high, most))
 
@@ -203,7 +203,7 @@ def _saved(selection: Selection) -> None:
 
 
 def name_of(words: str) -> str:
-    """A name as the API allows it: blanks become hyphens, what is not a letter or digit goes."""
+    """A name valid for the API: blanks become hyphens, other non-alphanumeric characters are dropped."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", words.strip()).strip("-_")[:64]
 
 
@@ -228,7 +228,7 @@ def _forget(name: str) -> None:
 
 
 def answer(run: Mapping[str, Any], selection: Selection) -> None:
-    """What was found; nothing where nothing is asked."""
+    """The search results; nothing without a query."""
     if not active(selection):
         return
     matches = widgets.client().ask(
@@ -240,7 +240,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
             widgets.escape(nothing_words(matches, query)), "Try another word or kind, or let go of a chip above."
         )
         return
-    # The plainer answer first: of many paths each is taken by few, while one module may stand out.
+    # The simpler result first: with many paths each is rare, while one module may stand out.
     first = modules_first(matches)
     asks = "Which modules and paths do these tokens take?" if first else "Which paths do these tokens take?"
     widgets.heading(asks, widgets.escape(search_words(matches, query)))
@@ -298,7 +298,7 @@ def _lead_path(matches: Mapping[str, Any], selection: Selection) -> None:
 
 
 def nothing_words(matches: Mapping[str, Any], query: str) -> str:
-    """That nothing is like this, and among how many tokens it was looked for."""
+    """Message that no token matches, and how many were searched."""
     counted = matches["counted"]
     if counted["exact"]:
         return f"No token is {query}."

@@ -1,7 +1,7 @@
 """A sample traced again under changed controls: widgets from the model's JSON Schema, and the comparison.
 
-Changed controls are in the address as ``controls=name:value,…``. Each retrace makes a run of one sample; only the last
-one is kept, unless it is opened.
+Changed controls are in the URL as ``controls=name:value,…``. Each retrace makes a run of one sample; only the last one
+is kept, unless it is opened.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tokenpaths.frontend.page.selection import Selection
 
 LISTED = 200
 KEPT = "retraced"
-"""session state: what was run last, {"of": …, "run": …}"""
+"""session state: the last retrace, {"of": …, "run": …}"""
 AS_TRAINED = "as trained"
 
 
 @dataclass(frozen=True)
 class Control:
-    """One thing that may be changed: its values, in order; None leaves it as the model was trained."""
+    """A control with its values in order; None keeps the trained value."""
 
     name: str
     words: str
     help: str
     values: tuple[Any, ...]
     trained: Any = None
-    """the value that it was trained with, where there is one"""
+    """the trained value, if there is one"""
     named: Mapping[Any, str] = field(default_factory=dict)
-    """words for some of the values"""
+    """display names of some values"""
 
     def read(self, text: str) -> Any:
-        """The value that ``text`` of an address stands for; None if there is none."""
+        """The value of ``text`` from a URL; None if it is invalid."""
         return next((value for value in self.values if value is not None and as_text(value) == text), None)
 
     def say(self, text: str) -> str:
-        """A value of an address in words."""
+        """Display text of a value from a URL."""
         value = self.read(text)
         if value is None:
             return self.named.get(None, AS_TRAINED)
@@ -54,7 +54,7 @@ class Control:
 
 
 def as_text(value: Any) -> str:
-    """A value as the address has it; nothing for None."""
+    """A value in the URL's form; empty for None."""
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
@@ -96,7 +96,7 @@ def control(
 
 
 def steps(low: float, high: float) -> list[float]:
-    """Values of a slider: 1, 2, 5 in each decade where the bounds lie far apart, else twenty even ones."""
+    """Slider values: 1, 2, 5 per decade if the bounds are far apart, else twenty even ones."""
     if low > 0 and high / low >= 50:
         values, size = [], 1e-9
         while size <= high * 1.0001:
@@ -109,7 +109,7 @@ def steps(low: float, high: float) -> list[float]:
 
 
 def changes(selection: Selection, controls: Sequence[Control]) -> dict[str, Any]:
-    """What the address changes, as the API takes it; what it does not understand is left out."""
+    """The valid controls in the URL, in the API's form."""
     by_name = {item.name: item for item in controls}
     values = {}
     for text in selection.controls:
@@ -120,26 +120,27 @@ def changes(selection: Selection, controls: Sequence[Control]) -> dict[str, Any]
 
 
 def not_understood(selection: Selection, controls: Sequence[Control]) -> list[str]:
-    """The parts of the address's controls that ``changes`` leaves out."""
+    """The invalid controls in the URL, which ``changes`` ignores."""
     by_name = {item.name: item for item in controls}
     parts = [(text, *text.partition(":")[::2]) for text in selection.controls]
     return [text for text, name, value in parts if name not in by_name or by_name[name].read(value) is None]
 
 
 def changed(selection: Selection, name: str, value: Any, trained: Any = None) -> tuple[str, ...]:
-    """The address's controls with one of them at another value."""
+    """The URL's controls with one set to another value."""
     others = tuple(text for text in selection.controls if text.partition(":")[0] != name)
     return others if value is None or value == trained else (*others, f"{name}:{as_text(value)}")
 
 
 def _read_control(control: Control, text: str | None) -> tuple[str, ...]:
-    """The address's controls with what a widget says of one of them."""
+    """The URL's controls updated from a widget."""
     return changed(address.current(), control.name, control.read(text or ""), control.trained)
 
 
 def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
-    """A slider for what has an order and a trained value, buttons for a few values, else a list. All of them
-    write the address; what it says beside them is told."""
+    """Widgets bound to the URL: sliders for ordered values with a trained one, buttons for a few values, else a list.
+    Also shows controls in the URL that no widget covers.
+    """
     for text in not_understood(address.current(), controls):
         message = f"The address says {text[:60]!r}, which changes nothing here; it was left out."
         st.warning(widgets.escape(message), icon=":material/link_off:")
@@ -166,7 +167,7 @@ def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, d
 def again(
     run: Mapping[str, Any], sample: Mapping[str, Any], values: Mapping[str, Any], *, slot: str = KEPT
 ) -> dict[str, Any] | None:
-    """The run of this sample under ``given`` controls; None, and a sentence on the page, if it cannot be made.
+    """The run of this sample under ``given`` controls; None, with a message on the page, if it cannot be made.
 
     The last run of each ``slot`` is kept.
     """
@@ -195,21 +196,21 @@ def again(
 
 
 def forget(slot: str = KEPT) -> None:
-    """Delete the last try, so that moving a slider leaves no heap of runs behind."""
+    """Delete the last retrace, so that moving a slider does not accumulate runs."""
     last = st.session_state.pop(slot, None)
     if last:
-        with suppress(ApiError):  # somebody else deleted it
+        with suppress(ApiError):  # already deleted by another session
             widgets.client().delete(last["run"])
 
 
 def keep(run: str, *, slot: str = KEPT, view: str = "family") -> None:
-    """Open the last try as a run of its own; it stays."""
+    """Open the last retrace as a run of its own, which is then kept."""
     st.session_state.pop(slot, None)
     address.go(Selection(view=view, run=run, sample=0))
 
 
 def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: str) -> None:
-    """Loss (or prediction) of both, which tokens changed, and a button that opens the changed run."""
+    """Loss (or prediction) of both, the changed tokens, and a button that opens the changed run."""
     with st.container(horizontal=True, gap="large", vertical_alignment="center", key="before_after"):
         if before.get("loss") is not None and after.get("loss") is not None:
             rise = after["loss"] - before["loss"]
@@ -241,7 +242,11 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
 
 
 def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | None = None) -> int | None:
-    """One sample (of the chosen label); ``whole``: words for none of them, offered first. None: none is chosen."""
+    """Picker of one sample (of the selected label); None if none is selected.
+
+    Args:
+        whole: Label of a first option that selects none.
+    """
     answer = widgets.client().ask(run["run"], "samples", most=LISTED, label=selection.label)
     listed = {row["sample"]: row for row in answer["samples"]}
     options: list[int | str] = [*([""] if whole else []), *listed]
@@ -277,7 +282,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
 
 
 def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model of a run as the API describes it; None, and a sentence, if it is not here any more."""
+    """The API's description of a run's model; None, with a message, if it no longer exists."""
     try:
         return widgets.client().model(run["model"])
     except ApiError as error:

@@ -57,7 +57,7 @@ def draw(selection: Selection) -> None:
 
 
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
-    """One sample, whole: what *Sample* and *Try it* share."""
+    """Draw one sample; used by *Sample* and *Try it*."""
     sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
@@ -145,7 +145,7 @@ def _facts(sample: Mapping[str, Any]) -> str:
 
 
 def verdict(sample: Mapping[str, Any]) -> str:
-    """Was the prediction right? A label that the model never learnt (no loss) allows no judgement."""
+    """Whether the prediction is right; a label unknown to the model (no loss) has no verdict."""
     if sample.get("label") is None:
         return ""
     if sample["prediction"] == sample["label"]:
@@ -292,7 +292,7 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
     )
 
     def picked(_name: str, token: int) -> None:
-        # What this chart shows as chosen counts, not the address: a click that is told twice takes nothing back.
+        # Compare with the chart's own selection, not the URL: a repeated event must not toggle it back.
         address.go_changed(token=None if int(token) == chosen else int(token))
 
     widgets.chart(

@@ -61,7 +61,7 @@ def draw(selection: Selection) -> None:
 
 
 def _job_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | None:
-    """The map job in the address, where it is one of this run."""
+    """The map job in the URL, if it belongs to this run."""
     if selection.job is None:
         return None
     try:
@@ -75,7 +75,7 @@ def _job_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | No
 
 
 def _made(job: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The map that a job has made; None as long as there is none."""
+    """The map made by a job; None until there is one."""
     if job is None or job["state"] != "succeeded":
         return None
     try:

@@ -19,9 +19,9 @@ SAMPLES = 12
 PATHS = 6
 EACH = 10
 FEW = 4
-"""of tokens in their context, which take a line or two each"""
+"""maximum number of tokens in context, which take a line or two each"""
 CONTEXT = 34
-"""characters on both sides of a token"""
+"""characters of context on each side of a token"""
 ONE = {"patches": "patch", "tokens": "token"}
 SAMPLES_HELP = (
     "Path profile of a sample: share of its choices that went to each module, step by step. Distance of two: "
@@ -33,7 +33,7 @@ TOKENS_HELP = (
 
 
 def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
-    """The samples whose tokens load the modules of each step most like this one's."""
+    """The samples with the most similar module load per step."""
     if int(run["num_samples"]) < 2:
         return
     st.subheader("Which samples take similar routes?", anchor=False, help=SAMPLES_HELP)
@@ -63,7 +63,7 @@ def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
 
 
 def sample_words(answer: Mapping[str, Any]) -> str:
-    """How near the nearest are, and what is usual."""
+    """Distance of the nearest samples, compared with the usual distance."""
     rows = answer["similar"]
     usual = numbers.number(answer["median_distance"])
     others = numbers.plural(answer["of_samples"] - 1, "other sample")
@@ -76,7 +76,7 @@ def sample_words(answer: Mapping[str, Any]) -> str:
 
 
 def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
-    """The ribbons nearest to the chosen token's, and tokens that take them."""
+    """The ribbons nearest to the selected token's, and tokens that take them."""
     what = "patches" if run["modality"] == "vision" else "tokens"
     st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
     try:
@@ -87,7 +87,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
         return
     st.caption(widgets.escape(token_words(answer, what)))
     shown = [path for path in answer["paths"] if path["examples"]]
-    for first in range(0, len(shown), 2):  # row by row, so that a narrow page keeps the order
+    for first in range(0, len(shown), 2):  # in row-major order, so that a narrow page keeps it
         for column, path in zip(st.columns(2, gap="large"), shown[first : first + 2], strict=False):
             with column:
                 st.write(widgets.escape(path_words(path, what)))
@@ -109,7 +109,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
 
 
 def token_words(answer: Mapping[str, Any], what: str) -> str:
-    """How many others are on the same path, and how many at a path distance of at most 1."""
+    """Number of other tokens on the same path, and at a path distance of at most 1."""
     at = {row["distance"]: row for row in answer["apart"]}
     same = at.get(0.0, {}).get("num_tokens", 0)
     near = [row for row in answer["apart"] if 0 < row["distance"] <= 1]
@@ -117,7 +117,7 @@ def token_words(answer: Mapping[str, Any], what: str) -> str:
     noun = ONE[what]
     own = f"No other {noun}" if not same else numbers.plural(same, f"other {noun}", f"other {what}")
     words = f"{own} {'is' if same <= 1 else 'are'} on the very same path, rank {numbers.count(answer['rank'])}"
-    # With several slots a distance of 1 may also be two steps that differ by half.
+    # With several slots a distance of 1 may also be two steps that each differ by half.
     slots = max((len(step) for step in answer["ribbon"] if isinstance(step, (list, tuple))), default=1)
     away = "differ at one step" if slots == 1 else "differ by no more choices than one step has, at one step or several"
     if paths:
@@ -126,7 +126,7 @@ def token_words(answer: Mapping[str, Any], what: str) -> str:
 
 
 def path_words(path: Mapping[str, Any], what: str) -> str:
-    """One neighbouring path in a line."""
+    """One neighbouring path on one line."""
     count = numbers.plural(path["count"], ONE[what], what)
     if not path["distance"]:
         return f"The same path, rank {path['rank']:,}: {count}."
@@ -163,5 +163,5 @@ def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: 
 
 
 def _line(text: str | None) -> str:
-    """A context in one line; the spaces at its ends stay."""
+    """A context on one line, keeping leading and trailing spaces."""
     return re.sub(r"\s+", " ", text or "")
