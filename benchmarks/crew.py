@@ -1,4 +1,4 @@
-"""Processes to try things on: an API and workers over one data folder, which may be killed at any moment."""
+"""Test processes: an API and workers over one data folder, which may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ API = "/api/v1"
 
 
 class Crew:
-    """An API and workers as processes of their own, over one data folder; ``module`` is what starts one."""
+    """An API and workers as separate processes over one data folder; ``module`` is the module that starts them."""
 
     patience_s = 150.0
 
@@ -50,25 +50,25 @@ class Crew:
             )
 
     def staff(self, number: int) -> None:
-        """So many workers that live; new ones come a little later."""
+        """Keep ``number`` workers alive; new ones take a moment to start."""
         self.workers = [one for one in self.workers if one.poll() is None]
         while len(self.workers) < number:
             self.workers.append(self._start("worker"))
 
     def start_api(self) -> None:
-        """Start the API and wait until it answers."""
+        """Start the API and wait until it responds."""
         self.api = self._start("api")
         self.until(lambda: self.get("/jobs") is not None)
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """The answer; None while nobody answers."""
+        """The response as JSON; None while the API does not respond."""
         try:
             return self.client.get(path).json()
         except httpx.TransportError:
             return None
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait; AssertionError with the end of the log after ``patience_s``."""
+        """Wait for ``condition``; AssertionError with the end of the log after ``patience_s``."""
         ends = time.monotonic() + self.patience_s
         while not condition():
             assert time.monotonic() < ends, self.log.read_text()[-3000:]
@@ -81,25 +81,25 @@ class Crew:
         return str(answer.json()["job"])
 
     def job(self, job: str) -> dict[str, Any]:
-        """The job as it is now."""
+        """The current state of the job."""
         found = self.get(f"/jobs/{job}")
         assert found is not None
         return found
 
     def over(self, job: str) -> dict[str, Any]:
-        """The job once it is over."""
+        """Wait for the job to end and return it."""
         self.until(lambda: self.job(job)["state"] in ("succeeded", "failed", "cancelled"))
         return self.job(job)
 
     def holder(self, job: str) -> subprocess.Popen[bytes] | None:
-        """The worker that has the job now."""
+        """The worker that holds the job's lease."""
         with sqlite3.connect(self.data_dir / "jobs.sqlite") as con:
             (worker,) = con.execute("SELECT worker FROM job WHERE job = ?", (job,)).fetchone()
         pid = int(worker.split("-")[-2]) if worker else 0
         return next((one for one in self.workers if one.pid == pid and one.poll() is None), None)
 
     def kill_holder(self, job: str) -> None:
-        """``kill -9`` of the worker that has the job."""
+        """``kill -9`` the worker that holds the job's lease."""
         self.until(lambda: self.holder(job) is not None)
         held = self.holder(job)
         assert held is not None
@@ -108,7 +108,7 @@ class Crew:
         self.workers.remove(held)
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all processes."""
         for process in [*self.workers, self.api]:
             if process is not None and process.poll() is None:
                 process.kill()

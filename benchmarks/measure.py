@@ -25,7 +25,7 @@ PAGE = RESULTS.parent.parent / "docs" / "performance.md"
 
 
 def forget(file: Path) -> None:
-    """Drop a file from the system's cache, so that it is read from the disk."""
+    """Drop a file from the page cache, so that it is read from the disk."""
     handle = os.open(file, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,7 +42,7 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each variant in each round; every round runs all variants in turn.
 
-    With ``clock=time.process_time`` and one thread, what else the machine does is hardly counted.
+    With ``clock=time.process_time`` and one thread, other load on the machine has little effect.
     """
     for _ in range(warmup):
         for run in variants.values():
@@ -75,9 +75,9 @@ def machine() -> str:
 
 
 def dates(document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """When each part of the results was measured: the parts of a part too, where it has some.
+    """When each part of the results was measured, recursively.
 
-    A part that is what the document ``before`` has was kept, not measured again, and keeps its date.
+    A part equal to that in the document ``before`` was kept, not measured again, and keeps its date.
     """
 
     def of(now: Any, old: Any, old_dates: Any, depth: int) -> Any:
@@ -93,7 +93,7 @@ def dates(document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def days(of: Any) -> str:
-    """A part of ``dates`` in words: one day, or the first and the last."""
+    """A part of ``dates`` as text: one day, or the first and the last."""
     found: list[str] = []
 
     def collect(one: Any) -> None:
@@ -108,7 +108,7 @@ def days(of: Any) -> str:
 
 
 def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
-    """Keep the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
+    """Store the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
     document = {
         "benchmark": name,
         "command": command,

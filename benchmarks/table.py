@@ -1,7 +1,7 @@
-"""The table of what is promised about speed: one row a promise, filled by the parts that measure it.
+"""Table of performance goals: one row per goal, filled by the benchmarks that measure it.
 
-``GOALS`` says what each row is, its goal and its stretch; a part gives ``Row(key, ours, …)`` for what it measured.
-A ratio is ours over the other's, so less is better, unless the goal says otherwise.
+``GOALS`` defines each row, its goal and its stretch goal; a benchmark returns ``Row(key, ours, …)`` for what it
+measured. A ratio is ours over the other's, so less is better, unless the goal says otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Goal:
-    """A promise."""
+    """A performance goal."""
 
     what: str
     goal: float
@@ -53,22 +53,22 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one part says about one promise, in the unit of its goal."""
+    """A benchmark's result for one goal, in the goal's unit."""
 
     key: str
     ours: float | None
-    """None: not measured; ``note`` says why"""
+    """None: not measured; ``note`` has the reason"""
     spread: tuple[float, float] | None = None
     """quartiles of ``ours``"""
     peers: dict[str, float | str] = field(default_factory=dict)
-    """what others take in the same unit, or a sentence why they are not there"""
+    """results of other tools in the same unit, or the reason why they are missing"""
     cells: dict[str, float] = field(default_factory=dict)
-    """where ``ours`` is the worst of several sizes or routings: each of them"""
+    """all values if ``ours`` is the worst of several sizes or routings"""
     times: dict[str, dict[str, float]] = field(default_factory=dict)
-    """several figures of each of many things (questions), by column; a table of its own in the documents"""
+    """several values for each of many items (queries), by column; a table of its own in the documents"""
     note: str = ""
     missing: str = ""
-    """sizes that the promise is about and that were not measured yet"""
+    """sizes of the goal that were not measured yet"""
     command: str = ""
     machine: str = ""
     date: str = ""
@@ -85,11 +85,11 @@ class Row:
     def met(self) -> str:
         if self.ours is None:
             return "–"
-        met = self.goal.met(self.ours)  # what is missed at some size is missed
+        met = self.goal.met(self.ours)  # missing the goal at one size misses it overall
         return f"{met}, but without {self.missing}" if self.missing and met != "no" else met
 
     def as_json(self) -> dict[str, Any]:
-        """With what the goal is and whether it is met."""
+        """As JSON, with the goal and whether it is met."""
         goal = self.goal
         return (
             {"what": goal.what, "goal": goal.goal, "stretch": goal.stretch, "unit": goal.unit}
@@ -116,7 +116,7 @@ def worst(key: str, cells: dict[str, dict[str, float]], **more: Any) -> Row:
 
 
 def times_table(rows: list[Row]) -> str:
-    """A table of the rows' many figures; columns are those that any of its lines has."""
+    """Table of the rows' ``times``, with the columns that occur in any of them."""
     lines: dict[str, dict[str, float]] = {}
     for row in rows:
         for name, figures in row.times.items():
@@ -143,7 +143,7 @@ def number(value: float, unit: str = "×") -> str:
 
 
 def ours(row: Row) -> str:
-    """Our cell: the figure with its quartiles, or why there is none."""
+    """Cell of our result: the value with its quartiles, or why there is none."""
     if row.ours is None:
         return row.note or "not measured"
     spread = f" ({number(row.spread[0])}–{number(row.spread[1])})" if row.spread else ""
@@ -151,13 +151,13 @@ def ours(row: Row) -> str:
 
 
 def bound(row: Row, value: float) -> str:
-    """A goal as it is written: "≤ 1.1"."""
+    """A goal as text: "≤ 1.1"."""
     sign = "≥" if row.goal.more_is_better else "≤"
     return f"{sign} {value:g}" + ("" if row.goal.unit == "×" else f" {row.goal.unit}")
 
 
 def peers(row: Row) -> str:
-    """The others' column."""
+    """Cell of the other tools' results."""
     return "; ".join(
         f"{name} {number(value, row.goal.unit) if isinstance(value, (int, float)) else value}"
         for name, value in row.peers.items()
@@ -165,7 +165,7 @@ def peers(row: Row) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table of the documents."""
+    """The table as Markdown."""
     lines = ["| row | ours | goal | stretch | met? | others |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {row.goal.what} | {ours(row)} | {bound(row, row.goal.goal)} | {bound(row, row.goal.stretch)} | {row.met} | "

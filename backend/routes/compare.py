@@ -143,7 +143,7 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
         if series is None:
             raise no_series(run_id)
         members = [run]
-        for card in services.registry.cards(wait=False):  # one that nobody has read yet comes later
+        for card in services.registry.cards(wait=False):  # runs not yet read are left out for now
             if card["status"] != "sealed" or card["run"] == run_id or card["family"] != run.row["family"]:
                 continue
             with ExitStack() as attempt:
@@ -160,5 +160,5 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
 def _identity_of(services: Services, name: str, field: str) -> str:
     try:
         return services.registry.identity(name)
-    except Problem as problem:  # the address was right, the query was not
+    except Problem as problem:  # the path was valid, the query was not
         raise Problem(422, problem.kind, problem.detail, field=field) from None

@@ -91,7 +91,7 @@ async def export_table(
             stack.callback(_close, chunks)
             if wants_any(request):
                 return Response(status_code=304, headers=sealed_headers(etag))
-            first = await run_in_threadpool(next, chunks, b"")  # errors come now, while there can be a problem
+            first = await run_in_threadpool(next, chunks, b"")  # raise errors now, before the response starts
         return Streamed(
             first,
             chunks,
@@ -120,7 +120,7 @@ async def download_report(request: Request, services: Shared, run: RunName) -> R
 
     identity = services.registry.identity(run) + await run_in_threadpool(_dreams, services)
     answer = await services.answers.about(request, identity, compute)
-    # A download, never a page of this server: its scripts must not run beside the API.
+    # Always a download, never rendered by this server: its scripts must not share the API's origin.
     answer.headers["content-disposition"] = f'attachment; filename="{run}.html"'
     return answer
 
@@ -132,7 +132,7 @@ def _dreams(services: Services) -> str:
 
 
 def _page(opened: Run, services: Services) -> bytes:
-    from tokenpaths.backend.runs.finished_dreams import dreams_of  # charts and their printer, only for who asks
+    from tokenpaths.backend.runs.finished_dreams import dreams_of  # imported on demand: charts and their renderer
     from tokenpaths.engine.base.errors import UserError
     from tokenpaths.frontend.figures import Wishes
     from tokenpaths.frontend.figures.report import report

@@ -203,7 +203,7 @@ async def job_artifact(
     if is_fresh(request, etag):
         return Response(status_code=304, headers=headers)
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    if name.endswith(".svg"):  # a drawing may hold a script: it is for saving, not for showing as a page of ours
+    if name.endswith(".svg"):  # an SVG may contain scripts: download it, do not render it in the API's origin
         headers["content-disposition"] = f'attachment; filename="{name}"'
     return Response(content, media_type=kind, headers=headers)
 

@@ -102,7 +102,7 @@ def _packages(settings: Settings) -> Iterator[Finding]:
         try:
             installed = version(name).partition("+")[0]
         except PackageNotFoundError:
-            continue  # a pin for something that this installation does not use
+            continue  # pins a package that this installation does not use
         if installed != pin:
             others.append(f"{name} {installed} (tested with {pin})")
     missing = []

@@ -83,7 +83,7 @@ def _write(chunks: Iterator[bytes], output: Path | None) -> None:
 
     try:
         if output.exists() and not output.is_file() and not output.is_dir():
-            with open(output, "wb") as pipe:  # a pipe or a device is written to, never replaced
+            with open(output, "wb") as pipe:  # pipes and devices are written to, never replaced
                 _copy(chunks, pipe.write)
             return
         with atomic_file(output) as temporary_file, open(temporary_file, "wb") as file:

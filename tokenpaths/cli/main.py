@@ -47,7 +47,7 @@ def make_app() -> typer.Typer:
     )
     for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, doctor):
         app.command()(command)
-    app.command("import")(import_log)  # a word that Python keeps for itself
+    app.command("import")(import_log)  # a reserved word of Python
     app.add_typer(jobs_app(), name="jobs")
 
     @app.callback()
@@ -69,12 +69,12 @@ def _print_version(wanted: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; never shows a traceback."""
-    if hasattr(sys.stdout, "reconfigure"):  # a label that the terminal's encoding lacks is no reason to stop
+    if hasattr(sys.stdout, "reconfigure"):  # a character that the terminal's encoding lacks must not stop the command
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = make_app()(args=arguments, standalone_mode=False)
-        sys.stdout.flush()  # here, where a full disk or a closed pipe is still answered, not at the end of Python
-        if code == 130:  # typer has turned the Ctrl-C into a code
+        sys.stdout.flush()  # flush here, where a full disk or a closed pipe is still handled, not at interpreter exit
+        if code == 130:  # typer has converted Ctrl-C to an exit code
             print("Stopped.", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -114,7 +114,7 @@ def _explain(error: Exception) -> int:
         print("tokenpaths: The disk that this writes to is full; free some space and try again.", file=sys.stderr)
         _drop_output()
         return 2
-    if type(error).__name__ == "Problem":  # what the API would answer; its class would load all of the API here
+    if type(error).__name__ == "Problem":  # matched by name: importing the class would load the whole API
         print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
         return 2
     if isinstance(error, OSError) and error.errno in _NOT_LET and error.filename is not None:

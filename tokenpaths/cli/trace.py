@@ -158,7 +158,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         regions=dataset.regions if found.modality == "vision" else (),
         batch_size=options.batch_size,
         total=part.num_samples,
-        # The untrained twin is the null of the model as it is, not of an edited one.
+        # The untrained twin is the null model of the unedited model only.
         twin=options.twin and (ask is None or ask.beside) and not options.untrained,
         overwrite=options.overwrite,
         make_writer=shard.writer_for(part, alike, made_with(loaded.device)) if shard else None,

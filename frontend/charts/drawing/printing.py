@@ -21,9 +21,9 @@ def points(millimetres: float) -> float:
 
 
 def print_spec(chart: Any, width: float, height: float | None = None) -> dict[str, Any]:
-    """Vega-Lite of ``chart`` for a width in points: with one unit a point, type of size 8 is 8-point type.
+    """Vega-Lite of ``chart`` for a width in points: one unit is one point, so font size 8 is 8-point type.
 
-    A chart of fixed width (an image with its patches) keeps its own proportions and is scaled when it is written.
+    A chart of fixed width (an image with its patches) keeps its proportions and is scaled when it is written.
     """
     spec: dict[str, Any] = chart.to_dict()
     if spec.get("width") == "container":
@@ -39,13 +39,14 @@ def print_spec(chart: Any, width: float, height: float | None = None) -> dict[st
 
 
 _SMALLER = 0.4
-"""area of a point on paper beside that on a page: type is 8 there and 12 here"""
+"""ratio of a point mark's area in print to that on screen: the font size is 8 there and 12 here"""
 _THINNER = 0.6
 
 
 def _finer(part: Any, longest: float) -> None:
-    """Smaller points and legends of at most ``longest`` points, in place; outlines (points with a shape of their own)
-    stay."""
+    """Shrink points, and legends to at most ``longest`` points, in place; outlines (points with their own shape) are
+    kept.
+    """
     if isinstance(part, list):
         for child in part:
             _finer(child, longest)
@@ -79,8 +80,9 @@ _OPACITY = re.compile(r'<path [^>]*?\sopacity="([\d.]+)"[^>]*/>')
 
 
 def _flat(path: re.Match[str]) -> str:
-    """A transparent path as transparent paint: as a layer of its own each takes a bitmap of the whole sheet to draw,
-    minutes for a thousand ribbons."""
+    """A transparent path as transparent paint: as a layer of its own each would need a bitmap of the whole sheet,
+    minutes for a thousand ribbons.
+    """
     element = path[0]
     if "fill-opacity" in element or "stroke-opacity" in element:
         return element
@@ -88,7 +90,7 @@ def _flat(path: re.Match[str]) -> str:
 
 
 def svg_of(spec: dict[str, Any]) -> str:
-    """The SVG document of a Vega-Lite chart, its size in points."""
+    """The SVG document of a Vega-Lite chart, sized in points."""
     import vl_convert
 
     svg = _OPACITY.sub(_flat, clean(vl_convert.vegalite_to_svg(spec)))
@@ -97,7 +99,7 @@ def svg_of(spec: dict[str, Any]) -> str:
 
 
 def png_of(svg: str, dots_per_inch: int = DOTS_PER_INCH) -> bytes:
-    """The picture of an SVG document whose unit is a point, as a PNG that knows its size on paper."""
+    """PNG of an SVG document whose unit is a point, with its resolution in the metadata."""
     import vl_convert
     from PIL import Image
 
@@ -110,9 +112,9 @@ def png_of(svg: str, dots_per_inch: int = DOTS_PER_INCH) -> bytes:
 
 
 def printed(chart: Any, width: float, *, height: float | None = None, caption: Sequence[str] = ()) -> str:
-    """``chart`` as it goes on paper: drawn again with the print theme, without controls, its words below it.
+    """``chart`` for print: drawn again with the print theme, without controls, ``caption`` below it.
 
-    Without ``caption`` the picture stands alone. A chart that does not know how it was made is printed as it is.
+    A chart without the call that made it is printed unchanged.
     """
     call = call_of(chart)
     words: list[str] = []

@@ -56,7 +56,7 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
             else:
                 good, tokens = good + 1, tokens + read
         shown.update(len(files))
-    yield from findings  # after the bar: on a terminal it owns the lines
+    yield from findings  # after the progress bar, which owns the terminal lines until then
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
         yield Finding("note", "runs", text)
@@ -74,7 +74,7 @@ def _read_run(file: Path, foreign_files: ForeignFiles) -> Finding | int:
 
     if not is_name(file.stem):
         return Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
-    if file.exists() and not file.is_file():  # lists leave it out; and opening a pipe waits for a writer, for ever
+    if file.exists() and not file.is_file():  # not listed as a run; and opening a pipe would block without a writer
         return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
     try:
         problem = foreign_files.problem(file)  # first, so that a file from elsewhere does not end this process
@@ -85,7 +85,7 @@ def _read_run(file: Path, foreign_files: ForeignFiles) -> Finding | int:
         return Finding("note", "runs", f"{error}; nothing is known of it")
     except UserError as error:
         return Finding("broken", "runs", str(error))
-    except OSError as error:  # a link to nowhere; deleted meanwhile
+    except OSError as error:  # a dangling link, or deleted meanwhile
         return Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
 
 
@@ -209,5 +209,5 @@ def _bad_artifacts(folder: Path) -> Iterator[str]:
                 json.loads(file.read_text(encoding="utf-8"))
             else:
                 file.read_bytes()
-        except Exception as error:  # decoders raise nearly everything on broken bytes
+        except Exception as error:  # decoders raise almost any exception on corrupt data
             yield f"the file {name} is damaged ({type(error).__name__}); try the job again"

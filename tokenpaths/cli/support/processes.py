@@ -100,7 +100,7 @@ def die_with_parent() -> Callable[[], None] | None:
     """Linux: have the kernel end the child when the parent dies, however it dies."""
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # resolved before the fork
 
     def ask_kernel() -> None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

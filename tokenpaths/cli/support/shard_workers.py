@@ -196,7 +196,7 @@ class RayCluster:
                 "with `ray start --head`, or say --ray local",
                 field="ray",
             ) from error
-        # Ray's own retries are off: a lost shard is started again here, where it is counted.
+        # Ray's own retries are off: a lost shard is restarted here, where attempts are counted.
         self._trace = ray.remote(max_retries=0, num_cpus=cores)(run_here)
         self.slots = max(1, int(ray.cluster_resources().get("CPU", 1) // cores))
         self._shard_of: dict[Any, int] = {}

@@ -176,7 +176,7 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
 
         run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, show)
     path = seal_with_bar(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
-    # What workers that died left behind; anything else there is not ours.
+    # Left behind by dead workers; leave anything else alone.
     for left in folder.glob(".*-of-*.partial"):
         shutil.rmtree(left, ignore_errors=True)
     for left in folder.glob(".*-of-*.lock"):
