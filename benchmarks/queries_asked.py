@@ -1,9 +1,8 @@
 """Every question about a run that the views of the page ask the API, with arguments as a reader would choose them.
 
-A question is known by the method of ``tokenpaths.frontend.api.client.Client`` that asks it; a test compares this list
-with that class, so that a new method is measured or named among ``NOT_MEASURED``. Arguments are drawn, so that no
-answer is there
-already: samples evenly, paths by their frequency, labels, steps and modules evenly.
+A question is known by the name of its declaration; a test compares this list with the declared questions and with the
+methods of the page's client, so that a new one is measured or named among ``NOT_MEASURED``. Arguments are drawn so that
+no answer is in a cache already: samples evenly, paths by their frequency, labels, steps and modules evenly.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def _fixed(path: str, **query: Any) -> Callable[[np.random.Generator, About], As
 
 
 QUESTIONS: tuple[Question, ...] = (
-    Question("details", "run", "all", _fixed("")),
+    Question("details", "info", "all", _fixed("")),
     Question("flow", "flow", "flow, runs, sample", _fixed("/flow", limit=2000)),
     Question(
         "flow of a label", "flow", "flow, compare", lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a)})
@@ -254,9 +253,7 @@ NOT_MEASURED = {
     "image": "pictures only; this run has texts",
     "soft": "runs of soft routers only",
     "co_activation": "runs with k > 1 only",
-    "saturation": "a series of checkpoints",
-    "series": "a series of checkpoints",
-    "effect": "a run and its edited twin",
+    "last_tokens": "not on the page yet",
     "compare": "two runs",
     "same_groups": "two runs",
 }
