@@ -235,17 +235,20 @@ def remove_partial(partial_file: Path) -> None:
 
 
 def remove_abandoned(runs_dir: Path) -> list[str]:
-    """Delete unfinished runs whose writers are dead; returns the run ids."""
+    """Delete what writers that are dead left of unfinished runs; returns the ids of those runs."""
     removed = []
-    for partial_file in sorted(Path(runs_dir).glob(".*.partial")):
-        run_id = partial_file.name[1 : -len(".partial")]
-        lock = HolderLock(partial_file.with_name(f".{run_id}.lock"))
+    left = [*Path(runs_dir).glob(".*.partial"), *Path(runs_dir).glob(".*.lock")]
+    for run_id in sorted({file.stem[1:] for file in left}):
+        partial_file = Path(runs_dir) / f".{run_id}.partial"
+        lock = HolderLock(partial_file.with_suffix(".lock"))
         try:
             lock.acquire()
+            # A writer that is killed before its first byte, or right after its run has its name, leaves a lock only.
+            if partial_file.exists():
+                removed.append(run_id)
             remove_partial(partial_file)
         except (UserError, OSError):  # somebody writes it, or it is not ours to delete
             continue
         finally:
             lock.release()
-        removed.append(run_id)
     return removed

@@ -304,6 +304,17 @@ def test_a_killed_writer_leaves_nothing_that_looks_like_a_run(moment: str, tmp_p
     assert [card["status"] for card in list_runs(tmp_path)] == ["sealed"]
 
 
+def test_the_lock_of_a_writer_that_died_before_its_first_byte_is_removed(tmp_path: Path):
+    (tmp_path / ".early.lock").write_text("1")
+    made = make("alive", samples=1)
+    writer = RunWriter(tmp_path, made.info, made.modules)
+    assert remove_abandoned(tmp_path) == []
+    assert ".alive.lock" in names(tmp_path)
+    assert ".early.lock" not in names(tmp_path)
+    writer.abort()
+    assert names(tmp_path) == []
+
+
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
