@@ -3,7 +3,7 @@ WORKDIR /app
 # CPU build by default; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg TORCH_BUILD=
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_BUILD=+cpu
-COPY constraints.txt pyproject.toml setup.py README.md ./
+COPY constraints.txt pyproject.toml setup.py README.md LICENSE NOTICE ./
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
     "torch==$(sed -n 's/^torch==//p' constraints.txt)$TORCH_BUILD"
 COPY tokenpaths tokenpaths
@@ -14,5 +14,8 @@ COPY data data
 RUN pip install --no-cache-dir -c constraints.txt -e . && useradd --create-home tokenpaths \
     && mkdir /data && chown tokenpaths /data
 USER tokenpaths
-ENV TOKENPATHS_DATA_DIR=/data
+# Threads of a product that wait for each other sleep: containers share cores (docs/decisions.md).
+ENV OMP_WAIT_POLICY=passive
+# Read-only but for the volume and /tmp: caches of libraries go there.
+ENV TOKENPATHS_DATA_DIR=/data HOME=/tmp PYTHONDONTWRITEBYTECODE=1
 VOLUME /data

@@ -1,4 +1,4 @@
-# make demo   trace the bundled samples, start the page    make bench  the claims about speed
+# make demo   start the page, trace the bundled samples    make bench  the claims about speed
 # make test   install what the tests need, run them all    make check  lint, types, layers, dead code
 # make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
 # make fuzz   drawn requests, filters, jobs and bytes, TIMES=20 as many as in make test    make soak   MINUTES=120 of load
@@ -12,14 +12,13 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TREE := build/tree
-SOURCES := engine backend frontend tests benchmarks tokenpaths setup.py
+SOURCES := engine backend frontend tests benchmarks tokenpaths packaging setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: tree demo test test-faults fuzz soak bench check browser clean
+.PHONY: wheels docs container-test tree demo test test-faults fuzz soak bench check browser clean
 
 demo: $(VENV)/.installed
-	@$(BIN)/tokenpaths demo --data-dir $(DATA)
-	@$(BIN)/tokenpaths up --data-dir $(DATA)
+	@$(BIN)/tokenpaths up --demo --data-dir $(DATA)
 
 # Two at a time, each with whole files, ports and folders of its own: WORKERS=0 for one after the other.
 test: $(VENV)/.installed-test browser
@@ -53,6 +52,19 @@ tree:
 	@for name in engine backend frontend; do ln -sfn $(CURDIR)/$$name $(TREE)/tokenpaths/$$name; done
 	@for path in tokenpaths/*; do ln -sfn $(CURDIR)/$$path $(TREE)/tokenpaths/$${path##*/}; done
 
+# The documentation as a site in site/, which goes into the wheel; every warning is an error.
+docs: $(VENV)/.installed-docs tree
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# tokenpaths (source and wheel) and tokenpaths-models into dist/.
+wheels: docs
+	@$(PIP) install -q build
+	$(BIN)/python packaging/wheels.py
+
+# As root, with buildah and debootstrap: the Dockerfile built, the services of docker-compose.yml run and looked at.
+container-test: $(VENV)/.installed-test browser
+	$(BIN)/python packaging/container.py
+
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench
 
@@ -82,5 +94,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PIP) install -q -c constraints.txt -e ".[test]"
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(PIP) install -q -c constraints.txt -e ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

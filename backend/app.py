@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,17 +12,19 @@ from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenpaths.backend import __version__, problems
+from tokenpaths.backend.data_folder import DataFolderGate
 from tokenpaths.backend.http.concurrency import RequestLimit
 from tokenpaths.backend.http.paging import refuse_unknown_keys
 from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
 from tokenpaths.backend.metrics import MetricsMiddleware
 from tokenpaths.backend.routes import compare, exports, jobs, models, runs, searches, service, traces
-from tokenpaths.backend.routes.questions import question_router
+from tokenpaths.backend.routes.questions import plugin_routers, question_router
 from tokenpaths.backend.services import Services
 from tokenpaths.backend.settings import Settings, require_safe_bind
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 
+log = logging.getLogger(__name__)
 PREFIX = "/api/v1"
 DESCRIPTION = """
 See, measure and compare the paths that tokens take through routed neural networks.
@@ -46,6 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services.folder.make()
         for folder in (settings.runs_dir, settings.data_dir / "inbox"):
             folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -68,6 +72,10 @@ def create_app(settings: Settings) -> FastAPI:
     parts = (runs, compare, exports, models, traces, jobs, searches)
     for router in (*(part.router for part in parts), question_router(QUESTIONS)):
         app.include_router(router, prefix=PREFIX)
+    for router, problem in plugin_routers():  # last: no plugin hides an address of ours
+        app.include_router(router, prefix=PREFIX)
+        if problem is not None:
+            log.warning("%s", problem)
     app.add_middleware(HeadAsGet)
     app.add_middleware(
         RequestLimit,
@@ -76,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         refused=services.metrics.turned_away,
         cached=services.answers.cached,
     )
+    app.add_middleware(DataFolderGate, folder=services.folder)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]

@@ -9,12 +9,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics import MetricWrapperBase
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenpaths.backend.problems import PROBLEM_KIND
+
 log = logging.getLogger(__name__)
 PAGE = """# Watching a server
 
 `GET /metrics` of the API says how it fares, in the text format of Prometheus. Where a token is set it wants the token
-too; `GET /healthz` never does, and says whether the process lives. No label ever holds a name of a run, a text, a path
-or an address, and the number of series stays the same however long the server runs.
+too; `GET /healthz` never does, and says whether the process lives. `GET /api/v1/health` says of each part (data folder,
+list of jobs, worker, and under `tokenpaths up` API and page) whether it takes and finishes work, and in a sentence why
+not; it answers while the worker is paused or the data folder is gone. The worker's own `/healthz` wants its secret.
+
+No label ever holds a name of a run, a text, a path or an address, and the number of series stays the same however long
+the server runs.
 
 This page is generated: `python -m tokenpaths.backend.metrics > docs/monitoring.md`.
 
@@ -35,16 +41,15 @@ What to be woken by:
 
 | when | what it means |
 |---|---|
-| `tokenpaths_worker_up == 0` for a minute | no engine worker: jobs wait, uploads are not traced (`tokenpaths doctor`) |
+| `tokenpaths_worker_up == 0` for a minute | no engine worker that works: jobs wait (`GET /api/v1/health` says why) |
 | `tokenpaths_job_queue_seconds` above an hour | more jobs than this machine does, or one that hangs |
 | `rate(tokenpaths_requests_turned_away_total[5m]) > 1` | more clients than `requests_at_once` lets in |
+| `tokenpaths_threads_stuck > 0` for minutes | a question that cannot be interrupted; the log names its run |
 | `rate(tokenpaths_requests_total{status="500"}[5m]) > 0` | a fault of this program: [the log](reliability.md) has it |
 | `tokenpaths_requests_total{status="507"}` grows | the disk is nearly full; paused jobs go on once there is space |
 
 Dates of creation (`…_created`) that the client library adds to counters are left out of the table.
 """
-PROBLEM_KIND = "tokenpaths.problem"
-"""key in a request's scope: the kind of the problem in its response"""
 
 
 class Metrics:
@@ -79,6 +84,11 @@ class Metrics:
         )
         self.working = Gauge("tokenpaths_queries_working", "Questions being computed now", registry=self.registry)
         self.waiting = Gauge("tokenpaths_queries_waiting", "Questions waiting for a slot", registry=self.registry)
+        self.stuck = Gauge(
+            "tokenpaths_threads_stuck",
+            "Questions given up whose threads cannot be stopped; the API starts anew when as many as `query_slots` are",
+            registry=self.registry,
+        )
         self.open_runs = Gauge("tokenpaths_open_runs", "Run files held open", registry=self.registry)
         self.unread_runs = Gauge(
             "tokenpaths_unread_runs",
@@ -92,7 +102,9 @@ class Metrics:
         self.queue_age = Gauge(
             "tokenpaths_job_queue_seconds", "How long the first waiting job has waited", registry=self.registry
         )
-        self.worker_up = Gauge("tokenpaths_worker_up", "Whether the engine worker answers", registry=self.registry)
+        self.worker_up = Gauge(
+            "tokenpaths_worker_up", "Whether the engine worker takes and finishes work", registry=self.registry
+        )
         self.gpu_memory = Gauge(
             "tokenpaths_gpu_memory_bytes",
             "Memory of the engine worker's GPUs",

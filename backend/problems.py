@@ -7,21 +7,21 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.logs import request_id
-from tokenpaths.backend.metrics import PROBLEM_KIND
 from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import is_disk_full
 from tokenpaths.engine.base.validation import in_words
+
+if TYPE_CHECKING:  # commands raise problems too, and need no web framework (0.4 s)
+    from fastapi import FastAPI, Request
+    from starlette.exceptions import HTTPException
+    from starlette.responses import Response
 
 STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
     (RunNotFound, 404, "no-such-run"),
@@ -31,6 +31,8 @@ STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
 )
 """status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""
 MEDIA_TYPE = "application/problem+json"
+PROBLEM_KIND = "tokenpaths.problem"
+"""key in a request's scope: the kind of the problem in its response"""
 log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,8 @@ class Problem(Exception):
 
     def response(self, path: str) -> Response:
         """The problem as a response to a request for ``path``."""
+        from starlette.responses import Response
+
         body = self.body(path)
         # ASCII-only JSON: a lone surrogate in the request must not break the response
         return Response(
@@ -162,6 +166,8 @@ def problem_of(error: Exception) -> Problem:
 
 def install(app: FastAPI) -> None:
     """Make ``app`` return every error as a problem."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
 
     def answer(request: Request, problem: Problem) -> Response:
         request.scope[PROBLEM_KIND] = problem.kind

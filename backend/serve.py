@@ -6,11 +6,15 @@ up`` starts both roles; containers start them one by one.
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import functools
 import gc
 import importlib
 import logging
 import os
+import signal
+import socket
 import sys
 import threading
 import time
@@ -18,16 +22,30 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tokenpaths.backend.logs import set_up_logging
+from tokenpaths.backend.http.connections import (
+    ACCEPTED_AT_ONCE,
+    STALL_SECONDS,
+    Connections,
+    LimitedProtocol,
+    listen,
+    most_connections,
+    raise_descriptor_limit,
+)
+from tokenpaths.backend.logs import say_all_counts, set_up_logging
 from tokenpaths.backend.settings import Settings, load_settings
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import never_make
+from tokenpaths.engine.base.thread_waiting import wait_asleep
 
 GRACE_SECONDS = 5
 FIRST = ("pandas", "PIL.Image", "tokenpaths.engine.store.ask.run")
 """imported before the server listens, since nearly every response needs them: DuckDB looks for pandas at the first
 parameter (0.2 s); during the first request that would take twice as long
+"""
+STUCK_EXIT_CODE = 75
+"""exit code of an API that ends on purpose, to be started anew by `tokenpaths up` or a container's restart policy:
+threads hang in questions that cannot be interrupted (``http.watchdog``)
 """
 LATER = ("tokenpaths.engine.analysis.power_law",)
 """imported after ``QUIET_SECONDS`` without requests, since only some responses need them: the power law of paths takes
@@ -36,49 +54,55 @@ SciPy (0.4 s)
 QUIET_SECONDS = 2.0
 GC_AFTER = 10_000
 """new objects between garbage collections: a request makes some hundred, none of them in cycles"""
-HEAD_BYTES = 65_536
-"""maximum size of a request's headers or trailers: llhttp (httptools) itself limits neither"""
+log = logging.getLogger(__name__)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's llhttp protocol, but responds 400 and closes if the headers are longer than ``HEAD_BYTES``."""
+class Server(uvicorn.Server):
+    """uvicorn with limits on connections."""
 
-    unread = 0
-    """bytes received since the last complete header block or body chunk"""
+    def __init__(self, config: uvicorn.Config, limits: Connections) -> None:
+        super().__init__(config)
+        self.limits = limits
 
-    def data_received(self, data: bytes) -> None:
-        self.unread += len(data)
-        super().data_received(data)
-        if self.unread > HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The head of a request is at most {HEAD_BYTES:,} bytes.")
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            listeners = listen(self.config.host, self.config.port, self.limits)
+        except OSError as error:
+            log.error("%s", error)
+            sys.exit(1)
+        await super().startup([*listeners])
+        self._log_started_message(listeners)
 
-    def on_headers_complete(self) -> None:
-        self.unread = 0
-        super().on_headers_complete()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and say what the log left out: a signal ends the process behind this."""
+        await super().shutdown(sockets)
+        say_all_counts()
 
-    def on_body(self, body: bytes) -> None:
-        self.unread = 0
-        super().on_body(body)
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # a tenth of a second each
+            self.limits.enforce_limits(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
 
-def server_of(app: ASGIApp, host: str, port: int) -> uvicorn.Server:
-    """A uvicorn server with our defaults: proxy headers ignored, no WebSockets, no access log."""
+def server_of(app: ASGIApp, host: str, port: int, *, stall_s: float = STALL_SECONDS) -> Server:
+    """A uvicorn server with our defaults: proxy headers ignored, no WebSockets, no access log, limited connections."""
+    limits = Connections(most_connections(raise_descriptor_limit()), stall_s)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         ws="none",
-        http=LimitedProtocol,
+        http=functools.partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
         proxy_headers=False,
         server_header=False,
         access_log=False,
         log_config=None,
         lifespan="on",
-        backlog=2048,
+        backlog=ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    return uvicorn.Server(config)
+    return Server(config, limits)
 
 
 def make_app(role: str, settings: Settings) -> tuple[ASGIApp, str, int]:
@@ -123,21 +147,45 @@ def main(arguments: list[str]) -> int:
     if arguments not in (["api"], ["worker"]):
         print("usage: python -m tokenpaths.backend.serve api|worker", file=sys.stderr)
         return 2
+    wait_asleep()
     try:
         settings = load_settings()
         set_up_logging(settings.log_level)
         os.environ.update(OFFLINE)
+        never_make(settings.data_dir)
         app, host, port = make_app(arguments[0], settings)
     except UserError as error:
         print(f"tokenpaths: {error}", file=sys.stderr)
         return 2
-    server = server_of(app, host, port)
+    if hasattr(signal, "SIGUSR1"):  # `tokenpaths up` asks a hung process where its threads stand before it ends it
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+    server = server_of(app, host, port, stall_s=settings.send_stall_seconds)
     if arguments == ["worker"] and hasattr(os, "nice"):  # not available on Windows
         os.nice(settings.worker_nice)
     if arguments == ["api"]:
         preload()
         request_count = functools.partial(getattr, server.server_state, "total_requests")
         threading.Thread(target=import_when_idle, args=(request_count,), name="imports", daemon=True).start()
+        watchdog = app.state.services.registry.watchdog  # type: ignore[attr-defined]
+        watchdog.give_up = functools.partial(end_to_start_anew, server)
+        code = serve(server)
+        if watchdog.stuck:
+            logging.shutdown()
+            os._exit(STUCK_EXIT_CODE if watchdog.has_given_up else code)  # Python would wait for the stuck threads
+        return code
+    return serve(server)
+
+
+def end_to_start_anew(server: Server) -> None:
+    """End with ``STUCK_EXIT_CODE``: other requests have ``GRACE_SECONDS`` to be answered."""
+    server.should_exit = True
+    backstop = threading.Timer(3 * GRACE_SECONDS, os._exit, (STUCK_EXIT_CODE,))
+    backstop.daemon = True
+    backstop.start()
+
+
+def serve(server: Server) -> int:
+    """Serve until stopped; returns the exit code."""
     try:
         server.run()
     except KeyboardInterrupt:
@@ -145,7 +193,7 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:  # uvicorn ends the process when it cannot bind
         return int(end.code or 1) if isinstance(end.code, int) else 1
     if not server.started:
-        logging.getLogger(__name__).error("could not listen on %s:%s", host, port)
+        log.error("could not listen on %s:%s", server.config.host, server.config.port)
         return 1
     return 0
 

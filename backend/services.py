@@ -9,7 +9,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from tokenpaths.backend.data_folder import DataFolder
 from tokenpaths.backend.http.concurrency import ConcurrencyLimit
+from tokenpaths.backend.http.watchdog import Watchdog
 from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.metrics import Metrics
@@ -18,17 +20,22 @@ from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.backend.settings import Settings
 from tokenpaths.backend.worker.client import WorkerClient
 
+JOB_CHANGES = 4
+
 
 @dataclass
 class Services:
     """The services behind the routes; all belong to one event loop."""
 
     settings: Settings
+    folder: DataFolder
     metrics: Metrics
     registry: RunRegistry
     answers: Answers
     export_limit: ConcurrencyLimit
     upload_limit: ConcurrencyLimit
+    job_limit: ConcurrencyLimit
+    """changes of the list of jobs: those that wait for its lock must not take the threads that others need"""
     worker: WorkerClient
     jobs: Jobs
     started: float = field(default_factory=time.monotonic)
@@ -37,10 +44,14 @@ class Services:
     def from_settings(cls, settings: Settings) -> Services:
         """The services for ``settings``; opens no file and no connection yet."""
         metrics = Metrics()
-        registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs)
+        watchdog = Watchdog(2 * settings.query_seconds, settings.query_slots, metrics.stuck)
+        registry = RunRegistry.of(
+            settings, time_limit_s=settings.query_seconds, max_open=settings.open_runs, watchdog=watchdog
+        )
         metrics.open_runs.set_function(registry.count_open)
         metrics.unread_runs.set_function(registry.count_unread)
-        jobs = Jobs(settings, registry.foreign_files)
+        folder = DataFolder(settings.data_dir)
+        jobs = Jobs(settings, registry.gate, folder)
         metrics.job_listeners.set_function(lambda: jobs.streams)
         metrics.queue_age.set_function(jobs.queue_age)
         for state in STATES:
@@ -52,11 +63,13 @@ class Services:
         cache_bytes = int(settings.answer_cache_megabytes * 1e6)
         return cls(
             settings=settings,
+            folder=folder,
             metrics=metrics,
             registry=registry,
             answers=Answers(registry, queries, metrics, cache_bytes),
             export_limit=ConcurrencyLimit(settings.export_slots, wait_s, "other exports"),
             upload_limit=ConcurrencyLimit(settings.upload_slots, wait_s, "other uploads"),
+            job_limit=ConcurrencyLimit(JOB_CHANGES, wait_s, "other changes of jobs"),
             worker=WorkerClient(settings),
             jobs=jobs,
         )

@@ -23,9 +23,12 @@ from pydantic_settings import (
 )
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.base.model_folders import models_folders
+from tokenpaths.web_origins import read_origins
 
 ENV_PREFIX = "TOKENPATHS_"
+SECRET_HEADER = "x-tokenpaths-worker-secret"
+"""header in which `worker_secret` is sent"""
 INTRODUCTION = (
     "A value comes from the first of: command line flag (where the command has one), environment variable, "
     "settings file, default. The settings file is TOML, one `name = value` a line; it is "
@@ -69,8 +72,9 @@ class Settings(BaseSettings):
     )
     huggingface_dir: Path | None = Field(
         None,
-        description="Folder of Hugging Face checkpoints that jobs may use, one sub-folder each, as `save_pretrained` "
-        "or `hf download … --local-dir` leaves them; jobs name them `hf:<sub-folder>`. Nothing is fetched.",
+        description="Folder of Hugging Face checkpoints, one sub-folder each, as `save_pretrained` or "
+        "`hf download … --local-dir` leaves them; their names are `hf:<sub-folder>`. Nothing is fetched.",
+        json_schema_extra={"shown_default": "`models/` of the data folder"},
     )
     host: str = Field(
         "127.0.0.1", description="Address that the API listens on. Anything but a loopback address needs `token`."
@@ -88,12 +92,17 @@ class Settings(BaseSettings):
     allowed_hosts: WordList = Field(
         (),
         description="More names that the `Host` header may have, separated by spaces; loopback names and `host` "
-        "always may. Needed behind a proxy.",
+        "always may. Needed behind a proxy, and by a worker on another machine: the name in `worker_url`.",
     )
     allowed_origins: WordList = Field(
         (),
         description="Web origins other than the API's own that may send POST and DELETE, "
         "for example `https://paths.example.com`; separated by spaces.",
+    )
+    embed_origins: WordList = Field(
+        (),
+        description="Web sites that may show views of the page in a frame (`?embed=1`, docs/embedding.md), each by "
+        "scheme, host and port, for example `https://docs.example.com`; separated by spaces. Nobody else may.",
     )
     worker_url: str | None = Field(
         None, description="Address of an engine worker on another machine; without it `tokenpaths up` starts one."
@@ -123,8 +132,20 @@ class Settings(BaseSettings):
     trace_queue_length: int = Field(
         8, ge=1, description="Traces that may wait for the worker; one more is told to come back."
     )
+    trace_model_megabytes: float = Field(
+        4000,
+        gt=0,
+        description="Largest model, by the size of its weights on disk, that `POST /traces` runs while somebody "
+        "waits, in units of 1 000 000 bytes; jobs run larger ones.",
+    )
+    held_models_megabytes: float = Field(
+        16_000,
+        gt=0,
+        description="Models that the engine worker holds in memory, by the size of their weights on disk, in units of "
+        "1 000 000 bytes; the least recently used are let go first.",
+    )
     warm_models: bool = Field(
-        True, description="Load every model when the worker starts, so that the first trace is quick."
+        True, description="Load every model but those of Hugging Face when the worker starts: the first trace is quick."
     )
     worker_jobs: bool = Field(True, description="Whether the engine worker works on jobs, besides `POST /traces`.")
     worker_nice: int = Field(
@@ -139,6 +160,18 @@ class Settings(BaseSettings):
         gt=0,
         description="A worker that is not heard of for this long loses its job to another one. The same for all "
         "processes of a data folder.",
+    )
+    stuck_seconds: float = Field(
+        900,
+        gt=0,
+        description="A worker whose one piece of work (a slice of a job, a trace, loading a model) lasts longer than "
+        "this says so in its health, and `tokenpaths up` ends it and starts it again; a job has three such lives.",
+    )
+    hung_seconds: float = Field(
+        30,
+        gt=0,
+        description="A process of `tokenpaths up` that has not answered for this long and uses no processor time is "
+        "ended and started again; one that does use it, after four times as long.",
     )
     job_queue_length: int = Field(1000, ge=1, description="Jobs that may wait; one more is told to come back.")
     least_free_megabytes: float = Field(
@@ -159,14 +192,25 @@ class Settings(BaseSettings):
     requests_at_once: int = Field(
         2048, ge=4, description="Requests that are answered or wait at the same time; one more is told to come back."
     )
-    query_seconds: float = Field(10, gt=0, description="Longest time of one question to a run file.")
+    query_seconds: float = Field(
+        10,
+        gt=0,
+        description="Longest time of one query to a run file. An answer that takes twice as long, or a "
+        "report or a part of an export that takes six times as long, is given up.",
+    )
+    query_megabytes: int = Field(
+        2048,
+        ge=64,
+        description="Memory that the database takes at most for each open run, in units of 1 000 000 bytes; a question "
+        "that needs more is refused.",
+    )
     check_runs: bool = Field(
         True,
-        description="Whether a run file that was not sealed in this data folder is first read by a process of "
-        "its own, once, which may die of it.",
+        description="Whether of a run file that was not sealed in this data folder only a checked copy is opened. "
+        "Off: any file is opened as it is.",
     )
     check_seconds: float = Field(
-        60, gt=0, description="Longest time of that first reading; a second more for each 20 MB."
+        60, gt=0, description="Longest time of reading such a file; a second more for each 20 MB."
     )
     check_megabytes: int = Field(4096, ge=1024, description="Memory limit of the process that reads it.")
     query_slots: int = Field(4, ge=1, description="Questions to run files that are computed at the same time.")
@@ -190,6 +234,11 @@ class Settings(BaseSettings):
     @classmethod
     def _split_words(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("embed_origins", mode="before")
+    @classmethod
+    def _origins(cls, value: Any) -> Any:
+        return read_origins(value if isinstance(value, str) else " ".join(map(str, value)))
 
     @field_validator("data_dir", "huggingface_dir", mode="before")
     @classmethod
@@ -225,7 +274,12 @@ class Settings(BaseSettings):
     @property
     def all_models_dirs(self) -> list[Path]:
         """The folders that models are looked for in; the first that has a name wins."""
-        return [self.data_dir / "models", *self.models_dirs, SHIPPED_MODELS]
+        return models_folders(self.data_dir, self.models_dirs)
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of Hugging Face checkpoints."""
+        return self.huggingface_dir or self.data_dir / "models"
 
     @classmethod
     def settings_customise_sources(

@@ -19,12 +19,13 @@ from typing import Any
 from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
-from tokenpaths.engine.models.checkpoint import CONFIG, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.engine.train.cards import write_card
 
+SLOPES_OF = ("observed", "untrained", "independent")
 BUNDLED = {"vision": "bundled:scenes", "text": "bundled:texts"}
 
 
@@ -49,7 +50,7 @@ def measure(folder: Path, data: Path | None) -> dict[str, Any]:
 
 
 def figures(run: Run, dataset: str) -> dict[str, Any]:
-    """Slope, paths and effective top-k per step, trained and untrained, from the run's own answers."""
+    """Slopes, paths and effective top-k per step, trained and untrained, from the run's own answers."""
     fit, steps, info = run.fit(), run.usage()["steps"], run.info()
     rows: dict[str, Any] = {"dataset": dataset, "num_tokens": fit["observed"]["num_tokens"]}
     for name, key, column in (
@@ -64,7 +65,14 @@ def figures(run: Run, dataset: str) -> dict[str, Any]:
             "r2": round(one["r2"], 3),
             "effective_top_k": [round(step[column], 2) for step in steps],
         }
-    rows["independent_slope"] = round(fit["independent"]["slope"], 3)
+    growth = run.slopes()
+    rows["slopes"] = {
+        whose: [
+            {key: point[key] and round(point[key], 3) for key in ("num_tokens", "slope", "window_slope")}
+            for point in growth[whose] or ()
+        ]
+        for whose in SLOPES_OF
+    }
     rows["mean_compute"], rows["mean_reuse"] = (round(info["summary"][k], 3) for k in ("mean_compute", "mean_reuse"))
     rows["associations"] = info["associations"]
     return rows
@@ -95,8 +103,8 @@ def models_page(document: dict[str, Any]) -> str:
         "",
         "## Paths",
         "",
-        "| model | traced over | tokens | paths | effective paths | slope | effective top-k per step |",
-        "|---|---|---|---|---|---|---|",
+        "| model | traced over | tokens | paths | effective paths | effective top-k per step |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in results.items():
         for kind in ("trained", "untrained"):
@@ -104,28 +112,72 @@ def models_page(document: dict[str, Any]) -> str:
             steps = ", ".join(f"{k:.2f}" for k in one["effective_top_k"])
             lines.append(
                 f"| {name}{'' if kind == 'trained' else ', untrained'} | {row['dataset']} | {row['num_tokens']:,} | "
-                f"{one['num_paths']:,} | {one['effective_paths']:,.0f} | {one['slope']:.2f} | {steps} |"
+                f"{one['num_paths']:,} | {one['effective_paths']:,.0f} | {steps} |"
             )
-    shuffled = ", ".join(f"{row['independent_slope']:.2f} ({name})" for name, row in results.items())
-    lines += [
+    lines += [*_slope_lines(results), *_knowledge_lines(results)]
+    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`.", ""]
+    return "\n".join(lines)
+
+
+def _slope_lines(results: dict[str, Any]) -> list[str]:
+    lines = [
         "",
-        "Slope: least squares of log frequency on log rank, the number that the paper quotes. Each step's "
-        f"choices shuffled over the tokens give {shuffled}.",
+        "## Slopes",
+        "",
+        "Least squares of log frequency on log rank. Over all ranks, the number that the paper quotes, it falls with "
+        "the number of tokens, because every rare path that is met once more lengthens the flat end: compare only at "
+        "equal numbers. Over ranks 10 to 1,000 it depends less on them. Shuffled: each step's choices dealt out anew "
+        "over the tokens.",
+        "",
+        "| model | tokens | ranks 10–1,000: trained | untrained | shuffled | all ranks: trained | untrained "
+        "| shuffled |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in results.items():
+        sizes = [point["num_tokens"] for point in row["slopes"]["observed"]]
+        for at in sorted({0, len(sizes) // 2, len(sizes) - 1}):
+            cells = [
+                _slope(row["slopes"][whose][at : at + 1], key)
+                for key in ("window_slope", "slope")
+                for whose in SLOPES_OF
+            ]
+            lines.append(f"| {name} | {sizes[at]:,} | {' | '.join(cells)} |")
+    return lines
+
+
+def _slope(points: list[dict[str, Any]], key: str) -> str:
+    value = points[0][key] if points else None
+    return "–" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+def _knowledge_lines(results: dict[str, Any]) -> list[str]:
+    lines = [
         "",
         "## What paths know",
         "",
-        "Normalised mutual information of path and attribute, beside the mean of 200 shuffles.",
+        "Normalised mutual information of path and attribute, the mean of 200 shuffles, and what is left above it: "
+        "(NMI − shuffled) / (1 − shuffled), which is 0 for chance and 1 for paths that tell the attribute (the "
+        "adjusted mutual information of Vinh, Epps and Bailey, 2010, with the mean of the shuffles for the expected "
+        "one).",
         "",
-        "| model | attribute | NMI | shuffled | p |",
-        "|---|---|---|---|---|",
+        "| model | attribute | NMI | shuffled | p | adjusted | untrained: adjusted | p |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in results.items():
-        lines += [
-            f"| {name} | {one['attribute']} | {one['nmi']:.3f} | {one['null_mean']:.3f} | {one['p_value']:.3f} |"
-            for one in row["associations"]
-        ]
-    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`.", ""]
-    return "\n".join(lines)
+        for one in row["associations"]:
+            trained, untrained = (_adjusted(one[f"{of}nmi"], one[f"{of}null_mean"]) for of in ("", "untrained_"))
+            p = "–" if one["untrained_p_value"] is None else f"{one['untrained_p_value']:.3f}"
+            lines.append(
+                f"| {name} | {one['attribute']} | {one['nmi']:.3f} | {one['null_mean']:.3f} | {one['p_value']:.3f} | "
+                f"{trained} | {untrained} | {p} |"
+            )
+    return lines
+
+
+def _adjusted(nmi: float | None, by_chance: float | None) -> str:
+    if nmi is None or by_chance is None or by_chance == 1:
+        return "–"
+    return f"{(nmi - by_chance) / (1 - by_chance):.3f}".replace("-", "−")
 
 
 def kept_result(name: str) -> dict[str, Any]:

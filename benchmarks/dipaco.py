@@ -1,15 +1,19 @@
 """DiPaCo at small scale: train every variant from one base, measure them, ship the 2×2 and the 4×4.
 
-    python -m benchmarks.dipaco --data FOLDER --work FOLDER [--workers N] [--ship] [names …]
+    python -m benchmarks.dipaco --data FOLDER --work FOLDER [--seeds 0 1 2] [--workers N] [--ship] [names …]
 
 ``--work`` holds the runs: what is done is not done again, and a stopped run goes on from its last outer
-step. Perplexity is measured behind the routing prefix for all, the dense path included (section 2.4).
+step. Perplexity is measured behind the routing prefix for all, the dense path included (section 2.4). Runs of other
+seeds start from the same base and set the same documents aside.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,34 +21,38 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.measure import report
+from tokenpaths.engine.analysis.contrast import ratio_error
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.train.cards import note
-from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES
+from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents, split_documents
 from tokenpaths.engine.train.dipaco.finish_dipaco import (
     document_paths,
     export,
     findings,
     routed_numbers,
+    routed_sums,
     train_rerouter,
 )
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths, shard_table
 from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, Resources, best_path, branch, train
 from tokenpaths.engine.train.loop import Progress
 
-ORDER = ("base", "dense", "kmeans", "dipaco-2x2", "product", "flat", "dipaco-4x4")
+ORDER = tuple(RECIPES)
 SHIPPED = ("dipaco-2x2", "dipaco-4x4")
 OF_FOUR_PATHS = ("kmeans", "product", "flat")
 COMMAND = "python -m benchmarks.dipaco --data <data folder> --work <folder> --ship"
+MEASURED, SUMS = "measured.json", "sums.safetensors"
 TRAIN, VAL = "text/english_train.parquet", "text/english_val.parquet"
 
 
@@ -68,25 +76,29 @@ def announce(name: str):
     return heard
 
 
+def seeded(name: str, seed: int) -> DiPaCoRecipe:
+    """The recipe under another seed; its name, and that of its folder, says so."""
+    recipe = RECIPES[name]
+    return recipe if seed == recipe.seed else recipe.model_copy(update={"name": f"{name}-s{seed}", "seed": seed})
+
+
 def train_all(
-    sequences: Sequences, work: Path, names: tuple[str, ...], workers: int
-) -> Iterator[tuple[str, DiPaCoRun]]:
+    sequences: Sequences, work: Path, names: tuple[str, ...], seeds: tuple[int, ...], workers: int
+) -> Iterator[tuple[str, int, DiPaCoRun]]:
     """Every run in turn, finished. The 2×2 branches off the k-means run at the step where it shards again."""
-    base: PathModel | None = None
-    features: Tensor | None = None
-    for name in ORDER:
-        if name not in names and name != "base":
+    run = train(RECIPES["base"], sequences, work / "base", resources=Resources(workers), on_progress=announce("base"))
+    base = run.model.path_model(0)
+    features = base_features(run.model, base, sequences, work / "features.safetensors")
+    yield "base", 0, run
+    for seed, name in itertools.product(seeds, ORDER[1:]):
+        if name not in names:
             continue
-        options = dict(base=base, features=features, resources=Resources(workers), on_progress=announce(name))
-        later = RECIPES["dipaco-2x2"]
-        if name == "kmeans" and later.name in names and not (work / later.name).exists():
-            train(RECIPES[name], sequences, work / name, until=later.reshard_at, **options)
-            branch(work / name, work / later.name, later)
-        run = train(RECIPES[name], sequences, work / name, **options)
-        if name == "base":
-            base = run.model.path_model(0)
-            features = base_features(run.model, base, sequences, work / "features.safetensors")
-        yield name, run
+        recipe, later = seeded(name, seed), seeded("dipaco-2x2", seed)
+        options = dict(base=base, features=features, resources=Resources(workers), on_progress=announce(recipe.name))
+        if name == "kmeans" and "dipaco-2x2" in names and not (work / later.name).exists():
+            train(recipe, sequences, work / recipe.name, until=later.reshard_at[0], **options)
+            branch(work / recipe.name, work / later.name, later)
+        yield name, seed, train(recipe, sequences, work / recipe.name, **options)
 
 
 def base_features(model: DiPaCo, base: PathModel, sequences: Sequences, file: Path) -> Tensor:
@@ -97,17 +109,19 @@ def base_features(model: DiPaCo, base: PathModel, sequences: Sequences, file: Pa
     return load_file(file)["features"]
 
 
-def measure(name: str, run: DiPaCoRun, val: Sequences, work: Path) -> dict[str, Any]:
-    """Numbers of one run on all validation text, kept beside it."""
-    kept = work / name / "measured.json"
+def measure(run: DiPaCoRun, val: Sequences) -> dict[str, Any]:
+    """Numbers of one run on all validation text, kept beside it; losses by sequence as an array of their own."""
+    kept = run.folder / MEASURED
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))
-    say(f"{name}: measuring")
+    say(f"{run.recipe.name}: measuring")
     model, prefix = run.model, run.recipe.model.prefix
     paths = [model.path_model(p) for p in range(run.recipe.model.num_paths)]
     chosen = document_paths(model, val) if len(paths) > 1 else torch.zeros(len(val), dtype=torch.long)
     found = {"params_of_a_path": sum(p.numel() for p in paths[0].parameters())}
-    found |= routed_numbers(paths, chosen, val, prefix)
+    sums = routed_sums(paths, chosen, val, prefix)
+    found |= sums.numbers
+    save_tensors(run.folder / SUMS, {"loss": sums.loss, "count": sums.count})
     if len(paths) > 1:
         early = [best_path(run, p) for p in range(len(paths))]
         found["early_stopped"] = routed_numbers(early, chosen, val, prefix)
@@ -116,6 +130,31 @@ def measure(name: str, run: DiPaCoRun, val: Sequences, work: Path) -> dict[str, 
         found |= {"val_sizes": table.sizes.tolist(), "train_sizes": run.sizes, "nmi": asdict(table.association)}
     found["losses"] = [sum(entry["train_loss"]) / len(entry["train_loss"]) for entry in run.history]
     write_atomically(kept, json.dumps(found).encode())
+    return found
+
+
+def effects(work: Path, names: list[str], seeds: tuple[int, ...], val: Sequences) -> dict[str, Any]:
+    """Loss of each run less the dense path's of the same seed: mean over seeds, each seed's, and a 95 % interval.
+
+    The interval takes documents as what was drawn (the runs see the same ones) and adds the spread of seeds.
+    """
+    documents = len(val.document.unique())
+    by_document = lambda x: np.bincount(val.document, x.double(), minlength=documents)  # noqa: E731
+    found = {}
+    for name in names:
+        changes, errors = [], []
+        for seed in seeds:
+            files = [work / seeded(other, seed).name / SUMS for other in ("dense", name)]
+            if not all(file.exists() for file in files):
+                continue
+            dense, own = (load_file(file) for file in files)
+            change, count = by_document(own["loss"] - dense["loss"]), by_document(own["count"])
+            changes.append(change.sum() / count.sum())
+            errors.append(ratio_error(change, count))
+        if changes:
+            of_seeds = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
+            mean, half = statistics.fmean(changes), 1.96 * math.hypot(statistics.fmean(errors), of_seeds)
+            found[name] = {"loss_less_dense": mean, "low": mean - half, "high": mean + half, "seeds": changes}
     return found
 
 
@@ -134,7 +173,7 @@ def ship(
     kept = work / name / "shipped.json"
     if kept.exists() and (out / name).exists():
         return json.loads(kept.read_text(encoding="utf-8"))
-    split = split_documents(sequences, run.recipe.router_share, run.recipe.stop_share, run.recipe.seed)
+    split = split_documents(sequences, run.recipe.router_share, run.recipe.stop_share, run.recipe.split_seed)
     say(f"{name}: learning to route again")
     rerouter = train_rerouter(run.model, sequences.select(split.router), on_progress=counted(name))
     model = export(run, out / name, tokenizer, COMMAND, base)
@@ -182,6 +221,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--ship", action="store_true", help="write the 2×2 and the 4×4 to the shipped models")
     parser.add_argument("names", nargs="*", default=ORDER)
     arguments = parser.parse_args()
@@ -190,8 +230,18 @@ def main() -> None:
     sequences = load_documents(arguments.data / TRAIN, tokenizer, config, on_short="drop")
     val = load_documents(arguments.data / VAL, tokenizer, config, on_short="drop")
     runs, results = {}, {}
-    for name, run in train_all(sequences, arguments.work, tuple(arguments.names), arguments.workers):
-        runs[name], results[name] = run, measure(name, run, val, arguments.work)
+    seeds = tuple(arguments.seeds)
+    for name, seed, run in train_all(sequences, arguments.work, tuple(arguments.names), seeds, arguments.workers):
+        measure(run, val)
+        if seed == 0:
+            runs[name] = run
+    for name in ORDER:
+        files = {seed: arguments.work / seeded(name, seed).name / MEASURED for seed in range(10)}
+        found = {seed: json.loads(file.read_text(encoding="utf-8")) for seed, file in files.items() if file.exists()}
+        if 0 in found:
+            results[name] = found[0] | {"perplexity_by_seed": [row["perplexity"] for row in found.values()]}
+    for name, effect in effects(arguments.work, list(results), tuple(range(10)), val).items():
+        results[name]["effect"] = effect
     beside = {name: results[name] for name in results if name not in SHIPPED}
     beside = {name: {k: row[k] for k in ("loss", "perplexity", "accuracy")} for name, row in beside.items()}
     for name in SHIPPED:

@@ -1,9 +1,11 @@
 """Directional Routing, the paper's claims on English text: claim → our number → command.
 
     python -m benchmarks.directional --data <data folder> --work <its folder> [--write-cards]
+    python -m benchmarks.directional --data <data folder> --shipped
 
 Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``. All numbers are of the
 validation file, in float32. ``--write-cards`` puts the figures on the cards of the shipped checkpoints.
+``--shipped`` measures words and angles alone, on the checkpoints that ship, and keeps the rest of the results.
 ``python -m benchmarks.induction`` holds the circuit claims.
 
 What "sees ahead" means: with the paper's pooling a router reads the mean over the whole sequence, so the loss of
@@ -14,6 +16,7 @@ of the same model, one forward pass for each position over the tokens up to it, 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -25,7 +28,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from benchmarks.measure import report
+from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     domain_gates,
@@ -45,6 +48,8 @@ from tokenpaths.engine.edits.gate_effects import (
     repeated_rows,
     swap_effect,
 )
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.directional import Directional, direction_angles, direction_vocabulary
 from tokenpaths.engine.models.directional_gates import OFF, Interventions
 from tokenpaths.engine.train.cards import note
@@ -269,7 +274,13 @@ def words(model: Directional, val: TextCorpus, top: int = 10) -> dict[str, Any]:
         score = vocabulary.scores[layer, :, :, 0]
         head, k = np.unravel_index(score.argmax(), score.shape)
         found[f"L{layer}H{head}K{k}"] = [texts[i] for i in vocabulary.token_ids[layer, head, k]]
-    return {"examples": found, "mean_angle": round(float(angles.mean()), 1)}
+    signed = direction_angles(model, signed=True)
+    return {
+        "examples": found,
+        "mean_angle": round(float(angles.mean()), 1),
+        "signed_angle": round(float(signed.mean()), 1),
+        "signed_error": round(float(signed.std()) / signed.numel() ** 0.5, 1),
+    }
 
 
 def claims(results: dict[str, Any], command: str) -> list[dict[str, Any]]:
@@ -345,7 +356,8 @@ def claims(results: dict[str, Any], command: str) -> list[dict[str, Any]]:
         ),
         (
             "directions of a head lie closer than at random (75.9° against 89.4°, signed)",
-            {name: results["words"][name]["mean_angle"] for name in SHIPPED} | {"random": random_angle()},
+            {name: results["words"][name]["signed_angle"] for name in SHIPPED}
+            | {"lines": {name: results["words"][name]["mean_angle"] for name in SHIPPED}, "random": random_angle()},
             lambda name: results["words"][name]["mean_angle"] < random_angle() - 2,
         ),
     ]
@@ -380,14 +392,27 @@ def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--write-cards", action="store_true")
+    parser.add_argument("--shipped", action="store_true")
     given = parser.parse_args(arguments)
     tokenizer = TextTokenizer.load(SHARED_TOKENIZER)
-    models, val = trained(given.work), load_text(given.data / "text/english_val.parquet", tokenizer)
+    val = load_text(given.data / "text/english_val.parquet", tokenizer)
+    command = "python -m benchmarks.directional --data <data folder> --work <work folder>"
+    if given.shipped:
+        results = json.loads((RESULTS / "directional.json").read_text(encoding="utf-8"))["results"]
+        shipped = {name: build_model(read_checkpoint(SHIPPED_MODELS / name)) for name in SHIPPED}
+        found = {name: words(model, val) for name, model in shipped.items() if isinstance(model, Directional)}
+        results["words"] = found | {"random_angle": random_angle()}
+        results["claims"] = claims(results, command)
+        report("directional", command, results)
+        return
+    if given.work is None:
+        parser.error("give --work, the folder with the states of training, or --shipped")
+    models = trained(given.work)
     documents = domain_rows(given.data, tokenizer, DOMAIN_TOKENS, 60)
     long_rows, many = (spread_rows(val.ids, 257, count) for count in (WINDOWS, LAST_WINDOWS))
-    results: dict[str, Any] = {}
+    results = {}
 
     def measure(name: str, work) -> None:
         print(f"{name} …", file=sys.stderr, flush=True)
@@ -405,7 +430,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure("knowledge", lambda: {n: knowledge(m, documents) for n, m in routed.items()})
     measure("words", lambda: {n: words(m, val) for n, m in routed.items()} | {"random_angle": random_angle()})
     measure("induction", lambda: {n: copying(m) for n, m in models.items()})
-    command = "python -m benchmarks.directional --data <data folder> --work <work folder>"
     results["claims"] = claims(results, command)
     if given.write_cards:
         for name in SHIPPED:

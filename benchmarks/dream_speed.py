@@ -33,13 +33,14 @@ from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row
+from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.tracing.loaded_model import load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import load_model
 
 BATCH = 8
 SETTINGS = ImageSettings()

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.data.datasets import Sample, open_dataset
 from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
@@ -34,7 +35,7 @@ from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, stacked, strip, to_image, to_png
 from tokenpaths.engine.dream.settings import ImageSettings
-from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
 
 MODELS = ("dna-vision-top1", "dna-vision-top2-skip")
 DATA = "vision/tiny_imagenet_50_val.parquet"

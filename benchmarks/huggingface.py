@@ -151,7 +151,7 @@ def opened(model_type: str, **changes: Any) -> HuggingFaceModel:
     from tests.support.tiny_huggingface import save_tiny
 
     with tempfile.TemporaryDirectory() as folder:
-        return load(find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type, **changes)}"), "cpu", twin=False)
+        return load(find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type, **changes)}"), "cpu")
 
 
 def measure(model_type: str, repeats: int, times: bool) -> dict[str, Any]:

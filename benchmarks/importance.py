@@ -2,9 +2,10 @@
 
     python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--limit SAMPLES] [--page]
 
-Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, models of images are
-measured on the validation file of their recipe, because few bundled pictures carry a label that they know. Figures of
-models that are not named are kept. ``--page`` measures nothing and writes the tables of ``docs/edits.md`` anew.
+Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, on the first samples of
+the validation file of its recipe: few bundled pictures carry a label that a model knows, and five texts say little
+about others. Errors take samples as what was drawn. Figures of models that are not named are kept. ``--page`` measures
+nothing and writes the tables of ``docs/edits.md`` anew.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ BUNDLED = {
     "raytracing-digits": "bundled:digits",
     "hmodel": "bundled:languages",
 }
-LIMITS = {"vision": 256, "text": 5}
-SHORT = 72
-"""the texts of bundled:languages are sentences: all of them"""
+LIMITS = {"vision": 500, "text": 100}
+SHORT = {"bundled:texts": 5, "bundled:languages": 72}
+"""all texts there are"""
 KEPT = (
     "step",
     "module",
@@ -58,10 +59,10 @@ KEPT = (
 )
 
 
-def data_of(name: str, modality: str, validation: dict[str, Any], folder: Path | None) -> str:
+def data_of(name: str, validation: dict[str, Any], folder: Path | None) -> str:
     """The set that a model is measured on."""
     file = str(validation.get("file") or "")
-    if folder is not None and modality == "vision" and (folder / file).is_file():
+    if folder is not None and (folder / file).is_file():
         return str(folder / file)
     return next((data for prefix, data in BUNDLED.items() if name.startswith(prefix)), "bundled:texts")
 
@@ -70,8 +71,8 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
     """Every row of both sweeps of one model."""
     loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
     config = loaded.checkpoint.config
-    source = data_of(name, loaded.modality, loaded.checkpoint.validation, folder)
-    limit = limit or (SHORT if source == "bundled:languages" else LIMITS[loaded.modality])
+    source = data_of(name, loaded.checkpoint.validation, folder)
+    limit = limit or SHORT.get(source, LIMITS[loaded.modality])
     dataset = open_dataset(source, loaded.modality, limit=limit)
     data = prepare(loaded, dataset)
     unchanged = Unchanged(loaded, data)
@@ -99,6 +100,7 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
         "dataset": dataset.name,
         "num_samples": data.num_samples,
         "num_targets": base["targets"],
+        "errors": "samples",
         "loss": base["loss"],
         "num_steps": config.num_steps,
         "seconds": round(time.monotonic() - began, 1),
@@ -119,9 +121,12 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def _caption(one: dict[str, Any]) -> str:
+    # An image is one prediction, so its errors were those of samples before they were for texts.
+    by_sample = one.get("errors") == "samples" or one["num_targets"] == one["num_samples"]
+    whose = "over samples" if by_sample else "over predictions taken as independent and so too small"
     return (
         f"Change of loss in nats; {one['num_samples']:,} samples of {one['dataset']}, {one['num_targets']:,} "
-        f"predictions, unchanged {one['loss']:.3f}. In brackets: less than two standard errors from 0."
+        f"predictions, unchanged {one['loss']:.3f}. In brackets: less than two standard errors, {whose}, from 0."
     )
 
 

@@ -19,10 +19,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.tracing.loaded_model import load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_batches import image_batches, text_batches
 
 How = Literal["uniform", "skewed", "trained"]

@@ -180,6 +180,7 @@ QUESTIONS: tuple[Question, ...] = (
         lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 8, "each": 12}),
     ),
     Question("power law", "law", "paths", _fixed("/paths/law", draws=0)),
+    Question("slopes at equal sizes", "slopes", "paths", _fixed("/paths/slopes")),
     Question(
         "flow through a module",
         "flow",
@@ -234,6 +235,7 @@ QUESTIONS: tuple[Question, ...] = (
 NOT_MEASURED = {
     "runs": "the list of runs: it grows with the number of runs, not of tokens",
     "delete": "changes the folder",
+    "problems": "of the processes",
     "models": "of models",
     "model": "of models",
     "trace": "runs a model",

@@ -1,10 +1,12 @@
 """RayTracing: the paper's claims beside our numbers, on the bundled digits and on CIFAR-10.
 
-    python -m benchmarks.raytracing --work FOLDER [--data FOLDER] [--only digits|cifar10]
+    python -m benchmarks.raytracing --work FOLDER [--data FOLDER] [--only RECIPE …] [--shipped]
 
 Trains what ``--work`` does not hold yet (resumable), several seeds each: wires, weights and order differ, and for
-the digits the convolutions and the validation split too. The relaxed recipes have a θ_out of 80 in place of 0.5.
-Without ``--data`` only the digits run. Shares are of the parameters without the convolutions, which both share.
+the digits the convolutions and the validation split too. The relaxed recipes have a θ_out of 80 in place of 0.5, in the
+crossing ones a signal crosses all layers within a threshold step. Without ``--data`` only the digits run. Shares are of
+the parameters without the convolutions, which all share. ``--shipped`` measures the checkpoints that ship anew, on the
+same test data and beside MLPs trained on the features of their own convolutions, and writes their cards.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ import torch
 
 from benchmarks.measure import RESULTS, report
 from tokenpaths.engine.analysis.families.lights import correlation, share_by_class
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.train.loop import Progress
 from tokenpaths.engine.train.raytracing_fit import Samples, measure
@@ -30,20 +35,26 @@ from tokenpaths.engine.train.train_raytracing import (
     Features,
     extract_all,
     light_up,
+    measure_shipped,
     summary,
     train_convolutions,
     train_network,
+    train_twins,
+    write_card,
 )
 
 SEEDS = {
     "raytracing-digits": 5,
+    "raytracing-digits-crossing": 5,
     "raytracing-digits-relaxed": 5,
     "raytracing-cifar10": 3,
+    "raytracing-cifar10-crossing": 3,
     "raytracing-cifar10-relaxed": 1,
 }
 CLAIMS = {
     "accuracy": "section 3, figure 2: accuracy at or above that of an MLP of as many parameters",
     "used": "section 3, figure 2: over 50 % fewer parameters used, on average",
+    "as_used": "added: accuracy above that of an MLP of only as many parameters as are used",
     "difficulty": "section 3, figure 3: easy images activate fewer blocks than hard ones",
     "classes": "section 3, figure 3: of CIFAR-10, automobiles activate the fewest blocks, dogs and birds the most",
     "sharpens": "section 1: the first solution is the most approximate, later ones are more precise",
@@ -70,7 +81,8 @@ def run(recipe: RayTracingRecipe, corpora: Corpora, features: Features, convolut
     """One seed: network and twin trained as ``train_raytracing.train`` would, and measured on the test data."""
     show = _progress(recipe.name)
     model, fitted = train_network(recipe, convolutions, features, work / recipe.name, on_progress=show)
-    twin, _ = train_network(recipe, convolutions, features, work / f"{recipe.name}-twin", twin=True, on_progress=show)
+    assert isinstance(model, RayTracing), "train_network makes one"
+    twin, small = train_twins(recipe, model, features, work, show)
     lights = light_up(model, features.test)
     share = lights.fired.double().mean(dim=1).numpy()
     names = [corpora.test.classes[label] for label in features.test.labels]
@@ -81,6 +93,7 @@ def run(recipe: RayTracingRecipe, corpora: Corpora, features: Features, convolut
         "seed": recipe.seed,
         "raytracing": summary(model, features.test) | {"epochs": len(fitted.history), "seconds": fitted.seconds},
         "mlp": measure(twin.logits_of, features.test) | {"params": twin.trainable_params},
+        "mlp_as_used": measure(small.logits_of, features.test) | {"params": small.trainable_params},
         "difficulty": asdict(correlation(share, lights.losses.numpy())),
         "active_share_right": float(share[right].mean()),
         "active_share_wrong": float(share[~right].mean()) if (~right).any() else None,
@@ -121,16 +134,31 @@ def by_threshold_step(model: RayTracing, samples: Samples, most: int = 2000, ste
     return rows
 
 
+def remeasure(name: str, data: Path | None, work: Path) -> None:
+    """Test numbers of a checkpoint that ships, beside MLPs on the same features, into its configuration and card."""
+    folder, recipe = SHIPPED_MODELS / name, find_recipe(name)
+    shipped, corpora = build_model(read_checkpoint(folder)), load_corpora(find_recipe(name), data)
+    assert isinstance(shipped, RayTracing), "shipped as one"
+    features = extract_all(shipped.convolutions, corpora)
+    twins = train_twins(recipe, shipped, features, work / "shipped", _progress(name))
+    measure_shipped(folder, shipped, recipe, features.test, twins, features.test)
+    write_card(folder)
+
+
 def averaged(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of what the claims are about."""
     numbers = {
         "accuracy": [r["raytracing"]["accuracy"] for r in rows],
         "mlp_accuracy": [r["mlp"]["accuracy"] for r in rows],
         "accuracy_minus_mlp": [r["raytracing"]["accuracy"] - r["mlp"]["accuracy"] for r in rows],
+        "mlp_as_used_accuracy": [r["mlp_as_used"]["accuracy"] for r in rows],
+        "accuracy_minus_mlp_as_used": [r["raytracing"]["accuracy"] - r["mlp_as_used"]["accuracy"] for r in rows],
         "params": [r["raytracing"]["params"] for r in rows],
         "mlp_params": [r["mlp"]["params"] for r in rows],
+        "mlp_as_used_params": [r["mlp_as_used"]["params"] for r in rows],
         "used_share": [r["raytracing"]["used_share"] for r in rows],
-        "used_share_sparse_readout": [r["raytracing"]["used_share_sparse_readout"] for r in rows],
+        "reachable_share": [r["raytracing"]["reachable_share"] for r in rows],
+        "lit_params_share": [r["raytracing"]["lit_params_share"] for r in rows],
         "active_share": [r["raytracing"]["active_share"] for r in rows],
         "theta_steps": [r["raytracing"]["theta_steps"] for r in rows],
         "reached_share": [r["raytracing"]["reached_share"] for r in rows],
@@ -150,9 +178,14 @@ def verdicts(row: dict[str, Any]) -> list[dict[str, Any]]:
     said = {
         "accuracy": (f"{mean['accuracy']:.1%} beside {mean['mlp_accuracy']:.1%}", mean["accuracy_minus_mlp"] >= 0),
         "used": (
-            f"{1 - mean['used_share']:.0%} fewer; {1 - mean['used_share_sparse_readout']:.0%} where the output layer "
-            "counts only what comes from blocks that fired",
+            f"{1 - mean['used_share']:.0%} fewer; {1 - mean['lit_params_share']:.0%} if weights of lit blocks that "
+            f"carry nothing count as used; {1 - mean['reachable_share']:.0%} never used by any test sample",
             mean["used_share"] < 0.5,
+        ),
+        "as_used": (
+            f"{mean['accuracy']:.1%} beside {mean['mlp_as_used_accuracy']:.1%} "
+            f"({mean['mlp_as_used_params']:,.0f} parameters)",
+            mean["accuracy_minus_mlp_as_used"] > 0,
         ),
         "difficulty": (
             f"correlation of active share and loss {mean['pearson']:.2f} (ranks {mean['spearman']:.2f}), above 0 with "
@@ -192,16 +225,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="states of all runs; give it again to resume")
     parser.add_argument("--data", type=Path, help="folder with vision/cifar10_train.parquet")
-    parser.add_argument("--only", choices=("digits", "cifar10"), help="keep the kept results of the other")
+    parser.add_argument("--only", nargs="+", choices=SEEDS, default=list(SEEDS), help="keep the results of the others")
+    parser.add_argument("--shipped", action="store_true", help="only measure the checkpoints that ship")
     arguments = parser.parse_args()
+    if arguments.shipped:
+        for name in arguments.only:
+            if (SHIPPED_MODELS / name).is_dir() and (arguments.data or find_recipe(name).data == "digits"):
+                remeasure(name, arguments.data, arguments.work)
+        return
     kept_file, command = RESULTS / "raytracing.json", _command(arguments)
     results: dict[str, Any] = {"claims": CLAIMS}
     for name, seeds in SEEDS.items():
         recipe = find_recipe(name)
-        if (arguments.only and recipe.data != arguments.only) or (recipe.data != "digits" and not arguments.data):
-            kept = json.loads(kept_file.read_text())["results"] if kept_file.is_file() else {}
-            if name in kept:
-                results[name] = kept[name]
+        if name not in arguments.only or (recipe.data != "digits" and not arguments.data):
             continue
         rows = []
         for one in (with_seed(recipe, seed) for seed in range(seeds)):
@@ -211,19 +247,22 @@ def main() -> None:
             convolutions = train_convolutions(one, corpora, stage, _progress(stage.name))
             rows.append(run(one, corpora, extract_all(convolutions, corpora), convolutions, arguments.work))
         results[name] = _rounded({"mean": averaged(rows), "seeds": rows}) | {"command": command}
+    kept = json.loads(kept_file.read_text())["results"] if kept_file.is_file() else {}
     for name in SEEDS:
-        if name in results:
+        if name not in results and name in kept:
+            results[name] = kept[name]
+        elif name in results:
             results[name]["verdicts"] = verdicts(results[name])
             for verdict in results[name]["verdicts"]:
                 print(f"{name}: {verdict['claim']} -> {verdict['ours']}: {verdict['reproduced']}", file=sys.stderr)
-    report("raytracing", command, results)
+    report("raytracing", command, {name: results[name] for name in ("claims", *SEEDS) if name in results})
 
 
 def _command(arguments: argparse.Namespace) -> str:
     flags = "".join(
         f" --{flag} {value}"
-        for flag, value in (("data", "<data folder>"), ("only", arguments.only))
-        if getattr(arguments, flag)
+        for flag, value in (("data", "<data folder>"), ("only", " ".join(arguments.only)))
+        if getattr(arguments, flag) not in (None, list(SEEDS))
     )
     return f"python -m benchmarks.raytracing --work <folder>{flags}"
 

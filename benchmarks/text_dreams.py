@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import report
+from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
-from tokenpaths.engine.tracing.loaded_model import load_model, models_folders
+from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
 
 RUN = "texts-dna-text-top1"

@@ -11,10 +11,10 @@ from pathlib import Path
 import streamlit as st
 
 from tokenpaths.frontend.components.keys import keys, keys_help
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, markdown, widgets
 from tokenpaths.frontend.page.filter_chips import chips_row
 from tokenpaths.frontend.page.selection import VIEWS, Selection
-from tokenpaths.frontend.views import compare, compute
+from tokenpaths.frontend.views import compare, compute, embedded
 from tokenpaths.frontend.views.detour import detour
 from tokenpaths.frontend.views.dream import dream
 from tokenpaths.frontend.views.family import family
@@ -40,10 +40,13 @@ DRAW = {
     "try": tryit.draw,
     "jobs": jobs.draw,
 }
+# In the frame of another site: these views start work. (No docstring: Streamlit would print it on the page.)
+DRAW_EMBEDDED = DRAW | {"detour": embedded.draw, "dream": embedded.draw, "jobs": embedded.draw, "try": embedded.draw}
 
 
 def main() -> None:
     """One script run: header and navigation, chips, then the view selected by the URL."""
+    markdown.install()
     st.set_page_config(
         page_title="Tokenpaths",
         page_icon=str(Path(__file__).with_name("icon.png")),
@@ -51,14 +54,19 @@ def main() -> None:
         initial_sidebar_state="collapsed",
     )
     st.html(widgets.STYLE)
+    address.settle()
     selection = address.current()
-    _navigation(selection)
+    if address.embedded():
+        st.html(widgets.EMBEDDED_STYLE)
+    else:
+        _navigation(selection)
     keys()
     for problem in address.problems():
         st.warning(widgets.escape(problem), icon=":material/link_off:")
     chips_row(selection)
     with widgets.error_boundary(f"the view {VIEWS[selection.view]}"):
-        DRAW[selection.view](selection)
+        draw = DRAW_EMBEDDED if address.embedded() else DRAW
+        draw[selection.view](selection)
 
 
 def _navigation(selection: Selection) -> None:
@@ -75,6 +83,8 @@ def _navigation(selection: Selection) -> None:
             read=lambda view: view or selection.view,
             width="content",
         )
+        # In a window of its own; relative to the page, whatever a proxy puts before it.
+        st.link_button("Documentation", "documentation/index.html", icon=":material/menu_book:", type="tertiary")
         keys_help()
 
 

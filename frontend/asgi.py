@@ -1,4 +1,4 @@
-"""ASGI application of the page: Streamlit's app behind host check, login and cached static files.
+"""ASGI application of the page: Streamlit's app and the documentation behind guard, login and cached static files.
 
 ``tokenpaths.frontend.server.serve`` passes this file to ``streamlit run``, which uses its ``app``.
 """
@@ -9,17 +9,27 @@ import os
 from pathlib import Path
 
 from starlette.middleware import Middleware
+from starlette.routing import Mount
 from streamlit.starlette import App
 
-from tokenpaths.frontend.server.host_check import HostCheck
+from tokenpaths.frontend.server import documentation
+from tokenpaths.frontend.server.embedding import VARIABLE
+from tokenpaths.frontend.server.guard import Guard
 from tokenpaths.frontend.server.login import Login
 from tokenpaths.frontend.server.static_files import CachedFiles, streamlit_files
+from tokenpaths.web_origins import read_origins
+
+try:
+    EMBED_ORIGINS = read_origins(os.environ.get(VARIABLE, ""))
+except ValueError as error:
+    raise SystemExit(f"{VARIABLE}: {error}.") from None
 
 app = App(
     Path(__file__).with_name("app.py"),
+    routes=[Mount(documentation.PATH, documentation.Documentation())],
     middleware=[
-        Middleware(HostCheck),
-        Middleware(Login, token=os.environ.get("TOKENPATHS_TOKEN", "")),
+        Middleware(Guard, inline_scripts=streamlit_files().inline_scripts(), embed_origins=EMBED_ORIGINS),
+        Middleware(Login, token=os.environ.get("TOKENPATHS_TOKEN", ""), embed_origins=EMBED_ORIGINS),
         Middleware(CachedFiles, files=streamlit_files()),
     ],
 )

@@ -22,6 +22,10 @@ HELP = {
         "choices shuffled over tokens. A slope near −1 is found in random models too, so look at the distance "
         "from the nulls."
     ),
+    "slopes": (
+        "Slope: least squares of log frequency on log rank, over all ranks or over ranks 10 to 1,000. A run is "
+        "thinned by keeping each token with the same probability; means and standard deviations over 5 such draws."
+    ),
     "law": (
         "p(count = x) ∝ x^−α for x ≥ x_min, fitted to the counts of the paths by discrete maximum likelihood; x_min "
         "makes the Kolmogorov–Smirnov distance smallest. p: (1 + those of 100 data sets drawn from the law that lie "
@@ -87,7 +91,7 @@ COLUMNS = {
     "change": "After − before; 0 = nothing changed.",
     "kl": "Kullback–Leibler divergence of the answers, after from before, in nats; mean over the outputs.",
     "loss_change": "Loss with the edit − loss without, on the same inputs, in nats.",
-    "loss_error": "One standard error of the change, outputs taken as independent.",
+    "loss_error": "One standard error of the change over samples, whose predictions rise and fall together.",
     "paths_changed_after": "Part of the tokens whose path differs at a step behind the edited one.",
     "lift": "Share among the tokens found / share among all tokens: 1 = no preference.",
     "nmi": HELP["nmi"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,3 +65,8 @@ def test_the_engine_names_no_file_twice_and_crowds_no_folder() -> None:
     folders = [file.parent for file in everywhere]
     assert {folder: folders.count(folder) for folder in folders if folders.count(folder) > 15} == {}
     assert [file for file in everywhere if len(file.read_text("utf-8").splitlines()) > 450] == []
+
+
+def test_who_only_opens_runs_does_not_pay_for_answer_types() -> None:
+    script = "import sys, tokenpaths.engine.store.ask.run; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

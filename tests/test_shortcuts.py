@@ -42,7 +42,7 @@ def test_controls_and_the_untrained_twin_are_runs_without_a_null(models, tmp_pat
         (lambda models, folder: tokenpaths.trace(models / "tiny-text", [3], folder=folder), "holds a int"),
         (lambda models, folder: tokenpaths.trace(models / "tiny-text", [], folder=folder), "no sample"),
         (lambda models, folder: tokenpaths.trace("no-such-model", ["a"], folder=folder), "no model is called"),
-        (lambda models, folder: tokenpaths.trace("hf:x/y", ["a"], untrained=True, folder=folder), "not for hf"),
+        (lambda models, folder: tokenpaths.trace("hf:x/y", ["a"], untrained=True, folder=folder), "cannot be fetched"),
         (lambda models, folder: tokenpaths.import_log(models / "nothing.npz", folder=folder), "nothing.npz"),
     ],
 )
@@ -58,3 +58,31 @@ def test_a_log_is_a_run_at_once(tmp_path):
     run = tokenpaths.import_log(tmp_path / "log.npz", run="log", folder=tmp_path)
     assert run.row["num_tokens"] == 50
     assert run.frames.usage()["count"].sum() == 50 * 3 * 2
+
+
+def test_an_object_that_meets_the_protocol_is_traced_like_a_checkpoint(models, tmp_path):
+    """A model of one's own: whatever offers what ``Traceable`` asks for."""
+    from tokenpaths.engine.tracing.loaded_model import load_model
+    from tokenpaths.engine.tracing.traceable import Traceable
+
+    inner = load_model(models / "tiny-text", [], "cpu")
+
+    class Mine:
+        """Passes everything on, under a name of its own, and brings no twin."""
+
+        name, has_small_twin = "mine", False
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(inner, name)
+
+        def run_fields(self) -> dict:
+            return inner.run_fields() | {"model": self.name}
+
+    assert isinstance(Mine(), Traceable)
+    texts = ["the cat sat on the mat"]
+    run = tokenpaths.trace(Mine(), texts, folder=tmp_path, run="own")
+    same = tokenpaths.trace(models / "tiny-text", texts, folder=tmp_path, run="same", device="cpu")
+    assert run.row["model"] == "mine"
+    assert run.paths(limit=20)["paths"] == same.paths(limit=20)["paths"]
+    assert run.fit()["untrained"] is None
+    assert same.fit()["untrained"] is not None

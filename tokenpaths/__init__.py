@@ -10,6 +10,8 @@
     run = tokenpaths.trace("dna-vision-top1", "bundled:scenes", limit=40)  # a shipped model, or "hf:…"
     run.frames.paths()  # every answer as a data frame too
 
+    tokenpaths.explore(run)  # a widget in a notebook: a sample, its flow, the path of a chosen token
+
     tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
     tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from tokenpaths.engine.store.ask.several_runs.compare import compare
     from tokenpaths.engine.store.ask.several_runs.saturation import runs, saturation
     from tokenpaths.frontend import charts
-    from tokenpaths.shortcuts import import_log, trace
+    from tokenpaths.shortcuts import explore, import_log, trace
 
 _WHERE = {
     "RecordingAssumed": "tokenpaths.engine.adapters.recorder.recorder",
@@ -35,6 +37,7 @@ _WHERE = {
     "Run": "tokenpaths.engine.store.ask.run",
     "charts": "tokenpaths.frontend.charts",
     "compare": "tokenpaths.engine.store.ask.several_runs.compare",
+    "explore": "tokenpaths.shortcuts",
     "import_log": "tokenpaths.shortcuts",
     "record": "tokenpaths.engine.adapters.recorder.recorder",
     "runs": "tokenpaths.engine.store.ask.several_runs.saturation",
@@ -48,6 +51,7 @@ __all__ = [
     "__version__",
     "charts",
     "compare",
+    "explore",
     "import_log",
     "record",
     "runs",

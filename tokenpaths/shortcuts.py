@@ -1,4 +1,4 @@
-"""One-call functions from a model or a log to an open run, for notebooks and scripts: ``tokenpaths.trace``.
+"""One-call functions for notebooks and scripts: from a model or a log to an open run, and a widget that shows one.
 
 The commands ``tokenpaths trace`` and ``tokenpaths import`` do the same with progress bars.
 """
@@ -16,15 +16,18 @@ from tokenpaths.engine.store.ask.run import Run
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Sample
+    from tokenpaths.engine.tracing.traceable import Traceable
+    from tokenpaths.frontend.notebook.explorer import Explorer
 
 
 def trace(
-    model: str | Path,
+    model: str | Path | Traceable,
     data: str | Path | Iterable[Any],
     *,
     run: str | None = None,
     folder: Path | str | None = None,
     limit: int | None = None,
+    split: str | None = None,
     controls: Mapping[str, Any] | None = None,
     untrained: bool = False,
     twin: bool = True,
@@ -35,11 +38,12 @@ def trace(
 
     Args:
         model: Name of a shipped or own checkpoint, its folder, or ``hf:`` and the name or folder of a Hugging Face
-            mixture of experts.
+            mixture of experts. Or any object that meets ``engine.tracing.traceable.Traceable``: a model of your own.
         data: A data set as for ``tokenpaths trace --data`` (``bundled:scenes``, a folder, a file), or texts.
         run: Name of the run; by default from model, data and time.
         folder: Folder of run files; by default that of the data folder.
         limit: Maximum number of samples, balanced over the labels.
+        split: Of a data set that has several, such as a saved ``DatasetDict``.
         controls: Changes of the routes, for example ``{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}``.
         untrained: Trace the untrained twin itself, as a run of its own.
         twin: Also count the paths of the untrained twin (not under controls, where it is no null model).
@@ -53,38 +57,40 @@ def trace(
         UserError: Model, data, controls or name are invalid; no files are left behind.
     """
     from tokenpaths.engine.adapters.find_traceable import find_traceable
-    from tokenpaths.engine.edits.prepared import prepare
-    from tokenpaths.engine.edits.sweep import usage_of, with_share
-    from tokenpaths.engine.tracing.loaded_model import as_untrained, models_folders
+    from tokenpaths.engine.base.model_folders import models_folders
+    from tokenpaths.engine.edits.sweep import with_counted_share
     from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_samples
+    from tokenpaths.engine.tracing.traceable import as_untrained
 
-    if untrained and str(model).startswith("hf:"):
-        raise UserError("untrained is for models of this program, not for hf: models", field="untrained")
     twin = twin and not controls and not untrained
-    found = find_traceable(model, models_folders(data_dir()), device, controls=controls or None)
-    loaded: Any = found.load(twin)
+    loaded: Any = model
+    if isinstance(model, str | Path):
+        folders = models_folders(data_dir())
+        loaded = find_traceable(model, folders, device, None, controls or None, folders[0]).load()
     if controls:
         loaded = loaded.with_controls(dict(controls))
     if untrained:
         loaded = as_untrained(loaded)
-    samples, about = _samples(data, found.modality, limit)
+    samples, about = _samples(data, loaded.modality, limit, split)
     if getattr(loaded.controls, "ban_share", None) is not None:
         samples = list(samples)
-        loaded = with_share(loaded, usage_of(loaded, prepare(loaded, samples)))
+        loaded = with_counted_share(loaded, samples)
     options = TraceOptions(run_id=run, overwrite=overwrite, twin=twin, **about)
     return Run.open(trace_samples(loaded, samples, runs_dir() if folder is None else Path(folder), options))
 
 
 def _samples(
-    data: str | Path | Iterable[Any], modality: Any, limit: int | None
+    data: str | Path | Iterable[Any], modality: Any, limit: int | None, split: str | None
 ) -> tuple[Iterable[Sample], dict[str, Any]]:
     """The samples, and the matching fields of ``TraceOptions``."""
     from tokenpaths.engine.data.datasets import Sample, open_dataset
 
     if isinstance(data, str | Path):
-        dataset = open_dataset(data, modality, limit=limit)
+        dataset = open_dataset(data, modality, limit=limit, split=split)
         regions = dataset.regions if modality == "vision" else ()
         return dataset, {"dataset": dataset.name, "split": dataset.split, "regions": regions}
+    if split is not None:
+        raise UserError(f"split '{split}' is for data sets by path; data are samples already", field="split")
     if modality != "text":
         raise UserError("this model takes images: give a folder of images or a data set as data", field="data")
     texts = [
@@ -118,11 +124,55 @@ def import_log(
     Raises:
         UserError: The log cannot be read, or the name is taken; no files are left behind.
     """
-    from tokenpaths.engine.adapters.logs import formats, importing
+    from tokenpaths.engine.adapters.logs import importing
+    from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
     from tokenpaths.engine.tracing.trace_run import new_run_id
 
-    log = formats.open_log(Path(file), format, layers=layers, top_k=top_k, experts=experts)
+    log = open_confined_log(Path(file), format, layers=layers, top_k=top_k, experts=experts)
     place = runs_dir() if folder is None else Path(folder)
     texts = None if tokenizer is None else importing.read_vocabulary(Path(tokenizer))
     name = run or new_run_id(model or log.model or "log", Path(file).stem)
     return Run.open(importing.import_log(log, place, name, model=model, token_texts=texts, overwrite=overwrite))
+
+
+def explore(
+    run: Run,
+    *,
+    sample: int = 0,
+    token: int | None = None,
+    through: str | None = None,
+    tint: int | None = None,
+    theme: str = "auto",
+) -> Explorer:
+    """A widget for notebooks (JupyterLab, marimo): a sample, its flow, and the path of a chosen token.
+
+    A click on a token (of a text, or a patch of an image) lights its path in the flow, says its rank, share and
+    compute, and shows the tokens of other samples on the same path; a click on a circle fades the tokens that do not
+    go there. The arguments are traits of the widget, linked with Python: ``widget.token`` is the chosen token,
+    ``widget.sample = 3`` shows another sample, ``widget.observe(function, "token")`` calls back. No server, no network.
+
+    Args:
+        run: An open run, as from ``tokenpaths.Run.open``.
+        sample: Number of the sample shown first.
+        token: The token chosen at first.
+        through: ``step.module``; tokens that do not go there are faded.
+        tint: Colour tokens by their module of this step; None: by the CDF of their path.
+        theme: ``light`` or ``dark``; ``auto`` follows the notebook.
+
+    Returns:
+        The widget; its ``to_html()`` is the same picture as HTML that stands alone.
+
+    Raises:
+        UserError: anywidget is not installed, or there is no such sample, token or step.
+    """
+    try:
+        from tokenpaths.frontend.notebook.explorer import Explorer, TraitError
+    except ModuleNotFoundError as error:
+        if error.name != "anywidget":
+            raise
+        raise UserError("explore() needs anywidget: pip install 'tokenpaths[notebook]'", field="run") from None
+    traits = {"sample": sample, "token": token, "through": through, "tint": tint, "theme": theme}
+    try:
+        return Explorer(run, **{name: value for name, value in traits.items() if value is not None})
+    except TraitError as error:
+        raise UserError(str(error), field="run") from None

@@ -97,9 +97,12 @@ class RequestLimit:
         if answer is not None:
             await answer(scope, receive, send)
             return
-        if self.num_inside >= self.limit:
+        crowded = scope.get("state", {}).get("crowded", False)  # by ``connections.LimitedProtocol``
+        if self.num_inside >= self.limit or crowded:
             self.refused.inc()
             problem = busy(f"{self.num_inside:,} requests are being answered already; try again in a moment.")
+            if crowded:
+                problem.headers["connection"] = "close"
             await problem.response(scope["path"])(scope, receive, send)
             return
         self.num_inside += 1

@@ -13,13 +13,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, new_request_id, request_id
-from tokenpaths.backend.metrics import PROBLEM_KIND
-from tokenpaths.backend.problems import Problem, problem_of
+from tokenpaths.backend.problems import PROBLEM_KIND, Problem, problem_of
 from tokenpaths.backend.settings import Settings
 
 log = logging.getLogger(__name__)
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+OWN_SITES = (None, "same-origin", "none")
+"""values of Sec-Fetch-Site of programs, of this server's own pages, and of addresses that a person typed"""
 OPEN_PATHS = frozenset({"/healthz"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -136,15 +137,18 @@ class Guard:
         allowed.
         """
         site = headers.get("sec-fetch-site")
-        if method in SAFE_METHODS:  # links from other sites may navigate here; embedded requests are refused
-            if site == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-                return _cross_site("Sec-Fetch-Site", site)
-            return None
         origins = headers.getlist("origin")
+        if method in SAFE_METHODS:
+            # Links from other sites may lead here; a frame is a navigation too, with another destination.
+            navigates = headers.get("sec-fetch-mode") == "navigate"
+            if site in OWN_SITES or (navigates and headers.get("sec-fetch-dest") in (None, "document")):
+                return None
+            header = "Sec-Fetch-Dest" if navigates else "Sec-Fetch-Site"
+            return _cross_site(header, headers.get(header, ""))
         if any(not self.is_own(origin, host) for origin in origins):
             return _cross_site("Origin", origins[0])
         allowed = bool(origins) and all(origin.strip().lower() in self.origins for origin in origins)
-        if site not in (None, "same-origin", "none") and not allowed:
+        if site not in OWN_SITES and not allowed:
             return _cross_site("Sec-Fetch-Site", str(site))
         return None
 

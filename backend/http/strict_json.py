@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.base.validation import distinct_keys
 
 MOST_DIGITS = 400
 
@@ -20,7 +21,7 @@ def strict_json(data: bytes | str) -> Any:
     """
     try:
         values = json.loads(
-            data, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+            data, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=distinct_keys
         )
         # a lone surrogate could be stored but never be encoded as UTF-8 again
         json.dumps(values, ensure_ascii=False).encode()
@@ -39,17 +40,6 @@ def json_body(data: bytes) -> Any:
         return strict_json(data)
     except ValueError as error:
         raise Problem(422, "json", f"The body cannot be read as JSON: {str(error)[:200]}.", field="body") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"the key {name[:80]!r} is there twice in one object; give it once")
-            seen.add(name)
-    return values
 
 
 def _finite(word: str) -> float:

@@ -19,8 +19,7 @@ from starlette.requests import ClientDisconnect
 from tokenpaths.backend.http.strict_json import strict_json
 from tokenpaths.backend.problems import Problem, nearest
 from tokenpaths.backend.settings import Settings
-from tokenpaths.engine.adapters.huggingface.config import is_huggingface
-from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.adapters.huggingface.config import is_model_name
 
 FIELDS = ("model", "image", "text", "controls", "purpose")
 PURPOSES = ("try", "detour")
@@ -217,15 +216,7 @@ def _form(parts: _Parts) -> TraceForm:
     if not values.get("model"):
         raise Problem(422, "missing-field", "Say which `model` to trace; GET /api/v1/models lists them.", field="model")
     model = values["model"].decode("utf-8", "replace")
-    if is_huggingface(model):
-        raise Problem(
-            422,
-            "job-only",
-            f"The Hugging Face model {model[:80]!r} is not run while somebody waits: submit a job "
-            '(POST /jobs, kind "reroute"), which says how far it is.',
-            field="model",
-        )
-    if not is_name(model):
+    if not is_model_name(model):
         raise _bad_model(model)
     if ("image" in values) == ("text" in values):
         given = "both were" if "image" in values else "neither was"
@@ -303,7 +294,7 @@ def _bad_model(given: str) -> Problem:
         422,
         "model-name",
         f"{given[:80]!r} cannot be the name of a model: letters, digits, `-` and `_`, at most 64, "
-        "the first a letter or digit.",
+        "the first a letter or digit; or `hf:` and the name of a folder of Hugging Face checkpoints.",
         field="model",
     )
 

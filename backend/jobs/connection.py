@@ -1,9 +1,17 @@
-"""The SQLite connection to the job file, shared by the threads of a process."""
+"""The SQLite connections to the job file: one that writes, a few that read, shared by the threads of a process.
+
+Readers never wait for a writer: they have connections of their own, and the file is in WAL mode. A writer waits
+``BUSY_SECONDS`` for another process, and those behind it then give up too.
+
+SQLite goes on writing to a file that was deleted, replaced or moved away. So before each use the inodes of the file and
+its log are compared with those that were opened; where they differ, all is opened again.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -11,66 +19,217 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tokenpaths.backend.data_folder import DataFolder, Identity, identity_of
 from tokenpaths.backend.jobs.rows import CREATE, SCHEMA_VERSION, DamagedRow, keep_sums
-from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.problems import Problem, busy
 
 log = logging.getLogger(__name__)
-BUSY_SECONDS = 10.0
+BUSY_SECONDS = 2.0
+QUEUE_SECONDS = 10.0
+"""longest wait for writers of this process that came earlier"""
+READ_BUSY_SECONDS = 0.5
+READERS = 4
+ENDS = ("", "-wal", "-shm")
 RESERVE_BYTES = 1 << 20
 CHECKPOINT_PAGES = 64
 """WAL checkpoint interval in pages, small enough that the log never outgrows its reserve"""
 FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC)
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+CLOSED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
 
 class Connection:
-    """SQLite connection in WAL mode, so that readers never wait for a writer; opened and created at its first use.
+    """SQLite connections in WAL mode; opened and created at their first use.
+
+    Args:
+        file: The job file.
+        folder: The data folder that it lies in, by default the folder of ``file``.
 
     Raises (from ``reading`` and ``writing``):
         OSError: ENOSPC, the disk is full.
-        Problem: 500 if the file is damaged or of a newer version, 503 if it stays locked.
+        Problem: 500 if the file is damaged, of a newer version or cannot be written; 503 if it stays locked, or while
+            the data folder is gone.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, folder: DataFolder | None = None) -> None:
         self.file = file
+        self.folder = folder if folder is not None else DataFolder(file.parent)
         self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        """held by whoever opens, closes or writes"""
+        self._writer: sqlite3.Connection | None = None
+        self._refused_at = -QUEUE_SECONDS
+        """when a lock of another process was last waited for in vain"""
+        self._readers: list[sqlite3.Connection] = []
+        """idle connections of the present generation"""
+        self._reading = threading.BoundedSemaphore(READERS)
+        self.generation = 0
+        """counts how often the file was opened, so that no connection to an older one is used again"""
+        self._opened: tuple[Identity | None, ...] | None = None
+        """identities of the file, its log and its shared memory when they were opened"""
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time."""
-        with self._lock, self._explained():
-            yield self._open()
+        """A connection that only reads, for one thread at a time."""
+        with self._explained():
+            self._check_file()
+            if not self._reading.acquire(timeout=QUEUE_SECONDS):
+                raise _is_busy()
+            try:
+                connection, generation = self._reader()
+                try:
+                    yield connection
+                finally:
+                    self._put_back(connection, generation)
+            finally:
+                self._reading.release()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """An exclusive write transaction, committed or rolled back as a whole."""
-        with self._lock, self._explained():
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # after some errors SQLite has already rolled back
-                    connection.execute("ROLLBACK")
-                raise
+        with self._alone():
+            with self._explained():
+                self._check_file()
+                connection = self._open()
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):  # after some errors SQLite has already rolled back
+                        connection.execute("ROLLBACK")
+                    raise
+            if self._has_moved():
+                raise Problem(
+                    503,
+                    "jobs-file",
+                    f"The list of jobs, {self.file}, was replaced at this moment; look whether it was done.",
+                    headers={"retry-after": "1"},
+                )
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
         with self._lock:
-            if self._connection is not None:
+            self.generation += 1
+            connections = [*self._readers, *([self._writer] if self._writer is not None else [])]
+            self._readers, self._writer, self._opened = [], None, None
+            for connection in connections:  # the writer last: the last one to close empties the log
                 with suppress(sqlite3.Error):
-                    self._connection.close()
-                self._connection = None
+                    connection.close()
+
+    @contextmanager
+    def _between_processes(self) -> Iterator[None]:
+        """Hold a lock file: two processes must not open, or open again, at the same moment. 503 if it stays held."""
+        try:
+            import fcntl
+
+            descriptor = os.open(self.file.with_name(f".{self.file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        except (ImportError, OSError):  # Windows; a folder that cannot be written
+            yield
+            return
+        ends = time.monotonic() + BUSY_SECONDS
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > ends:
+                        raise _is_busy() from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock; Problem 503 where one that came earlier has meanwhile waited for another process in vain."""
+        came = time.monotonic()
+        if not self._lock.acquire(timeout=QUEUE_SECONDS):
+            raise _is_busy()
+        try:
+            if self._refused_at > came:
+                raise _is_busy()
+            yield
+        finally:
+            self._lock.release()
+
+    def _identities(self) -> tuple[Identity | None, ...]:
+        return tuple(identity_of(self.file.with_name(self.file.name + end)) for end in ENDS)
+
+    def _has_moved(self) -> bool:
+        """Whether another file, or none, stands where one was opened."""
+        opened = self._opened
+        return opened is not None and any(
+            known is not None and known != found for known, found in zip(opened, self._identities(), strict=True)
+        )
+
+    def _check_file(self) -> None:
+        """Problem 503 while the data folder is gone; closes connections to a file that is no longer the one there."""
+        try:
+            self.folder.require()
+        except Problem:
+            if self._opened is not None:
+                self.close()
+            raise
+        if not self._has_moved():
+            return
+        with self._alone(), self._between_processes():
+            if not self._has_moved():  # another thread was faster
+                return
+            log.warning("%s was removed or replaced; what stands there now is used, or a new one", self.file)
+            opened, found = self._opened or (None, None, None), self._identities()
+            # Bring what only the log holds into the file, wherever that is now. Where there is a new log, it counts.
+            if self._writer is not None and found[1] in (None, opened[1]):
+                with suppress(sqlite3.Error):
+                    self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self.close()
+            if all(there in (None, known) for known, there in zip(opened[1:], found[1:], strict=True)):
+                # Nobody has a new log yet. SQLite would read the old one, or half of it, into what is opened now.
+                for end in ENDS[1:]:
+                    self.file.with_name(self.file.name + end).unlink(missing_ok=True)
+
+    def _reader(self) -> tuple[sqlite3.Connection, int]:
+        """A connection for reading, and its generation."""
+        if self._opened is None:
+            with self._alone():
+                self._open()
+        with suppress(IndexError):
+            return self._readers.pop(), self.generation
+        generation = self.generation
+        connection = self._connect(READ_BUSY_SECONDS)
+        try:
+            connection.execute("PRAGMA query_only = 1")
+        except BaseException:
+            connection.close()
+            raise
+        return connection, generation
+
+    def _put_back(self, connection: sqlite3.Connection, generation: int) -> None:
+        if generation == self.generation and not connection.in_transaction:
+            self._readers.append(connection)
+            if generation == self.generation:
+                return
+            with suppress(ValueError):  # closed in between: by ``close``, or here
+                self._readers.remove(connection)
+        with suppress(sqlite3.Error):
+            connection.close()
+
+    def _connect(self, busy_s: float) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.file, timeout=busy_s, isolation_level=None, check_same_thread=False)
+        connection.row_factory = sqlite3.Row
+        return connection
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is not None:
-            return self._connection
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        """The connection that writes; call it only with the lock."""
+        if self._writer is not None:
+            return self._writer
+        with self._between_processes():
+            return self._open_first()
+
+    def _open_first(self) -> sqlite3.Connection:
+        connection = self._connect(BUSY_SECONDS)
         try:
-            connection.row_factory = sqlite3.Row
             _use_write_ahead_log(connection)
             # An accepted job must survive a power cut.
             connection.execute("PRAGMA synchronous = FULL")
@@ -87,7 +246,7 @@ class Connection:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._writer, self._opened = connection, self._identities()
         return connection
 
     @contextmanager
@@ -107,15 +266,22 @@ class Connection:
                     f"The list of jobs, {self.file}, is damaged; move it away, and an empty one is made. "
                     "Runs and the files of jobs are not affected.",
                 ) from error
-            if code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise Problem(
-                    503, "busy", "The list of jobs is busy; try again in a moment.", headers={"retry-after": "1"}
-                ) from error
-            if code is not None and code & 0xFF in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            if code is not None and code & 0xFF in LOCKED:
+                self._refused_at = time.monotonic()
+                raise _is_busy() from error
+            if code is not None and code & 0xFF in CLOSED:
                 raise Problem(500, "jobs-file", f"The list of jobs, {self.file}, cannot be opened for writing.") from (
                     error
                 )
-            raise
+            log.error("the job file %s cannot be used", self.file, exc_info=error)
+            self.close()
+            raise Problem(
+                500, "jobs-file", f"The list of jobs, {self.file}, cannot be read or written ({error})."
+            ) from error
+
+
+def _is_busy() -> Problem:
+    return busy("The list of jobs is busy; try again in a moment.", retry_after_s=2)
 
 
 def _is_damage(error: sqlite3.Error, code: int | None) -> bool:
@@ -147,7 +313,9 @@ def _reserve(connection: sqlite3.Connection, file: Path) -> None:
         if log_file.stat().st_size >= RESERVE_BYTES:
             return
     with suppress(sqlite3.Error):  # the disk is already full, or another process holds the lock
+        connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("CREATE TABLE IF NOT EXISTS reserve (bytes BLOB)")
         connection.execute("INSERT INTO reserve VALUES (zeroblob(?))", (RESERVE_BYTES,))
         connection.execute("DELETE FROM reserve")
         connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")

@@ -24,8 +24,8 @@ from typing import Any
 from tokenpaths.backend.jobs.files import changed_artifacts, job_dir, sweep
 from tokenpaths.backend.jobs.table import JobTable, Lease, Order
 from tokenpaths.backend.logs import LastingWarning
+from tokenpaths.backend.loops import ThreadFailure, contained, is_own_end, repeat
 from tokenpaths.backend.problems import Problem, problem_of
-from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, is_disk_full
 from tokenpaths.engine.jobs.registry import JobContext, LongJob, Progress, find_kind, read_request
@@ -40,32 +40,6 @@ PAUSE_SECONDS = 5.0
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-class RunErrors:
-    """Attributes an unexpected error of a job to the foreign runs that it opened.
-
-    ``context`` is a copy of the job's context that records which runs are opened through it.
-    """
-
-    def __init__(self, context: JobContext) -> None:
-        self.registry = RunRegistry(context.runs_dir)
-        self.run_ids: list[str] = []
-        problem_of_run = context.problem_of_run
-
-        def noted(file: Path) -> str | None:
-            self.run_ids.append(file.stem)
-            return problem_of_run(file) if problem_of_run is not None else None
-
-        self.context = replace(context, problem_of_run=noted)
-
-    def explained(self, error: Exception) -> Exception:
-        """``error``, or Problem 409 if it was unexpected and a foreign run was opened."""
-        try:
-            with self.registry.foreign_run_errors(*self.run_ids):
-                raise error
-        except Exception as explained:
-            return explained
-
-
 @dataclass
 class Working:
     """The job that this worker is executing."""
@@ -73,7 +47,6 @@ class Working:
     lease: Lease
     folder: Path
     job: LongJob | None = None
-    run_errors: RunErrors | None = None
     order: Order = "go"
     known: dict[str, tuple[int, int]] = field(default_factory=dict)
     """artifacts already reported, with their (time, size)"""
@@ -98,18 +71,42 @@ class JobRunner:
     """Leases jobs of ``table`` and executes them; ``in_thread`` runs a function in the model thread."""
 
     def __init__(self, table: JobTable, context: JobContext, in_thread: InThread, *, free_bytes: float) -> None:
-        self.table, self.context, self.in_thread, self.free_bytes = table, context, in_thread, free_bytes
+        self.table, self.context, self.free_bytes = table, context, free_bytes
+        self.in_thread: InThread = lambda work: in_thread(contained(work))
         self.worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.ending = asyncio.Event()
         self.trouble = LastingWarning(log)
+        self.trouble_now: str | None = None
+        """why no job can be taken up or recorded at the moment"""
+        self.at_work = False
+        """whether a job is in hand"""
+        self.last_turn = time.monotonic()
+        """when the loop last came round, or a slice of a job was over"""
+
+    def has_work(self) -> bool:
+        """Whether a job is in hand, or one waits for this or another worker."""
+        if self.at_work:
+            return True
+        try:
+            return self.table.counts().get("waiting", 0) > 0
+        except (OSError, Problem):
+            return False
 
     async def run(self) -> None:
-        """Lease and execute jobs until ``ending`` is set."""
-        beat = asyncio.create_task(self._beat())
+        """Lease and execute jobs until ``ending`` is set; no exception of a job or of the table ends it."""
+        alive = repeat("recording that this worker is alive", self._beat, lambda: self.table.lease_s / 5)
+        beat = asyncio.create_task(alive)
         try:
             while not self.ending.is_set():
-                if not await self._one():
-                    await self._rest(POLL_SECONDS)
+                self.last_turn = time.monotonic()
+                try:
+                    if not await self._one():
+                        await self._rest(POLL_SECONDS)
+                except BaseException as error:
+                    if is_own_end(error):
+                        raise
+                    log.error("the loop of jobs failed (%s) and goes on", type(error).__name__, exc_info=error)
+                    await self._rest(PAUSE_SECONDS)
         finally:
             beat.cancel()
             with contextlib.suppress(Exception):
@@ -120,20 +117,32 @@ class JobRunner:
         try:
             lease = await asyncio.to_thread(self._lease)
         except Exception as error:  # a full disk or a missing file: both may be temporary
-            self.trouble.warn(f"the list of jobs cannot be used now: {error}")
+            self._cannot(f"the list of jobs cannot be used now: {error}")
             await self._rest(PAUSE_SECONDS)
             return True
-        self.trouble.over("the list of jobs can be used again")
+        self._can_again()
         if lease is None:
             return False
+        self.at_work = True
         try:
             await self._work(lease)
         except Exception:  # the lease expires and the job is taken up again
             log.exception("job %s was lost hold of", lease.row.job)
             await self._rest(PAUSE_SECONDS)
+        finally:
+            self.at_work = False
         return True
 
+    def _cannot(self, message: str) -> None:
+        self.trouble_now = message
+        self.trouble.warn(message)
+
+    def _can_again(self) -> None:
+        self.trouble_now = None
+        self.trouble.over("the list of jobs can be used again")
+
     def _lease(self) -> Lease | None:
+        self.table.connection.folder.require()
         free = shutil.disk_usage(self.context.data_dir).free
         return self.table.lease(self.worker, resume_paused=free >= self.free_bytes)
 
@@ -142,16 +151,15 @@ class JobRunner:
             await asyncio.wait_for(self.ending.wait(), seconds)
 
     async def _beat(self) -> None:
-        """Record periodically that this worker is alive."""
-        while True:
-            with contextlib.suppress(OSError, Problem):
-                await asyncio.to_thread(self.table.seen, self.worker)
-            await asyncio.sleep(self.table.lease_s / 5)
+        """Record that this worker is alive."""
+        with contextlib.suppress(OSError, Problem):
+            await asyncio.to_thread(self.table.seen, self.worker)
 
     async def _work(self, lease: Lease) -> None:
         work = Working(lease, job_dir(self.context.data_dir, lease.row.job))
         try:
-            work.folder.mkdir(parents=True, exist_ok=True)
+            work.folder.parent.mkdir(exist_ok=True)
+            work.folder.mkdir(exist_ok=True)
             lock = HolderLock(work.folder / ".lock")
             lock.acquire()
         except UserError as error:  # the previous worker lost its lease but still writes
@@ -161,7 +169,9 @@ class JobRunner:
         except OSError as error:
             await self._trouble(work, error)
             return
-        renewing = asyncio.create_task(self._renew(work))
+        renewing = asyncio.create_task(
+            repeat(f"renewing the lease of {lease.row.job}", lambda: self._renew(work), lambda: 0.0)
+        )
         try:
             await self._life(work)
         finally:
@@ -170,8 +180,8 @@ class JobRunner:
 
     async def _renew(self, work: Working) -> None:
         """Renew the lease while a slice runs."""
-        while work.order != "lost":
-            await asyncio.sleep(self.table.lease_s / 5)
+        await asyncio.sleep(self.table.lease_s / 5)
+        if work.order != "lost":
             with contextlib.suppress(OSError, Problem):
                 order = await asyncio.to_thread(self.table.renew, work.lease)
                 if order != "go":
@@ -190,7 +200,11 @@ class JobRunner:
             return
         await self._close(work)
         if end is not None:
-            await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
+            try:
+                await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
+            except Exception as error:  # a result that is no JSON
+                await self._trouble(work, error)
+                return
         elif work.order == "cancel":
             await self._say(lambda: self.table.end(work.lease, "cancelled"))
         elif work.order == "go":  # the worker is shutting down
@@ -201,8 +215,8 @@ class JobRunner:
         """Start the job; in the model thread."""
         row = work.lease.row
         sweep(work.folder)
-        kind, work.run_errors = find_kind(row.kind), RunErrors(self.context)
-        work.job = kind.start(read_request(kind, row.request), work.folder, work.run_errors.context)
+        kind = find_kind(row.kind)
+        work.job = kind.start(read_request(kind, row.request), work.folder, self.context)
 
     async def _advance(self, work: Working) -> Progress | None:
         """Run slices until the job is finished (returns its last progress), cancelled or lost (returns None)."""
@@ -214,8 +228,16 @@ class JobRunner:
             work.known |= changes
             names += [name for name in changes if name not in names]
             rate = work.rate(progress.done, progress.unit)
-            order = await asyncio.to_thread(self.table.report, work.lease, progress, rate, names)
-            names = []
+            order: Order = "go"
+            try:
+                order = await asyncio.to_thread(self.table.report, work.lease, progress, rate, names)
+                names = []
+                self._can_again()
+            except (OSError, Problem) as error:  # said later, where the trouble is not the job's
+                if is_disk_full(error):
+                    raise
+                self._cannot(f"the list of jobs cannot be written: {error}")
+            self.last_turn = time.monotonic()
             if order != "lost" and progress.finished:
                 return progress
             work.order = order if order != "go" else work.order
@@ -237,7 +259,12 @@ class JobRunner:
             message = "The disk of the data folder is full; this goes on by itself when there is space again."
             await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
             return
-        problem = plain(as_problem(error, work.run_errors))
+        if (gone := self.table.connection.folder.problem()) is not None:
+            log.warning("job %s pauses: %s", work.lease.row.job, gone.detail)
+            message = "The data folder was gone for a while; this goes on by itself."
+            await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
+            return
+        problem = plain(as_problem(error))
         log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
 
@@ -253,11 +280,13 @@ class JobRunner:
     async def _say(self, word: Callable[[], object]) -> None:
         """Write the outcome of a job; retried, since the job table may be on the disk that is full."""
         while True:
+            self.last_turn = time.monotonic()
             try:
                 await asyncio.to_thread(word)
+                self._can_again()
                 return
             except (OSError, Problem) as error:
-                self.trouble.warn(f"the list of jobs cannot be written: {error}")
+                self._cannot(f"the list of jobs cannot be written: {error}")
                 if self.ending.is_set():
                     return
                 await self._rest(PAUSE_SECONDS / 5)
@@ -274,15 +303,14 @@ def _slices(work: Working, seconds: float) -> Progress:
             return progress
 
 
-def as_problem(error: Exception, run_errors: RunErrors | None) -> dict[str, Any]:
+def as_problem(error: Exception) -> dict[str, Any]:
     """The error of a failed job as a problem dict (RFC 9457)."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         error = Problem(500, "out-of-memory", "There was not enough memory for this; ask for less at once.")
-    if run_errors is not None:
-        error = run_errors.explained(error)
     if not isinstance(error, (UserError, Problem)):
         log.error("a job failed", exc_info=error)
-        said = f"Something unforeseen happened ({type(error).__name__}); the worker's log has the details."
+        kind = error.kind if isinstance(error, ThreadFailure) else type(error).__name__
+        said = f"Something unforeseen happened ({kind}); the worker's log has the details."
         error = Problem(500, "internal", said)
     return problem_of(error).body()
 

@@ -12,19 +12,20 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
-
+from tokenpaths.backend.data_folder import DataFolder
 from tokenpaths.backend.http.redact_paths import redact, redact_data, redact_problem
 from tokenpaths.backend.jobs.files import job_dir, read_artifact, remove_folder
 from tokenpaths.backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
-from tokenpaths.backend.jobs.runner import RunErrors
 from tokenpaths.backend.jobs.table import JobTable, seconds_left
+from tokenpaths.backend.logs import LastingWarning
+from tokenpaths.backend.loops import contained, repeat
 from tokenpaths.backend.problems import Problem, busy, disk_full, from_user_error
-from tokenpaths.backend.runs.foreign_files import ForeignFiles, foreign_files_of
+from tokenpaths.backend.runs.open_runs import gate_of
 from tokenpaths.backend.settings import Settings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.registry import JobContext, find_kind, list_artifacts, read_request
 from tokenpaths.engine.jobs.titles import job_title
+from tokenpaths.engine.store.intake.gate import RunGate
 
 PING_SECONDS = 15.0
 POLL_SECONDS = 0.25
@@ -35,9 +36,14 @@ GONE = "Its worker is gone; the next one that is free goes on with it."
 log = logging.getLogger(__name__)
 
 
-def job_table(settings: Settings) -> JobTable:
-    """The job table described by ``settings``; opened at its first use."""
-    return JobTable(settings.jobs_file, lease_s=settings.job_lease_seconds, most_waiting=settings.job_queue_length)
+def job_table(settings: Settings, folder: DataFolder | None = None) -> JobTable:
+    """The job table described by ``settings``, in the data folder ``folder``; opened at its first use."""
+    return JobTable(
+        settings.jobs_file,
+        folder=folder if folder is not None else DataFolder(settings.data_dir),
+        lease_s=settings.job_lease_seconds,
+        most_waiting=settings.job_queue_length,
+    )
 
 
 class JobNotifier:
@@ -50,6 +56,8 @@ class JobNotifier:
         self.table = table
         self.listeners: dict[str, set[asyncio.Event]] = {}
         self.polling: asyncio.Task[None] | None = None
+        self.newest = self.generation = 0
+        self.trouble = LastingWarning(log)
 
     @contextlib.asynccontextmanager
     async def listening(self, job: str) -> AsyncIterator[asyncio.Event]:
@@ -57,7 +65,8 @@ class JobNotifier:
         listener = asyncio.Event()
         self.listeners.setdefault(job, set()).add(listener)
         if self.polling is None or self.polling.done():
-            self.polling = asyncio.create_task(self._poll())
+            self.newest = 0
+            self.polling = asyncio.create_task(repeat("watching the list of jobs", self._poll, lambda: POLL_SECONDS))
         try:
             yield listener
         finally:
@@ -65,33 +74,40 @@ class JobNotifier:
             others.discard(listener)
             if not others:
                 del self.listeners[job]
+            if not self.listeners:
+                self.close()
 
     def close(self) -> None:
         """Stop polling."""
         if self.polling is not None:
             self.polling.cancel()
+            self.polling = None
 
     async def _poll(self) -> None:
-        newest: int | None = None
-        while self.listeners:
-            try:
-                # Poll after the first listener is registered, so that no change is missed in between.
-                newest, changed = await asyncio.to_thread(self.table.changed, newest or 0)
-                for job in changed:
-                    for listener in self.listeners.get(job, ()):
-                        listener.set()
-            except (OSError, Problem) as error:
-                log.warning("the list of jobs cannot be read: %s", error)
-            await asyncio.sleep(POLL_SECONDS)
+        """Look once. Only after the first listener is registered, so that no change is missed in between."""
+        try:
+            newest, changed = await asyncio.to_thread(self.table.changed, self.newest)
+        except (OSError, Problem) as error:
+            self.trouble.warn(f"the list of jobs cannot be read: {error}")
+            return
+        self.trouble.over("the list of jobs can be read again")
+        if self.table.connection.generation != self.generation:  # opened again, perhaps another file: ids begin anew
+            self.generation = self.table.connection.generation
+            newest, changed = 0, set(self.listeners)
+        self.newest = newest
+        for job in changed:
+            for listener in self.listeners.get(job, ()):
+                listener.set()
 
 
 class Jobs:
     """Jobs as the routes and the command line see them. Methods block, unless they are ``async``."""
 
-    def __init__(self, settings: Settings, foreign_files: ForeignFiles | None = None) -> None:
+    def __init__(self, settings: Settings, gate: RunGate | None = None, folder: DataFolder | None = None) -> None:
         self.settings = settings
-        self.foreign_files = foreign_files if foreign_files is not None else foreign_files_of(settings)
-        self.table = job_table(settings)
+        self.folder = folder if folder is not None else DataFolder(settings.data_dir)
+        self.gate = gate if gate is not None else gate_of(settings)
+        self.table = job_table(settings, self.folder)
         self.notifier = JobNotifier(self.table)
         self.streams = 0
         """number of open event streams"""
@@ -107,25 +123,21 @@ class Jobs:
             job_kind = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        run_errors = RunErrors(
-            JobContext(
-                self.settings.data_dir,
-                tuple(self.settings.all_models_dirs),
-                huggingface_dir=self.settings.huggingface_dir,
-                problem_of_run=self.foreign_files.problem if self.foreign_files is not None else None,
-            )
+        context = JobContext(
+            self.settings.data_dir,
+            tuple(self.settings.all_models_dirs),
+            huggingface_dir=self.settings.checkpoints_dir,
+            gate=self.gate,
         )
         try:
-            checked = read_request(job_kind, request)
-            job_kind.check(checked, run_errors.context)
+            checked = contained(read_request)(job_kind, request)
+            contained(job_kind.check)(checked, context)
         except UserError as error:
             problem = from_user_error(error)
             if problem.status < 500:  # the address was valid; a field of the request was not
                 problem.status = 422
             problem.field = "request" if error.field in (None, "request") else f"request.{error.field}"
             raise problem from None
-        except Exception as error:
-            raise run_errors.explained(error) from None
         self._need_space()
         # Store defaults with the request: they may change before the job runs.
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
@@ -137,7 +149,7 @@ class Jobs:
 
     def _need_space(self) -> None:
         """Problem 507 if the disk is full. The small reserve is for events of existing jobs."""
-        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        self.folder.require()
         if shutil.disk_usage(self.settings.data_dir).free < LEAST_FREE_BYTES:
             raise disk_full()
 
@@ -197,6 +209,15 @@ class Jobs:
         except (OSError, Problem):
             return math.nan
 
+    def num_workers(self) -> tuple[int | None, str | None]:
+        """(live workers, None), or (None, why the list of jobs cannot be read)."""
+        try:
+            return self.table.workers(), None
+        except Problem as problem:
+            return None, problem.detail
+        except OSError as error:
+            return None, f"The list of jobs cannot be read ({error.strerror or error})."
+
     def artifact(self, job: str, name: str) -> tuple[bytes, str]:
         """(content, ETag) of an artifact, in any state of the job."""
         row = self.table.get(job)
@@ -229,6 +250,8 @@ class Jobs:
             self.streams -= 1
 
     async def _stream(self, job: str, after: int) -> AsyncIterator[bytes]:
+        from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
         async with self.notifier.listening(job) as listener:
             while True:
                 listener.clear()
@@ -251,9 +274,11 @@ class Jobs:
         try:
             # read the state first: if the job is over, its last event is already stored
             over = self.table.get(job).state in ENDED
-        except Problem:
-            return [], True
-        return self.table.events(job, after), over
+            return self.table.events(job, after), over
+        except Problem as problem:
+            return [], problem.status == 404
+        except OSError:
+            return [], False
 
     def is_over(self, job: str, after: int) -> bool:
         """Whether the job is over and event ``after`` was its last; Problem 404."""

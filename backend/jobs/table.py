@@ -17,13 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenpaths.backend.data_folder import DataFolder
 from tokenpaths.backend.jobs.connection import Connection
 from tokenpaths.backend.jobs.rows import DAMAGE, ENDED, EventRow, JobRow, State, as_text, checked_row, shown_row
 from tokenpaths.backend.problems import Problem, busy
 from tokenpaths.engine.jobs.registry import Progress
 
-MOST_DEATHS = 12
-"""workers that may be lost to one job without progress before it fails"""
+MOST_DEATHS = 3
+"""workers that may be lost to one job without progress before it is set aside as failed"""
 Order = Literal["go", "cancel", "lost"]
 """instruction to a lease holder: continue, stop because the job was cancelled, or let go because the lease was lost"""
 
@@ -44,10 +45,16 @@ class JobTable:
     """The queue in ``file``; safe to share between threads and, opened by each, between processes."""
 
     def __init__(
-        self, file: Path, *, lease_s: float = 15.0, most_waiting: int = 1000, clock: Callable[[], float] = time.time
+        self,
+        file: Path,
+        *,
+        folder: DataFolder | None = None,
+        lease_s: float = 15.0,
+        most_waiting: int = 1000,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.lease_s, self.most_waiting, self.clock = lease_s, most_waiting, clock
-        self.connection = Connection(file)
+        self.connection = Connection(file, folder)
 
     def close(self) -> None:
         """Close the file."""
@@ -55,7 +62,7 @@ class JobTable:
 
     # -- for those who submit -----------------------------------------------------------------
     def submit(self, kind: str, request: dict[str, Any]) -> JobRow:
-        """Queue a new job; Problem 503 when too many wait already, OSError when the disk is full."""
+        """Queue a new job; Problem 503 when too many wait, 500 for a damaged file; OSError when the disk is full."""
         now, text = self.clock(), as_text(request)
         stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
         job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
@@ -68,7 +75,9 @@ class JobTable:
                 (job, kind, text, _last_turn(con) + 1, now),
             )
             self._log(con, job, "state", {"state": "waiting"})
-            return _get(con, job)
+            row = _get(con, job)
+        self.get(job)  # by another connection: a file that was cut or written over still takes what nobody finds there
+        return row
 
     def get(self, job: str) -> JobRow:
         """One job; Problem 404 if there is none."""
@@ -392,6 +401,6 @@ def _took_workers_with_it(deaths: int) -> dict[str, Any]:
         "type": "urn:tokenpaths:worker-died",
         "title": "Internal Server Error",
         "status": 500,
-        "detail": f"{deaths} workers died at this job without coming any further, probably for want of memory; "
-        "the workers' log may say more. Ask for less, or try it again.",
+        "detail": f"{deaths} workers died or hung at this job without coming any further, probably for want of "
+        "memory, so it was set aside; the workers' log may say more. Ask for less, or try it again.",
     }

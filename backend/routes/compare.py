@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, RunName
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelsShown, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.store.ask.schemas.compare_schema import (
@@ -42,6 +42,7 @@ async def show_comparison(
     grouping: Annotated[
         bool, Query(description="Whether to tell how alike both group tokens; without, large runs answer twice as soon")
     ] = True,
+    labels: LabelsShown = None,
 ) -> Response:
     """Run `b` beside run `a`, sample by sample: correlations, groups of tokens, flows, and what differs most.
 
@@ -50,8 +51,8 @@ async def show_comparison(
 
     def compute() -> Answer:
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            found = one.compare(other, measure, limit=limit, links=links, points=points, grouping=grouping)
-            return as_json(Comparison, found)
+            options: dict[str, Any] = {"limit": limit, "links": links, "points": points, "grouping": grouping}
+            return as_json(Comparison, one.compare(other, measure, labels=labels, **options))
 
     identity = _identity_of(services, a, "a") + _identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)
@@ -143,18 +144,15 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
         if series is None:
             raise no_series(run_id)
         members = [run]
-        for card in services.registry.cards(wait=False):  # runs not yet read are left out for now
+        for card in services.registry.cards():  # runs without a card yet are left out for now
             if card["status"] != "sealed" or card["run"] == run_id or card["family"] != run.row["family"]:
                 continue
             with ExitStack() as attempt:
                 other = attempt.enter_context(services.registry.lease(card["run"]))
-                with services.registry.foreign_run_errors(card["run"]):
-                    belongs = (series_of(other) or ("", 0))[0] == series[0]
-                if belongs:
+                if (series_of(other) or ("", 0))[0] == series[0]:
                     members.append(other)
                     stack.push(attempt.pop_all())
-        with services.registry.foreign_run_errors(run_id, *(member.run_id for member in members)):
-            yield members
+        yield members
 
 
 def _identity_of(services: Services, name: str, field: str) -> str:

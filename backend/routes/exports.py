@@ -1,9 +1,9 @@
-"""A run as files: tables, streamed without holding them in memory, and the HTML report."""
+"""A run as files: tables and a data set, streamed without holding them in memory, and the HTML report."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenpaths.backend import __version__
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.http.watchdog import LONG_FACTOR
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, LabelsShown, RunName
 from tokenpaths.backend.runs.answers import Answer, etag_of, is_fresh, sealed_headers, wants_any
 from tokenpaths.backend.services import Services, Shared
 
@@ -28,6 +29,8 @@ MEDIA_TYPES = {
 }
 
 
+ZIP = "application/zip"
+
 HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 
 
@@ -35,7 +38,12 @@ class Streamed(Response):
     """Chunks as they come; closes what it holds when done, when the client left, or when it stalls."""
 
     def __init__(
-        self, first: bytes, rest: Iterator[bytes], held: AsyncExitStack, stall_s: float, **options: object
+        self,
+        first: bytes,
+        rest: Callable[[], Awaitable[bytes | None]],
+        held: AsyncExitStack,
+        stall_s: float,
+        **options: object,
     ) -> None:
         super().__init__(None, **options)  # type: ignore[arg-type]
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
@@ -50,7 +58,7 @@ class Streamed(Response):
             while chunk is not None and not gone.done():
                 async with asyncio.timeout(self.stall_s):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                chunk = await run_in_threadpool(next, self.rest, None)
+                chunk = await self.rest()
             if chunk is None:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -79,27 +87,57 @@ async def export_table(
     request: Request, services: Shared, run: RunName, table: str, format: Literal["csv", "parquet", "arrow"]
 ) -> Response:
     """One table of the run as CSV, Parquet or an Arrow stream."""
+    filename = f"{run}-{table[:64]}.{format}"
+    return await _stream(
+        request, services, run, lambda opened: opened.export(table, format), MEDIA_TYPES[format], filename
+    )
+
+
+@router.get(
+    "/dataset.zip",
+    response_class=Response,
+    responses={200: {"content": {ZIP: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+async def export_dataset(request: Request, services: Shared, run: RunName) -> Response:
+    """The run as a Hugging Face data set with a card, as a zip archive: samples, tokens, paths and modules."""
+    return await _stream(request, services, run, lambda opened: opened.zipped_dataset(), ZIP, f"{run}-dataset.zip")
+
+
+async def _stream(
+    request: Request,
+    services: Services,
+    run: str,
+    make: Callable[[Run], Iterator[bytes]],
+    media_type: str,
+    filename: str,
+) -> Response:
+    """What ``make`` gives of an opened run, piece by piece, as a download."""
     etag = etag_of(services.registry.identity(run), request)
     if is_fresh(request, etag):
         return Response(status_code=304, headers=sealed_headers(etag))
-    await services.answers.read_first(run)
+    await services.answers.take_in(run)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(services.export_limit.take())
-        opened = await run_in_threadpool(stack.enter_context, services.registry.lease(run))
-        with services.registry.foreign_run_errors(run):
-            chunks = opened.export(table, format)
-            stack.callback(_close, chunks)
-            if wants_any(request):
-                return Response(status_code=304, headers=sealed_headers(etag))
-            first = await run_in_threadpool(next, chunks, b"")  # raise errors now, before the response starts
+        watchdog = services.registry.watchdog
+        seconds = LONG_FACTOR * watchdog.seconds
+        lease = services.registry.lease(run)
+        opened = await watchdog.run(lambda: stack.enter_context(lease), run)
+        chunks = make(opened)
+        stack.callback(_close, chunks)
+        if wants_any(request):
+            return Response(status_code=304, headers=sealed_headers(etag))
+
+        async def next_chunk() -> bytes | None:
+            return await watchdog.run(lambda: next(chunks, None), run, seconds=seconds)
+
+        first = await next_chunk()  # raise errors now, before the response starts
         return Streamed(
-            first,
-            chunks,
+            first or b"",
+            next_chunk,
             stack.pop_all(),
             services.settings.send_stall_seconds,
-            media_type=MEDIA_TYPES[format],
-            headers=sealed_headers(etag)
-            | {"content-disposition": f'attachment; filename="{run}-{table[:64]}.{format}"'},
+            media_type=media_type,
+            headers=sealed_headers(etag) | {"content-disposition": f'attachment; filename="{filename}"'},
         )
     raise AssertionError("unreachable: the block returns")
 
@@ -112,14 +150,16 @@ def _close(chunks: Iterator[bytes]) -> None:
 
 
 @router.get("/report", response_class=Response, responses=HTML)
-async def download_report(request: Request, services: Shared, run: RunName) -> Response:
+async def download_report(request: Request, services: Shared, run: RunName, labels: LabelsShown = None) -> Response:
     """The whole run as one self-contained HTML page: interactive charts, examples, tables, formulas. A download."""
 
     def compute() -> Answer:
-        return Answer(services.registry.ask(run, lambda opened: _page(opened, services)), "text/html; charset=utf-8")
+        page = services.registry.ask(run, lambda opened: _page(opened.labelled(labels), services))
+        return Answer(page, "text/html; charset=utf-8")
 
     identity = services.registry.identity(run) + await run_in_threadpool(_dreams, services)
-    answer = await services.answers.about(request, identity, compute)
+    seconds = LONG_FACTOR * services.registry.watchdog.seconds
+    answer = await services.answers.about(request, identity, compute, seconds=seconds)
     # Always a download, never rendered by this server: its scripts must not share the API's origin.
     answer.headers["content-disposition"] = f'attachment; filename="{run}.html"'
     return answer

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -20,11 +20,13 @@ from tokenpaths.backend.problems import Problem, documented, nearest
 from tokenpaths.backend.routes.parameters import Cursor, Limit
 from tokenpaths.backend.runs.answers import is_fresh
 from tokenpaths.backend.schemas.jobs import Job, JobList
-from tokenpaths.backend.services import Shared
+from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.jobs.registry import kinds_in_words
 
 MOST_BODY_BYTES = 1_000_000
 KEYS = ("kind", "request")
+P = ParamSpec("P")
+T = TypeVar("T")
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -87,8 +89,8 @@ async def submit_job(request: Request, services: Shared) -> JSONResponse:
     """Queue a long job. What can be refused without loading a model is refused here, with the `field` at fault."""
     kind, wanted = await _read_body(request, services)
     if isinstance(wanted, dict) and isinstance(run := wanted.get("run"), str):
-        await services.answers.read_first(run)  # who checks the job opens it
-    job = await run_in_threadpool(services.jobs.submit, kind, wanted)
+        await services.answers.take_in(run)  # who checks the job opens it
+    job = await _change(services, services.jobs.submit, kind, wanted)
     location = f"{request.url.path}/{job['job']}"
     return JSONResponse(_checked(job), status_code=202, headers={"location": location, "cache-control": "no-store"})
 
@@ -153,9 +155,9 @@ async def cancel_job(
     As often as you like: a job that is over stays as it is. What it has made stays, and can be fetched.
     """
     if remove:
-        await run_in_threadpool(services.jobs.remove, job)
+        await _change(services, services.jobs.remove, job)
         return Response(status_code=204)
-    row = await run_in_threadpool(services.jobs.table.cancel, job)
+    row = await _change(services, services.jobs.table.cancel, job)
     shown = await run_in_threadpool(services.jobs.shown, row)
     return JSONResponse(_checked(shown), headers={"cache-control": "no-store"})
 
@@ -163,7 +165,7 @@ async def cancel_job(
 @router.post("/{job}/retry", status_code=202, response_model=Job, responses=documented(409, 507))
 async def retry_job(services: Shared, job: JobName) -> JSONResponse:
     """Put a failed or cancelled job at the end of the queue again; it goes on from what it has kept."""
-    shown = await run_in_threadpool(services.jobs.retry, job)
+    shown = await _change(services, services.jobs.retry, job)
     return JSONResponse(_checked(shown), status_code=202, headers={"cache-control": "no-store"})
 
 
@@ -206,6 +208,12 @@ async def job_artifact(
     if name.endswith(".svg"):  # an SVG may contain scripts: download it, do not render it in the API's origin
         headers["content-disposition"] = f'attachment; filename="{name}"'
     return Response(content, media_type=kind, headers=headers)
+
+
+async def _change(services: Services, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run what changes the list of jobs, a few at a time."""
+    async with services.job_limit.take():
+        return await run_in_threadpool(change, *args, **kwargs)
 
 
 def _checked(job: dict[str, Any]) -> dict[str, Any]:

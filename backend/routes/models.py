@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -11,8 +10,7 @@ from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.models import ModelDetails, ModelList
 from tokenpaths.backend.services import Shared
-from tokenpaths.engine.adapters.huggingface.config import FOLDER_PATTERN, PREFIX, is_huggingface
-from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.adapters.huggingface.config import is_model_name
 
 router = APIRouter(prefix="/models", tags=["models"], responses=documented(400, 401, 403, 422, 500, 503))
 
@@ -27,8 +25,7 @@ async def list_models(services: Shared) -> ModelList:
 
 @router.get("/{model}", response_model=ModelDetails, response_model_exclude_unset=True, responses=documented(404))
 async def show_model(services: Shared, model: Annotated[str, Path(description="Name of the model")]) -> ModelDetails:
-    """One model with its configuration and its card; `hf:` and a folder of `huggingface_dir`: what jobs may edit."""
-    fits = is_name(model) or is_huggingface(model) and re.fullmatch(FOLDER_PATTERN, model.removeprefix(PREFIX))
-    if not fits:
+    """One model with its configuration, its card and what may be changed of it."""
+    if not is_model_name(model):
         raise Problem(404, "no-such-model", f"{model[:80]!r} cannot be the name of a model.", field="model")
     return ModelDetails.model_validate(await services.worker.model(model))

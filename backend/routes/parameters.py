@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Path, Query
 
@@ -13,5 +13,9 @@ ABOUT_A_RUN = documented(400, 401, 403, 404, 409, 422, 500, 503)
 
 RunName = Annotated[str, Path(description="Name of the run", examples=["dna-vision-top1-scenes"])]
 SampleNumber = Annotated[int, Path(ge=0, le=MAX_INT, description="Number of the sample, from 0")]
+LabelsShown = Annotated[
+    Literal["merged"] | None,
+    Query(description="`merged`: labels that look alike (case, blanks, invisible characters) count as one"),
+]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries in one answer")]
 Cursor = Annotated[str | None, Query(alias="next", max_length=500, description="`next` of the last answer, unchanged")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -13,7 +13,9 @@ from starlette.responses import Response
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, with_cursor
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, RunName
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.base.plugins import PluginError
 from tokenpaths.engine.store.ask.question import UNSET, Argument, Question, Route
+from tokenpaths.engine.store.ask.run import PLUGIN_QUESTIONS
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 OWN = {"request": Request, "services": Shared, "run": RunName}
@@ -34,6 +36,28 @@ def question_router(questions: Iterable[Question]) -> APIRouter:
                 description=route.description,
                 tags=[question.tag],
             )
+    return router
+
+
+def plugin_routers() -> Iterator[tuple[APIRouter, PluginError | None]]:
+    """A router for the questions of each plugin; one that cannot be used has a router that says why."""
+    for name, question in PLUGIN_QUESTIONS.plugins():
+        if not isinstance(question, PluginError):
+            try:
+                yield question_router([question]), None
+                continue
+            except Exception as error:  # FastAPI on annotations that it cannot offer
+                question = PluginError(f"the question {name!r} cannot be offered over REST: {error}")
+        yield _refusing_router(name, question), question
+
+
+def _refusing_router(name: str, error: PluginError) -> APIRouter:
+    async def refuse() -> None:
+        raise error.with_traceback(None)
+
+    router = APIRouter(prefix="/runs/{run}")
+    if name:
+        router.add_api_route(f"/{name}", refuse, include_in_schema=False)
     return router
 
 

@@ -25,8 +25,9 @@ router = APIRouter(prefix="/runs", responses=ABOUT_A_RUN)
 async def list_runs(request: Request, services: Shared, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """All runs of the data folder, newest first. A file that cannot be read is listed with its `problem`.
 
-    A run that came from elsewhere is read to its end once before it is opened. Until then it is listed last, as
-    `being_read`; ask again for the rest of its card. Asking for that run itself waits for its reading.
+    A run that came from elsewhere is never opened: it is taken in once, that is, its tables are copied into a file of
+    this program. Until then it is listed last, as `being_read` with its `progress`; ask again for the rest of its card.
+    Asking for that run itself waits for its intake.
     """
     binding = binding_of(request, "runs")
     after = str(decode_cursor(cursor, binding)) if cursor else None
@@ -44,7 +45,7 @@ def _page_of_runs(services: Services, after: str | None, limit: int, binding: st
     The cursor holds when the first page was made, in front of the key.
     """
     begun, _, last = after.partition(" ") if after is not None else (f"{time.time():.6f}", "", "")
-    cards = [_shown(card) for card in services.registry.cards(wait=False)]
+    cards = [_shown(card) for card in services.registry.cards()]
     at = _seconds(begun)
     keyed = sorted(((" ".join(services.registry.place(card, at)), card) for card in cards), key=_key, reverse=True)
     rest = [(key, card) for key, card in keyed if after is None or key < last]
@@ -72,6 +73,7 @@ def _seconds(begun: str) -> float:
 async def delete_run(services: Shared, run: RunName) -> Response:
     """Delete the run's file. There is no way back."""
     await run_in_threadpool(services.registry.delete, run)
+    services.registry.watchdog.release(run)
     return Response(status_code=204)
 
 

@@ -11,8 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from tokenpaths.backend import __version__
+from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.problems import Problem, documented
-from tokenpaths.backend.schemas.service import Health
+from tokenpaths.backend.process_states import read_states
+from tokenpaths.backend.schemas.service import Health, State
 from tokenpaths.backend.services import Shared
 
 router = APIRouter(tags=["service"])
@@ -41,7 +43,27 @@ START = """SwaggerUIBundle({
 @router.get("/healthz", response_model=Health, responses=documented(400, 422))
 async def health(services: Shared) -> Health:
     """Whether the API is alive. Needs no token."""
-    return Health(status="ok", version=__version__, uptime_seconds=time.monotonic() - services.started)
+    seconds, stuck = time.monotonic() - services.started, len(services.registry.watchdog.stuck)
+    return Health(status="ok", version=__version__, uptime_seconds=seconds, stuck_threads=stuck)
+
+
+@router.get("/api/v1/health", response_model=State, responses=documented(400, 401, 403, 422))
+async def state(services: Shared) -> State:
+    """Whether each part takes and finishes work, and in a sentence why not. Answered whatever is gone or hangs."""
+    gone = services.folder.problem()
+    workers, jobs_problem = await run_in_threadpool(services.jobs.num_workers)
+    problems = {
+        "data folder": gone.detail if gone is not None else None,
+        "list of jobs": None if gone is not None else jobs_problem,
+        "worker": await services.worker.problem(),
+    }
+    states = read_states()
+    for part in ("API", "page"):
+        if part in states:
+            problems[part] = states[part].problem if states[part].state != "up" else None
+    parts = [{"part": part, "problem": redact(problem) if problem else None} for part, problem in problems.items()]
+    status = "impaired" if any(problems.values()) else "ok"
+    return State.model_validate({"status": status, "workers": workers, "parts": parts})
 
 
 @router.get(

@@ -25,6 +25,7 @@ from tokenpaths.backend.http.concurrency import ConcurrencyLimit
 from tokenpaths.backend.http.paging import canonical_query
 from tokenpaths.backend.http.response_cache import ResponseCache
 from tokenpaths.backend.metrics import Metrics
+from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.runs.registry import RunRegistry
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CACHE_CONTROL = "private, no-cache"
 """store, but revalidate each time: a run can be deleted or replaced"""
-FIRST_READINGS = 2
-"""concurrent first readings of foreign runs that requests wait for; each takes a thread and a process of up to
+MOST_ANSWER_BYTES = 32_000_000
+"""maximum size of an answer and of a report; tables are exported in parts and have none"""
+INTAKES = 2
+"""concurrent intakes of runs from elsewhere that requests wait for; each takes a thread and two processes, one of up to
 ``check_megabytes``
 """
 
@@ -108,10 +111,8 @@ class Answers:
         self.cache = AnswerCache(cache_bytes)
         self.responses = ResponseCache(registry.identity)
         self._working: dict[str, asyncio.Task[Answer]] = {}
-        self._reading: dict[str, asyncio.Task[None]] = {}
-        self.readers = ConcurrencyLimit(
-            FIRST_READINGS, queries.wait_s, "reading other runs from elsewhere for the first time"
-        )
+        self._taking_in: dict[str, asyncio.Task[None]] = {}
+        self.intakes = ConcurrencyLimit(INTAKES, queries.wait_s, "taking in other runs from elsewhere")
 
     async def about_run(
         self, request: Request, run_id: str, model: type[BaseModel], question: Callable[[Run], dict[str, Any]]
@@ -147,15 +148,19 @@ class Answers:
             if answer is None:
                 assert task is not None
                 how = "shared"
-                with self.registry.foreign_run_errors(*runs_of(request), target.run_id):
-                    answer = await asyncio.shield(task)
+                answer = await asyncio.shield(task)
             response = Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
         scope["route"] = target.route  # read by the metrics middleware
         self.metrics.answers.labels(how).inc()
         return response
 
-    async def about(self, request: Request, identity: str, compute: Callable[[], Answer]) -> Response:
-        """304, or the response computed by ``compute`` (in a thread) for this request about ``identity``."""
+    async def about(
+        self, request: Request, identity: str, compute: Callable[[], Answer], *, seconds: float | None = None
+    ) -> Response:
+        """304, or the response computed by ``compute`` (in a thread) for this request about ``identity``.
+
+        ``seconds`` is the time limit of ``compute`` (default: that of the watchdog).
+        """
         etag = etag_of(identity, request)
         if is_fresh(request, etag):
             self.metrics.answers.labels("not_modified").inc()
@@ -164,47 +169,57 @@ class Answers:
         if answer is not None:
             self.metrics.answers.labels("cached").inc()
         else:
-            with self.registry.foreign_run_errors(*runs_of(request)):
-                answer = await self._shared(etag, compute, runs_of(request))
+            answer = await self._shared(etag, compute, runs_of(request), seconds)
         if wants_any(request):
             return Response(status_code=304, headers=sealed_headers(etag))
         return Response(answer.body, media_type=answer.media_type, headers=sealed_headers(etag))
 
-    async def _shared(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
+    async def _shared(
+        self, key: str, compute: Callable[[], Answer], runs: Sequence[str], seconds: float | None
+    ) -> Answer:
         task = self._working.get(key)
         if task is None:
             self.metrics.answers.labels("computed").inc()
-            task = self._working[key] = asyncio.create_task(self._compute(key, compute, runs))
+            task = self._working[key] = asyncio.create_task(self._compute(key, compute, runs, seconds))
             task.add_done_callback(lambda _: self._working.pop(key, None))
         else:
             self.metrics.answers.labels("shared").inc()
         return await asyncio.shield(task)
 
-    async def _compute(self, key: str, compute: Callable[[], Answer], runs: Sequence[str]) -> Answer:
+    async def _compute(
+        self, key: str, compute: Callable[[], Answer], runs: Sequence[str], seconds: float | None
+    ) -> Answer:
         for run_id in runs:
-            await self.read_first(run_id)
+            await self.take_in(run_id)
         async with self.queries.take():
-            answer = await run_in_threadpool(compute)
+            answer = await self.registry.watchdog.run(compute, *runs, seconds=seconds)
+        if len(answer.body) > MOST_ANSWER_BYTES:
+            raise Problem(
+                422,
+                "answer-too-large",
+                f"The answer has {len(answer.body) / 1e6:,.0f} MB, at most {MOST_ANSWER_BYTES / 1e6:g} MB are sent: "
+                "ask for fewer rows or one label, or export the table.",
+            )
         self.cache.put(key, answer)
         return answer
 
-    async def read_first(self, run_id: str) -> None:
-        """Wait for the first reading of a foreign run, if it needs one; Problem 503 while too many are being read.
+    async def take_in(self, run_id: str) -> None:
+        """Wait for the intake of a run from elsewhere, if it needs one; Problem 503 while too many are taken in.
 
-        Reading takes seconds or minutes, so it happens before a concurrency slot is taken, in one thread for all
-        clients that request the run.
+        It takes seconds or minutes, so it happens before a concurrency slot is taken, in one thread for all clients
+        that request the run.
         """
-        if not self.registry.must_be_read(run_id):
+        if not self.registry.must_be_taken_in(run_id):
             return
-        task = self._reading.get(run_id)
+        task = self._taking_in.get(run_id)
         if task is None:
-            task = self._reading[run_id] = asyncio.create_task(self._read(run_id))
-            task.add_done_callback(lambda _: self._reading.pop(run_id, None))
+            task = self._taking_in[run_id] = asyncio.create_task(self._take_in(run_id))
+            task.add_done_callback(lambda _: self._taking_in.pop(run_id, None))
         await asyncio.shield(task)
 
-    async def _read(self, run_id: str) -> None:
-        async with self.readers.take():
-            await run_in_threadpool(self.registry.read_first, run_id)
+    async def _take_in(self, run_id: str) -> None:
+        async with self.intakes.take():
+            await run_in_threadpool(self.registry.take_in, run_id)
 
 
 def as_json(model: type[BaseModel], data: dict[str, Any]) -> Answer:

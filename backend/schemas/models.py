@@ -12,7 +12,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 class ModelRow(AnswerModel):
     """One checkpoint that can be traced."""
 
-    model: str
+    model: str = Field(description="Name; `hf:` and a folder for a Hugging Face checkpoint")
     family: str | None = None
     modality: str | None = Field(None, description="`vision` takes an image, `text` a text")
     num_params: int | None = None
@@ -21,6 +21,7 @@ class ModelRow(AnswerModel):
     top_k: int | None = None
     validation: dict[str, Any] = Field(default_factory=dict, description="Numbers on the validation set")
     shipped: bool = Field(False, description="Whether it came with the source")
+    job_only: bool = Field(False, description="Whether it is too large for POST /traces: jobs run it")
     problem: str | None = Field(None, description="Why it cannot be used")
 
 

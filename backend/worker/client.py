@@ -11,8 +11,8 @@ from tokenpaths.backend.http.uploads import TraceForm
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, request_id
 from tokenpaths.backend.metrics import Metrics
 from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.settings import Settings
-from tokenpaths.backend.worker.worker import SECRET_HEADER
+from tokenpaths.backend.process_states import read_states
+from tokenpaths.backend.settings import SECRET_HEADER, Settings
 
 LOOK_SECONDS = 1.0
 LIST_SECONDS = 10.0
@@ -57,16 +57,26 @@ class WorkerClient:
     async def look(self, metrics: Metrics) -> None:
         """Update the metrics of worker availability and GPU memory; never raises and waits at most a second."""
         try:
-            answer = (await self.client.get("/healthz", timeout=LOOK_SECONDS)).json()
-            gpus = answer["gpus"]
+            answer = await self.client.get("/healthz", timeout=LOOK_SECONDS)
+            gpus = answer.json()["gpus"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             metrics.worker_up.set(0)
             metrics.gpu_memory.clear()
             return
-        metrics.worker_up.set(1)
+        metrics.worker_up.set(int(answer.is_success))
         for gpu in gpus:
             for what in ("used", "total"):
                 metrics.gpu_memory.labels(gpu["device"], what).set(gpu[what])
+
+    async def problem(self) -> str | None:
+        """Why the worker does not take or finish work, in a sentence; None where it does. Waits a second at most."""
+        try:
+            answer = await self.client.get("/healthz", timeout=LOOK_SECONDS)
+            if answer.is_success:
+                return None
+            return str(answer.json().get("problem") or answer.json().get("detail"))
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return worker_away().detail
 
     async def _call(self, method: str, path: str, limit_s: float | None = None, **options: Any) -> dict[str, Any]:
         """Send a request; ``limit_s`` is the timeout of a quick request, by default that of a trace."""
@@ -114,11 +124,12 @@ def relayed(status: int, body: Any) -> Problem:
 
 
 def worker_away() -> Problem:
-    """Problem 503 for a worker that does not respond."""
+    """Problem 503 for a worker that does not respond, with what `tokenpaths up` knows of it."""
+    state = read_states().get("worker")
+    why = state.problem if state is not None and state.problem else "It is restarted by `tokenpaths up`."
     return Problem(
         503,
         "worker-away",
-        "The engine worker does not answer, so nothing can be traced now; it is restarted by `tokenpaths up`. "
-        "Runs can still be read.",
+        f"The engine worker does not answer, so nothing can be traced now. {why} Runs can still be read.",
         headers={"retry-after": "5"},
     )

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import json
 import logging
+import re
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,37 +33,72 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenpaths.backend import __version__
+from tokenpaths.backend.data_folder import DataFolder
+from tokenpaths.backend.http.security import LOOPBACK_NAMES, host_name
 from tokenpaths.backend.http.uploads import checked_text
 from tokenpaths.backend.jobs.runner import JobRunner
 from tokenpaths.backend.jobs.service import job_table
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, checked_request_id, request_id
-from tokenpaths.backend.problems import Problem, busy, nearest, problem_of
-from tokenpaths.backend.runs.foreign_files import foreign_files_of
-from tokenpaths.backend.settings import Settings
+from tokenpaths.backend.loops import contained
+from tokenpaths.backend.problems import Problem, busy, problem_of
+from tokenpaths.backend.runs.open_runs import gate_of
+from tokenpaths.backend.settings import SECRET_HEADER, Settings
 from tokenpaths.backend.worker.decoder import Decoder
-from tokenpaths.backend.worker.huggingface import HuggingFaceModels, folder_identity, huggingface_details
-from tokenpaths.engine.adapters.huggingface.config import is_huggingface
+from tokenpaths.backend.worker.loaded_models import LoadedModels
+from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import is_name, keep_free
+from tokenpaths.engine.base.files import keep_free
 from tokenpaths.engine.jobs.registry import JobContext
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.sources.sample import Sample
-    from tokenpaths.engine.tracing.loaded_model import LoadedModel
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 log = logging.getLogger(__name__)
-SECRET_HEADER = "x-tokenpaths-worker-secret"
 WARM_TEXT = "Paths of tokens."
 GIVE_BACK_SECONDS = 6.0
+WARM_AGAIN_SECONDS = 1.0
+"""between two looks whether jobs have left the models' thread to those who try one"""
 T = TypeVar("T")
 
 
-@dataclass
-class Cached:
-    """A loaded model and the identity of its files at that time."""
+class ModelThread(ThreadPoolExecutor):
+    """The one thread that the models belong to; whatever its work raises reaches the caller as an ``Exception``."""
 
-    model: LoadedModel
-    identity: tuple[tuple[str, int, int], ...]
+    def __init__(self) -> None:
+        super().__init__(1, thread_name_prefix="model")
+        self._turns: dict[int, float] = {}
+        """number of a piece of work that is not over → when it was its turn at the earliest"""
+        self._numbers = itertools.count()
+        self._turns_lock = threading.Lock()
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Queue a piece of work."""
+        number = next(self._numbers)
+        with self._turns_lock:
+            self._turns[number] = time.monotonic()
+        future = super().submit(contained(work), *args, **kwargs)
+        future.add_done_callback(lambda _: self._is_over(number))
+        return future
+
+    def _is_over(self, number: int) -> None:
+        with self._turns_lock:
+            self._turns.pop(number, None)
+            self._turns = dict.fromkeys(self._turns, time.monotonic())
+
+    def stuck_s(self) -> float:
+        """Seconds since it was the turn of the piece of work at hand; 0 if there is none."""
+        now = time.monotonic()
+        with self._turns_lock:
+            return now - min(self._turns.values(), default=now)
+
+
+def worker_names(settings: Settings) -> frozenset[str]:
+    """Names that the ``Host`` of a request to the worker may have; `allowed_hosts` adds to them."""
+    names = {name.lower() for name in settings.allowed_hosts} | LOOPBACK_NAMES
+    if settings.worker_host not in ("0.0.0.0", "::", ""):
+        names.add(f"[{settings.worker_host}]" if ":" in settings.worker_host else settings.worker_host.lower())
+    return frozenset(names)
 
 
 @dataclass
@@ -68,13 +106,14 @@ class Worker:
     """The models, the one thread that runs them, and the child process that decodes images."""
 
     settings: Settings
-    models: dict[str, Cached] = field(default_factory=dict)
-    listed: tuple[object, list[dict[str, Any]]] | None = None
-    """identity of the model folders when they were last read, and the rows"""
     waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.models = LoadedModels(self.settings)
+        self.thread = ModelThread()
+        self.runner: JobRunner | None = None
+        self.running: asyncio.Task[None] | None = None
+        self.data_folder = DataFolder(self.settings.data_dir)
         self.decoder = Decoder(
             limit_s=self.settings.decode_seconds, memory_megabytes=self.settings.decode_memory_megabytes
         )
@@ -89,72 +128,20 @@ class Worker:
         finally:
             self.waiting -= 1
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The models of all folders as ``GET /models`` shows them."""
-        from tokenpaths.engine.tracing.loaded_model import list_models
-
-        folders = self.settings.all_models_dirs
-        looks = [
-            (entry.name, folder_identity(entry))
-            for folder in folders
-            for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
-            if entry.is_dir()
-        ]
-        if self.listed is None or self.listed[0] != looks:
-            self.listed = (looks, list_models(folders))
-        return [dict(row) for row in self.listed[1]]
-
-    def row(self, name: str) -> dict[str, Any]:
-        """The row of one model; Problem 404 that suggests the nearest name."""
-        rows = {row["model"]: row for row in self.rows()}
-        if name not in rows:
-            raise Problem(
-                404, "no-such-model", f"There is no model {name[:80]!r}; {nearest(name, rows)}", field="model"
-            )
-        return rows[name]
-
-    def details(self, name: str) -> dict[str, Any]:
-        """The row of one model with its configuration and its card (Markdown), if it has them."""
-        from tokenpaths.engine.models.family import family_class
-
-        if is_huggingface(name):
-            return huggingface_details(self.settings.huggingface_dir, name)
-        row, folder = self.row(name), self.folder(name)
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            config = None
-        card_file = folder / "card.md"
-        card = card_file.read_text(encoding="utf-8", errors="replace") if card_file.is_file() else None
-        controls = None if row.get("problem") else family_class(row["family"]).Controls.model_json_schema()
-        return row | {"config": config, "card": card, "controls": controls}
-
-    def load(self, name: str) -> LoadedModel:
-        """The model, reloaded only when its files change. Call only in the model thread."""
-        from tokenpaths.engine.tracing.loaded_model import load_model
-
-        folder = self.folder(name)
-        identity = folder_identity(folder)
-        cached = self.models.get(name)
-        if cached is None or cached.identity != identity:
-            cached = self.models[name] = Cached(load_model(folder, self.settings.all_models_dirs), identity)
-        return cached.model
-
-    def load_for_job(self, name: str) -> LoadedModel:
-        """As ``load``, but raises the engine's errors. Call only in the model thread."""
-        try:
-            return self.load(name)
-        except Problem as problem:
-            raise UserError(problem.detail, field=problem.field) from None
-
-    def folder(self, name: str) -> Path:
-        """The checkpoint folder of a model: the first match; Problem 404 if there is none."""
-        if is_name(name):
-            for models_dir in self.settings.all_models_dirs:
-                if (models_dir / name).is_dir():
-                    return models_dir / name
-        self.row(name)  # raises, with the nearest name
-        raise Problem(404, "no-such-model", f"There is no model {name[:80]!r}.", field="model")
+    def trouble(self) -> tuple[str | None, bool]:
+        """(why this worker does not take or finish work, None where it does; whether a new process would)."""
+        limit_s = self.settings.stuck_seconds
+        if self.thread.stuck_s() > limit_s:
+            return f"One piece of work lasts longer than {limit_s:g} s (`stuck_seconds`).", True
+        if self.runner is not None and self.running is not None:
+            if self.running.done() and not self.runner.ending.is_set():
+                return "Its loop of jobs has ended.", True
+            if time.monotonic() - self.runner.last_turn > limit_s:
+                return f"Its loop of jobs has stood still for {limit_s:g} s (`stuck_seconds`).", True
+            if self.runner.trouble_now is not None:
+                return f"It takes no jobs: {self.runner.trouble_now}", False
+        gone = self.data_folder.problem()
+        return (gone.detail if gone is not None else None), False
 
     def trace(
         self, name: str, sample: Sample, controls: dict[str, Any] | None = None, purpose: str = "try"
@@ -165,11 +152,17 @@ class Worker:
             controls: Controls of the model for this trace.
             purpose: Stored as the split of the run.
         """
+        from tokenpaths.engine.edits.sweep import with_counted_share
+
         began = time.perf_counter()
-        model = self.load(name).with_controls(controls)
+        self.data_folder.require()
+        self.models.refuse_large(name)
+        model = self.models.load(name)
         self._check(model, name, sample)
+        model = with_counted_share(model.with_controls(controls), [sample])
         when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        run_id = f"try-{name[:36]}-{when}-{secrets.token_hex(2)}"
+        plain = re.sub(r"[^A-Za-z0-9_]+", "-", name.removeprefix(PREFIX))
+        run_id = f"try-{plain[:36]}-{when}-{secrets.token_hex(2)}"
         effect = _effect(model, sample) if controls else None
         path = _trace(model, sample, self.settings.runs_dir, run_id, effect, purpose)
         return {
@@ -181,7 +174,7 @@ class Worker:
             "seconds": round(time.perf_counter() - began, 4),
         }
 
-    def _check(self, model: LoadedModel, name: str, sample: Sample) -> None:
+    def _check(self, model: Traceable, name: str, sample: Sample) -> None:
         given = "text" if sample.text is not None else "image"
         wanted = "image" if model.modality == "vision" else "text"
         if given != wanted:
@@ -191,9 +184,9 @@ class Worker:
                 f"The model {name} takes {'an image' if wanted == 'image' else 'a text'}, not {given}.",
                 field=given,
             )
-        if sample.text is None or model.tokenizer is None:
+        if sample.text is None:
             return
-        num_tokens, limit = len(model.tokenizer.encode(sample.text).ids), self.settings.max_text_tokens
+        num_tokens, limit = len(model.encode(sample.text).ids), self.settings.max_text_tokens
         if num_tokens > limit:
             raise Problem(
                 413,
@@ -207,18 +200,18 @@ class Worker:
         """Load a model and run one sample through it, so that the first request is fast."""
         began = time.perf_counter()
         try:
-            model = self.load(name)
+            model = self.models.load(name)
             with tempfile.TemporaryDirectory(prefix="tokenpaths-warm-") as folder:
                 _trace(model, _warm_sample(model.modality), Path(folder), "warm")
             log.info("model %s is warm after %.1f s", name, time.perf_counter() - began)
         except (UserError, Problem) as error:
             log.warning("model %s cannot be used: %s", name, error)
-        except Exception:
-            log.exception("model %s could not be warmed", name)
+        except BaseException as error:  # a library's panic too: the next request says what is wrong
+            log.error("model %s could not be warmed", name, exc_info=error)
 
 
 def _trace(
-    model: LoadedModel,
+    model: Traceable,
     sample: Sample,
     runs_dir: Path,
     run_id: str,
@@ -241,7 +234,7 @@ def _trace(
     )
 
 
-def _effect(model: LoadedModel, sample: Sample) -> dict[str, Any]:
+def _effect(model: Traceable, sample: Sample) -> dict[str, Any]:
     """The effect of the model's controls on this sample, relative to the unedited pass."""
     from tokenpaths.engine.edits.measure import measure_effect
     from tokenpaths.engine.edits.prepared import prepare
@@ -281,17 +274,22 @@ def create_worker(settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         worker.decoder.start()
-        if settings.warm_models:
-            worker.thread.submit(_warm_all, worker)
         async with working_on_jobs(worker):
+            warming = asyncio.create_task(warm_all(worker)) if settings.warm_models else None
             yield
+            if warming is not None:
+                warming.cancel()
         worker.thread.shutdown(wait=False, cancel_futures=True)
         worker.decoder.close()
+
+    names = worker_names(settings)
 
     def guarded(endpoint: Callable[[Worker, Request], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             request_id.set(checked_request_id(request.headers.get(REQUEST_ID_HEADER)))
             try:
+                if host_name(host := request.headers.get("host", "")) not in names:
+                    raise Problem(400, "host", f"Host {host[:80]!r} is none of this worker's; see `allowed_hosts`.")
                 if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
                     raise Problem(401, "worker-secret", f"The worker wants its secret in {SECRET_HEADER}.")
                 return await endpoint(worker, request)
@@ -300,12 +298,8 @@ def create_worker(settings: Settings) -> Starlette:
 
         return answer
 
-    async def health(request: Request) -> Response:
-        about = {"status": "ok", "version": __version__, "models": sorted(worker.models), "gpus": gpu_memory()}
-        return JSONResponse(about)
-
     routes = [
-        Route("/healthz", health),
+        Route("/healthz", guarded(_health)),
         Route("/models", guarded(_models)),
         Route("/models/{model}", guarded(_model)),
         Route("/traces", guarded(_traces), methods=["POST"]),
@@ -323,22 +317,22 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    table, foreign_files = job_table(settings), foreign_files_of(settings)
+    worker.data_folder.make()
+    table = job_table(settings, worker.data_folder)
     runner = JobRunner(
         table,
         JobContext(
             settings.data_dir,
             tuple(settings.all_models_dirs),
-            worker.load_for_job,
-            settings.huggingface_dir,
-            HuggingFaceModels(settings.huggingface_dir).load,
-            foreign_files.problem if foreign_files is not None else None,
+            worker.models.load_for_job,
+            settings.checkpoints_dir,
+            gate_of(settings),
         ),
         lambda work: loop.run_in_executor(worker.thread, work),
         free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,
     )
     running = asyncio.create_task(runner.run())
+    worker.runner, worker.running = runner, running
     try:
         yield
     finally:
@@ -348,22 +342,42 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         table.close()
 
 
-def _warm_all(worker: Worker) -> None:
+async def warm_all(worker: Worker) -> None:
+    """Warm one model after the other, between jobs: a real trace waits for one model at most, a job for the same."""
+    loop = asyncio.get_running_loop()
     try:
-        names = [row["model"] for row in worker.rows() if not row.get("problem")]
+        rows = await asyncio.to_thread(worker.models.rows)
     except Exception:
         log.exception("the models could not be listed")
         return
-    for name in names:  # one job each: a real trace waits for one model at most
-        worker.thread.submit(worker.warm, name)
+    for row in rows:
+        if row["problem"] or is_huggingface(row["model"]):  # there may be many of those, and large ones
+            continue
+        while worker.runner is not None and await asyncio.to_thread(worker.runner.has_work):
+            await asyncio.sleep(WARM_AGAIN_SECONDS)
+        await loop.run_in_executor(worker.thread, worker.warm, row["model"])
+
+
+async def _health(worker: Worker, request: Request) -> Response:
+    """Whether this worker takes and finishes work: 503 with a sentence where it does not, and whether to restart it."""
+    problem, restart = await asyncio.to_thread(worker.trouble)
+    about = {
+        "status": "ok" if problem is None else "impaired",
+        "problem": problem,
+        "restart": restart,
+        "version": __version__,
+        "models": sorted(worker.models.held),
+        "gpus": gpu_memory(),
+    }
+    return JSONResponse(about, status_code=200 if problem is None else 503)
 
 
 async def _models(worker: Worker, request: Request) -> Response:
-    return JSONResponse({"models": await asyncio.to_thread(worker.rows)})
+    return JSONResponse({"models": await asyncio.to_thread(worker.models.rows)})
 
 
 async def _model(worker: Worker, request: Request) -> Response:
-    return JSONResponse(await asyncio.to_thread(worker.details, request.path_params["model"]))
+    return JSONResponse(await asyncio.to_thread(worker.models.details, request.path_params["model"]))
 
 
 async def _traces(worker: Worker, request: Request) -> Response:

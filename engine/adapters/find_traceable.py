@@ -1,18 +1,29 @@
-"""Any model by its name, as a ``Traceable``: a checkpoint of ours, or ``hf:`` and a Hugging Face checkpoint."""
+"""Any model by its name, as a ``Traceable``: a checkpoint of ours, or ``hf:`` and a Hugging Face checkpoint.
+
+Listing them imports no torch; only looking one up does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenpaths.engine.adapters.huggingface.config import is_huggingface
+from tokenpaths.engine.adapters.huggingface.config import (
+    CONFIG,
+    PREFIX,
+    is_huggingface,
+    is_model_name,
+    list_checkpoints,
+)
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import Modality
+from tokenpaths.engine.families.checkpoint_config import find_checkpoint, list_models
 from tokenpaths.engine.families.family_controls import read_expert_controls
-from tokenpaths.engine.tracing.loaded_model import find_checkpoint, load_model
-from tokenpaths.engine.tracing.traceable import Traceable
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.base.records import Modality
+    from tokenpaths.engine.tracing.traceable import Traceable
 
 
 @dataclass(frozen=True)
@@ -21,8 +32,8 @@ class FoundModel:
 
     name: str
     modality: Modality
-    load: Callable[[bool], Traceable]
-    """loads the weights; True: with the untrained twin unless the model is too large"""
+    load: Callable[[], Traceable]
+    """loads the weights"""
 
 
 def find_traceable(
@@ -31,31 +42,52 @@ def find_traceable(
     device: str | None = None,
     dtype: str | None = None,
     controls: Mapping[str, Any] | None = None,
+    checkpoints_dir: Path | None = None,
 ) -> FoundModel:
     """Look up a model; raises every error that can be detected before its weights are loaded.
 
     Args:
-        model: a name, a folder, or ``hf:`` and a folder or a name on the hub.
+        model: a name, a folder, or ``hf:`` and a folder, a name in ``checkpoints_dir``, or a name on the hub.
         folders: folders of our own checkpoints; the first match wins.
         device: cuda, mps or cpu; None: the fastest available.
         dtype: for ``hf:`` models; None: as saved.
         controls: as plain values, for ``hf:`` models.
+        checkpoints_dir: folder of Hugging Face checkpoints, as ``list_traceable`` names them.
 
     Raises:
         UserError: no model of that name, or an option that it does not support.
     """
     folders = list(folders)
     if not (isinstance(model, str) and is_huggingface(model)):
+        from tokenpaths.engine.tracing.loaded_model import load_model
+
         if dtype is not None:
             raise UserError("--dtype is for hf: models; the others run as they were trained.", field="dtype")
         checkpoint = find_checkpoint(model, folders)
         return FoundModel(
-            checkpoint.name, checkpoint.config.modality, lambda twin: load_model(checkpoint.path, folders, device)
+            checkpoint.name, checkpoint.config.modality, lambda: load_model(checkpoint.path, folders, device)
         )
     from tokenpaths.engine.adapters.huggingface import inspection, loading
 
     if controls is not None:
         read_expert_controls(controls)
     loading.check_options(device, dtype or "auto")
+    name = model.removeprefix(PREFIX)
+    listed = checkpoints_dir is not None and is_model_name(model) and (checkpoints_dir / name / CONFIG).is_file()
+    if listed and not Path(name).is_dir():
+        model = f"{PREFIX}{checkpoints_dir}/{name}"
     source = inspection.find_model(model)
-    return FoundModel(source.name, "text", lambda twin: loading.load(source, device, dtype or "auto", twin=twin))
+    return FoundModel(source.name, "text", lambda: loading.load(source, device, dtype or "auto"))
+
+
+def list_traceable(folders: Iterable[Path], checkpoints_dir: Path | None) -> list[dict[str, Any]]:
+    """Description of every model by the name that the API uses; broken ones are listed with their problem.
+
+    Args:
+        folders: folders of our own checkpoints.
+        checkpoints_dir: folder of Hugging Face checkpoints, which may be one of ``folders``.
+    """
+    foreign = list_checkpoints(checkpoints_dir)
+    names = {row["model"].removeprefix(PREFIX) for row in foreign}
+    ours = [row for row in list_models(folders) if not (row["problem"] and row["model"] in names)]
+    return ours + foreign

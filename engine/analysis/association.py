@@ -129,12 +129,12 @@ class Sequences:
 def _alike(sizes: Integer[np.ndarray, " G"]) -> list[Integer[np.ndarray, " g"]]:
     """Samples of about one size: of the same where there are enough, never one of twice the size of another."""
     order = np.argsort(sizes, kind="stable")
-    found, first = [], 0
+    groups, first = [], 0
     for end in (*(np.flatnonzero(np.diff(sizes[order])) + 1).tolist(), len(order)):
         if end == len(order) or end - first >= _ENOUGH or sizes[order[end]] >= 2 * sizes[order[first]]:
-            found.append(order[first:end])
+            groups.append(order[first:end])
             first = end
-    return found
+    return groups
 
 
 def places_in(

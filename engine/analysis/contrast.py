@@ -41,7 +41,8 @@ def kish_size(of_NI: Real[np.ndarray, "N I"]) -> Float[np.ndarray, " I"]:
     """Effective number of samples (Σx)²/Σx² of tokens that fall x in each: what counts for a label, which all tokens
     of a sample share (Kish 1965)."""
     squares = (of_NI.astype(np.float64) ** 2).sum(axis=0)
-    return of_NI.sum(axis=0).astype(np.float64) ** 2 / np.maximum(squares, 1e-300)
+    sizes: np.ndarray = of_NI.sum(axis=0).astype(np.float64) ** 2 / np.maximum(squares, 1e-300)
+    return sizes
 
 
 def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
@@ -51,9 +52,21 @@ def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"
         return np.ones(hits_NI.shape[1])
     share = hits_NI.sum(axis=0) / total
     even = (hits_NI.sum(axis=0) + 1) / (total + 2)
-    found = _clustered((hits_NI - share * of_N[:, None]) / total, of_N > 0)
+    variance = _clustered((hits_NI - share * of_N[:, None]) / total, of_N > 0)
     plain = even * (1 - even) / total
-    return total / np.maximum(found / plain, 1.0)
+    sizes: np.ndarray = total / np.maximum(variance / plain, 1.0)
+    return sizes
+
+
+def ratio_error(total_N: Real[np.ndarray, " N"], count_N: Real[np.ndarray, " N"]) -> float | None:
+    """Standard error of Σtotal/Σcount, a mean over all tokens, from its parts by sample; None with fewer than two.
+
+    Tokens of one sample rise and fall together, so taken as independent they would give too small an error.
+    """
+    if len(total_N) < 2:
+        return None
+    rest_N1 = ((total_N - total_N.sum() / count_N.sum() * count_N) / count_N.sum())[:, None]
+    return float(np.sqrt(_clustered(rest_N1, count_N > 0)[0]))
 
 
 def contrast(
@@ -80,18 +93,20 @@ def contrast(
         nothing = np.full(delta.shape, np.nan)
         return Contrast(share_a, share_b, delta, nothing, nothing)
     rest_NI = (hits_a_NI - share_a * of_a_N[:, None]) / total_a - (hits_b_NI - share_b * of_b_N[:, None]) / total_b
-    found = _clustered(rest_NI, (of_a_N > 0) | (of_b_N > 0))
+    variance = _clustered(rest_NI, (of_a_N > 0) | (of_b_N > 0))
     floor = _added(hits_a_NI, total_a) + _added(hits_b_NI, total_b)
-    half = float(stdtrit(min(num_a, num_b) - 1, 0.975)) * np.sqrt(np.maximum(found, floor))
+    half = float(stdtrit(min(num_a, num_b) - 1, 0.975)) * np.sqrt(np.maximum(variance, floor))
     return Contrast(share_a, share_b, delta, np.maximum(delta - half, -1.0), np.minimum(delta + half, 1.0))
 
 
 def _added(hits_NI: Real[np.ndarray, "N I"], total: float) -> Float[np.ndarray, " I"]:
     even = (hits_NI.sum(axis=0) + 1) / (total + 2)
-    return even * (1 - even) / (total + 2)
+    floor: np.ndarray = even * (1 - even) / (total + 2)
+    return floor
 
 
 def _clustered(rest_NI: Real[np.ndarray, "N I"], present_N: Bool[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
     """Variance of a sum of residuals over the samples that are there."""
     num = int(present_N.sum())
-    return num / (num - 1) * (rest_NI[present_N] ** 2).sum(axis=0)
+    variance: np.ndarray = num / (num - 1) * (rest_NI[present_N] ** 2).sum(axis=0)
+    return variance

@@ -61,13 +61,13 @@ def describe_sorted(
     if num == 0:
         return describe(np.zeros(0), bins)
     low, high = limits
-    wanted = {name: _between(num, q) for name, q in QUANTILES.items()}
+    places = {name: _between(num, q) for name, q in QUANTILES.items()}
     picked: dict[int, float] = {}
     edges, heights = np.linspace(low, high, bins + 1), np.zeros(bins, dtype=np.int64)
     seen, mean, squares = 0, 0.0, 0.0
     for part in parts:
         n = len(part)
-        picked |= {i: float(part[i - seen]) for pair in wanted.values() for i in pair[:2] if seen <= i < seen + n}
+        picked |= {i: float(part[i - seen]) for pair in places.values() for i in pair[:2] if seen <= i < seen + n}
         heights += np.bincount(np.clip(np.searchsorted(edges, part, side="right") - 1, 0, bins - 1), minlength=bins)
         own = float(part.mean())
         squares += float(((part - own) ** 2).sum()) + (own - mean) ** 2 * seen * n / (seen + n)
@@ -82,7 +82,7 @@ def describe_sorted(
         "mean": mean,
         "std": float(np.sqrt(squares / num)),
         "min": low,
-        **{name: picked[i] + (picked[j] - picked[i]) * part for name, (i, j, part) in wanted.items()},
+        **{name: picked[i] + (picked[j] - picked[i]) * part for name, (i, j, part) in places.items()},
         "max": high,
         "bins": rows if low != high else [{"lo": low, "hi": high, "count": num}],
     }

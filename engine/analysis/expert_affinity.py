@@ -32,7 +32,8 @@ def domain_specialisation(
 
     A domain without tokens has zeros.
     """
-    return counts_DM / np.maximum(num_tokens_D, 1)[:, None]
+    share_DM: np.ndarray = counts_DM / np.maximum(num_tokens_D, 1)[:, None]
+    return share_DM
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Vocabulary:
     @property
     def share(self) -> Float[np.ndarray, "X M"]:
         """N_{x,i} / N_x; each row sums to K, baseline K/M."""
-        return self.counts / np.maximum(self.seen, 1)[:, None]
+        share: np.ndarray = self.counts / np.maximum(self.seen, 1)[:, None]
+        return share
 
 
 def vocabulary_specialisation(
@@ -62,8 +64,8 @@ def vocabulary_specialisation(
 
     ``token_ids`` are those of the input token or of the one that follows it; negative ones are unknown and left out.
     """
-    known = token_ids_n >= 0
-    ids_nK, token_ids_n = ids_nK[known], token_ids_n[known]
+    has_id = token_ids_n >= 0
+    ids_nK, token_ids_n = ids_nK[has_id], token_ids_n[has_id]
     kinds_X, kind_n, seen_X = np.unique(token_ids_n, return_inverse=True, return_counts=True)
     often_X = seen_X >= least
     place_X = np.cumsum(often_X) - 1

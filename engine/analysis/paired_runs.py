@@ -52,10 +52,10 @@ def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlat
     """
     if len(x) < FEWEST or is_flat(x) or is_flat(y):
         return None
-    found = pearson(_ranks(x), _ranks(y))
-    if found is None:
+    correlation = pearson(_ranks(x), _ranks(y))
+    if correlation is None:
         return None
-    return _with_interval(found.r, math.sqrt((1 + found.r**2 / 2) / (len(x) - 3)))
+    return _with_interval(correlation.r, math.sqrt((1 + correlation.r**2 / 2) / (len(x) - 3)))
 
 
 def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -119,7 +119,8 @@ def _codes(groups: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
         return np.unique(groups, return_inverse=True)[1].reshape(-1).astype(np.int64)
     there = np.zeros(most - least + 1, dtype=np.int64)
     there[groups - least] = 1
-    return (np.cumsum(there) - 1)[groups - least]
+    ranks: np.ndarray = (np.cumsum(there) - 1)[groups - least]
+    return ranks
 
 
 def _entropy(counts: Integer[np.ndarray, " P"], total: int) -> float:

@@ -34,14 +34,16 @@ def busiest(contrast: Float[np.ndarray, " p"], share: float = TENTH) -> Bool[np.
     """The ``share`` of all patches with the highest contrast; ties all count, patches without any contrast never."""
     if not len(contrast):
         return np.zeros(0, dtype=bool)
-    return (contrast >= np.quantile(contrast, 1 - share)) & (contrast > 0)
+    edges: np.ndarray = (contrast >= np.quantile(contrast, 1 - share)) & (contrast > 0)
+    return edges
 
 
 def flattest(contrast: Float[np.ndarray, " p"], share: float = TENTH) -> Bool[np.ndarray, " p"]:
     """The ``share`` of all patches with the lowest contrast; ties all count."""
     if not len(contrast):
         return np.zeros(0, dtype=bool)
-    return contrast <= np.quantile(contrast, share)
+    flat: np.ndarray = contrast <= np.quantile(contrast, share)
+    return flat
 
 
 def at_border(rows: int, cols: int) -> Bool[np.ndarray, " T"]:

@@ -44,7 +44,8 @@ def profiles(
     total_nS1 = counts_nSM.sum(axis=2, keepdims=True)
     shares_nSM = np.divide(counts_nSM, total_nS1, out=counts_nSM, where=total_nS1 > 0)
     shares_nSM /= 2 * num_steps
-    return np.sqrt(shares_nSM, out=shares_nSM).reshape(num_samples, num_steps * num_modules)
+    profile: np.ndarray = np.sqrt(shares_nSM, out=shares_nSM).reshape(num_samples, num_steps * num_modules)
+    return profile
 
 
 def profile_distance(one: Float[np.ndarray, " D"], many: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " n"]:
@@ -52,7 +53,8 @@ def profile_distance(one: Float[np.ndarray, " D"], many: Float[np.ndarray, "n D"
     apart = many.astype(np.float32) - one.astype(np.float32)
     distance = np.sqrt(np.einsum("nd,nd->n", apart, apart, dtype=np.float64))
     distance[distance < SAME] = 0.0  # the same load: what is left is the rounding of square roots
-    return np.minimum(distance, 1.0)
+    bounded: np.ndarray = np.minimum(distance, 1.0)
+    return bounded
 
 
 def ribbon_distance(one: Integer[np.ndarray, "S K"], many: Integer[np.ndarray, "P S K"]) -> Integer[np.ndarray, " P"]:
@@ -65,14 +67,15 @@ def ribbon_distance(one: Integer[np.ndarray, "S K"], many: Integer[np.ndarray, "
     for slot in range(top_k):
         for other in range(top_k):
             shared_P += (many[:, :, other] == one[None, :, slot]).sum(axis=1)
-    return num_steps * top_k - shared_P
+    distance_P: np.ndarray = num_steps * top_k - shared_P
+    return distance_P
 
 
 def nearest(distance: Float[np.ndarray, " n"] | Integer[np.ndarray, " n"], limit: int) -> Integer[np.ndarray, " m"]:
     """Places of the ``limit`` smallest, nearest first; of equal ones the earlier."""
     if len(distance) > limit:
         edge = np.partition(distance, limit - 1)[limit - 1]
-        some = np.flatnonzero(distance <= edge)
+        near = np.flatnonzero(distance <= edge)
     else:
-        some = np.arange(len(distance))
-    return some[np.argsort(distance[some], kind="stable")][:limit]
+        near = np.arange(len(distance))
+    return near[np.argsort(distance[near], kind="stable")][:limit]

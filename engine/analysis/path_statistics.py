@@ -95,10 +95,12 @@ def rank_frequency_fit(counts: Int[np.ndarray, " P"]) -> RankFit:
     """
     if len(counts) < 2:
         return RankFit(None, None)
-    x = np.log(np.arange(1, len(counts) + 1))
-    y = np.log(counts.astype(np.float64))
-    x -= x.mean()
-    y -= y.mean()
+    return least_squares(np.log(np.arange(1, len(counts) + 1)), np.log(counts.astype(np.float64)))
+
+
+def least_squares(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> RankFit:
+    """The line through n points (x, y); equal y have slope 0 and no r²."""
+    x, y = x - x.mean(), y - y.mean()
     slope = float((x * y).sum() / (x * x).sum())
     total = float((y * y).sum())
     if total < 1e-12:
@@ -130,4 +132,5 @@ def independent_steps(
 def path_distance(first: Integer[np.ndarray, "S K"], second: Integer[np.ndarray, "S K"]) -> Float[np.ndarray, " S"]:
     """Distance of two ribbons per step: 1 − |S ∩ S′| / K; its sum is the Hamming distance for K = 1."""
     shared_S = (first[:, :, None] == second[:, None, :]).any(axis=2).sum(axis=1)
-    return 1.0 - shared_S / first.shape[1]
+    distance_S: np.ndarray = 1.0 - shared_S / first.shape[1]
+    return distance_S

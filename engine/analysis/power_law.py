@@ -223,7 +223,8 @@ def _cuts(histogram: Histogram) -> Int[np.ndarray, " C"]:
     able = histogram.values[:-1][left[:-1] >= FEWEST]
     if len(able) <= MOST_CUTS:
         return able
-    return able[_thinned(len(able), MOST_CUTS)]
+    cuts: np.ndarray = able[_thinned(len(able), MOST_CUTS)]
+    return cuts
 
 
 def _thinned(num: int, most: int) -> Int[np.ndarray, " I"]:
@@ -267,7 +268,7 @@ def _alphas(cuts: Float[np.ndarray, " C"], mean_logs: Float[np.ndarray, " C"]) -
     and cannot overshoot.
     """
     low, high = ALPHA_RANGE
-    alphas = np.clip(1.0 + 1.0 / np.maximum(mean_logs - np.log(cuts - 0.5), 1e-9), low + _NUDGE, high)
+    alphas: np.ndarray = np.clip(1.0 + 1.0 / np.maximum(mean_logs - np.log(cuts - 0.5), 1e-9), low + _NUDGE, high)
     for _ in range(60):
         before, here, after = (np.log(zeta(alphas + nudge, cuts)) for nudge in (-_NUDGE, 0.0, _NUDGE))
         slope = (after - before) / (2 * _NUDGE) + mean_logs
@@ -284,14 +285,17 @@ def _zeta(
     alpha: Float[np.ndarray, " n"], x: Float[np.ndarray, " n"], term: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """Hurwitz' ζ(α, x) where ``term`` = x^−α is known: Euler and Maclaurin's sum, to 10⁻⁹ from ``_FAR`` on."""
-    far = term * (x / (alpha - 1.0) + 0.5 + alpha / (12.0 * x) - alpha * (alpha + 1) * (alpha + 2) / (720.0 * x**3))
+    far: np.ndarray = term * (
+        x / (alpha - 1.0) + 0.5 + alpha / (12.0 * x) - alpha * (alpha + 1) * (alpha + 2) / (720.0 * x**3)
+    )
     near = x < _FAR
     far[near] = zeta(alpha[near], x[near])
     return far
 
 
 def _power_logs(values: Int[np.ndarray, " U"], x_min: int, alpha: float) -> Float[np.ndarray, " U"]:
-    return -alpha * np.log(values) - np.log(zeta(alpha, x_min))
+    logs: np.ndarray = -alpha * np.log(values) - np.log(zeta(alpha, x_min))
+    return logs
 
 
 def _lognormal_logs(values: Int[np.ndarray, " U"], x_min: int, mu: float, sigma: float) -> Float[np.ndarray, " U"]:
@@ -301,4 +305,5 @@ def _lognormal_logs(values: Int[np.ndarray, " U"], x_min: int, mu: float, sigma:
     flip = low > 0
     small, large = np.where(flip, -high, low), np.where(flip, -low, high)
     logs = log_ndtr(large) + np.log1p(-np.exp(np.minimum(log_ndtr(small) - log_ndtr(large), -1e-12)))
-    return logs - log_ndtr(-(np.log(x_min - 0.5) - mu) / sigma)
+    tail: np.ndarray = logs - log_ndtr(-(np.log(x_min - 0.5) - mu) / sigma)
+    return tail

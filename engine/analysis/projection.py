@@ -69,7 +69,7 @@ def squared_distances(values: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n 
     """Squared Euclidean distance of each pair, never negative, 0 on the diagonal."""
     values = np.asarray(values, dtype=np.float64)
     norms = (values**2).sum(axis=1)
-    squared = norms[:, None] + norms[None, :] - 2 * values @ values.T
+    squared: np.ndarray = norms[:, None] + norms[None, :] - 2 * values @ values.T
     np.maximum(squared, 0, out=squared)
     np.fill_diagonal(squared, 0)
     return squared
@@ -100,7 +100,8 @@ def joint_probabilities(squared: Float[np.ndarray, "n n"], perplexity: int | flo
         width = np.minimum(np.where(np.isfinite(high), (low + high) / 2, width * 2), 1e12)
     chances = weight / total[:, None]
     joint = (chances + chances.T) / (2 * num)
-    return np.maximum(joint, TINY)
+    probs: np.ndarray = np.maximum(joint, TINY)
+    return probs
 
 
 @dataclass

@@ -39,12 +39,14 @@ def _visited_units(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarr
     """Unit of every visit, V = S·K."""
     num_ribbons, num_steps, top_k = module_ids.shape
     steps_S1 = np.arange(num_steps)[:, None]
-    return units[steps_S1, module_ids].reshape(num_ribbons, num_steps * top_k)
+    visited: np.ndarray = units[steps_S1, module_ids].reshape(num_ribbons, num_steps * top_k)
+    return visited
 
 
 def compute(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
     """compute = active (non-identity) slots / (S·K), in [0, 1]; 1 = never skipped."""
-    return (_visited_units(module_ids, units) != NOTHING).mean(axis=1)
+    share: np.ndarray = (_visited_units(module_ids, units) != NOTHING).mean(axis=1)
+    return share
 
 
 def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:

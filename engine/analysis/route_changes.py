@@ -22,14 +22,16 @@ def shared_choices(
     before: Integer[np.ndarray, "n S K"], after: Integer[np.ndarray, "n S L"]
 ) -> Integer[np.ndarray, "n S"]:
     """|S ∩ S′| of each token and step; a token never visits a module twice at a step."""
-    return (before[:, :, :, None] == after[:, :, None, :]).any(axis=3).sum(axis=2)
+    shared: np.ndarray = (before[:, :, :, None] == after[:, :, None, :]).any(axis=3).sum(axis=2)
+    return shared
 
 
 def step_distance(
     before: Integer[np.ndarray, "n S K"], after: Integer[np.ndarray, "n S L"]
 ) -> Float[np.ndarray, "n S"]:
     """1 − |S ∩ S′| / K of each token and step; of two top-k the larger counts."""
-    return 1 - shared_choices(before, after) / max(before.shape[2], after.shape[2])
+    moved: np.ndarray = 1 - shared_choices(before, after) / max(before.shape[2], after.shape[2])
+    return moved
 
 
 def flow_counts(module_ids: Integer[np.ndarray, "n S K"], num_modules: int) -> Float[np.ndarray, "S-1 M M"]:
@@ -37,7 +39,8 @@ def flow_counts(module_ids: Integer[np.ndarray, "n S K"], num_modules: int) -> F
     n, num_steps, top_k = module_ids.shape
     visits = np.zeros((num_steps, n, num_modules), dtype=np.float32)
     np.put_along_axis(visits, module_ids.transpose(1, 0, 2).astype(np.int64), 1.0, axis=2)
-    return np.matmul(visits[:-1].transpose(0, 2, 1), visits[1:]).astype(np.float64) / top_k**2
+    links: np.ndarray = np.matmul(visits[:-1].transpose(0, 2, 1), visits[1:]).astype(np.float64) / top_k**2
+    return links
 
 
 def edited_steps(steps: Iterable[int | None]) -> frozenset[int] | None:
@@ -45,8 +48,8 @@ def edited_steps(steps: Iterable[int | None]) -> frozenset[int] | None:
 
     None among ``steps`` stands for every step, and so does no edit at all: another control holds everywhere.
     """
-    found = set(steps)
-    return None if not found or None in found else frozenset(step for step in found if step is not None)
+    distinct = set(steps)
+    return None if not distinct or None in distinct else frozenset(step for step in distinct if step is not None)
 
 
 def change_of(before: float, after: float) -> dict[str, float]:

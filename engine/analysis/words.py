@@ -110,12 +110,12 @@ def check_pattern(text: str | None, field: str = "q") -> str | None:
 
 def fitting(names: Sequence[str], pattern: str) -> Bool[np.ndarray, " W"]:
     """Which words fit: letter for letter with case ignored, ``*`` any letters and ``?`` one of them."""
-    wanted = pattern.casefold()
-    if "*" not in wanted and "?" not in wanted:
-        return np.array([name.strip().casefold() == wanted for name in names], dtype=bool)
+    folded = pattern.casefold()
+    if "*" not in folded and "?" not in folded:
+        return np.array([name.strip().casefold() == folded for name in names], dtype=bool)
     # Brackets mean themselves; runs of stars mean one, which keeps the expression linear to match.
-    found = re.compile(fnmatch.translate(re.sub(r"\*+", "*", wanted).replace("[", "[[]"))).match
-    return np.array([found(name.strip().casefold()) is not None for name in names], dtype=bool)
+    matches = re.compile(fnmatch.translate(re.sub(r"\*+", "*", folded).replace("[", "[[]"))).match
+    return np.array([matches(name.strip().casefold()) is not None for name in names], dtype=bool)
 
 
 def of_kind(names: Sequence[str], kind: str) -> Bool[np.ndarray, " W"]:
@@ -225,4 +225,5 @@ def _piece_hashes(
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(27)
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed * ups[:-1])])
-    return (sums[high_n] - sums[low_n]) * downs[low_n]
+    sums_n: np.ndarray = (sums[high_n] - sums[low_n]) * downs[low_n]
+    return sums_n

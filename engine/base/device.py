@@ -36,7 +36,7 @@ def _named(name: str) -> torch.device:
         "mps": torch.backends.mps.is_available(),
     }
     if not there.get(device.type):
-        have = ", ".join(kind for kind, found in there.items() if found and kind != device.type)
+        have = ", ".join(kind for kind, present in there.items() if present and kind != device.type)
         raise UserError(f"this machine, or its torch, has no {name!r}; it has {have}", field="device")
     return device
 
@@ -44,8 +44,8 @@ def _named(name: str) -> torch.device:
 @contextlib.contextmanager
 def mixed_precision(device: torch.device, enabled: bool | None = None) -> Iterator[None]:
     """bfloat16 autocast: on CUDA by default, elsewhere when asked for."""
-    wanted = device.type == "cuda" if enabled is None else enabled
-    if not wanted or device.type == "mps":
+    lower = device.type == "cuda" if enabled is None else enabled
+    if not lower or device.type == "mps":
         yield
         return
     with torch.autocast(device.type, torch.bfloat16):

@@ -14,7 +14,6 @@ from pathlib import Path
 import platformdirs
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.trusted_files import SEALED, mark_known
 
 DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -85,8 +84,6 @@ def fsync_folder(folder: Path) -> None:
 def rename_durably(source: Path, target: Path) -> None:
     """Sync ``source``, then put it in the place of ``target`` in one step that survives power loss."""
     fsync_file(source)
-    if target.suffix == RUN_SUFFIX:
-        mark_known(target, os.stat(source), SEALED)
     os.replace(source, target)
     fsync_folder(target.parent)
 
@@ -114,10 +111,26 @@ def _aside(target: Path) -> Path:
     return target.with_name(f".{target.name}.old")
 
 
+_never_made: list[Path] = []
+
+
+def never_make(folder: Path) -> None:
+    """From now on, ``make_folder`` makes nothing inside ``folder`` while that is gone (moved, deleted, unmounted)."""
+    _never_made.append(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents; FileNotFoundError inside a folder of ``never_make`` that is gone."""
+    for gone in _never_made:
+        if folder.is_relative_to(gone) and not gone.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(gone))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``target``; it takes the place of ``target`` if the block succeeds."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     os.close(descriptor)
     temporary_file = Path(name)
@@ -127,6 +140,29 @@ def atomic_file(target: Path) -> Iterator[Path]:
         rename_durably(temporary_file, target)
     finally:
         temporary_file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``target``; it takes its place if the block succeeds, else it is removed.
+
+    Raises:
+        FileExistsError: ``target`` is a file, or a folder that holds something.
+    """
+    make_folder(target.parent)
+    if target.is_symlink() or target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(errno.EEXIST, "it is there already", str(target))
+    temporary_folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"))
+    try:
+        yield temporary_folder
+        temporary_folder.chmod(0o755)  # mkdtemp makes folders that nobody else may read
+        fsync_folder(temporary_folder)
+        with contextlib.suppress(FileNotFoundError):
+            target.rmdir()
+        os.replace(temporary_folder, target)
+        fsync_folder(target.parent)
+    finally:
+        shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
 def write_atomically(target: Path, content: bytes) -> None:

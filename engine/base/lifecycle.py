@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tokenpaths.engine.base.errors import UserError, WriterFailed
-from tokenpaths.engine.base.files import HolderLock, NearlyFull, check_free
+from tokenpaths.engine.base.files import HolderLock, NearlyFull, check_free, make_folder
 
 _Writer = TypeVar("_Writer", bound="SealedOnce")
 
@@ -57,7 +57,7 @@ def claim(folder: Path, lock: HolderLock, *, field: str, instead: str) -> None:
         WriterFailed: the folder takes nothing; ``field`` is the setting at fault, ``instead`` what to choose.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         check_free(folder)
         lock.acquire()
     except NearlyFull as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from inspect import isclass
 from typing import Any, Literal, get_args, get_origin
@@ -9,6 +10,26 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from tokenpaths.engine.base.files import NAME_PATTERN
+
+
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """``object_pairs_hook`` of ``json``, which else keeps the last of two equal keys in silence.
+
+    Raises:
+        ValueError: a key is there twice; completes the sentence "it cannot be read as JSON: …".
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name[:80]!r} is there twice in one object; give it once")
+            seen.add(name)
+    return values
+
+
+DISTINCT_KEYS = json.JSONDecoder(object_pairs_hook=distinct_keys)
+"""``decode`` as ``json.loads``, but a key that stands twice in an object is a ValueError"""
 
 
 def field_path(model: type[BaseModel], loc: Sequence[int | str]) -> str:

@@ -2,9 +2,12 @@
 
     for sample in open_dataset("pictures/", "vision", limit=100): ...
 
-Accepted: a folder of images (sub-folders are labels), a Parquet file or a folder of them, JSONL, text files, a single
-image or text, and the bundled sets (``bundled:scenes``, ``bundled:photos``, ``bundled:digits``, ``bundled:texts``,
-``bundled:languages``). Labels are read when the set is opened; contents are read while iterating, a few at a time.
+Accepted: a folder of images (sub-folders are labels); Parquet and Arrow files and folders of them; what
+``Dataset.save_to_disk`` of Hugging Face writes; WebDataset archives; CSV and TSV; JSONL; text files; a single image or
+text; and the bundled sets (``bundled:scenes``, ``bundled:photos``, ``bundled:pictures``, ``bundled:digits``,
+``bundled:texts``, ``bundled:languages``). Labels are read when the set is opened; contents are read
+while iterating, a few at a time.
+Files are read and decoded in a confined child (``tokenpaths.engine.data.sources.confined_source``).
 Pickles and URLs are never opened.
 """
 
@@ -17,45 +20,39 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import UserError, left_out_note
 from tokenpaths.engine.base.records import Modality
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.data.images import REGIONS
-from tokenpaths.engine.data.sources.folders import FileSource
+from tokenpaths.engine.data.labels import Remarks, alike_sentence, look_alikes, read_source
+from tokenpaths.engine.data.sources.confined_source import ConfinedSource
 from tokenpaths.engine.data.sources.identity import identity_of
+from tokenpaths.engine.data.sources.opening import refuse_columns
 from tokenpaths.engine.data.sources.passages import passage_spans
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample, Source
+from tokenpaths.engine.data.sources.shard_names import name_of_shards, shard_files
+from tokenpaths.engine.data.sources.splits import refuse_split, split_of_name
 
 __all__ = ["BUNDLED", "Dataset", "Sample", "open_dataset", "spread_rows"]
 
 BUNDLED: Final[dict[str, Modality]] = {
     "bundled:scenes": "vision",
     "bundled:photos": "vision",
+    "bundled:pictures": "vision",
     "bundled:digits": "vision",
     "bundled:texts": "text",
     "bundled:languages": "text",
 }
 _REFUSED: Final = {
     **dict.fromkeys((".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".npy", ".npz", ".joblib"), "may run code when opened"),
-    **dict.fromkeys((".zip", ".gz", ".tgz", ".tar", ".bz2", ".xz", ".zst", ".7z"), "is an archive: unpack it first"),
+    **dict.fromkeys((".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z"), "is an archive: unpack it first"),
     **dict.fromkeys((".duckdb", ".db", ".sqlite"), "is a database, not a set of samples"),
 }
-_SPLITS: Final = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-_JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
-_GOOD = "a folder, an image, a text file, .jsonl, .parquet or " + ", ".join(BUNDLED)
+_GOOD = "a folder, an image, a text file, .jsonl, .csv, .parquet, .arrow, .tar or " + ", ".join(BUNDLED)
 
 
 class Dataset:
@@ -90,6 +87,29 @@ class Dataset:
         self.regions: tuple[str, ...] = REGIONS if source.has_masks else ()
         self.problems: list[str] = []
         self.num_skipped = 0
+        self._walk = Remarks()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was changed, merged or left out of labels and files when the data set was opened; empty if nothing."""
+        index = self._source.index
+        notes = getattr(self._source, "remarks", Remarks()).sentences()
+        if notes and len(self._all_rows) < len(index):
+            notes.append(f"these notes count all {len(index):,} rows, of which {len(self._all_rows):,} were asked for")
+        unlabelled = int((index.codes[self._all_rows] < 0).sum())
+        if self.labels and unlabelled:
+            notes.append(f"{unlabelled:,} of {len(self._all_rows):,} samples have no label")
+        counts = np.bincount(index.codes[self._all_rows] + 1, minlength=len(index.names) + 1)[1:].tolist()
+        sizes = {name: count for name, count in zip(index.names, counts, strict=True) if count}
+        alike = alike_sentence([(name, sizes[name]) for name in group] for group in look_alikes(sizes))
+        return [*notes, *([alike] if alike else [])]
+
+    def walk_notes(self) -> list[str]:
+        """What the last walk changed or left out."""
+        notes = self._walk.sentences()
+        if self.num_skipped:
+            notes.append(left_out_note(self.num_skipped, self.problems))
+        return notes
 
     def __iter__(self) -> Iterator[Sample]:
         samples = self._good()
@@ -130,15 +150,19 @@ class Dataset:
         index = self._source.index
         how = {"name": self.name, "modality": self.modality, "passages": self._passage_chars}
         how |= {name: getattr(self._source, name, None) for name in ("_text_column", "_content")}
+        own_split = getattr(self._source, "split", None)
+        how |= {"split": own_split} if own_split else {}
         return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
 
     def _good(self) -> Iterator[Sample]:
-        self.problems, self.num_skipped = [], 0
+        self.problems, self.num_skipped, self._walk = [], 0, Remarks()
         any_good = len(self._rows) < self.num_places  # a shard may be empty
         for place, sample in enumerate(self._source.read(self._rows.tolist()), self.first_place):
             if isinstance(sample, Sample):
                 any_good = True
-                yield replace(sample, place=place)
+                source, kinds = read_source(sample.source)
+                self._walk.add((*sample.remarks, *kinds), source)
+                yield replace(sample, place=place, source=source)
             elif not self._skip_bad:
                 raise sample
             else:
@@ -163,6 +187,7 @@ def open_dataset(
     seed: int = 0,
     skip_bad: bool = False,
     passage_chars: int | None = None,
+    split: str | None = None,
 ) -> Dataset:
     """Open a set of samples of one modality; raises ``UserError`` for what cannot be one.
 
@@ -170,6 +195,7 @@ def open_dataset(
     ``skip_bad`` leaves out samples that cannot be used instead of stopping at the first one.
     ``passage_chars`` cuts longer texts into passages of at most so many characters (then
     ``num_samples`` is None, and ``limit`` bounds the passages too).
+    ``split`` takes one split of a data set that has several, such as a saved ``DatasetDict``.
     """
     if limit is not None and limit < 1:
         raise UserError(f"A limit of {limit} samples leaves none; give at least 1.", field="limit")
@@ -179,12 +205,13 @@ def open_dataset(
     columns = {"text_column": text_column, "image_column": image_column, "label_column": label_column}
     if name.startswith("bundled:"):
         refuse_columns(name, columns)
+        refuse_split(split, name)
         source, name, split = _bundled(name, modality), name.removeprefix("bundled:"), "all"
     else:
         path = _existing(name)
-        source = _source(path, modality, columns, skip_bad)
-        name = path.resolve().name if path.is_dir() else path.stem
-        split = _split_of(name)
+        source = ConfinedSource(path, modality=modality, columns=columns, skip_bad=skip_bad, split=split)
+        name = path.resolve().name if path.is_dir() else name_of_shards(path)
+        split = source.split or split_of_name(name)
     return Dataset(
         source,
         name=name,
@@ -242,6 +269,8 @@ def _existing(name: str) -> Path:
     siblings: list[str] = []
     try:
         path = path.expanduser()
+        if shard_files(path):
+            return path
         exists = path.exists()
         if not exists and path.parent.is_dir():
             siblings = [p.name for p in path.parent.iterdir()]
@@ -257,44 +286,6 @@ def _existing(name: str) -> Path:
     if not path.is_file() and not path.is_dir():
         raise UserError(f"'{name}' is neither a file nor a folder; give {_GOOD}.", field="data")
     return path
-
-
-def _source(path: Path, modality: Modality, columns: dict[str, str | None], skip_bad: bool) -> Source:
-    kind: Literal["image", "text"] = "image" if modality == "vision" else "text"
-    suffix = path.suffix.lower()
-    parquet = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if suffix == ".parquet" else []
-    if parquet:
-        from tokenpaths.engine.data.sources.parquet import ParquetSource
-
-        content = columns[f"{kind}_column"]
-        return ParquetSource(parquet, kind, content_column=content, label_column=columns["label_column"])
-    if path.is_file() and suffix in _JSONL_SUFFIXES:
-        if kind == "image":
-            raise UserError(f"'{path}' holds texts, and this model takes images; give images or Parquet.", field="data")
-        from tokenpaths.engine.data.sources.jsonl import JsonlSource
-
-        return JsonlSource(path, columns["text_column"], columns["label_column"], skip_bad=skip_bad)
-    refuse_columns(str(path), columns)
-    return FileSource.folder(path, kind) if path.is_dir() else FileSource.single(path, kind)
-
-
-def refuse_columns(name: str, columns: dict[str, str | None]) -> None:
-    """UserError that names the first of ``columns`` (field → column) that is given: data ``name`` have none."""
-    for field, column in columns.items():
-        if column is not None:
-            raise UserError(
-                f"'{name}' has no columns, so {field} '{column}' means nothing there; leave it out, "
-                "or give .parquet or .jsonl.",
-                field=field,
-            )
-
-
-def _split_of(name: str) -> str:
-    """train, val or test where the name says so, else all."""
-    for word in reversed(re.split(r"[^a-z]+", name.lower())):
-        if word in _SPLITS:
-            return _SPLITS[word]
-    return "all"
 
 
 def _passages(samples: Iterator[Sample], longest: int) -> Iterator[Sample]:

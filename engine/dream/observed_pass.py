@@ -62,10 +62,10 @@ def look(model: RoutedModel, inputs: Tensor, needs: Sequence[Need]) -> list[Seen
     for family, reader in READERS.items():
         if isinstance(model, family):
             return reader(model, inputs, needs)
-    known = ", ".join(sorted(family.family for family in READERS))
+    families = ", ".join(sorted(family.family for family in READERS))
     raise UserError(
         f"A {model.family} model cannot be dreamed with: its decisions are made once for a whole text, "
-        f"without a gradient; families that can: {known}",
+        f"without a gradient; families that can: {families}",
         field="model",
     )
 
@@ -88,9 +88,9 @@ def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
         if not alive:
             break
         h, decision = model.approach(h, step)
-        for kept, of_decision in ((probs, decision.probs), (logits, decision.logits), (ids, decision.module_ids)):
+        for column, of_decision in ((probs, decision.probs), (logits, decision.logits), (ids, decision.module_ids)):
             for b, part in zip(alive, of_decision.split(tokens), strict=True):
-                kept[b].append(part)
+                column[b].append(part)
         stay = [needs[b].output or needs[b].steps > step + 1 for b in alive]
         h, alive, remaining = _keep(h, alive, stay, decision)
         if not alive:

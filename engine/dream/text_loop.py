@@ -62,10 +62,10 @@ def worth(
     """Mean of the wanted decisions, and the same plus ``fluency`` times the text's mean log probability."""
     need = objective.need
     seen = look(model, ids_BL, [Need(need.steps, need.output or fluency > 0)] * len(ids_BL))
-    wanted = torch.stack([objective.value(s).float() / objective.terms for s in seen])
+    value = torch.stack([objective.value(s).float() / objective.terms for s in seen])
     if not fluency:
-        return wanted, wanted
-    return wanted, wanted + fluency * torch.stack([Fluency().value(s) for s in seen])
+        return value, value
+    return value, value + fluency * torch.stack([Fluency().value(s) for s in seen])
 
 
 def texts_a_pass(length: int) -> int:
@@ -131,16 +131,16 @@ class TextDreams:
         """``worth`` of texts, a pass after the other."""
         for part in ids_NL.split(texts_a_pass(ids_NL.shape[1])):
             with torch.no_grad():
-                found = worth(self.model, part, self.objective, self.settings.fluency)
-            yield found
+                worths = worth(self.model, part, self.objective, self.settings.fluency)
+            yield worths
 
     def gains(self, texts: slice = slice(None)) -> Float[Tensor, "B L V"]:
         """First-order gain of each word at each position of some texts or all: (E_v − E_x) · ∂objective/∂E_x."""
-        with recorded_embeddings(self.model) as kept:
+        with recorded_embeddings(self.model) as embeddings:
             _, total = worth(self.model, self.ids[texts], self.objective, self.settings.fluency)
-        (gradient_BLD,) = torch.autograd.grad(total.sum(), kept[0])
+        (gradient_BLD,) = torch.autograd.grad(total.sum(), embeddings[0])
         table_VD = embedding_of(self.model).weight
-        now_BL = (gradient_BLD * kept[0].detach()).sum(dim=-1)
+        now_BL = (gradient_BLD * embeddings[0].detach()).sum(dim=-1)
         return gradient_BLD @ table_VD.T - now_BL.unsqueeze(-1)
 
     def round(self) -> None:
@@ -170,7 +170,7 @@ class TextDreams:
         self.iteration += 1
         self.stuck += 1
         if results:
-            wanted, total = (torch.cat(of_parts) for of_parts in zip(*results, strict=True))
+            value, total = (torch.cat(of_parts) for of_parts in zip(*results, strict=True))
             owner = torch.tensor([b for b, swaps in enumerate(tried) for _ in swaps], device=self.device)
             for b in range(len(tried)):
                 own = (owner == b).nonzero().squeeze(1)
@@ -178,7 +178,7 @@ class TextDreams:
                     best = own[total[own].argmax()]
                     self.ids[b], self.stuck = ids[best], 0
                     self.wanted, self.total = (x.clone() for x in (self.wanted, self.total))
-                    self.wanted[b], self.total[b] = wanted[best], total[best]
+                    self.wanted[b], self.total[b] = value[best], total[best]
         self.curve.append(self.wanted)
 
     def _candidates(self, b: int, gains: Float[Tensor, " LV"]) -> list[Int[Tensor, " L"]]:

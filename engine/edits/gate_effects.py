@@ -158,15 +158,15 @@ def induction(
     """
     if rows.shape[1] < period + 2:
         raise UserError(f"rows of {rows.shape[1]} tokens hold no repetition of period {period}", field="period")
-    hits, found, first = 0.0, 0.0, 0.0
+    hits, nats_later, first = 0.0, 0.0, 0.0
     for x, y in _batches(rows):
         logits = model(x, None, interventions).logits
         nats = row_losses(logits, y)
         hits += float((logits[:, period:].argmax(-1) == y[:, period:]).sum())
-        found += float(nats[:, period:].sum())
+        nats_later += float(nats[:, period:].sum())
         first += float(nats[:, : period - 1].sum())
     count, before = rows.shape[0] * (rows.shape[1] - 1 - period), rows.shape[0] * (period - 1)
-    return Induction(hits / count, found / count, first / before)
+    return Induction(hits / count, nats_later / count, first / before)
 
 
 def knockout_accuracies(model: Directional, rows: Int[Tensor, "B T"], period: int) -> Float[np.ndarray, "L H"]:

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenpaths.engine.analysis.contrast import ratio_error
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.prepared import PreparedSet
@@ -38,12 +40,18 @@ class OutputChange:
     five_changed: float = 0.0
     targets: int = 0
     loss: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    rise_squares: float = 0.0
-    """sum of squared increases in loss over rows"""
+    by_sample: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """increase in loss over all targets of each sample, and how many they are"""
     correct: list[int] = field(default_factory=lambda: [0, 0])
 
-    def add(self, before: Float[Tensor, "R C"], after: Float[Tensor, "R C"], targets: Int[Tensor, " R"]) -> None:
-        """Add rows of logits and their targets (−100: unknown).
+    def add(
+        self,
+        before: Float[Tensor, "R C"],
+        after: Float[Tensor, "R C"],
+        targets: Int[Tensor, " R"],
+        samples: Int[Tensor, " R"],
+    ) -> None:
+        """Add rows of logits, their targets (−100: unknown) and the samples that they are of.
 
         Raises:
             UserError: logits that are not finite.
@@ -56,9 +64,9 @@ class OutputChange:
                     "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or the "
                     "edit drives it out of range"
                 )
-            self._add(both[0], both[1], targets[part].to(before.device))
+            self._add(both[0], both[1], targets[part].to(before.device), samples[part])
 
-    def _add(self, p_RC: Tensor, q_RC: Tensor, target_R: Tensor) -> None:
+    def _add(self, p_RC: Tensor, q_RC: Tensor, target_R: Tensor, sample_R: Tensor) -> None:
         self.rows += len(p_RC)
         self.kl += float((p_RC.exp() * (p_RC - q_RC)).sum(dim=-1).clamp(min=0).sum())
         top = min(TOP, p_RC.shape[1])
@@ -70,7 +78,11 @@ class OutputChange:
         self.targets += int(known_R.sum())
         place_R1 = target_R.clamp(min=0).unsqueeze(1)
         losses = [-log_RC.gather(1, place_R1).squeeze(1)[known_R] for log_RC in (p_RC, q_RC)]
-        self.rise_squares += float((losses[1] - losses[0]).double().square().sum())
+        own, place = sample_R[known_R.to(sample_R.device)].unique(return_inverse=True)
+        rise = torch.bincount(place, weights=(losses[1] - losses[0]).double().cpu(), minlength=len(own))
+        for sample, more, count in zip(own.tolist(), rise.tolist(), place.bincount().tolist(), strict=True):
+            total, known = self.by_sample.get(sample, (0.0, 0))
+            self.by_sample[sample] = (total + more, known + count)
         for i, best_R in enumerate((five_RF[:, 0], fives_RF[:, 0])):
             self.loss[i] += float(losses[i].double().sum())
             self.correct[i] += int((best_R == target_R)[known_R].sum())
@@ -78,7 +90,8 @@ class OutputChange:
     def answer(self) -> dict[str, Any]:
         """Means over rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
 
-        ``error`` is the standard error of the change in loss, rows taken as independent.
+        ``error`` is the standard error of the change in loss, samples taken as what was drawn: predictions of one text
+        rise and fall together. None with fewer than two samples.
         """
         rows, n = max(1, self.rows), self.targets
         answer: dict[str, Any] = {
@@ -92,8 +105,7 @@ class OutputChange:
         }
         if n:
             answer["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
-            spread = max(0.0, self.rise_squares / n - answer["loss"]["change"] ** 2)
-            answer["loss"]["error"] = math.sqrt(spread / max(1, n - 1))
+            answer["loss"]["error"] = ratio_error(*np.array(list(self.by_sample.values())).T)
             answer["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
         return answer
 
@@ -136,7 +148,7 @@ class Measurement:
         batch = self._data.batches[self.done]
         before, after = self._unchanged[self.done], self._model.run(batch)
         rows = [batch.real_rows(traced.logits) for traced in (before, after)]
-        self._outputs.add(rows[0], rows[1], batch.real_targets)
+        self._outputs.add(rows[0], rows[1], batch.real_targets, self._data.samples[self.done])
         self._routes.add(batch.ribbons(before), batch.ribbons(after))
         if self._data.end is not None and self._data.end[0] == self.done:
             row = self._data.end[1]

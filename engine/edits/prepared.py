@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.sample import Sample
 from tokenpaths.engine.tracing.text_windows import alike, cut, encoded_text, padded
@@ -21,6 +25,9 @@ class PreparedSet:
         self._images: list[Sample] = []
         self._windows: list[TextWindow] = []
         self.batches: list[ModelInput] = []
+        self.samples: list[Int[Tensor, " R"]] = []
+        """for each batch, the number of the sample that each of its rows (padding not counted) is of"""
+        self._sample_of_window: list[int] = []
         self.num_samples = 0
         self.num_targets = 0
         """images with a known label, or tokens with a next token"""
@@ -39,9 +46,12 @@ class PreparedSet:
                 self._image_batch()
         else:
             self._windows += cut(encoded_text(self._model, sample).ids, self._model.context)
+            self._sample_of_window += [self.num_samples] * (len(self._windows) - len(self._sample_of_window))
         self.num_samples += 1
 
     def _image_batch(self) -> None:
+        first = sum(map(len, self.samples))
+        self.samples.append(torch.arange(first, first + len(self._images)))
         self.batches.append(image_input(self._model, self._images))
         self._images = []
 
@@ -62,8 +72,10 @@ class PreparedSet:
             if self.num_samples == 1 and (last := len(self._windows) - 1) in part:
                 tokens = sum(len(self._windows[i].ids) for i in part[: part.index(last) + 1])
                 self.end = (len(self.batches), tokens - 1)
+            lengths = torch.tensor([len(self._windows[i].ids) for i in part])
+            self.samples.append(torch.tensor([self._sample_of_window[i] for i in part]).repeat_interleave(lengths))
             self.batches.append(padded([self._windows[i] for i in part], before))
-        self._windows = []
+        self._windows, self._sample_of_window = [], []
         self.num_targets = sum(int((batch.targets >= 0).sum()) for batch in self.batches)
         return self
 

@@ -23,6 +23,7 @@ class RerouteRequest(BaseModel):
     run: StrictStr | None = Field(
         None, description="Instead of data: the samples of this run, as it keeps them", pattern=NAME_PATTERN
     )
+    split: StrictStr | None = Field(None, max_length=200, description="Split of data that have several")
     sample: StrictInt | None = Field(None, ge=0, description="Of the run only this sample")
     limit: StrictInt = Field(
         128, ge=1, le=MOST_SAMPLES, description="At most so many samples, of data spread over labels, of a run evenly"
@@ -47,6 +48,8 @@ class RerouteRequest(BaseModel):
     def _one_of_each(self) -> RerouteRequest:
         if (self.data is None) == (self.run is None):
             raise ValueError("give data or run, one of the two: which samples are to be run again")
+        if self.split is not None and self.data is None:
+            raise ValueError("split is one of data; give data in place of run")
         if self.sample is not None and self.run is None:
             raise ValueError("sample is one of a run; give run in place of data")
         if (self.controls is None) == (self.sweep is None):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ from jaxtyping import Int
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.spreadsheet import spreadsheet_text
+from tokenpaths.engine.data.sources.sample import Sample
 from tokenpaths.engine.edits.measure import Unchanged
-from tokenpaths.engine.edits.prepared import PreparedSet
+from tokenpaths.engine.edits.prepared import PreparedSet, prepare
 from tokenpaths.engine.families.family_controls import Which
 from tokenpaths.engine.tracing.traceable import Traceable
 
@@ -147,6 +149,13 @@ def with_share(model: Traceable, usage: Int[np.ndarray, "S M"]) -> Traceable:
     return model.with_controls({"edits": list(edits)})
 
 
+def with_counted_share(model: Traceable, samples: Iterable[Sample]) -> Traceable:
+    """The model; ``ban_share``, if it is among its controls, replaced by bans counted over ``samples``."""
+    if getattr(model.controls, "ban_share", None) is None:
+        return model
+    return with_share(model, usage_of(model, prepare(model, samples)))
+
+
 def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = None) -> dict[str, Any]:
     """A row as JSON: the edit and its effect, or the error message."""
     cells: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "edits"}
@@ -159,11 +168,12 @@ def result_row(row: Row, effect: dict[str, Any] | None, problem: str | None = No
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    """The rows as CSV; missing numbers are empty."""
+    """The rows as CSV; missing numbers are empty, and no text is a formula."""
     if not rows:
         return b""
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]))
     table.writeheader()
-    table.writerows(rows)
+    for row in rows:
+        table.writerow({key: spreadsheet_text(cell) if isinstance(cell, str) else cell for key, cell in row.items()})
     return text.getvalue().encode()

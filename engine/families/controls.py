@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import in_words
-from tokenpaths.engine.families.edit_values import KINDS, MOST_EDITS, Edit
+from tokenpaths.engine.families.edit_values import MOST_EDITS, Edit
+
+Edits = Sequence[Edit] | None
 
 
 class ControlsBase(BaseModel):
@@ -58,8 +60,8 @@ def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family:
             raise UserError(_edit_problem(first), field=".".join(place)) from None
         if first["type"] == "extra_forbidden":
             # What all families share stands last.
-            known = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
-            raise UserError(f"a {family} model has no control {name!r}; it has: {known}", field=name) from None
+            names = ", ".join(sorted(controls.model_fields, key=lambda field: field == "edits")) or "none"
+            raise UserError(f"a {family} model has no control {name!r}; it has: {names}", field=name) from None
         raise UserError(f"control {name} is {str(first['input'])[:40]}: {first['msg']}", field=name) from None
 
 
@@ -74,6 +76,16 @@ class EditControls(ControlsBase):
     model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_which)
 
     FAMILY: ClassVar[str]
+    CONFIG: ClassVar[type[BaseModel]]
+    """of a checkpoint's ``config.json``; where a plugin leaves it out, its model is imported to read one"""
+    MODEL: ClassVar[str]
+    """``module:Class`` of the model, imported on first use"""
+    TRAININGS: ClassVar[str] = ""
+    """``module:function`` that lists the trainings (``engine.train.catalogue.Training``); empty: none"""
+    CARD: ClassVar[str] = ""
+    """``module:function`` that writes the card of a trained checkpoint"""
+    DREAMS: ClassVar[tuple[str, ...]] = ()
+    """what can be dreamed of: kinds of target of a dream request"""
     EDITS: ClassVar[tuple[str, ...]]
     """the kinds of edit that mean something here"""
     WHY_NOT: ClassVar[dict[str, str]] = {}
@@ -85,6 +97,12 @@ class EditControls(ControlsBase):
         max_length=MOST_EDITS,
         description="What is to be different in the routes, in any order: a list of edits",
     )
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        """Refuse edits that do not fit the model with this configuration; UserError with ``field``."""
+        if edits is not None:  # a family without EDITS never gets here
+            raise NotImplementedError
 
     @field_validator("edits", mode="before")
     @classmethod
@@ -100,13 +118,6 @@ class EditControls(ControlsBase):
                 called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
                 raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS)}")
         return given
-
-
-class DNAControls(EditControls):
-    """Every edit: a DNA decides for each token at each step, and any module can take any token."""
-
-    FAMILY: ClassVar[str] = "dna"
-    EDITS: ClassVar[tuple[str, ...]] = KINDS
 
 
 def only_those(edits: Sequence[Edit] | None, what: str) -> None:

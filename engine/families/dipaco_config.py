@@ -1,4 +1,4 @@
-"""Configuration of a DiPaCo.
+"""Configuration, controls and edits of a DiPaCo.
 
 Shapes: P paths, S levels. Source: DiPaCo, sections 2.3, 2.6 and 4.2.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 
 class DiPaCoConfig(BaseModel):
@@ -105,3 +109,41 @@ class DiPaCoConfig(BaseModel):
                 reroute_every=None,
             )
         )
+
+
+class DiPaCoControls(EditControls):
+    """What the page and the API may change of one trace.
+
+    In an edit a step is a level: the best of the paths that avoid a banned module (or lead through a forced one) is
+    taken; a bias is added to the score of every path through a module.
+    """
+
+    FAMILY: ClassVar[str] = "dipaco"
+    CONFIG: ClassVar[type[BaseModel]] = DiPaCoConfig
+    MODEL: ClassVar[str] = "tokenpaths.engine.models.dipaco:DiPaCo"
+    TRAININGS: ClassVar[str] = "tokenpaths.engine.train.catalogue:dipaco_trainings"
+    CARD: ClassVar[str] = "tokenpaths.engine.train.dipaco.finish_dipaco:write_card"
+    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "swap", "bias")
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "freeze": "the router reads a base model of its own, so its choice is the same whatever the modules do",
+        "shuffle": "one path is chosen for a whole text or chunk, so there are no tokens to deal choices out to",
+        "top_k": "a text takes one path",
+    }
+
+    reroute_every: int | None = Field(
+        None, ge=4, le=1024, description="W: choose the path again every W tokens; unset: once for the whole text"
+    )
+    path: int | None = Field(None, ge=0, description="send every text down this path, whatever the router says")
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        dipaco_plan(config["levels"], edits)
+
+
+def dipaco_plan(levels: Sequence[int], edits: Edits) -> RoutePlan | None:
+    """What is chosen differently at each level; UserError for edits that do not fit.
+
+    Paths are all the combinations of the levels' modules, so one is left wherever each level has a module left.
+    """
+    only_those(edits, "a path is chosen for a whole text or chunk")
+    return plan_routes(edits, Routers(tuple(tuple(range(count)) for count in levels), top_k=1))

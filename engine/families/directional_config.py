@@ -1,13 +1,17 @@
-"""Configuration of a Directional Routing model.
+"""Configuration, controls and edits of a Directional Routing model.
 
 Source: "Directional Routing in Transformers", section 2 and appendix B.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 Pooling = Literal["sequence", "prefix"]
 
@@ -70,3 +74,57 @@ class DirectionalConfig(BaseModel):
     def unrouted_twin(self) -> DirectionalConfig:
         """The same network without directions and routers."""
         return DirectionalConfig(**(self.model_dump() | {"directions": 0}))
+
+
+class DirectionalFields(EditControls):
+    """The fields of ``tokenpaths.engine.models.directional_gates.DirectionalControls``, which knows what they do."""
+
+    FAMILY: ClassVar[str] = "directional"
+    CONFIG: ClassVar[type[BaseModel]] = DirectionalConfig
+    MODEL: ClassVar[str] = "tokenpaths.engine.models.directional:Directional"
+    TRAININGS: ClassVar[str] = "tokenpaths.engine.train.catalogue:directional_trainings"
+    CARD: ClassVar[str] = "tokenpaths.engine.train.directional_recipes:write_card"
+    DREAMS: ClassVar[tuple[str, ...]] = ("direction",)
+    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "freeze")
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "swap": "a route is a gate for each direction; give another text's as the control gates",
+        "shuffle": "a layer decides for the whole text, so there are no tokens to deal decisions out to",
+        "top_k": "every gate acts, none is picked",
+        "bias": "a gate can be set by hand: give the control gate",
+    }
+
+    gate: float | None = Field(None, ge=0, le=1, description="Value of the gates: 0 routing off, 0.5 neutral, 1 full")
+    gate_layer: int | None = Field(None, ge=0, description="The layer whose gates take that value; unset: every layer")
+    gate_head: int | None = Field(None, ge=0, description="The head whose gates take it; unset: every head")
+    gate_direction: int | None = Field(None, ge=0, description="The direction whose gates take it; unset: every one")
+    knocked_out: tuple[tuple[int, int], ...] | None = Field(
+        None, description="Heads that add nothing, each as [layer, head]"
+    )
+    gates: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
+        None,
+        description="Gates of another input, by layer, head and direction, in place of this one's: what "
+        "GET /runs/{run}/gates gives of a sample or a label",
+    )
+    pooling: Literal["sequence", "prefix"] | None = Field(
+        None, description="What the routers read: the whole sequence, or only what stands before (causal)"
+    )
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        directional_plan(DirectionalConfig.model_validate(config), edits)
+
+
+def directional_plan(config: DirectionalConfig, edits: Edits) -> RoutePlan | None:
+    """What each layer does differently; UserError also for a direction neither to be removed nor to be left alone."""
+    only_those(edits, "a layer decides for the whole text")
+    both = tuple(range(config.num_modules))
+    plan = plan_routes(edits, Routers((both,) * config.num_steps, config.top_k))
+    for layer, step in enumerate(plan.steps if plan else ()):
+        for module in sorted(step.banned if step else ()):
+            if step is not None and module + config.top_k in step.banned:
+                raise UserError(
+                    f"direction {module} of layer {layer} could neither be removed (module {module}) nor left "
+                    f"alone (module {module + config.top_k}); ban one of the two",
+                    field="edits",
+                )
+    return plan

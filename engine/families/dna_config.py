@@ -1,13 +1,19 @@
-"""Configuration of a DNA, which also covers mixture-of-experts and Mixture-of-Depths transformers.
+"""Configuration, controls and edits of a DNA, which also covers mixture-of-experts and Mixture-of-Depths transformers.
 
 Source: tables 1, 2, 4 and 5 of Distributed Neural Architectures.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
+from tokenpaths.engine.families.edit_values import KINDS, Ban, Edit
 
 Kind = Literal["transformer", "attention", "mlp", "identity"]
 """what a module of the bank can be"""
@@ -183,3 +189,55 @@ class DNAConfig(BaseModel):
             before_step="none",
         )
         return DNAConfig(**(self.model_dump() | dense | changes))
+
+
+class DNAControls(EditControls):
+    """Every edit: a DNA decides for each token at each step, and any module can take any token."""
+
+    FAMILY: ClassVar[str] = "dna"
+    CONFIG: ClassVar[type[BaseModel]] = DNAConfig
+    MODEL: ClassVar[str] = "tokenpaths.engine.models.dna:DNA"
+    TRAININGS: ClassVar[str] = "tokenpaths.engine.train.catalogue:dna_trainings"
+    CARD: ClassVar[str] = "tokenpaths.engine.train.dna_card:write_card"
+    DREAMS: ClassVar[tuple[str, ...]] = ("choices", "path", "module", "class")
+    EDITS: ClassVar[tuple[str, ...]] = KINDS
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        dna_plan(DNAConfig.model_validate(config), edits)
+
+
+WHERE_MODULES_CHOOSE = ("ban", "freeze", "shuffle")
+"""the edits of a DNA that mean something where each module takes its tokens (router "expert")"""
+
+
+def dna_plan(config: DNAConfig, edits: Edits) -> RoutePlan | None:
+    """What each step does differently; UserError for an edit that does not fit, see ``edit_plan``."""
+    if edits and config.router == "expert":
+        _check_expert_edits(edits, config)
+    return plan_routes(edits, Routers(tuple(map(config.choices_of, range(config.steps))), config.top_k))
+
+
+def _check_expert_edits(edits: Sequence[Edit], config: DNAConfig) -> None:
+    """Where modules take their tokens, a token has no choice that could be moved."""
+    only_those(edits, "each module takes its tokens")
+    for place, edit in enumerate(edits):
+        if edit.edit not in WHERE_MODULES_CHOOSE:
+            raise UserError(
+                f"edit {edit.edit!r} changes what a token chooses; here each module takes its tokens. This model has: "
+                + ", ".join(WHERE_MODULES_CHOOSE),
+                field=f"edits.{place}",
+            )
+        if isinstance(edit, Ban):
+            for step in range(config.steps):
+                if edit.step in (None, step):
+                    _check_not_idle(edit, step, place, config)
+
+
+def _check_not_idle(edit: Ban, step: int, place: int, config: DNAConfig) -> None:
+    if idle := set(edit.modules) & set(config.sides_of(step)[1]):
+        raise UserError(
+            f"module {min(idle)} is an identity: it stands for the tokens that no module takes, so a ban would leave "
+            "them without one; ban working modules",
+            field=f"edits.{place}.modules",
+        )

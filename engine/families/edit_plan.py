@@ -100,11 +100,11 @@ def _check_places(edit: Edit, routers: Routers, field: str) -> None:
             field=f"{field}.step",
         )
     named = (edit.module,) if isinstance(edit, Force) else getattr(edit, "modules", ())
-    known = {module for choices in routers.choices for module in choices}
-    there = known if step is None else set(routers.choices[step])
+    modules = {module for choices in routers.choices for module in choices}
+    there = modules if step is None else set(routers.choices[step])
     for module in named:
         if module not in there:
-            at = "" if step is None or module not in known else f" at step {step}"
+            at = "" if step is None or module not in modules else f" at step {step}"
             raise UserError(
                 f"{written(edit)}: there is no module {module}{at}; it may be one of {_range(there)}",
                 field=f"{field}.{'module' if isinstance(edit, Force) else 'modules'}",
@@ -275,7 +275,7 @@ def _frozen(edits: Sequence[Edit], parts: list[StepPlan | None], *, changed_k: b
             "a frozen router decides as in the unedited run, with the model's own top-k; leave out top_k or freeze",
             field="edits",
         )
-    found = list(parts)
+    plan = list(parts)
     for place, edit in enumerate(edits):
         if not isinstance(edit, Freeze):
             continue
@@ -286,7 +286,7 @@ def _frozen(edits: Sequence[Edit], parts: list[StepPlan | None], *, changed_k: b
             )
         for step in range(len(parts)) if edit.step is None else (edit.step,):
             if parts[step] is None:
-                found[step] = StepPlan(frozen=True)
-    if found == parts:
+                plan[step] = StepPlan(frozen=True)
+    if plan == parts:
         raise UserError("other edits change every router, so none is left to be frozen", field="edits")
-    return found
+    return plan

@@ -1,120 +1,108 @@
-"""The controls of each family and of Hugging Face experts, as values: what API, page and jobs may ask. No torch."""
+"""The families by name, and the controls of Hugging Face experts: what API, page and jobs may ask. No torch.
+
+A family declares itself by its controls: they name its model, its edits and its dreams. Plugins add families by entry
+points of the group ``tokenpaths.families``, each the class of its controls (``docs/extending.md``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.families.controls import DNAControls, EditControls, read_controls_of
+from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
+from tokenpaths.engine.families.controls import EditControls, read_controls_of
+from tokenpaths.engine.families.dipaco_config import DiPaCoControls
+from tokenpaths.engine.families.directional_config import DirectionalFields
+from tokenpaths.engine.families.dna_config import DNAControls
 from tokenpaths.engine.families.edit_values import KINDS
+from tokenpaths.engine.families.hmodel_config import HModelControls
+from tokenpaths.engine.families.raytracing_config import RayTracingControls
+
+OWN = (DNAControls, DirectionalFields, HModelControls, DiPaCoControls, RayTracingControls)
 
 
-class HModelControls(EditControls):
-    """The live controls: they replace the configuration's values for one call.
+def _check_plugin(name: str, value: Any) -> type[EditControls]:
+    if not (isinstance(value, type) and issubclass(value, EditControls)):
+        raise UserError("it is no class derived from tokenpaths.engine.families.controls.EditControls")
+    missing = [part for part in ("FAMILY", "MODEL", "EDITS") if not hasattr(value, part)]
+    if missing:
+        raise UserError(f"its controls lack {', '.join(missing)}")
+    if name != value.FAMILY:
+        raise UserError(f"its controls are of the family {str(value.FAMILY)[:40]!r}, which is not the name")
+    return value
 
-    A step of an edit is the iteration at which the layer would run, the first being step 0: a banned layer is sent
-    nothing, a forced one everything, a bias moves the logit of the connection to it.
+
+FAMILY_CONTROLS: PluginRegistry[type[EditControls]] = PluginRegistry(
+    "tokenpaths.families", "family", {controls.FAMILY: controls for controls in OWN}, _check_plugin
+)
+
+
+def controls_class(family: str) -> type[EditControls]:
+    """The controls by which a family declares itself.
+
+    Raises:
+        UserError: no family has this name.
     """
-
-    FAMILY: ClassVar[str] = "hmodel"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "bias")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "swap": "a route is a matrix of weights here; give another sample's as the control connections",
-        "freeze": "a route is a matrix of weights here; give the unedited run's as the control connections",
-        "shuffle": "a layer sends to all others at once, so there are no single choices to deal out",
-        "top_k": "there is a control of that name",
-    }
-
-    alpha: float | None = Field(default=None, ge=0.01, le=10, description="α: small makes connections all or nothing")
-    alpha_rate: float | None = Field(default=None, ge=0.1, le=10, description="factor of α at every iteration")
-    top_k: int | None = Field(default=None, ge=1, description="connections kept of each layer's outgoing ones")
-    connections: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
-        default=None,
-        description="connections of another sample by iteration, source and target, in place of this one's: what "
-        "GET /runs/{run}/edges gives of a sample or a label",
-    )
+    if family not in FAMILY_CONTROLS:
+        known = ", ".join(FAMILY_CONTROLS)
+        raise UserError(f"family {family!r} is unknown to this version; known: {known}", field="family")
+    return FAMILY_CONTROLS[family]
 
 
-class DiPaCoControls(EditControls):
-    """What the page and the API may change of one trace.
+def named_object(name: str) -> Any:
+    """The object ``module:name`` that a family declares; its module is imported now."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
-    In an edit a step is a level: the best of the paths that avoid a banned module (or lead through a forced one) is
-    taken; a bias is added to the score of every path through a module.
+
+def declared_model(family: str) -> Any:
+    """What a family declares as its model; imports its module, and torch with it.
+
+    Raises:
+        UserError: no family has this name; or it is a plugin's whose model cannot be imported.
     """
-
-    FAMILY: ClassVar[str] = "dipaco"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "swap", "bias")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "freeze": "the router reads a base model of its own, so its choice is the same whatever the modules do",
-        "shuffle": "one path is chosen for a whole text or chunk, so there are no tokens to deal choices out to",
-        "top_k": "a text takes one path",
-    }
-
-    reroute_every: int | None = Field(
-        None, ge=4, le=1024, description="W: choose the path again every W tokens; unset: once for the whole text"
-    )
-    path: int | None = Field(None, ge=0, description="send every text down this path, whatever the router says")
+    declared = controls_class(family).MODEL
+    if family in FAMILY_CONTROLS.own:
+        return named_object(declared)
+    try:
+        return named_object(declared)
+    except (Exception, SystemExit) as error:  # whatever a stranger's module raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise PluginError(f"the model {declared} of the family {family!r} cannot be imported ({reason})") from error
 
 
-class DirectionalFields(EditControls):
-    """The fields of ``tokenpaths.engine.models.directional_gates.DirectionalControls``, which knows what they do."""
+def config_class(family: str) -> type[BaseModel]:
+    """The configuration of a family's checkpoints; of a plugin that declares none, that of its model, imported now.
 
-    FAMILY: ClassVar[str] = "directional"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "freeze")
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "swap": "a route is a gate for each direction; give another text's as the control gates",
-        "shuffle": "a layer decides for the whole text, so there are no tokens to deal decisions out to",
-        "top_k": "every gate acts, none is picked",
-        "bias": "a gate can be set by hand: give the control gate",
-    }
-
-    gate: float | None = Field(None, ge=0, le=1, description="Value of the gates: 0 routing off, 0.5 neutral, 1 full")
-    gate_layer: int | None = Field(None, ge=0, description="The layer whose gates take that value; unset: every layer")
-    gate_head: int | None = Field(None, ge=0, description="The head whose gates take it; unset: every head")
-    gate_direction: int | None = Field(None, ge=0, description="The direction whose gates take it; unset: every one")
-    knocked_out: tuple[tuple[int, int], ...] | None = Field(
-        None, description="Heads that add nothing, each as [layer, head]"
-    )
-    gates: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
-        None,
-        description="Gates of another input, by layer, head and direction, in place of this one's: what "
-        "GET /runs/{run}/gates gives of a sample or a label",
-    )
-    pooling: Literal["sequence", "prefix"] | None = Field(
-        None, description="What the routers read: the whole sequence, or only what stands before (causal)"
-    )
-
-
-class RayTracingControls(EditControls):
-    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample.
-
-    In an edit a step is a layer, a module a block of it; a banned block never fires.
+    Raises:
+        UserError: no family has this name; or it is a plugin's whose model cannot be used.
     """
-
-    FAMILY: ClassVar[str] = "raytracing"
-    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
-    WHY_NOT: ClassVar[dict[str, str]] = {
-        "force": "a block below the threshold has nothing to send",
-        "swap": "a block fires when enough signal reaches it, nobody sends it there",
-        "freeze": "there is no router: a block fires when enough signal reaches it",
-        "shuffle": "an image is one token, so there are no decisions to deal out",
-        "top_k": "every block above the threshold fires; give theta_out or theta_steps",
-        "bias": "there is no choice that could be pushed; give theta_out or theta_steps",
-    }
-
-    theta_out: float | None = Field(
-        default=None, gt=0, le=1000, description="θ_out, the signal at the output at which a sample stops"
-    )
-    theta_steps: int | None = Field(default=None, ge=1, le=1000, description="most threshold steps")
+    if (config := getattr(controls_class(family), "CONFIG", None)) is None:
+        config = getattr(declared_model(family), "Config", None)
+    if not (isinstance(config, type) and issubclass(config, BaseModel)):
+        raise PluginError(f"the family {family!r} declares no configuration")
+    return config
 
 
-FAMILY_CONTROLS: dict[str, type[EditControls]] = {
-    controls.FAMILY: controls
-    for controls in (DNAControls, HModelControls, DiPaCoControls, DirectionalFields, RayTracingControls)
-}
+def check_controls(family: str, config: dict[str, Any], values: dict[str, Any] | None) -> EditControls | None:
+    """Controls from plain values, checked against a model's configuration; None for a family unknown here.
+
+    Raises:
+        UserError: a control that the family has not, a value outside its bounds, edits that do not fit this model;
+            ``field`` names it. Or the configuration is none of the family.
+    """
+    if family not in FAMILY_CONTROLS:
+        return None
+    controls: EditControls = read_controls_of(FAMILY_CONTROLS[family], values, family)
+    try:
+        controls.check_edits(config, controls.edits)
+    except (ValidationError, KeyError, TypeError):
+        raise UserError(f"the configuration of this {family} model is damaged", field="model") from None
+    return controls
 
 
 # Hugging Face mixtures of experts ------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
-"""Configuration of an H-Model, with every check that makes it invalid.
+"""Configuration, controls and edits of an H-Model, with every check that makes it invalid.
 
 Source: H-Model, sections 3.2 to 3.5 and 6.7 to 6.9.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 InputName = Literal["image", "text"]
 OutputName = Literal["predict", "classify"]
@@ -136,3 +139,45 @@ class HModelConfig(BaseModel):
     def causal(self) -> bool:
         """Whether positions see only earlier ones."""
         return "predict" in self.outputs
+
+
+class HModelControls(EditControls):
+    """The live controls: they replace the configuration's values for one call.
+
+    A step of an edit is the iteration at which the layer would run, the first being step 0: a banned layer is sent
+    nothing, a forced one everything, a bias moves the logit of the connection to it.
+    """
+
+    FAMILY: ClassVar[str] = "hmodel"
+    CONFIG: ClassVar[type[BaseModel]] = HModelConfig
+    MODEL: ClassVar[str] = "tokenpaths.engine.models.hmodel.hmodel:HModel"
+    TRAININGS: ClassVar[str] = "tokenpaths.engine.train.catalogue:hmodel_trainings"
+    CARD: ClassVar[str] = "tokenpaths.engine.train.hmodel_recipes:write_card"
+    DREAMS: ClassVar[tuple[str, ...]] = ("connection",)
+    EDITS: ClassVar[tuple[str, ...]] = ("ban", "force", "bias")
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "swap": "a route is a matrix of weights here; give another sample's as the control connections",
+        "freeze": "a route is a matrix of weights here; give the unedited run's as the control connections",
+        "shuffle": "a layer sends to all others at once, so there are no single choices to deal out",
+        "top_k": "there is a control of that name",
+    }
+
+    alpha: float | None = Field(default=None, ge=0.01, le=10, description="α: small makes connections all or nothing")
+    alpha_rate: float | None = Field(default=None, ge=0.1, le=10, description="factor of α at every iteration")
+    top_k: int | None = Field(default=None, ge=1, description="connections kept of each layer's outgoing ones")
+    connections: tuple[tuple[tuple[float, ...], ...], ...] | None = Field(
+        default=None,
+        description="connections of another sample by iteration, source and target, in place of this one's: what "
+        "GET /runs/{run}/edges gives of a sample or a label",
+    )
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        hmodel_plan(HModelConfig.model_validate(config), edits)
+
+
+def hmodel_plan(config: HModelConfig, edits: Edits) -> RoutePlan | None:
+    """What is sent differently before each iteration; UserError for edits that do not fit."""
+    only_those(edits, "a layer sends to all positions")
+    # A step needs one layer that something can be sent to.
+    return plan_routes(edits, Routers((tuple(range(config.num_modules)),) * config.iterations, 1))

@@ -1,4 +1,4 @@
-"""Configuration of a Ray-Tracing network: its sizes and every wire.
+"""Configuration, controls and edits of a Ray-Tracing network: its sizes and every wire.
 
 A wire starts at one neuron (of an input module, or of a block) and ends at exactly one block of a later layer, or at
 the output. Wires are drawn from ``seed`` unless they are given, and the configuration then holds them, so that a
@@ -11,9 +11,13 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", sections 2 an
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 Wires = tuple[tuple[int, ...], ...]
 
@@ -53,6 +57,9 @@ class RayTracingConfig(BaseModel):
     decay: float = Field(default=0.9, gt=0, lt=1, description="θ(t) / θ(t − 1)")
     theta_out: float = Field(
         default=0.5, gt=0, allow_inf_nan=False, description="θ_out, the signal at the output that ends the relaxation"
+    )
+    crossing: Literal["one", "all"] = Field(
+        default="one", description="layers that a signal crosses within one threshold step"
     )
     theta_steps: int = Field(default=44, gt=0, description="most threshold steps; 0.9^43 is about 0.01")
 
@@ -165,9 +172,9 @@ def _check_features(config: RayTracingConfig) -> None:
         raise ValueError(f"conv_channels {config.conv_channels} holds a convolution of no width")
     if config.conv_kernel % 2 == 0:
         raise ValueError(f"conv_kernel {config.conv_kernel} is even; an odd one keeps the image's size")
-    known = range(len(config.conv_channels))
-    if len(set(config.conv_pools)) < len(config.conv_pools) or not set(config.conv_pools) <= set(known):
-        raise ValueError(f"conv_pools {config.conv_pools} must name convolutions 0 to {known[-1]}, each once")
+    convolutions = range(len(config.conv_channels))
+    if len(set(config.conv_pools)) < len(config.conv_pools) or not set(config.conv_pools) <= set(convolutions):
+        raise ValueError(f"conv_pools {config.conv_pools} must name convolutions 0 to {convolutions[-1]}, each once")
     if config.image_size % 2 ** len(config.conv_pools):
         raise ValueError(
             f"image_size {config.image_size} cannot be halved {len(config.conv_pools)} times, as conv_pools asks"
@@ -212,3 +219,47 @@ def _check_block_wires(config: RayTracingConfig) -> None:
                     f"block_wires: block {block} of layer {layer} has a wire to block {end} of layer "
                     f"{end // config.blocks}; wires lead to later layers only"
                 )
+
+
+class RayTracingControls(EditControls):
+    """Where the relaxation of a trained network ends; with both, at one threshold step for every sample.
+
+    In an edit a step is a layer, a module a block of it; a banned block never fires.
+    """
+
+    FAMILY: ClassVar[str] = "raytracing"
+    CONFIG: ClassVar[type[BaseModel]] = RayTracingConfig
+    MODEL: ClassVar[str] = "tokenpaths.engine.models.raytracing:RayTracing"
+    TRAININGS: ClassVar[str] = "tokenpaths.engine.train.catalogue:raytracing_trainings"
+    CARD: ClassVar[str] = "tokenpaths.engine.train.train_raytracing:write_card"
+    DREAMS: ClassVar[tuple[str, ...]] = ("block", "class")
+    EDITS: ClassVar[tuple[str, ...]] = ("ban",)
+    WHY_NOT: ClassVar[dict[str, str]] = {
+        "force": "a block below the threshold has nothing to send",
+        "swap": "a block fires when enough signal reaches it, nobody sends it there",
+        "freeze": "there is no router: a block fires when enough signal reaches it",
+        "shuffle": "an image is one token, so there are no decisions to deal out",
+        "top_k": "every block above the threshold fires; give theta_out or theta_steps",
+        "bias": "there is no choice that could be pushed; give theta_out or theta_steps",
+    }
+
+    theta_out: float | None = Field(
+        default=None, gt=0, le=1000, description="θ_out, the signal at the output at which a sample stops"
+    )
+    theta_steps: int | None = Field(default=None, ge=1, le=1000, description="most threshold steps")
+
+    @classmethod
+    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
+        raytracing_plan(RayTracingConfig.model_validate(config), edits)
+
+
+def raytracing_plan(config: RayTracingConfig, edits: Edits) -> RoutePlan | None:
+    """The blocks of each layer that never fire; UserError where none at all would be left."""
+    only_those(edits, "an image is one token")
+    # Signals pass by a layer without blocks: none of its own has to be left.
+    plan = plan_routes(edits, Routers((tuple(range(config.blocks)),) * config.layers, 0))
+    if plan is not None and all(step is not None and len(step.banned) == config.blocks for step in plan.steps):
+        raise UserError(
+            f"all {config.num_blocks} blocks are banned, so nothing could reach the output; ban fewer", field="edits"
+        )
+    return plan

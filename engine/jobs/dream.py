@@ -8,7 +8,7 @@ requests here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from tokenpaths.engine.dream.dream_request import DreamRequest
 from tokenpaths.engine.jobs.dream_check import check_request
@@ -17,6 +17,7 @@ from tokenpaths.engine.jobs.registry import JobContext, Progress
 if TYPE_CHECKING:
     from tokenpaths.engine.jobs.dream_images import ImageWork
     from tokenpaths.engine.jobs.dream_texts import TextWork
+    from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
 
 class DreamJob:
@@ -35,7 +36,7 @@ class DreamJob:
     @classmethod
     def start(cls, request: DreamRequest, folder: Path, context: JobContext) -> DreamJob:
         check_request(request, context)
-        loaded = context.load_model(request.model)
+        loaded = cast("LoadedModel", context.load_model(request.model))  # others are refused by the check
         if loaded.modality == "vision":
             from tokenpaths.engine.jobs.dream_images import ImageWork
 

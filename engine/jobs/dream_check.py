@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.dream_request import ChoicesTarget, ConnectionTarget, DreamRequest, Group, group_of
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tokenpaths.engine.jobs.registry import JobContext
 
-FAMILIES = {
-    "choices": ("dna",),
-    "path": ("dna",),
-    "module": ("dna",),
-    "connection": ("hmodel",),
-    "block": ("raytracing",),
-    "direction": ("directional",),
-    "class": ("dna", "raytracing"),
-}
 WORDS = {
     "choices": "the choices of an original",
     "path": "a path",
@@ -36,6 +29,12 @@ MOST_LOOKED_AT = 1_000_000
 
 def check_request(request: DreamRequest, context: JobContext) -> None:
     """Refuse requests that contradict the model's configuration, the run or the original (UserError with ``field``)."""
+    if is_huggingface(request.model):
+        raise UserError(
+            f"{request.model[:80]} is a Hugging Face model: its gates are read without gradients, and a dream climbs "
+            "along the gradients of router scores; dream of a model of GET /models without hf:",
+            field="model",
+        )
     about = context.model_config(request.model)
     family, config = about.get("family"), about.get("config", {})
     _check_family(request, family, config)
@@ -70,8 +69,9 @@ def _check_family(request: DreamRequest, family: str | None, config: dict[str, A
         raise UserError(
             f"In {request.model} modules choose tokens, not tokens modules; such a model cannot dream", field="model"
         )
-    if family not in FAMILIES[of]:
-        can = ", ".join(WORDS[name] for name, families in FAMILIES.items() if family in families)
+    dreams = FAMILY_CONTROLS[family].DREAMS if family is not None and family in FAMILY_CONTROLS else ()
+    if of not in dreams:
+        can = ", ".join(words for name, words in WORDS.items() if name in dreams)
         raise UserError(
             f"{request.model} is a {family} model, which has no dream of {WORDS[of]}; "
             + (f"it can dream of {can}" if can else "its decisions are made once for a text, so it cannot dream"),

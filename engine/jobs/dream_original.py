@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from tokenpaths.engine.base.files import write_atomically
-from tokenpaths.engine.data.images import decode_upload, model_view
+from tokenpaths.engine.data.confined_pictures import decode_apart
+from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.dream.dream_request import DreamRequest, Group, PathTarget
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
@@ -46,9 +47,9 @@ def original_image(
 def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:
     if request.sample is not None:
         with context.open_run(str(request.run)) as run:
-            return decode_upload(run.image(request.sample))
+            return decode_apart(run.image(request.sample))
     if request.inbox is not None:
-        return decode_upload(context.inbox_file(request.inbox, field="inbox").read_bytes())
+        return decode_apart(context.inbox_file(request.inbox, field="inbox").read_bytes())
     image = row_of(request, "vision").image
     assert image is not None, "a vision set yields images"
     return image

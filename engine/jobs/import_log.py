@@ -35,7 +35,9 @@ class ImportRequest(BaseModel):
         None, pattern=NAME_PATTERN, description="Name of the run; made from file and time when left out"
     )
     format: StrictStr | None = Field(
-        None, max_length=40, description="npy, npz, parquet, vllm, sglang, megatron or llama.cpp; else by content"
+        None,
+        max_length=64,
+        description="npy, npz, parquet, vllm, sglang, megatron, llama.cpp or a plugin's; else by content",
     )
     model: StrictStr | None = Field(None, max_length=200, description="Model that wrote the log; as the log says")
     tokenizer: StrictStr | None = Field(
@@ -62,11 +64,11 @@ class ImportJob:
     @classmethod
     def check(cls, request: ImportRequest, context: JobContext) -> None:
         """Refuse a missing file, a file that does not begin like a log, and a taken name."""
-        from tokenpaths.engine.adapters.logs.formats import recognise
+        from tokenpaths.engine.adapters.logs.formats import check_beginning
 
         file = context.inbox_file(request.file, field="file")
         if file.is_file():
-            recognise(file)
+            check_beginning(file, request.format)
         if request.tokenizer is not None:
             context.inbox_file(request.tokenizer, field="tokenizer")
         check_run_name(request.run, context)
@@ -74,11 +76,12 @@ class ImportJob:
     @classmethod
     def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished:
         """Open the log and the run's writer."""
-        from tokenpaths.engine.adapters.logs import formats, importing
+        from tokenpaths.engine.adapters.logs import importing
+        from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
         file = context.inbox_file(request.file, field="file")
-        log = formats.open_log(
+        log = open_confined_log(
             file, request.format, layers=request.layers, top_k=request.top_k, experts=request.experts
         )
         texts = None

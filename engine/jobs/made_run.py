@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file, write_atomically
@@ -20,23 +19,6 @@ def check_run_name(name: str | None, context: JobContext) -> None:
     """UserError if ``name`` is invalid or taken; None is valid."""
     if name is not None and run_file(context.runs_dir, check_name(name, "name of a run", field="run")).exists():
         raise UserError(f"There is a run {name!r} already; give another name, or leave it out.", field="run")
-
-
-def check_model_controls(found: dict[str, Any], controls: dict[str, Any] | None) -> None:
-    """Refuse controls that do not fit the model with the ``config.json`` ``found``; reads no weights.
-
-    Raises:
-        UserError: ``field`` begins with ``controls``.
-    """
-    from tokenpaths.engine.families.edit_fits import check_controls
-
-    try:
-        config = found.get("config")
-        check_controls(str(found.get("family")), config if isinstance(config, dict) else {}, controls)
-    except UserError as error:
-        if error.field != "model":
-            error.field = f"controls.{error.field}" if error.field else "controls"
-        raise
 
 
 def made_by(job: Path) -> dict[str, str]:
@@ -58,7 +40,7 @@ def claim_run(
     file = folder / CLAIM
     if file.is_file():
         run = json.loads(file.read_bytes())["run"]
-        if _is_made_by(job or folder, run_file(context.runs_dir, run)):
+        if _is_made_by(job or folder, run, context):
             return run, True
         check_run_name(run, context)  # a job of another name may have been quicker while this one was stopped
         return run, False
@@ -68,13 +50,11 @@ def claim_run(
     return run, False
 
 
-def _is_made_by(job: Path, file: Path) -> bool:
+def _is_made_by(job: Path, run_id: str, context: JobContext) -> bool:
     """Whether the run exists and was made by this job."""
-    if not file.is_file():
+    if not run_file(context.runs_dir, run_id).is_file():
         return False
-    from tokenpaths.engine.store.ask.run import Run
-
-    with Run.open(file) as run:
+    with context.open_run(run_id) as run:
         return run.info()["findings"].get(MADE_BY) == job.name
 
 

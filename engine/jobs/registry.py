@@ -34,11 +34,14 @@ from tokenpaths.engine.base.files import is_name, write_atomically
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
 
 if TYPE_CHECKING:
+    from tokenpaths.engine.jobs.model_outline import ExpertsOutline, FamilyOutline
     from tokenpaths.engine.store.ask.run import Run
-    from tokenpaths.engine.tracing.loaded_model import LoadedModel
+    from tokenpaths.engine.store.intake.gate import RunGate
     from tokenpaths.engine.tracing.traceable import Traceable
 
 ARTIFACTS = "artifacts"
+BUNDLED_PREFIX = "bundled:"
+"""begins the name of a data set that is part of the program"""
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
 MOST_REPEATED = 64
 """iterations that a killed job may repeat: kinds that count iterations save their state at least this often"""
@@ -80,14 +83,12 @@ class JobContext:
     data_dir: Path
     models_dirs: tuple[Path, ...] = ()
     """folders searched for models; the first match wins"""
-    loader: Callable[[str], LoadedModel] | None = None
-    """loader of models; None in a process without models"""
+    loader: Callable[[str], Traceable] | None = None
+    """loader of models, Hugging Face checkpoints (``hf:<folder>``) included; None in a process without models"""
     huggingface_dir: Path | None = None
     """folder of the Hugging Face checkpoints that jobs may name (``hf:<folder>``); None if not configured"""
-    huggingface_loader: Callable[[str], Traceable] | None = None
-    """loader of these checkpoints, by the same name"""
-    problem_of_run: Callable[[Path], str | None] | None = None
-    """problem of a run file, checked before it is opened (``backend.runs.foreign_files``); None: no check"""
+    gate: RunGate | None = None
+    """which file to open for a run; None: the run file itself, whoever made it"""
 
     @property
     def runs_dir(self) -> Path:
@@ -99,8 +100,8 @@ class JobContext:
         """Folder of input files for jobs; requests name files in it, never paths."""
         return self.data_dir / "inbox"
 
-    def load_model(self, name: str) -> LoadedModel:
-        """Load a model by name, shared by all jobs of this process; do not modify it.
+    def load_model(self, name: str) -> Traceable:
+        """Load a model by name, or the checkpoint ``hf:<folder>``, shared by all jobs of this process.
 
         Raises:
             UserError: there is none of that name, or it is broken (``field`` is ``model``).
@@ -109,21 +110,19 @@ class JobContext:
             raise UserError("This process loads no models; a worker does.", field="model")
         return self.loader(name)
 
-    def load_traceable(self, name: str) -> Traceable:
-        """Load a model by name, or the checkpoint ``hf:<folder>``; see ``load_model``."""
-        from tokenpaths.engine.adapters.huggingface.config import is_huggingface
+    def outline(self, model: str) -> FamilyOutline | ExpertsOutline:
+        """What the configuration of a model tells; its weights are not read.
 
-        if not is_huggingface(name):
-            return self.load_model(name)
-        if self.huggingface_loader is None:
-            raise UserError("This process loads no Hugging Face models; a worker does.", field="model")
-        return self.huggingface_loader(name)
+        Raises:
+            UserError: there is none of that name, or its configuration cannot be used (``field`` is ``model``).
+        """
+        from tokenpaths.engine.adapters.huggingface import config as huggingface
+        from tokenpaths.engine.jobs.model_outline import ExpertsOutline, FamilyOutline
 
-    def huggingface_folder(self, model: str) -> Path:
-        """The folder of ``hf:<folder>``, not read; errors as ``huggingface.config.checkpoint_folder``."""
-        from tokenpaths.engine.adapters.huggingface.config import checkpoint_folder
-
-        return checkpoint_folder(self.huggingface_dir, model)
+        if not huggingface.is_huggingface(model):
+            return FamilyOutline(model, self.model_config(model))
+        folder = huggingface.checkpoint_folder(self.huggingface_dir, model)
+        return ExpertsOutline(model, huggingface.layout_of(huggingface.read_config(folder)))
 
     def model_dir(self, name: str) -> Path:
         """The checkpoint folder of a model, not read; UserError with the closest name if there is none."""
@@ -158,14 +157,39 @@ class JobContext:
         if not file.is_file():
             names = {found.stem for found in self.runs_dir.glob("*.duckdb") if found.is_file()}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
-        problem = self.problem_of_run(file) if self.problem_of_run is not None else None
-        if problem is not None:
-            raise UserError(problem, field="run")
-        return Run.open(file)
+        if self.gate is None:
+            return Run.open(file)
+        try:
+            return Run.open(self.gate.passage(file))
+        except UserError as error:
+            raise UserError(str(error), field="run") from error
+
+    def check_data(self, data: str, modality: Any) -> None:
+        """Refuse a file that is not in the inbox, and a bundled set of another modality (``field`` is ``data``)."""
+        from tokenpaths.engine.data.datasets import BUNDLED
+
+        if not data.startswith(BUNDLED_PREFIX):
+            self.data_source(data)
+        elif BUNDLED.get(data) != modality:
+            fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
+            raise UserError(f"{data[:80]!r} is nothing for this model; there are {fitting}.", field="data")
+
+    def data_source(self, data: str) -> str | Path:
+        """The data of a request for ``open_dataset``: the name of a bundled set, or a path or pattern in the inbox."""
+        from tokenpaths.engine.data.sources.shard_names import shard_names
+
+        if data.startswith(BUNDLED_PREFIX):
+            return data
+        shards = [] if (self.inbox_dir / data[:200]).exists() else shard_names(data[:200])
+        for name in shards:
+            self.inbox_file(name, field="data")
+        return self.inbox_dir / data if shards else self.inbox_file(data, field="data")
 
     def inbox_file(self, name: str, *, field: str) -> Path:
         """A file or folder of the inbox by its plain name; UserError for paths, links out of it and missing files."""
-        odd = not name or name.startswith(".") or len(name) > 200 or any(c in "/\\:\0" or ord(c) < 32 for c in name)
+        if not name.strip():
+            raise UserError(f"Write the name of a file or folder of {self.inbox_dir}.", field=field)
+        odd = name.startswith(".") or len(name) > 200 or any(c in "/\\:\0" or ord(c) < 32 for c in name)
         if odd:
             raise UserError(
                 f"{name[:80]!r} is no name of a file in the inbox: give the name alone, without a folder.", field=field

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
-from tokenpaths.engine.adapters.huggingface.config import Layout, is_huggingface, layout_of, read_config
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.edits.reroute_request import RerouteRequest
-from tokenpaths.engine.families.edit_plan import Routers, plan_routes
-from tokenpaths.engine.families.family_controls import read_expert_controls
-from tokenpaths.engine.jobs.made_run import check_model_controls, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.made_run import check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.model_outline import under_field
 from tokenpaths.engine.jobs.registry import JobContext, Progress, write_artifact
 from tokenpaths.engine.jobs.reroute_data import (
-    BUNDLED_PREFIX,
     STATE,
     Reading,
     begun_for,
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from tokenpaths.engine.tracing.traceable import Traceable
 
 SLICE_SECONDS = 0.6
-T = TypeVar("T")
 
 
 class RerouteJob:
@@ -53,14 +49,12 @@ class RerouteJob:
     @classmethod
     def check(cls, request: RerouteRequest, context: JobContext) -> None:
         """Refuse an unknown model, missing data, data of the other modality, a taken name, edits that do not fit."""
-        from tokenpaths.engine.data.datasets import BUNDLED
-
-        if is_huggingface(request.model):
-            check_experts(request, layout_of(read_config(context.huggingface_folder(request.model))))
-            modality: Any = "text"
+        outline = context.outline(request.model)
+        modality = outline.modality
+        if request.sweep is None:
+            under_field("controls", outline.check_controls, request.controls)
         else:
-            modality = context.model_config(request.model).get("config", {}).get("modality")
-            check_fit(request, context)
+            under_field("sweep", outline.check_bans)
         check_run_name(request.name, context)
         if request.run is not None:
             with context.open_run(request.run) as run:
@@ -72,16 +66,13 @@ class RerouteJob:
                         f"{request.model} takes {'texts' if modality == 'text' else 'images'}",
                         field="run",
                     )
-        elif not str(request.data).startswith(BUNDLED_PREFIX):
-            context.inbox_file(str(request.data), field="data")
-        elif BUNDLED.get(str(request.data)) != modality:
-            fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
-            raise UserError(f"{str(request.data)[:80]!r} is nothing for this model; there are {fitting}.", field="data")
+        else:
+            context.check_data(str(request.data), modality)
 
     @classmethod
     def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:
         """Load the model and read the samples; edits that do not fit the model are refused here."""
-        model = context.load_traceable(request.model)
+        model = context.load_model(request.model)
         check_same_weights(request, context, model)
         if request.sweep is None:
             changed = under_field("controls", model.with_controls, request.controls)
@@ -95,57 +86,6 @@ class RerouteJob:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def check_fit(request: RerouteRequest, context: JobContext) -> None:
-    """Refuse controls that do not fit the model, and a sweep without modules that can be banned; reads no weights.
-
-    Raises:
-        UserError: ``field`` is ``sweep``, or a path below ``controls``.
-    """
-    from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
-
-    found = context.model_config(request.model)
-    family = str(found.get("family"))
-    if request.sweep is None:
-        check_model_controls(found, request.controls)
-    elif family in FAMILY_CONTROLS and "ban" not in FAMILY_CONTROLS[family].EDITS:
-        raise UserError(f"modules of a {family} model cannot be banned", field="sweep")
-
-
-def check_experts(request: RerouteRequest, layout: Layout) -> None:
-    """Refuse a sweep or controls that do not fit a Hugging Face checkpoint, as far as its configuration shows; reads
-    no weights. Anything else, such as limits of its gates, is refused when the job starts.
-
-    Raises:
-        UserError: ``field`` is ``model``, ``sweep``, or begins with ``controls``.
-    """
-    if layout.layers == 0:
-        raise UserError(f"no layer of {request.model} routes to experts, so there is nothing to edit", field="model")
-    controls = None
-    if request.sweep is None:
-        controls = under_field("controls", read_expert_controls, request.controls or {})
-    if layout.choices is None or layout.top_k is None:
-        return
-    bans = controls is None or controls.ban_share or any(edit.edit == "ban" for edit in controls.edits or ())
-    if bans and layout.choices <= layout.top_k:
-        raise UserError(
-            f"no expert of {request.model} can be banned: a layer has {layout.choices}, and {layout.top_k} must be "
-            "left",
-            field="controls" if request.sweep is None else "sweep",
-        )
-    if controls is not None and controls.edits and layout.layers is not None:
-        routers = Routers((tuple(range(layout.choices)),) * layout.layers, layout.top_k)
-        under_field("controls", plan_routes, controls.edits, routers)
-
-
-def under_field(name: str, work: Callable[..., T], *given: Any) -> T:
-    """Call ``work``, prefixing the field of its errors with ``name``."""
-    try:
-        return work(*given)
-    except UserError as error:
-        error.field = f"{name}.{error.field}" if error.field and error.field != name else name
-        raise
 
 
 class Sweep:

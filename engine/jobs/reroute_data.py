@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tokenpaths.engine.tracing.traceable import Traceable
 
 STATE = "state.json"
-BUNDLED_PREFIX = "bundled:"
 ONE_SAMPLE = "detour"
 """split of the two runs of a single sample, as set by ``POST /traces`` too"""
 
@@ -52,9 +51,8 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> S
         return _samples_of_run(request, request.run, context)
     from tokenpaths.engine.data.datasets import open_dataset
 
-    bundled = str(request.data).startswith(BUNDLED_PREFIX)
-    source = str(request.data) if bundled else context.inbox_file(str(request.data), field="data")
-    dataset = open_dataset(source, modality, limit=request.limit)  # type: ignore[arg-type]
+    data = context.data_source(str(request.data))
+    dataset = open_dataset(data, modality, limit=request.limit, split=request.split)  # type: ignore[arg-type]
     return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
 
 

@@ -15,15 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
-from tokenpaths.engine.jobs.made_run import Finished, check_model_controls, check_run_name, claim_run, made_by
-from tokenpaths.engine.jobs.registry import JobContext, Progress
+from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.model_outline import under_field
+from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, Progress
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.tracing.trace_run import TraceProgress
 
 SLICE_SECONDS = 0.7
-BUNDLED_PREFIX = "bundled:"
 
 
 class TraceRequest(BaseModel):
@@ -31,10 +31,10 @@ class TraceRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: StrictStr = Field(description="Name of a model of GET /models")
+    model: StrictStr = Field(description="Name of a model of GET /models, or `hf:` and a folder of `huggingface_dir`")
     data: StrictStr = Field(
         description="A bundled set such as `bundled:scenes`, or the name of a file or folder in `inbox/` of the data "
-        "folder: images, Parquet, JSONL or texts"
+        "folder: images, a saved Hugging Face data set, Parquet, Arrow, WebDataset, CSV, JSONL or texts"
     )
     run: StrictStr | None = Field(
         None, description="Name of the run; made from model, data and time when left out", pattern=NAME_PATTERN
@@ -43,6 +43,7 @@ class TraceRequest(BaseModel):
     text_column: StrictStr | None = Field(None, max_length=200, description="Column with the text")
     image_column: StrictStr | None = Field(None, max_length=200, description="Column with the encoded image")
     label_column: StrictStr | None = Field(None, max_length=200, description="Column with the label or domain")
+    split: StrictStr | None = Field(None, max_length=200, description="Split of a data set that has several")
     passage_chars: StrictInt | None = Field(None, ge=1, description="Cut longer texts into so many characters each")
     # A cancel waits for one batch.
     batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
@@ -68,35 +69,37 @@ class TraceJob:
     def check(cls, request: TraceRequest, context: JobContext) -> None:
         """Refuse an unknown model, missing data, a taken name, controls that do not fit the model, and columns of a
         bundled set."""
-        from tokenpaths.engine.data.datasets import BUNDLED, refuse_columns
+        from tokenpaths.engine.data.sources.opening import refuse_columns
+        from tokenpaths.engine.data.sources.splits import refuse_split
 
-        found = context.model_config(request.model)
-        modality = found.get("config", {}).get("modality")
+        outline = context.outline(request.model)
         check_run_name(request.run, context)
-        check_model_controls(found, request.controls)
-        if not request.data.startswith(BUNDLED_PREFIX):
-            context.inbox_file(request.data, field="data")
-        elif BUNDLED.get(request.data) != modality:
-            fitting = ", ".join(name for name, kind in BUNDLED.items() if modality in (kind, None))
-            raise UserError(f"{request.data[:80]!r} is nothing for this model; there are {fitting}.", field="data")
-        else:
+        under_field("controls", outline.check_controls, request.controls)
+        if "ban_share" in request.controls:
+            raise UserError(
+                "ban_share counts over all samples before the first is traced: submit a job of kind reroute, which "
+                "does, or name the experts in edits.",
+                field="controls.ban_share",
+            )
+        context.check_data(request.data, outline.modality)
+        if request.data.startswith(BUNDLED_PREFIX):
             fields = ("text_column", "image_column", "label_column")
             refuse_columns(request.data, {field: getattr(request, field) for field in fields})
+            refuse_split(request.split, request.data)
 
     @classmethod
     def start(cls, request: TraceRequest, folder: Path, context: JobContext) -> TraceJob | Finished:
         """Load the model, open the data, create the run's writer."""
         from tokenpaths.engine.data.datasets import open_dataset
         from tokenpaths.engine.store.write.writer import remove_abandoned
-        from tokenpaths.engine.tracing.loaded_model import as_untrained
-        from tokenpaths.engine.tracing.trace_run import TraceOptions, new_run_id, trace_parts
+        from tokenpaths.engine.tracing.trace_run import TraceOptions, run_id_of, trace_parts
+        from tokenpaths.engine.tracing.traceable import as_untrained
 
         loaded = context.load_model(request.model).with_controls(request.controls)
         if request.untrained:
             loaded = as_untrained(loaded)
-        bundled = request.data.startswith(BUNDLED_PREFIX)
         dataset = open_dataset(
-            request.data if bundled else context.inbox_file(request.data, field="data"),
+            context.data_source(request.data),
             loaded.modality,
             text_column=request.text_column,
             image_column=request.image_column,
@@ -104,8 +107,9 @@ class TraceJob:
             limit=request.limit,
             skip_bad=request.skip_bad,
             passage_chars=request.passage_chars,
+            split=request.split,
         )
-        run, is_there = claim_run(folder, context, request.run, lambda: new_run_id(loaded.name, dataset.name))
+        run, is_there = claim_run(folder, context, request.run, lambda: run_id_of(loaded, dataset.name))
         if is_there:
             return Finished(run, dataset.num_samples, "samples")
         remove_abandoned(context.runs_dir)
@@ -139,6 +143,8 @@ class TraceJob:
         result: dict[str, Any] = {"run": self.run, "samples": done}
         if self.dataset.num_skipped:
             result |= {"left_out": self.dataset.num_skipped, "problems": self.dataset.problems}
+        if notes := [*self.dataset.notes, *self.dataset.walk_notes()]:
+            result["notes"] = notes
         return Progress(done, done, "samples", self.last.message, finished=True, result=result)
 
     def close(self) -> None:

@@ -22,10 +22,8 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
-from tokenpaths.engine.families.edit_fits import dipaco_plan
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig, DiPaCoControls, dipaco_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from tokenpaths.engine.families.family_controls import DiPaCoControls
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dipaco_path import Ends, PathModel, check_same_shape, initialise, new_block
 from tokenpaths.engine.models.dipaco_router import (
@@ -37,7 +35,7 @@ from tokenpaths.engine.models.dipaco_router import (
     open_paths,
     swapped_paths,
 )
-from tokenpaths.engine.models.family import RoutedModel, Traced
+from tokenpaths.engine.models.family import RoutedModel, Traced, narrow_ids
 from tokenpaths.engine.models.losses import linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
@@ -305,19 +303,27 @@ class DiPaCo(RoutedModel):
                 raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")
             given, reroute_every = torch.full((len(inputs), 1), path, device=inputs.device), None
         output = self(inputs, given, valid, reroute_every, edits)
-        path_BT = output.paths[:, output.chunks]
         entropy_BCS = self.level_entropy(output.scores)
-        ids = self.path_modules[path_BT].unsqueeze(-1)
+        ids = self._ids(output.paths, output.chunks)
         # A router that gives NaN must not pass for one that chose.
         sound_BC = torch.isfinite(output.scores).all(dim=-1)
         weights_BT = torch.where(sound_BC, 1.0, torch.nan)[:, output.chunks]
         return Traced(
             logits=output.logits,
-            module_ids=ids.to(torch.uint8 if self.config.num_modules <= 256 else torch.int16),
+            module_ids=ids,
             weights=weights_BT[:, :, None, None].expand(ids.shape),
             gate_entropy=entropy_BCS[:, output.chunks],
             flops=self.token_flops(ids, valid).to(ids.device),
         )
+
+    def choose(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Integer[Tensor, "B T S K"]:
+        """See ``RoutedModel.choose``: the router reads a base model of its own, so no path is run."""
+        paths, _, chunks = self.decide(inputs, valid)
+        return self._ids(paths, chunks)
+
+    def _ids(self, paths: Int[Tensor, "B C"], chunks: Int[Tensor, " T"]) -> Integer[Tensor, "B T S 1"]:
+        """Modules of each level on the path of each position."""
+        return self.path_modules[paths[:, chunks]].unsqueeze(-1).to(narrow_ids(self.config.num_modules))
 
     def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: DiPaCoControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
@@ -394,14 +400,14 @@ class DiPaCo(RoutedModel):
             features = self.router.features(inputs)
             paths = nearest(self.router.scores(features)).squeeze(1)
         h = self.hidden(inputs, paths)
-        known = targets >= 0
+        has_target = targets >= 0
         if not self.config.own_ends:
-            return linear_cross_entropy(h[known], self.ends[0].head.weight, targets[known]), paths
+            return linear_cross_entropy(h[has_target], self.ends[0].head.weight, targets[has_target]), paths
         total = h.new_zeros(())
         for path in paths.unique().tolist():
-            own = known & (paths == path).unsqueeze(1)
+            own = has_target & (paths == path).unsqueeze(1)
             loss = linear_cross_entropy(h[own], self.ends[path].head.weight, targets[own])
-            total = total + loss * (own.sum() / known.sum())
+            total = total + loss * (own.sum() / has_target.sum())
         return total, paths
 
     def training_numbers(self, routing: Int[Tensor, " B"]) -> dict[str, float]:

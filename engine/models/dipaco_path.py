@@ -51,8 +51,8 @@ class PathModel(nn.Module):
 
     def training_loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Mean cross-entropy over the positions with a target (not −100)."""
-        known = targets >= 0
-        return linear_cross_entropy(self.hidden(ids)[known], self.ends.head.weight, targets[known])
+        has_target = targets >= 0
+        return linear_cross_entropy(self.hidden(ids)[has_target], self.ends.head.weight, targets[has_target])
 
 
 def new_path(config: DiPaCoConfig) -> PathModel:

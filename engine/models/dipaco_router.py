@@ -137,18 +137,18 @@ def calibrate_bias(scores: Float[Tensor, "N P"], target: Float[Tensor, " P"]) ->
     """
     if bool((target < 0).any()) or abs(float(target.sum()) - 1) > 1e-3:
         raise UserError("target must be one share for each path, none negative, that sum to 1", field="target")
-    wanted = target > 0
+    used = target > 0
     bias = torch.full_like(target, NEVER, dtype=torch.float64)
-    z = scores[:, wanted].double()
-    log_target = target[wanted].double().log()
-    b = torch.zeros(int(wanted.sum()), dtype=torch.float64)
+    z = scores[:, used].double()
+    log_target = target[used].double().log()
+    b = torch.zeros(int(used.sum()), dtype=torch.float64)
     temperature = max(float(z.std()), 1e-9)
     for _ in range(12):
         for _ in range(40):
             log_share = ((z + b) / temperature).log_softmax(dim=1).logsumexp(dim=0) - np.log(len(z))
             b = b + temperature * (log_target - log_share)
         temperature *= 0.5
-    bias[wanted] = b - b.mean()
+    bias[used] = b - b.mean()
     return bias.float()
 
 
@@ -287,10 +287,10 @@ def fit_rerouter(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, iterations))
     losses = []
     for i in range(iterations):
-        ids, wanted = batch(i)
+        ids, best = batch(i)
         with torch.no_grad():
             h = router.base(ids, len(router.base.blocks) - 1)
-        loss = nn.functional.cross_entropy(rerouter(h).flatten(0, 1).float(), wanted.flatten(), ignore_index=-100)
+        loss = nn.functional.cross_entropy(rerouter(h).flatten(0, 1).float(), best.flatten(), ignore_index=-100)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(rerouter.parameters(), 1.0)

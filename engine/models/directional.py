@@ -25,7 +25,7 @@ from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.families.directional_config import DirectionalConfig, Pooling
 from tokenpaths.engine.models.bank.modules import MLP, SelfAttention, attend
 from tokenpaths.engine.models.directional_gates import EXECUTIONS, DirectionalControls, Interventions, mean_gates, pool
-from tokenpaths.engine.models.family import RoutedModel, Traced
+from tokenpaths.engine.models.family import RoutedModel, Traced, narrow_ids
 from tokenpaths.engine.models.losses import linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
@@ -141,9 +141,14 @@ class Directional(RoutedModel):
         return self.embed.weight if self.config.tied else self.head.weight
 
     def run_trunk(
-        self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None, interventions: Interventions | None = None
+        self,
+        inputs: Tensor,
+        valid: Bool[Tensor, "B T"] | None = None,
+        interventions: Interventions | None = None,
+        *,
+        to_the_end: bool = True,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B P L H K"]]:
-        """The residual stream after the last layer, and every gate on the way.
+        """The residual stream after the last layer (before it without ``to_the_end``), and every gate on the way.
 
         Raises:
             UserError: more tokens than positions, or an intervention that does not fit this model.
@@ -162,6 +167,8 @@ class Directional(RoutedModel):
         for index, layer in enumerate(self.layers):
             r_BPHK = act.apply(layer.decide(h, valid, act.pooling), index)
             gates.append(r_BPHK)
+            if not to_the_end and index == len(self.layers) - 1:
+                break
             mixed = attend(layer.attention.project_in(h), config.heads, causal=True)
             if config.directions:
                 mixed = EXECUTIONS[self.execution](mixed, layer.unit_directions(), r_BPHK)
@@ -216,20 +223,30 @@ class Directional(RoutedModel):
         if not self.config.directions:
             raise UserError("directions is 0: the unrouted twin has no decisions to trace", field="directions")
         output = self(inputs, valid, interventions)
-        batch, tokens = inputs.shape
-        r_BTSM = output.gates.detach().flatten(-2).expand(batch, tokens, -1, -1)
-        weights, order = r_BTSM.sort(dim=-1, descending=True, stable=True)
-        module_ids = torch.where(weights > 0.5, order, order + self.config.top_k)
+        r_BTSM = output.gates.detach().flatten(-2).expand(*inputs.shape, -1, -1)
+        weights, module_ids = self._ribbon(r_BTSM)
         entropy = (torch.special.entr(r_BTSM) + torch.special.entr(1 - r_BTSM)).mean(dim=-1)
-        narrow = torch.uint8 if self.config.num_modules <= 256 else torch.int16
         return Traced(
             output.logits,
-            module_ids.to(narrow),
+            module_ids,
             weights.to(torch.float16),
             entropy.to(torch.float16),
             flops=self._flops((weights > 0.5).sum(dim=(2, 3)), output.gates.shape[1], valid),
             gates=mean_gates(output.gates, valid),
         )
+
+    def choose(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Integer[Tensor, "B T S K"]:
+        """See ``RoutedModel.choose``; raises as ``trace``."""
+        if not self.config.directions:
+            return self.trace(inputs, valid).module_ids
+        gates = self.run_trunk(inputs, valid, to_the_end=False)[1]
+        return self._ribbon(gates.flatten(-2))[1].expand(*inputs.shape, -1, -1)
+
+    def _ribbon(self, r_BPSM: Float[Tensor, "B P S M"]) -> tuple[Float[Tensor, "B P S M"], Integer[Tensor, "B P S M"]]:
+        """Gates in descending order, and the module that each is read as."""
+        weights, order = r_BPSM.sort(dim=-1, descending=True, stable=True)
+        module_ids = torch.where(weights > 0.5, order, order + self.config.top_k)
+        return weights, module_ids.to(narrow_ids(self.config.num_modules))
 
     def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DirectionalControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
@@ -349,12 +366,17 @@ def direction_vocabulary(
 
 
 @torch.inference_mode()
-def direction_angles(model: Directional) -> Float[Tensor, "L H"]:
-    """Mean angle in degrees between the lines of a head's directions (0 = the same line, 90 = orthogonal)."""
+def direction_angles(model: Directional, *, signed: bool = False) -> Float[Tensor, "L H"]:
+    """Mean angle in degrees between the lines of a head's directions (0 = the same line, 90 = orthogonal).
+
+    ``signed``: between the directions themselves, up to 180, as the paper counts; a direction and its opposite remove
+    the same part of a head's output.
+    """
     angles = []
     for layer in model.layers:
         d_HKW = layer.unit_directions()
-        cosines = (d_HKW @ d_HKW.transpose(1, 2)).abs().clamp(max=1)
+        cosines = (d_HKW @ d_HKW.transpose(1, 2)).clamp(-1, 1)
+        cosines = cosines if signed else cosines.abs()
         upper = torch.triu(torch.ones(cosines.shape[1:], dtype=torch.bool), diagonal=1)
         angles.append(torch.rad2deg(cosines.arccos())[:, upper].mean(dim=-1))
     return torch.stack(angles)

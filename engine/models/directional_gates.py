@@ -14,10 +14,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.families.directional_config import DirectionalConfig, Pooling
-from tokenpaths.engine.families.edit_fits import directional_plan
+from tokenpaths.engine.families.directional_config import (
+    DirectionalConfig,
+    DirectionalFields,
+    Pooling,
+    directional_plan,
+)
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from tokenpaths.engine.families.family_controls import DirectionalFields
 
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""
@@ -137,11 +140,11 @@ class Interventions:
         for layer in self.gate_layers or ():
             _check_index("gate_layers", layer, config.layers)
         if self.gates is not None:
-            wanted = (config.layers, config.heads, config.directions)
-            if tuple(self.gates.shape[2:]) != wanted:
+            shape = (config.layers, config.heads, config.directions)
+            if tuple(self.gates.shape[2:]) != shape:
                 raise UserError(
                     f"the gates to put in have (layers, heads, directions) {tuple(self.gates.shape[2:])}, "
-                    f"this model has {wanted}",
+                    f"this model has {shape}",
                     field="gates",
                 )
             if not torch.isfinite(self.gates).all():
@@ -207,9 +210,9 @@ def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateE
     for layer, step in enumerate(plan.steps if plan else ()):
         if step is None:
             continue
-        wanted = [(module, module >= config.top_k) for module in sorted(step.banned)]
-        wanted += [(force.module, force.module < config.top_k) for force in step.forced]
-        for module, on in wanted:
+        states = [(module, module >= config.top_k) for module in sorted(step.banned)]
+        states += [(force.module, force.module < config.top_k) for force in step.forced]
+        for module, on in states:
             head, direction = divmod(module % config.top_k, config.directions)
             edits.append(GateEdit(FULL if on else OFF, layer, head, direction))
     return tuple(edits)

@@ -14,21 +14,19 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision, module_counts, route, route_expert_choice, updated_bias
-from tokenpaths.engine.families.controls import DNAControls
-from tokenpaths.engine.families.dna_config import DNAConfig
-from tokenpaths.engine.families.edit_fits import dna_plan
+from tokenpaths.engine.families.dna_config import DNAConfig, DNAControls, dna_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed, turned_away
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions
+from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions, narrow_ids
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
@@ -258,6 +256,16 @@ class DNA(RoutedModel):
             decisions.append(decision)
             h = self.visit(h, decision)
         return h, decisions
+
+    def choose(self, inputs: Tensor, valid: Tensor | None = None) -> Integer[Tensor, "B T S K"]:
+        """See ``RoutedModel.choose``: no module of the last step is visited."""
+        h, ids = self.enter(inputs), []
+        for step in range(self.config.steps):
+            h, decision = self.approach(h, step, valid)
+            ids.append(decision.module_ids.view(*h.shape[:2], -1))
+            if step < self.config.steps - 1:
+                h = self.visit(h, decision)
+        return torch.stack(ids, dim=2).to(narrow_ids(self.config.num_modules))
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None) -> DNAOutput:
         h, decisions = self.run_trunk(inputs, valid, edits)

@@ -12,7 +12,6 @@ D directions; R threshold steps, P blocks; C classes or vocabulary entries.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -20,31 +19,24 @@ from jaxtyping import Bool, Float, Integer
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.plugins import PluginError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.controls import ControlsBase, read_controls_of
-
-FAMILIES: dict[str, tuple[str, str]] = {
-    "dna": ("tokenpaths.engine.models.dna", "DNA"),
-    "hmodel": ("tokenpaths.engine.models.hmodel.hmodel", "HModel"),
-    "dipaco": ("tokenpaths.engine.models.dipaco", "DiPaCo"),
-    "directional": ("tokenpaths.engine.models.directional", "Directional"),
-    "raytracing": ("tokenpaths.engine.models.raytracing", "RayTracing"),
-}
-"""module and class of each family, imported on first use"""
+from tokenpaths.engine.families.family_controls import controls_class, declared_model
 
 
 def family_class(name: str) -> type[RoutedModel]:
     """The model class of a family.
 
     Raises:
-        UserError: no family has this name.
+        UserError: no family has this name; or it is a plugin's whose model cannot be used.
     """
-    if name not in FAMILIES:
-        raise UserError(f"family {name!r} is unknown to this version; known: {', '.join(FAMILIES)}", field="family")
-    module, class_name = FAMILIES[name]
-    model_class: type[RoutedModel] = getattr(import_module(module), class_name)
+    model_class = declared_model(name)
+    if not (isinstance(model_class, type) and issubclass(model_class, RoutedModel)):
+        raise PluginError(
+            f"the model {controls_class(name).MODEL} of the family {name!r} is no class derived from RoutedModel"
+        )
     return model_class
 
 
@@ -70,6 +62,11 @@ class Traced:
     """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
 
 
+def narrow_ids(num_modules: int) -> torch.dtype:
+    """The smallest kind of integer that holds a module's number."""
+    return torch.uint8 if num_modules <= 256 else torch.int16
+
+
 def compact_decisions(
     decisions: list[Decision], batch: int
 ) -> tuple[Integer[Tensor, "B T S K"], Float[Tensor, "B T S K"], Float[Tensor, "B T S"]]:
@@ -79,7 +76,7 @@ def compact_decisions(
     than the store keeps.
     """
     ids, weights, entropies = [], [], []
-    narrow = torch.uint8 if decisions[0].probs.shape[1] <= 256 else torch.int16
+    narrow = narrow_ids(decisions[0].probs.shape[1])
     for decision in decisions:
         ids.append(decision.module_ids.to(narrow))
         weights.append(decision.weights.to(torch.float16))
@@ -135,6 +132,11 @@ class RoutedModel(nn.Module):
     def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Any) -> Traced:
         """``trace`` under ``controls``, whose field names are keywords of the family's ``trace``."""
         return self.trace(inputs, valid, **controls.given())
+
+    def choose(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Integer[Tensor, "B T S K"]:
+        """``module_ids`` of ``trace``, bit for bit. Families leave out what no router reads: the output node, which is
+        a quarter of a small text model, and modules behind the last decision."""
+        return self.trace(inputs, valid).module_ids
 
     def top_k_under(self, controls: Any) -> int:
         """K of the ribbons that ``controls`` lead to.

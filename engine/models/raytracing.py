@@ -21,9 +21,7 @@ from torch.nn import functional as F
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.families.edit_fits import raytracing_plan
-from tokenpaths.engine.families.family_controls import RayTracingControls
-from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig, RayTracingControls, raytracing_plan
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
 
@@ -73,13 +71,16 @@ class OnFeatures(nn.Module):
 
 
 class MLPTwin(OnFeatures):
-    """The baseline of section 3: one hidden layer on the same features, as many trainable parameters as fit."""
+    """The baseline of section 3: one hidden layer on the same features, as many trainable parameters as fit.
 
-    def __init__(self, config: RayTracingConfig) -> None:
+    ``params``: how many there should be; None: as many as the network has.
+    """
+
+    def __init__(self, config: RayTracingConfig, params: int | None = None) -> None:
         super().__init__(config)
         classes = config.num_classes
-        wanted = trainable_params(config)
-        hidden = max(1, round((wanted - classes) / (config.num_features + 1 + classes)))
+        params = trainable_params(config) if params is None else params
+        hidden = max(1, round((params - classes) / (config.num_features + 1 + classes)))
         self.hidden = nn.Linear(config.num_features, hidden)
         self.readout = nn.Linear(hidden, classes)
 
@@ -312,18 +313,55 @@ class RayTracing(OnFeatures, RoutedModel):
         """Parameters of each block: a weight for each wire and neuron, and the biases."""
         return self.config.width * (self.fan_in_P + 1)
 
-    def used_params(self, fired: Bool[Tensor, "B P"], *, sparse_readout: bool = False) -> Int[Tensor, " B"]:
-        """Parameters that samples used: those of the blocks that fired, the input modules and the output layer.
+    def lit_params(self, fired: Bool[Tensor, "B P"]) -> Int[Tensor, " B"]:
+        """Parameters of the blocks that fired, the input modules and the output layer, whatever their wires carried."""
+        always = sum(part.numel() for part in (self.input_weight, self.input_bias, *self.readout.parameters()))
+        return fired.long() @ self.block_params() + always
 
-        With ``sparse_readout`` the output layer counts only its columns of wires that come from blocks
-        that fired: the others are multiplied by zero.
+    def used_params(self, rates: Float[Tensor, "B R P"]) -> Int[Tensor, " B"]:
+        """Parameters through which a signal went in each sample, from its firing rates.
+
+        The input modules and the biases of all that computed; of a block that fired, the weights of the wires that
+        carried something when it did; of the output layer, the columns of wires that carried something when it was
+        read. A weight that is multiplied by zero is not used, and not trained either.
         """
-        used = fired.long() @ self.block_params() + self.input_weight.numel() + self.input_bias.numel()
-        if not sparse_readout:
-            return used + sum(p.numel() for p in self.readout.parameters())
-        columns_P = torch.bincount(self.output_wires // self.config.width, minlength=self.config.num_blocks)
-        classes = self.config.num_classes
-        return used + fired.long() @ (classes * columns_P) + classes
+        return self._params_through(*self._carried(rates))
+
+    def reachable_params(self, rates: Float[Tensor, "B R P"]) -> int:
+        """Parameters through which a signal went in at least one of the samples."""
+        return int(self._params_through(*(way.any(dim=0) for way in self._carried(rates))))
+
+    def _params_through(
+        self, fired: Bool[Tensor, "*B P"], met: Bool[Tensor, "*B P P"], last: Bool[Tensor, "*B P"]
+    ) -> Int[Tensor, "*B"]:
+        """How many parameters the ways of ``_carried`` lead through."""
+        between_PP, output_P = self._wires_between()
+        into_blocks_P = self.fan_in_P - between_PP.sum(dim=0) + 1  # wires of inputs, which always carry, and the biases
+        weights = (fired * into_blocks_P).sum(dim=-1) + (met * between_PP).sum(dim=(-2, -1))
+        always = self.input_weight.numel() + self.input_bias.numel() + self.config.num_classes
+        return always + self.config.width * weights + self.config.num_classes * (last * output_P).sum(dim=-1)
+
+    def _carried(
+        self, rates: Float[Tensor, "B R P"]
+    ) -> tuple[Bool[Tensor, "B P"], Bool[Tensor, "B P P"], Bool[Tensor, "B P"]]:
+        """Blocks that ever fired; pairs, the second of which fired on what the first sent; blocks the output read."""
+        active = rates > 0
+        sent, read = (active, active) if self.config.crossing == "all" else (active[:, :-1], active[:, 1:])
+        met = sent.float().transpose(1, 2) @ read.float() > 0
+        return active.any(dim=1), met, active[range(len(rates)), self._last_steps(active)]
+
+    def _wires_between(self) -> tuple[Int[Tensor, "P P"], Int[Tensor, " P"]]:
+        """Wires from each block to each other one, and to the output."""
+        count = self.config.num_blocks
+        ends = torch.tensor(self.config.block_wires, device=self.fan_in_P.device)
+        wires = torch.nn.functional.one_hot(ends, count + 1).sum(dim=1)
+        return wires[:, :count], wires[:, count]
+
+    @staticmethod
+    def _last_steps(active: Bool[Tensor, "B R P"]) -> Int[Tensor, " B"]:
+        """The last step at which anything fired; 0 if nothing ever did."""
+        any_BR = active.any(dim=2)
+        return torch.where(any_BR.any(dim=1), any_BR.shape[1] - 1 - any_BR.flip(1).int().argmax(dim=1), 0)
 
 
 def trainable_params(config: RayTracingConfig) -> int:

@@ -1,10 +1,11 @@
 """Relaxation of a Ray-Tracing network: the threshold falls until enough signal reaches the output, per sample.
 
-At threshold step t each block reads what its wires carried at step t − 1, r(t) = Σ z(t − 1), and sends
-s(t) = ReLU(r(t) − θ(t)) · softmax(F(z(t − 1))) down its wires. Input wires carry the same all the time; block
-wires are silent before step 0, and what a block sent at one θ is what the others read at the next. θ(0) = 1,
-θ(t) = 0.9 · θ(t − 1), until the signals that reach the output add up to more than θ_out: the sample stops
-there and the output reads them. Where they never do, the sample stops at the cap ``theta_steps``, the output
+At threshold step t each block reads what its wires carry, r = Σ z, and sends s = ReLU(r − θ(t)) · softmax(F(z)) down
+its wires. Input wires carry the same all the time, block wires nothing before step 0. The paper leaves open how far a
+signal gets within a step: with ``crossing="one"`` a block reads what its wires carried at step t − 1, so that a signal
+crosses one layer a step; with ``crossing="all"`` layer after layer answers at the same θ, so that it crosses all of
+them. θ(0) = 1, θ(t) = 0.9 · θ(t − 1), until the signals that reach the output add up to more than θ_out: the sample
+stops there and the output reads them. Where they never do, the sample stops at the cap ``theta_steps``, the output
 reads what has come, perhaps nothing but its bias, and ``RayTracingOutput.reached`` is False.
 
 Shapes: B samples, I input neurons, P blocks, W neurons of a block, E wires into a block (padded with a zero),
@@ -95,15 +96,24 @@ def relax_batched(
     steps = torch.zeros(count, dtype=torch.long, device=device)
     reached = torch.zeros(count, dtype=torch.bool, device=device)
     arrived = inputs.new_zeros(config.theta_steps, count, len(model.output_wires)) if keep_steps else None
+    size = config.num_blocks if config.crossing == "one" else config.blocks
+    together = [slice(first, first + size) for first in range(0, config.num_blocks, size)]
     running, finished, theta = torch.arange(count, device=device), [], config.theta
     for step in range(cap):
-        signals = torch.cat([inputs_IB, wires, zero[:, : len(running)]])
-        z_PEB = signals.index_select(0, model.wires_PE.flatten()).unflatten(0, model.wires_PE.shape)
-        r_PB = z_PEB.sum(dim=1)
-        if banned is not None:  # no rate, and θ is above 0: they never fire
-            r_PB = r_PB.masked_fill(banned[:, None], 0)
-        gates_PWB = (torch.bmm(weights_PWE, z_PEB) + model.gate_bias[:, :, None]).softmax(dim=1)
-        wires = ((r_PB - theta).relu()[:, None] * gates_PWB).flatten(0, 1)
+        rates_PB, sent = [], list(wires.split(len(wires) // len(together)))
+        for group, blocks in enumerate(together):
+            # Where all layers answer at once nobody reads what another sends in this step.
+            heard = wires if len(together) == 1 else torch.cat(sent)
+            signals = torch.cat([inputs_IB, heard, zero[:, : len(running)]])
+            ends_PE = model.wires_PE[blocks]
+            z_PEB = signals.index_select(0, ends_PE.flatten()).unflatten(0, ends_PE.shape)
+            r_PB = z_PEB.sum(dim=1)
+            if banned is not None:  # no rate, and θ is above 0: they never fire
+                r_PB = r_PB.masked_fill(banned[blocks, None], 0)
+            gates_PWB = (torch.bmm(weights_PWE[blocks], z_PEB) + model.gate_bias[blocks, :, None]).softmax(dim=1)
+            sent[group] = ((r_PB - theta).relu()[:, None] * gates_PWB).flatten(0, 1)
+            rates_PB.append(r_PB)
+        wires, r_PB = torch.cat(sent), torch.cat(rates_PB)
         out_OB = wires.index_select(0, model.output_wires)
         rate_BP = r_PB.detach().T
         rates[running, step] = torch.where(rate_BP > theta, rate_BP, 0)
@@ -143,11 +153,12 @@ def relax_naive(
     outputs = []
     for sample in inputs:
         signal = list(sample) + [sample.new_zeros(())] * (config.num_blocks * config.width)
-        rates, said, theta = [], [], config.theta
+        rates, readouts, theta = [], [], config.theta
         for _ in range(cap):
             after, row, rate = list(signal), 0, []
             for block, wires in enumerate(sources):
-                z = torch.stack([signal[w] for w in wires]) if wires else sample.new_zeros(0)
+                heard = signal if config.crossing == "one" else after
+                z = torch.stack([heard[w] for w in wires]) if wires else sample.new_zeros(0)
                 weight = model.gate_weight[row : row + len(wires)]
                 row += len(wires)
                 r = z.sum() if banned is None or not banned[block] else z.new_zeros(())
@@ -160,13 +171,13 @@ def relax_naive(
             signal = after
             out = torch.stack([signal[w] for w in output_wires])
             rates.append([x if x > theta else 0.0 for x in rate])
-            said.append(model.readout(out))
+            readouts.append(model.readout(out))
             if out.sum() > limit:
                 break
             theta *= config.decay
-        steps, rest = len(said), config.theta_steps - len(said)
+        steps, rest = len(readouts), config.theta_steps - len(readouts)
         silence = [[0.0] * config.num_blocks] * rest
-        outputs.append((said + said[-1:] * rest, rates + silence, rate, steps, out.sum() > limit))
+        outputs.append((readouts + readouts[-1:] * rest, rates + silence, rate, steps, out.sum() > limit))
     answers, rates_R, last, num_steps, reached = zip(*outputs, strict=True)
     return RayTracingOutput(
         torch.stack([logits[-1] for logits in answers]),

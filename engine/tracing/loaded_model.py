@@ -1,4 +1,4 @@
-"""A checkpoint of one of our families, loaded onto a device as a ``Traceable``; and where checkpoints lie.
+"""A checkpoint of one of our families, loaded onto a device as a ``Traceable``.
 
 Shapes: B samples, T tokens each, S steps, K choices.
 """
@@ -11,24 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Integer
 from torch import Tensor
 
 from tokenpaths.engine.base.device import mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import SHIPPED_MODELS, is_name
 from tokenpaths.engine.base.records import Modality, ModuleInfo
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.tokenizer import Encoded, TextTokenizer
-from tokenpaths.engine.models.checkpoint import (
-    WEIGHTS,
-    Checkpoint,
-    CheckpointError,
-    build_model,
-    file_sha256,
-    read_checkpoint,
-)
-from tokenpaths.engine.models.family import ControlsBase, RoutedModel, Traced, family_class
+from tokenpaths.engine.families.checkpoint_config import WEIGHTS, Checkpoint, CheckpointError, find_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, file_sha256
+from tokenpaths.engine.models.family import ControlsBase, RoutedModel, Traced
 from tokenpaths.engine.tracing.traceable import ModelInput
 
 PASS_TOKENS = 4096
@@ -49,6 +44,7 @@ class LoadedModel:
 
     before: tuple[int, ...] = ()
     pass_tokens: int = PASS_TOKENS
+    has_small_twin: bool = True
 
     def with_controls(self, values: dict[str, Any] | None) -> LoadedModel:
         """See ``Traceable.with_controls``."""
@@ -59,8 +55,14 @@ class LoadedModel:
     def without_controls(self) -> LoadedModel:
         return replace(self, controls=None)
 
-    def untrained(self) -> LoadedModel:
-        return replace(self, model=_at_initialisation(self), controls=None)
+    def untrained(self, seed: int = 0) -> LoadedModel:
+        """See ``Traceable.untrained``."""
+        state = torch.random.get_rng_state()
+        torch.manual_seed(seed)
+        twin = type(self.model)(self.checkpoint.config).to(self.device).eval().requires_grad_(False)
+        torch.random.set_rng_state(state)
+        blank = replace(self.checkpoint, validation={})
+        return replace(self, name=f"{self.name}-untrained", checkpoint=blank, model=twin, sha256="", controls=None)
 
     @property
     def family(self) -> str:
@@ -146,6 +148,14 @@ class LoadedModel:
         inputs = normalise(batch.raw) if batch.valid is None else batch.raw
         return run_model(self.model, inputs, self.device, batch.valid, self.controls)
 
+    def choose(self, batch: ModelInput) -> Integer[np.ndarray, "n S K"]:
+        if self.controls is not None:
+            return batch.ribbons(self.run(batch))
+        inputs = normalise(batch.raw) if batch.valid is None else batch.raw
+        valid = None if batch.valid is None else batch.valid.to(self.device)
+        with torch.inference_mode(), mixed_precision(self.device):
+            return batch.real_decisions(self.model.choose(inputs.to(self.device), valid).cpu())
+
     def token_flops(self, traced: Traced, valid: Tensor | None) -> Tensor:
         return traced.flops if traced.flops is not None else self.model.token_flops(traced.module_ids, valid)
 
@@ -210,65 +220,6 @@ def _check_finite(traced: Traced) -> None:
             )
 
 
-def models_folders(data_dir: Path | None = None) -> list[Path]:
-    """Folders searched for models: the user's own first, then the shipped ones."""
-    return [*([data_dir / "models"] if data_dir else []), SHIPPED_MODELS]
-
-
-def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
-    """Find a checkpoint by name or by the path of its folder.
-
-    Raises:
-        CheckpointError: there is none of that name (the message lists those that exist), or it is broken.
-    """
-    folders = list(folders)
-    if isinstance(name, Path) or "/" in str(name):
-        if not Path(name).is_dir():
-            raise CheckpointError(f"there is no checkpoint folder {name}", field="model")
-        return read_checkpoint(Path(name))
-    if is_name(str(name)):
-        for folder in folders:
-            if (folder / name).is_dir():
-                return read_checkpoint(folder / name)
-    known = ", ".join(row["model"] for row in list_models(folders)) or "none yet"
-    raise CheckpointError(f"no model is called {name!r}; there are: {known}", field="model")
-
-
-def list_models(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """Description of each checkpoint folder; broken ones are listed with their problem."""
-    rows: dict[str, dict[str, Any]] = {}
-    for folder in folders:
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_dir() and is_name(path.name) and path.name not in rows:
-                rows[path.name] = _model_row(path, shipped=folder == SHIPPED_MODELS)
-    return [rows[name] for name in sorted(rows)]
-
-
-def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
-    empty = dict.fromkeys(("family", "modality", "num_params", "num_steps", "num_modules", "top_k"), None)
-    row: dict[str, Any] = {"model": path.name, **empty, "validation": {}, "shipped": shipped, "problem": None}
-    try:
-        checkpoint = read_checkpoint(path)
-        config = checkpoint.config
-        with torch.device("meta"):
-            num_params = sum(p.numel() for p in family_class(checkpoint.family)(config).parameters())
-        problem = None if (path / WEIGHTS).is_file() else f"{WEIGHTS} is missing"
-    except CheckpointError as error:
-        return row | {"problem": str(error)}
-    except Exception as error:  # one folder that nobody foresaw must not hide all the others
-        return row | {"problem": f"{path.name}: cannot be read as a model ({type(error).__name__})"}
-    return row | {
-        "family": checkpoint.family,
-        "modality": config.modality,
-        "num_params": num_params,
-        "num_steps": config.num_steps,
-        "num_modules": config.num_modules,
-        "top_k": config.top_k,
-        "validation": checkpoint.validation,
-        "problem": problem,
-    }
-
-
 def load_model(name: str | Path, folders: Iterable[Path], device: torch.device | str | None = None) -> LoadedModel:
     """Load a model by name or folder onto a device (selected automatically by default)."""
     checkpoint = find_checkpoint(name, folders)
@@ -286,26 +237,3 @@ def load_model(name: str | Path, folders: Iterable[Path], device: torch.device |
     model = build_model(checkpoint, device)  # says what is wrong with the weights before their sum is taken
     sha256 = file_sha256(checkpoint.path / WEIGHTS)
     return LoadedModel(checkpoint.name, checkpoint, model, sha256, tokenizer, device)
-
-
-def _at_initialisation(loaded: LoadedModel, seed: int = 0) -> RoutedModel:
-    """The same architecture with its initial weights."""
-    state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    twin = type(loaded.model)(loaded.checkpoint.config).to(loaded.device).eval().requires_grad_(False)
-    torch.random.set_rng_state(state)
-    return twin
-
-
-def as_untrained(loaded: LoadedModel, seed: int = 0) -> LoadedModel:
-    """The untrained twin as a model of its own, to be traced and compared with the trained one sample by sample.
-
-    Raises:
-        UserError: ``loaded`` is under controls; the twin is that of the unedited model.
-    """
-    if loaded.controls is not None and loaded.controls.given():
-        raise UserError("an untrained twin has no edits; leave the controls out", field="untrained")
-    blank = replace(loaded.checkpoint, validation={})
-    return replace(
-        loaded, name=f"{loaded.name}-untrained", checkpoint=blank, model=_at_initialisation(loaded, seed), sha256=""
-    )

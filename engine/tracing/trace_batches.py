@@ -62,7 +62,7 @@ def image_batches(
                 **_soft([_soft_parts(traced)], np.arange(len(part)), np.ones(len(part))),
                 region=_regions(part, rows, cols),
             ),
-            None if twin is None else batch.ribbons(twin.run(batch)),
+            None if twin is None else twin.choose(batch),
         )
 
 
@@ -100,14 +100,14 @@ def _image_records(
     probs, best = logits.softmax(dim=-1).max(dim=-1)
     records = []
     for i, sample in enumerate(part):
-        known = int(targets[i]) != NO_TARGET
+        has_target = int(targets[i]) != NO_TARGET
         records.append(
             SampleRecord(
                 num_tokens=model.grid[0] * model.grid[1],
                 label=sample.label,
                 prediction=model.classes[best[i]] if model.classes else str(int(best[i])),
                 confidence=float(probs[i]),
-                loss=float(token_losses(logits[i : i + 1], targets[i : i + 1])) if known else None,
+                loss=float(token_losses(logits[i : i + 1], targets[i : i + 1])) if has_target else None,
                 grid=model.grid,
                 source=sample.source,
                 image=display_png(_picture(sample), side, grid=model.grid[0]),
@@ -206,7 +206,7 @@ def _text_pass(
     loss, predicted = window_losses(traced.logits, batch)
     arrays = {**_flat(model, traced, batch.valid), "loss": loss, "predicted_id": predicted}
     if twin is not None:
-        arrays["twin_ids"] = batch.ribbons(twin.run(batch))
+        arrays["twin_ids"] = twin.choose(batch)
     return arrays, _soft_parts(traced)
 
 
@@ -227,11 +227,11 @@ def window_losses(logits: Tensor, batch: ModelInput) -> tuple[np.ndarray, np.nda
     for row, target, valid in zip(logits, batch.targets, batch.valid, strict=True):
         start, count = int(valid.int().argmax()), int(valid.sum())
         row, target = row[start : start + count], target[start : start + count]
-        known = target >= 0
+        has_target = target >= 0
         loss = token_losses(row, target.to(row.device)).cpu()
-        if not torch.isfinite(loss[known]).all():
+        if not torch.isfinite(loss[has_target]).all():
             raise UserError(_NOT_FINITE)
-        losses.append(loss.masked_fill(~known, float("nan")))
+        losses.append(loss.masked_fill(~has_target, float("nan")))
         predicted.append(row.argmax(dim=-1).cpu())
     return torch.cat(losses).numpy(), torch.cat(predicted).numpy()
 
@@ -241,14 +241,14 @@ def _text_records(part: list[tuple[Sample, Encoded]], loss: np.ndarray) -> list[
     for sample, encoded in part:
         own = loss[start : start + len(encoded.ids)]
         start += len(encoded.ids)
-        known = own[np.isfinite(own)]
+        losses = own[np.isfinite(own)]
         records.append(
             SampleRecord(
                 num_tokens=len(encoded.ids),
                 label=sample.label,
                 text=sample.text,
                 source=sample.source,
-                loss=float(known.mean()) if len(known) else None,
+                loss=float(losses.mean()) if len(losses) else None,
             )
         )
     return records

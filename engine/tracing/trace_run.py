@@ -13,7 +13,7 @@ from typing import Any
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, engine_version
-from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.datasets import Dataset, Sample
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
@@ -106,6 +106,8 @@ def trace_parts(
         regions=options.regions,
         **fields | {"findings": fields.get("findings", {}) | dict(options.findings)},
     )
+    dataset = samples if isinstance(samples, Dataset) else None
+    _add_notes(info, dataset.notes if dataset else [])
     done = tokens = 0
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
     with make_writer(info, model.module_table()) as writer:
@@ -118,12 +120,20 @@ def trace_parts(
             yield TraceProgress(done, options.total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
+        if dataset and isinstance(writer, RunWriter):  # of a shard its manifest says it
+            _add_notes(info, dataset.walk_notes())
         at = TraceProgress(done, options.total, tokens)
         return (yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage)))
 
 
+def _add_notes(info: RunInfo, notes: Sequence[str]) -> None:
+    """Add sentences to the run's findings, which are written when it is sealed."""
+    if notes:
+        info.findings["notes"] = [*info.findings.get("notes", []), *notes]
+
+
 def _passes(model: Traceable, samples: Iterable[Sample], options: TraceOptions) -> Iterable[Batch | None]:
-    twin = model.untrained() if options.twin else None
+    twin = model.untrained() if options.twin and model.has_small_twin else None
     if model.modality == "vision":
         return image_batches(model, twin, samples, options.batch_size, options.display_side)
     return text_passes(model, twin, samples, options.batch_size)

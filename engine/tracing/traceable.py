@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality, ModuleInfo
 from tokenpaths.engine.data.tokenizer import Encoded
 from tokenpaths.engine.families.controls import ControlsBase
@@ -57,7 +58,11 @@ class ModelInput:
 
     def ribbons(self, traced: Traced) -> Integer[np.ndarray, "n S K"]:
         """Module ids of every token, without padding."""
-        ids = traced.module_ids.flatten(0, 1)
+        return self.real_decisions(traced.module_ids)
+
+    def real_decisions(self, ids_BTSK: Tensor) -> Integer[np.ndarray, "n S K"]:
+        """Module ids on the host, of one pass, without padding."""
+        ids = ids_BTSK.flatten(0, 1)
         return (ids if self.valid is None else ids[self.valid.flatten()]).numpy()
 
 
@@ -138,8 +143,12 @@ class Traceable(Protocol):
     def without_controls(self) -> Traceable:
         """The same model without controls."""
 
-    def untrained(self) -> Traceable | None:
-        """The same architecture at initialisation, the null model of path statistics; None if it is too large."""
+    @property
+    def has_small_twin(self) -> bool:
+        """Whether the untrained twin is small enough to be traced beside every run."""
+
+    def untrained(self, seed: int = 0) -> Traceable:
+        """The same architecture at initialisation and without controls: the null model of path statistics."""
 
     def module_table(self) -> list[ModuleInfo]:
         """All modules that routers can choose."""
@@ -167,8 +176,22 @@ class Traceable(Protocol):
             UserError: NaN or infinite scores, or controls that do not fit a sample.
         """
 
+    def choose(self, batch: ModelInput) -> Integer[np.ndarray, "n S K"]:
+        """Module ids of every token as ``run`` decides them; without logits, where a model can leave them out."""
+
     def token_flops(self, traced: Traced, valid: Tensor | None) -> Float[Tensor, "B T"]:
         """FLOPs of the visited modules for each token."""
+
+
+def as_untrained(model: Traceable, seed: int = 0) -> Traceable:
+    """The untrained twin as a model of its own, to be traced and compared with the trained one sample by sample.
+
+    Raises:
+        UserError: ``model`` is under controls; the twin is that of the unedited model.
+    """
+    if model.controls is not None and model.controls.given():
+        raise UserError("an untrained twin has no edits; leave the controls out", field="untrained")
+    return model.untrained(seed)
 
 
 def edits_of(model: Traceable) -> tuple[Any, ...]:

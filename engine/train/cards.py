@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.base.files import write_atomically
-from tokenpaths.engine.models.checkpoint import CARD, CONFIG, TOKENIZER, WEIGHTS, build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CARD, CONFIG, TOKENIZER, WEIGHTS, read_checkpoint
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus
 from tokenpaths.engine.train.loop import TrainingRun, evaluate, export
 
-WRITERS = {
-    "dna": "tokenpaths.engine.train.dna_card",
-    "hmodel": "tokenpaths.engine.train.hmodel_recipes",
-    "dipaco": "tokenpaths.engine.train.dipaco.finish_dipaco",
-    "directional": "tokenpaths.engine.train.directional_recipes",
-    "raytracing": "tokenpaths.engine.train.train_raytracing",
-}
-"""module of each family that has ``write_card``"""
 ENGLISH = (
     "OLMoE routing-analysis texts: C4, books, Wikipedia, GitHub, arXiv; WikiText-2, GSM8K, HumanEval, Tiny "
     "Shakespeare, NLTK corpora"
@@ -64,7 +57,7 @@ def note(folder: Path, validation: dict[str, Any]) -> None:
 
 def write_card(folder: Path) -> Path:
     """Write ``card.md`` of the checkpoint in ``folder`` and return its path."""
-    card: Path = import_module(WRITERS[read_checkpoint(folder).family]).write_card(folder)
+    card: Path = named_object(FAMILY_CONTROLS[read_checkpoint(folder).family].CARD)(folder)
     return card
 
 
@@ -72,6 +65,11 @@ def save_card(folder: Path, lines: Sequence[str]) -> Path:
     """Write the lines as ``card.md``."""
     write_atomically(folder / CARD, "\n".join([*lines, ""]).encode())
     return folder / CARD
+
+
+def section(title: str) -> list[str]:
+    """The lines that begin a section of a card."""
+    return ["", f"## {title}", ""]
 
 
 def mebibytes(folder: Path) -> float:

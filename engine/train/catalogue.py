@@ -6,6 +6,7 @@ Families are imported only when one of their recipes is run or listed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
 
 if TYPE_CHECKING:
@@ -83,17 +85,27 @@ class Training:
 
 
 def trainings() -> dict[str, Training]:
-    """All of them, in the order of the families."""
-    rows = [*_dna(), *_directional(), *_hmodel(), *_dipaco(), *_raytracing()]
-    return {training.name: training for training in rows}
+    """All of them, in the order of the families; a plugin's that cannot be listed are left out with a warning."""
+    listed: dict[str, Training] = {}
+    for family, controls in FAMILY_CONTROLS.usable().items():
+        try:
+            rows = named_object(controls.TRAININGS)() if controls.TRAININGS else []
+        except Exception as error:
+            if family in FAMILY_CONTROLS.own:
+                raise
+            warnings.warn(f"the trainings of the family {family!r} cannot be listed: {error}", stacklevel=2)
+            continue
+        for training in rows:
+            listed.setdefault(training.name, training)
+    return listed
 
 
 def find_training(name: str) -> Training:
     """The training of this name; UserError that lists them where there is none."""
-    known = trainings()
-    if name not in known:
-        raise UserError(f"no recipe is called {name!r}; there are: {', '.join(known)}", field="recipe")
-    return known[name]
+    recipes = trainings()
+    if name not in recipes:
+        raise UserError(f"no recipe is called {name!r}; there are: {', '.join(recipes)}", field="recipe")
+    return recipes[name]
 
 
 def _shortened(recipe: Any, iterations: int | None) -> Any:
@@ -108,12 +120,12 @@ def _only_its_length(order: Order, name: str) -> None:
 
 
 def _validation(out: Path) -> dict[str, Any]:
-    from tokenpaths.engine.models.checkpoint import read_checkpoint
+    from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 
     return read_checkpoint(out).validation
 
 
-def _dna() -> list[Training]:
+def dna_trainings() -> list[Training]:
     from tokenpaths.engine.train.recipes import RECIPES
 
     return [
@@ -152,7 +164,7 @@ def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
         return finish(done, corpus, val, order.out, order.command, twin)
 
 
-def _directional() -> list[Training]:
+def directional_trainings() -> list[Training]:
     from tokenpaths.engine.train.directional_recipes import DIRECTIONAL_RECIPES
 
     return [
@@ -168,7 +180,7 @@ def _directional() -> list[Training]:
     ]
 
 
-def _hmodel() -> list[Training]:
+def hmodel_trainings() -> list[Training]:
     from tokenpaths.engine.train.hmodel_recipes import HMODEL_RECIPES
 
     return [
@@ -206,7 +218,7 @@ def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
     return _validation(order.out)
 
 
-def _dipaco() -> list[Training]:
+def dipaco_trainings() -> list[Training]:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
 
     return [
@@ -249,7 +261,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     return _validation(order.out)
 
 
-def _raytracing() -> list[Training]:
+def raytracing_trainings() -> list[Training]:
     from tokenpaths.engine.train.raytracing_recipe import RECIPES
 
     return [

@@ -5,23 +5,22 @@ Shapes: N images, T tokens.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.images import FORMATS
+from tokenpaths.engine.base.records import Modality
+from tokenpaths.engine.data.datasets import Dataset, Sample, open_dataset
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import TOKENIZER
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER
 from tokenpaths.engine.train.recipes import Recipe
 
 
@@ -44,25 +43,22 @@ class TextCorpus:
 
 def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCorpus:
     """A Parquet file with ``image`` (encoded bytes) and ``label``, resized to size × size."""
-    table = _read(path, ["image", "label"])
-    names = [str(v) for v in table["label"].to_pylist()]
-    classes = classes or tuple(sorted(set(names)))
+    dataset = read_rows(path, "vision", "label")
+    classes = classes or dataset.labels
     position = {name: i for i, name in enumerate(classes)}
-    unknown = sorted(set(names) - position.keys())
+    unknown = sorted(set(dataset.labels) - position.keys())
     if unknown:
         raise UserError(f"{path.name} has labels that the training data has not: {', '.join(unknown[:5])}")
-    images = torch.empty(len(names), 3, size, size, dtype=torch.uint8)
-    for i, data in enumerate(table["image"]):
-        try:
-            image = Image.open(io.BytesIO(data.as_py()), formats=FORMATS).convert("RGB")
-        except Exception as error:  # Pillow's decoders raise nearly every kind on broken bytes
-            raise UserError(
-                f"{path.name}, row {i}: no picture that can be decoded ({type(error).__name__})", field="data"
-            ) from error
+    images = torch.empty(dataset.num_places, 3, size, size, dtype=torch.uint8)
+    labels = []
+    for i, sample in enumerate(dataset):
+        image = sample.image
+        assert image is not None, "a data set of images gives images"
         if image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BICUBIC)
         images[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    return ImageCorpus(images, torch.tensor([position[n] for n in names]), classes)
+        labels.append(position[label_of(sample, path, "label")])
+    return ImageCorpus(images, torch.tensor(labels), classes)
 
 
 def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int], None] = lambda n: None) -> TextCorpus:
@@ -78,12 +74,25 @@ def load_text(path: Path, tokenizer: TextTokenizer, on_progress: Callable[[int],
 
 def read_texts(path: Path) -> list[str]:
     """The ``text`` column."""
-    texts = _read(path, ["text"])["text"].to_pylist()
-    odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
-    if odd is not None or not texts:
-        what = f"row {odd} of the column text holds no text" if texts else "there are no rows"
-        raise UserError(f"{path.name}: {what}", field="data")
-    return texts
+    return [sample.text or "" for sample in read_rows(path, "text")]
+
+
+def read_rows(path: Path, modality: Modality, label_column: str | None = None) -> Dataset:
+    """The rows of a Parquet file, read in a confined child: column ``image`` or ``text``, and labels if named.
+
+    Raises:
+        UserError: it is missing or cannot be read; also for a row without a picture or text, while it is walked.
+    """
+    require_file(path)
+    content: dict[str, Any] = {"image_column": "image"} if modality == "vision" else {"text_column": "text"}
+    return open_dataset(path, modality, label_column=label_column, **content)
+
+
+def label_of(sample: Sample, path: Path, column: str) -> str:
+    """The label of a row; UserError if it has none."""
+    if sample.label is None:
+        raise UserError(f"{path.name}, row {sample.place}: the column {column} holds no label", field="data")
+    return sample.label
 
 
 def require_file(path: Path) -> None:
@@ -145,11 +154,3 @@ def _require_batch(file: Path, count: int, needed: int, what: str) -> None:
     """UserError where a file does not fill one batch."""
     if count < needed:
         raise UserError(f"{file.name} holds {count:,} {what}, one batch takes {needed:,}", field="data")
-
-
-def _read(path: Path, columns: list[str]) -> pa.Table:
-    require_file(path)
-    try:
-        return pq.read_table(path, columns=columns)
-    except Exception as error:
-        raise UserError(f"{path.name} cannot be read as Parquet with columns {columns}: {error}") from None

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from tokenpaths.engine.base.files import SHIPPED_MODELS
-from tokenpaths.engine.models.checkpoint import TOKENIZER, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
-from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card
+from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card, section
 from tokenpaths.engine.train.recipes import Recipe
 
 SEQUENCE, PREFIX, UNROUTED = "directional-text", "directional-text-prefix", "directional-text-unrouted"
@@ -95,20 +95,14 @@ def write_card(folder: Path) -> Path:
         f"- data: `{recipe['train_file']}`, validated on `{recipe['val_file']}` ({ENGLISH})",
         f"- command: `{training['command']}`",
         *recipe_lines(training, f" × {config.context} tokens"),
-        "",
-        "## Validation",
-        "",
+        *section("Validation"),
         *_beside(checkpoint.name, numbers),
         *_ahead(numbers.get("lookahead")),
         *_ablations(numbers.get("ablations")),
         *_domains(numbers.get("domains")),
-        "",
-        "## Curve",
-        "",
+        *section("Curve"),
         *curve(training["history"], "mean_gate", "gate_spread"),
-        "",
-        "## Limits",
-        "",
+        *section("Limits"),
         "A small model for looking at routing, not for use: a context of 256 tokens, a vocabulary of 8 192, one "
         "training run." + _copying(numbers.get("induction")),
     ]
@@ -146,9 +140,7 @@ def _ablations(rows: Sequence[dict[str, Any]] | None) -> list[str]:
     if not rows:
         return []
     return [
-        "",
-        "## Routing changed",
-        "",
+        *section("Routing changed"),
         "| gates | perplexity | Δ loss (nats) | KL (nats) | likeliest token changed |",
         "|---|---|---|---|---|",
         *(
@@ -163,9 +155,7 @@ def _domains(row: dict[str, Any] | None) -> list[str]:
     if not row:
         return []
     return [
-        "",
-        "## Domains",
-        "",
+        *section("Domains"),
         f"- nearest-centroid accuracy of the routing vector, leave-one-out, mean over domains: "
         f"{row['balanced']:.1%} (untrained twin {row['untrained_balanced']:.1%}, shuffled {row['null_mean']:.1%}, "
         f"p = {row['p_value']:.3f}; {row['num_samples']} documents)",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.dna_config import DNAConfig
-from tokenpaths.engine.models.checkpoint import read_checkpoint
-from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card
+from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card, section
 
 SOURCES = {
     "vision/tiny_imagenet_50_train.parquet": "50 classes of Tiny-ImageNet (Stanford CS231n), 64×64",
@@ -48,18 +48,12 @@ def write_card(folder: Path) -> Path:
         f"- data: `{recipe['train_file']}`, validated on `{recipe['val_file']}`" + (f" ({sources})" if sources else ""),
         f"- command: `{training['command']}`",
         *recipe_lines(training),
-        "",
-        "## Validation",
-        "",
+        *section("Validation"),
         *_validation_table(checkpoint.name, config, checkpoint.validation),
         *_path_table(checkpoint.validation.get("paths")),
-        "",
-        "## Curve",
-        "",
+        *section("Curve"),
         *curve(training["history"], "skipped_share"),
-        "",
-        "## Limits",
-        "",
+        *section("Limits"),
         "Small models for looking at routing, not for use: "
         + (
             f"{config.image_size}×{config.image_size} pixels and {config.num_classes} classes. The image data is for "
@@ -96,19 +90,19 @@ def _path_table(paths: dict[str, Any] | None) -> list[str]:
     if not paths:
         return []
     lines = [
-        "",
-        "## Paths",
-        "",
+        *section("Paths"),
         f"Traced over {paths['dataset']}, {paths['num_tokens']:,} tokens.",
         "",
-        "| | distinct paths | effective paths | log–log slope (r²) | effective top-k per step |",
-        "|---|---|---|---|---|",
+        "| | distinct paths | effective paths | log–log slope (r²) | in ranks 10–1,000 | effective top-k per step |",
+        "|---|---|---|---|---|---|",
     ]
-    for name in ("trained", "untrained"):
+    for name, whose in (("trained", "observed"), ("untrained", "untrained")):
         row = paths[name]
+        growth = paths.get("slopes", {}).get(whose)
+        window = f"{growth[-1]['window_slope']:.2f}" if growth and growth[-1]["window_slope"] is not None else "–"
         steps = ", ".join(f"{k:.1f}" for k in row["effective_top_k"])
         lines.append(
             f"| {name} | {row['num_paths']:,} | {row['effective_paths']:,.0f} | "
-            f"{row['slope']:.2f} ({row['r2']:.2f}) | {steps} |"
+            f"{row['slope']:.2f} ({row['r2']:.2f}) | {window} | {steps} |"
         )
     return lines

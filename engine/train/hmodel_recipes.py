@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
 from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
-from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.plain_transformer import plain_transformer
-from tokenpaths.engine.train.cards import curve, finish, mebibytes, note, recipe_lines, rounded, save_card
-from tokenpaths.engine.train.corpora import TextCorpus, require_file
+from tokenpaths.engine.train.cards import curve, finish, mebibytes, note, recipe_lines, rounded, save_card, section
+from tokenpaths.engine.train.corpora import TextCorpus, label_of, read_rows
 from tokenpaths.engine.train.loop import TrainingRun, evaluate
 from tokenpaths.engine.train.recipes import Recipe
 
@@ -122,9 +122,8 @@ def _rows(texts: LabelledTexts, wanted: Callable[[int], bool]) -> LabelledTexts:
 
 
 def _read(path: Path) -> LabelledTexts:
-    require_file(path)
-    table = pq.read_table(path, columns=["text", "language"])
-    pairs = sorted(zip(table["language"].to_pylist(), table["text"].to_pylist(), strict=True), key=lambda p: p[0])
+    rows = read_rows(path, "text", "language")
+    pairs = sorted(((label_of(row, path, "language"), row.text or "") for row in rows), key=lambda p: p[0])
     return LabelledTexts(tuple(text for _, text in pairs), tuple(language for language, _ in pairs))
 
 
@@ -166,9 +165,7 @@ def write_card(folder: Path) -> Path:
         f"`{recipe['val_file']}`: {SOURCES}",
         f"- command: `{training['command']}`",
         *recipe_lines(training, f" × {config.context} tokens"),
-        "",
-        "## Validation",
-        "",
+        *section("Validation"),
         "| | loss (nats) | perplexity | next-token accuracy | tokens |",
         "|---|---|---|---|---|",
         *(
@@ -181,13 +178,9 @@ def write_card(folder: Path) -> Path:
         ),
         *_beside(numbers.get("beside")),
         *_routing(numbers.get("routing")),
-        "",
-        "## Curve (on the held-out tenth)",
-        "",
+        *section("Curve (on the held-out tenth)"),
         *curve(training["history"], "mean_connection", "self_share"),
-        "",
-        "## Limits",
-        "",
+        *section("Limits"),
         "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096, 1.2 MB "
         "of training text.",
     ]
@@ -220,9 +213,7 @@ def _routing(numbers: dict[str, Any] | None) -> list[str]:
         return []
     distance, chain = numbers["distance"], numbers["chain"]
     return [
-        "",
-        "## Routing",
-        "",
+        *section("Routing"),
         f"On {numbers['texts']} held-out texts, untrained twin in brackets.",
         "",
         f"- distance of c between / within languages: {distance['ratio']:.2f} ({distance['untrained_ratio']:.2f}); "

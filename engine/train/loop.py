@@ -83,7 +83,7 @@ def learning_rate(recipe: Recipe, iteration: int) -> float:
 def make_optimizer(model: RoutedModel, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW; matrices decay, vectors (norms) and positions do not."""
     named = [(p, p.ndim > 1 and name.rsplit(".")[-1] != "positions") for name, p in model.named_parameters()]
-    decay, rest = ([p for p, decays in named if decays is wanted] for wanted in (True, False))
+    decay, rest = ([p for p, decays in named if decays is group] for group in (True, False))
     groups = [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.eps)
 

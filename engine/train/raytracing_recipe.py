@@ -58,10 +58,14 @@ RECIPES: dict[str, RayTracingRecipe] = {
         RayTracingRecipe(
             name="raytracing-digits-relaxed", model=RayTracingConfig(**_DIGITS, theta_out=RELAXED), **_TRAIN_DIGITS
         ),
+        RayTracingRecipe(
+            name="raytracing-digits-crossing", model=RayTracingConfig(**_DIGITS, crossing="all"), **_TRAIN_DIGITS
+        ),
         RayTracingRecipe(name="raytracing-cifar10", model=RayTracingConfig(), **_TRAIN_CIFAR10),
         RayTracingRecipe(
             name="raytracing-cifar10-relaxed", model=RayTracingConfig(theta_out=RELAXED), **_TRAIN_CIFAR10
         ),
+        RayTracingRecipe(name="raytracing-cifar10-crossing", model=RayTracingConfig(crossing="all"), **_TRAIN_CIFAR10),
     )
 }
 

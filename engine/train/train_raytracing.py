@@ -12,17 +12,19 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.raytracing import FeatureExtractor, MLPTwin, OnFeatures, RayTracing
-from tokenpaths.engine.train.cards import mebibytes, note, rounded, save_card
+from tokenpaths.engine.train.cards import mebibytes, note, rounded, save_card, section
 from tokenpaths.engine.train.loop import Progress, training_record
 from tokenpaths.engine.train.raytracing_fit import Fit, Plan, Samples, fit, measure
 from tokenpaths.engine.train.raytracing_recipe import Corpora, RayTracingRecipe
@@ -79,21 +81,26 @@ def train_network(
     features: Features,
     folder: Path,
     *,
-    twin: bool = False,
+    twin: Literal["as large", "as used"] | None = None,
+    used: int = 0,
     on_progress: Callable[[Progress], None] = lambda p: None,
 ) -> tuple[OnFeatures, Fit]:
-    """The network, or its MLP twin, on the features: Adam with early stopping by validation loss."""
+    """The network, or an MLP twin, on the features: Adam with early stopping by validation loss.
+
+    A twin has as many parameters as the network, or as the network uses on average: ``used``.
+    """
     torch.manual_seed(recipe.seed)
-    network = (MLPTwin if twin else RayTracing)(recipe.model)
+    params = {"as large": None, "as used": used}
+    network = RayTracing(recipe.model) if twin is None else MLPTwin(recipe.model, params[twin])
     network.convolutions.load_state_dict(convolutions.state_dict())
     plan = Plan(
-        name=f"{recipe.name}{' MLP twin' if twin else ''}",
+        name=f"{recipe.name}{f' MLP twin, {twin}' if twin else ''}",
         epochs=recipe.epochs,
         patience=recipe.patience,
         batch_size=recipe.batch_size,
         learning_rate=recipe.learning_rate,
         seed=recipe.seed,
-        network=_fingerprint([recipe.model.model_dump(), recipe.feature_seed]),
+        network=_fingerprint([recipe.model.model_dump(), recipe.feature_seed, used]),
     )
     run = fit(plan, network, network.logits_of, features.train, features.val, folder, on_progress=on_progress)
     return network, run
@@ -109,8 +116,11 @@ class Lights:
 
     logits: Float[Tensor, "N C"]
     losses: Float[Tensor, " N"]
+    rates: Float[Tensor, "N R P"]
     fired: Bool[Tensor, "N P"]
     """at any threshold step"""
+    used: Int[Tensor, " N"]
+    """parameters through which a signal went"""
     theta_steps: Int[Tensor, " N"]
     reached: Bool[Tensor, " N"]
 
@@ -121,24 +131,26 @@ def light_up(model: RayTracing, samples: Samples, **options: Any) -> Lights:
     parts = [model.relax(part, **options) for part in samples.inputs.split(500)]
     logits = torch.cat([part.logits for part in parts])
     losses = nn.functional.cross_entropy(logits, samples.labels, reduction="none")
-    return Lights(
-        logits, losses, *(torch.cat([getattr(p, name) for p in parts]) for name in ("fired", "theta_steps", "reached"))
+    used = torch.cat([model.used_params(part.rates) for part in parts])
+    rates, fired, theta_steps, reached = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("rates", "fired", "theta_steps", "reached")
     )
+    return Lights(logits, losses, rates, fired, used, theta_steps, reached)
 
 
 def summary(model: RayTracing, samples: Samples, **options: Any) -> dict[str, float]:
     """Accuracy, loss, and how much of the network was used, means over the samples."""
     lights = light_up(model, samples, **options)
     total = model.trainable_params
-    used, sparse = (model.used_params(lights.fired, sparse_readout=s).double().mean() / total for s in (False, True))
     return {
         "loss": float(lights.losses.mean()),
         "accuracy": float((lights.logits.argmax(dim=1) == samples.labels).float().mean()),
         "count": len(samples),
         "params": total,
         "active_share": float(lights.fired.double().mean()),
-        "used_share": float(used),
-        "used_share_sparse_readout": float(sparse),
+        "used_share": float(lights.used.double().mean()) / total,
+        "reachable_share": model.reachable_params(lights.rates) / total,
+        "lit_params_share": float(model.lit_params(lights.fired).double().mean()) / total,
         "theta_steps": float(lights.theta_steps.double().mean()),
         "reached_share": float(lights.reached.double().mean()),
     }
@@ -146,13 +158,13 @@ def summary(model: RayTracing, samples: Samples, **options: Any) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Trained:
-    """A recipe's network and its twin, as trained."""
+    """A recipe's network and its twins, as trained: one as large as the network, one as large as what it uses."""
 
     recipe: RayTracingRecipe
     model: RayTracing
     run: Fit
     twin: MLPTwin
-    twin_run: Fit
+    used_twin: MLPTwin
     features: Features
     corpora: Corpora
 
@@ -170,26 +182,54 @@ def train(
     convolutions = train_convolutions(recipe, corpora, stage, on_progress)
     features = extract_all(convolutions, corpora)
     model, run = train_network(recipe, convolutions, features, work / recipe.name, on_progress=on_progress)
-    twin, twin_run = train_network(
-        recipe, convolutions, features, work / f"{recipe.name}-twin", twin=True, on_progress=on_progress
-    )
     assert isinstance(model, RayTracing), "train_network makes one"
-    assert isinstance(twin, MLPTwin), "train_network makes one"
-    return Trained(recipe, model, run, twin, twin_run, features, corpora)
+    twins = train_twins(recipe, model, features, work, on_progress)
+    return Trained(recipe, model, run, *twins, features, corpora)
+
+
+def train_twins(
+    recipe: RayTracingRecipe,
+    model: RayTracing,
+    features: Features,
+    work: Path,
+    on_progress: Callable[[Progress], None] = lambda p: None,
+) -> tuple[MLPTwin, MLPTwin]:
+    """An MLP with as many parameters as the network has, and one with as many as it uses on the validation data."""
+    used = round(float(light_up(model, features.val).used.double().mean()))
+    train = partial(train_network, recipe, model.convolutions, features, on_progress=on_progress)
+    large, _ = train(work / f"{recipe.name}-twin", twin="as large")
+    small, _ = train(work / f"{recipe.name}-used-twin", twin="as used", used=used)
+    assert isinstance(large, MLPTwin), "train_network makes one"
+    assert isinstance(small, MLPTwin), "train_network makes one"
+    return large, small
 
 
 def finish(trained: Trained, out: Path, command: str) -> dict[str, Any]:
     """Export in float16, read the export back, measure *it* on the test data, write the card."""
-    recipe, twin = trained.recipe, trained.twin
-    run = trained.run
+    recipe, run = trained.recipe, trained.run
     training = training_record(recipe, run.iteration, run.seconds, command, run.history)
     save_checkpoint(out, trained.model, classes=trained.corpora.train.classes, training=training, dtype=torch.float16)
     shipped, test = build_model(read_checkpoint(out)), trained.corpora.test
     assert isinstance(shipped, RayTracing), "exported as one"
-    numbers = rounded(summary(shipped, Samples(extract(shipped.convolutions, test.images), test.labels)))
-    twin_numbers = measure(twin.logits_of, trained.features.test) | {"params": twin.trainable_params}
-    test_set = "bundled:digits" if recipe.data == "digits" else f"vision/{recipe.data}_test.parquet"
-    validation = numbers | {"file": test_set, "mlp_twin": rounded(twin_numbers)}
+    samples = Samples(extract(shipped.convolutions, test.images), test.labels)
+    return measure_shipped(out, shipped, recipe, samples, (trained.twin, trained.used_twin), trained.features.test)
+
+
+def measure_shipped(
+    out: Path,
+    shipped: RayTracing,
+    recipe: RayTracingRecipe,
+    samples: Samples,
+    twins: tuple[MLPTwin, MLPTwin],
+    of_twins: Samples,
+) -> dict[str, Any]:
+    """Measure an export and its twins on the test data, and write that into its folder and card."""
+    large, used = (measure(twin.logits_of, of_twins) | {"params": twin.trainable_params} for twin in twins)
+    validation = rounded(summary(shipped, samples)) | {
+        "file": "bundled:digits" if recipe.data == "digits" else f"vision/{recipe.data}_test.parquet",
+        "mlp_twin": rounded(large),
+        "mlp_as_used": rounded(used),
+    }
     note(out, validation)
     return validation
 
@@ -200,18 +240,25 @@ DATA = {
 }
 
 
+TERMS = {
+    "digits": "The image data is the UCI's Optical Recognition of Handwritten Digits, CC BY 4.0.",
+    "cifar10": "The image data is for research use.",
+}
+
+
 def write_card(folder: Path) -> Path:
     """``card.md`` from the checkpoint's configuration."""
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
-    recipe, twin = training["recipe"], numbers["mlp_twin"]
+    recipe, twin, as_used = training["recipe"], numbers["mlp_twin"], numbers["mlp_as_used"]
     lines = [
         f"# {checkpoint.name}",
         "",
         f"A RayTracing network for images of {config.image_size} × {config.image_size} pixels: {config.layers} layers "
         f"of {config.blocks} blocks of {config.width} neurons on the features of {len(config.conv_channels)} frozen "
-        f"convolutions. θ falls from {config.theta:g} by a factor of {config.decay:g} a step, "
-        f"until {config.theta_out:g} of a signal of {config.signal} reach the output.",
+        f"convolutions. θ falls from {config.theta:g} by a factor of {config.decay:g} a step, in which a signal "
+        f"crosses {'one layer' if config.crossing == 'one' else 'all layers'}, until {config.theta_out:g} of a signal "
+        f"of {config.signal} reach the output.",
         "",
         f"- weights: float16 safetensors, {mebibytes(folder):.2f} MiB; {numbers['params']:,} parameters without the "
         "convolutions",
@@ -222,33 +269,30 @@ def write_card(folder: Path) -> Path:
         f"the convolutions {recipe['feature_epochs']} epochs before",
         f"- Adam, rate {recipe['learning_rate']:g}, patience {recipe['patience']} epochs, seed {recipe['seed']}, wires "
         f"of seed {config.seed}",
-        "",
-        "## Test",
-        "",
+        *section("Test"),
         "| model | parameters | used on average | loss (nats) | top-1 accuracy |",
         "|---|---|---|---|---|",
         f"| {checkpoint.name} | {numbers['params']:,} | {numbers['used_share']:.1%} | {numbers['loss']:.3f} | "
         f"{numbers['accuracy']:.1%} |",
         f"| MLP twin, same features | {twin['params']:,} | 100.0% | {twin['loss']:.3f} | {twin['accuracy']:.1%} |",
+        f"| MLP with as many as are used | {as_used['params']:,} | 100.0% | {as_used['loss']:.3f} | "
+        f"{as_used['accuracy']:.1%} |",
         "",
         f"Measured on the shipped weights in float32, {numbers['count']:,} images. {numbers['active_share']:.1%} of "
         f"the blocks fired, {numbers['theta_steps']:.2f} threshold steps on average; the output fired on "
-        f"{numbers['reached_share']:.1%} of the images. Used parameters are those of the blocks that fired, of the "
-        f"input modules and of the output layer; {numbers['used_share_sparse_readout']:.1%} if the output layer counts "
-        "only what comes from blocks that fired.",
-        "",
-        "## Curve",
-        "",
+        f"{numbers['reached_share']:.1%} of the images. Used are the parameters through which a signal went: a weight "
+        "that is multiplied by zero is not used, and not trained either. On any of the images a signal went through "
+        f"{numbers['reachable_share']:.1%}; all weights of the blocks that fired, with the input modules and "
+        f"the output layer, are {numbers['lit_params_share']:.1%}.",
+        *section("Curve"),
         "| epoch | train loss | validation loss | validation accuracy |",
         "|---|---|---|---|",
         *(
             f"| {e['epoch']} | {e['train_loss']} | {e['val_loss']} | {e['val_accuracy']} |"
             for e in _thinned(training["history"])
         ),
-        "",
-        "## Limits",
-        "",
-        "A small model for looking at routing, not for use. The image data is for research use.",
+        *section("Limits"),
+        f"A small model for looking at routing, not for use. {TERMS[recipe['data']]}",
     ]
     return save_card(folder, lines)
 

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +24,8 @@ __all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_ANSWERS = 256
 PAGE_LIMIT = 500
+WITHOUT_LABELS = ("effect", "saturation")
+"""of the queries about one run those that cannot merge labels"""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -35,8 +37,18 @@ class Client:
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, *, transport: httpx.BaseTransport | None = None
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        labels: Callable[[], str | None] = lambda: None,
+        reads_only: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._labels = labels
+        """``labels`` of the questions asked now: ``merged`` or None"""
+        self._reads_only = reads_only
+        """whether who asks now may only read"""
         self.url = (url or os.environ.get("TOKENPATHS_API_URL") or DEFAULT_URL).rstrip("/")
         token = token if token is not None else os.environ.get("TOKENPATHS_TOKEN", "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -76,6 +88,8 @@ class Client:
         names = _PLACEHOLDER.findall(question)
         parts = {name: _part(str(arguments.pop(name))) for name in names}
         path = f"/runs/{_part(run)}/{question.format(**parts)}".rstrip("/")
+        if question not in WITHOUT_LABELS and (labels := self._labels()):
+            arguments = {"labels": labels, **arguments}
         if most is not None:
             return self._collect(path, question.rpartition("/")[2], arguments, most)
         return self._get(path, arguments)
@@ -90,14 +104,15 @@ class Client:
 
     def report(self, run: str) -> bytes:
         """The whole run as one HTML page; generated on request, not cached."""
-        return self._send("GET", f"/runs/{_part(run)}/report").content
+        labels = self._labels()
+        return self._send("GET", f"/runs/{_part(run)}/report", params={"labels": labels} if labels else None).content
 
     def export_url(self, run: str, table: str, form: str) -> str:
         return f"{self.url}/api/v1/runs/{_part(run)}/export/{_part(table)}.{form}"
 
     def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
         """Comparison of run ``b`` with run ``a``; query: measure, limit, links, points."""
-        return self._get("/compare", {"a": a, "b": b, **query})
+        return self._get("/compare", {"a": a, "b": b, "labels": self._labels(), **query})
 
     def same_groups(self, a: str, b: str) -> dict[str, Any]:
         """Whether both runs put the same tokens on one path."""
@@ -145,6 +160,10 @@ class Client:
     def jobs(self, *, most: int = 100, **query: Any) -> dict[str, Any]:
         """The newest ``most`` jobs and the number of workers; query: state, kind."""
         return self._collect("/jobs", "jobs", query, most)
+
+    def problems(self) -> list[str]:
+        """Why parts of the system do not work now, a sentence each."""
+        return [part["problem"] for part in self._get("/health")["parts"] if part["problem"]]
 
     def job(self, job: str) -> dict[str, Any]:
         return self._get(f"/jobs/{_part(job)}")
@@ -196,14 +215,14 @@ class Client:
         yield from self._collect(path, name, query, most)[name]
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
-        wanted = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [], ())}
-        key = path + "?" + str(sorted(wanted.items()))
+        parameters = {key: _plain(value) for key, value in (query or {}).items() if value not in (None, "", [], ())}
+        key = path + "?" + str(sorted(parameters.items()))
         with self._lock:
-            kept = self._kept.get(key)
-        headers = {"If-None-Match": kept[0]} if kept else {}
-        answer = self._send("GET", path, params=wanted, headers=headers)
-        if kept and answer.status_code == 304:
-            return kept[1]
+            cached = self._kept.get(key)
+        headers = {"If-None-Match": cached[0]} if cached else {}
+        answer = self._send("GET", path, params=parameters, headers=headers)
+        if cached and answer.status_code == 304:
+            return cached[1]
         value = answer.content if raw else self._json(answer)
         if etag := answer.headers.get("etag"):
             with self._lock:
@@ -214,6 +233,8 @@ class Client:
         return value
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        if method != "GET" and self._reads_only():
+            raise Refused("A view in the frame of another site only shows; it starts, changes and deletes nothing.")
         try:
             answer = self._http.request(method, path, **arguments)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:

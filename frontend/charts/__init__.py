@@ -40,6 +40,7 @@ from tokenpaths.frontend.charts.knowledge import contrast_chart, knowledge_chart
 from tokenpaths.frontend.charts.patches import patch_chart
 from tokenpaths.frontend.charts.paths import rank_frequency_chart
 from tokenpaths.frontend.charts.sample_map import sample_map_chart
+from tokenpaths.frontend.charts.slopes import slope_growth_chart
 from tokenpaths.frontend.charts.usage import load_chart, module_count_chart, top_k_chart
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "sharing_chart",
     "sharpening_chart",
     "skip_reuse_chart",
+    "slope_growth_chart",
     "slice_chart",
     "specialist_chart",
     "strip_chart",

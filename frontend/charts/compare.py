@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import between, either
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, rows, tip
@@ -89,23 +90,11 @@ def pair_chart(
     The ``names`` of the runs label the axes; samples of the ``chosen`` label are in the accent colour.
     """
     look, measure = theme_named(theme), str(answer["measure"])
-    table = [
-        {
-            "sample": row["sample"],
-            "a": row["a"],
-            "b": row["b"],
-            "on": chosen is not None and row["label"] == chosen,
-            "one": numbers.number(row["a"]),
-            "other": numbers.number(row["b"]),
-            "label": row["label"] or "no label",
-            "words": f"sample {row['sample']}: {numbers.number(row['a'])} and {numbers.number(row['b'])}",
-        }
-        for row in answer["points"]
-    ]
+    table = _pair_table(answer, chosen)
     values = [row[side] for row in table for side in ("a", "b")] or [0.0, 1.0]
     low, high = min(values), max(values)
     room = 0.04 * (high - low) or 0.05
-    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
+    scale = between(low - room, high + room)
     name = MEASURES.get(measure, measure)
     x = alt.X("a:Q", scale=scale, axis=alt.Axis(title=_axis(name, names[0]), tickCount=5, titleLimit=420))
     y = alt.Y("b:Q", scale=scale, axis=alt.Axis(title=_axis(name, names[1]), tickCount=5, titleLimit=height))
@@ -114,8 +103,7 @@ def pair_chart(
         .mark_line(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5, clip=True, aria=False)
         .encode(x=x, y=y)
     )
-    pick = click_selection(SAMPLE_PICK, "sample")
-    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
+    paint = either("datum.on", look.accent, look.module)
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(
@@ -133,11 +121,26 @@ def pair_chart(
             ),
         )
         .encode(x=x, y=y, color=paint, description="words:N")
-        .add_params(pick)
+        .add_params(click_selection(SAMPLE_PICK, "sample"))
     )
-    chart = alt.layer(diagonal, points)
     subtitle = ["One point: one sample. Dashed: equal in both.", pair_words(answer, names)]
-    return as_vectors(finish(chart, look, title, subtitle, height=height), len(table))
+    return as_vectors(finish(alt.layer(diagonal, points), look, title, subtitle, height=height), len(table))
+
+
+def _pair_table(answer: Mapping[str, Any], chosen: str | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "sample": row["sample"],
+            "a": row["a"],
+            "b": row["b"],
+            "on": chosen is not None and row["label"] == chosen,
+            "one": numbers.number(row["a"]),
+            "other": numbers.number(row["b"]),
+            "label": row["label"] or "no label",
+            "words": f"sample {row['sample']}: {numbers.number(row['a'])} and {numbers.number(row['b'])}",
+        }
+        for row in answer["points"]
+    ]
 
 
 def _axis(measure: str, name: str) -> str:
@@ -244,8 +247,7 @@ def load_chart(
             ),
         )
     )
-    chart = alt.layer(between, marks)
-    return finish(chart, look, title, load_words(answer, names), height=240)
+    return finish(alt.layer(between, marks), look, title, load_words(answer, names), height=240)
 
 
 def summary_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
@@ -327,7 +329,7 @@ def training_chart(
     line = base.mark_line(color=look.link, strokeWidth=2, aria=False)
     marks = base.mark_point(
         filled=True, size=80, opacity=1, tooltip=tip({"run": "run", "iteration": "iteration", SUMMARY[measure]: "said"})
-    ).encode(color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)))
+    ).encode(color=either("datum.on", look.accent, look.module))
     chart = alt.layer(line, marks)
     summary = f"{numbers.plural(len(training['points']), 'checkpoint')}."
     return finish(chart, look, title, "One point: one checkpoint of the training.", height=240, summary=summary)

@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
@@ -60,7 +61,6 @@ def histogram_chart(
         axis=alt.Axis(title=f"{name} per {per} ({unit})" if unit else f"{name} per {per}", grid=False, tickCount=6),
     )
     y = alt.Y("count:Q", axis=alt.Axis(title=f"{per}s", tickCount=4, format="~s"))
-    pick = click_selection(BIN_PICK, "bin")
     bars = (
         alt.Chart(rows(table))
         .mark_bar(binSpacing=1, cursor="pointer", stroke=look.background, strokeWidth=0.6)
@@ -69,18 +69,17 @@ def histogram_chart(
             x2="hi:Q",
             y=y,
             y2="zero:Q",
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            tooltip=[alt.Tooltip("range:N", title=name), alt.Tooltip("count:Q", title=f"{per}s", format=",")],
+            color=either("datum.on", look.accent, look.module),
+            tooltip=tips(f"range:N {name}", f"count:Q|, {per}s"),
         )
-        .add_params(pick)
+        .add_params(click_selection(BIN_PICK, "bin"))
     )
     layers = [bars]
     if distribution.get("mean") is not None:
         mean = alt.Chart(rows([{"lo": distribution["mean"]}]))
         layers.append(mean.mark_rule(color=look.ink, strokeDash=[5, 3], strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers)
     heading = f"How is {name} spread over {per}s?" if title == "" else title
-    return finish(chart, look, heading, distribution_words(distribution), height=height)
+    return finish(alt.layer(*layers), look, heading, distribution_words(distribution), height=height)
 
 
 def distribution_words(distribution: Mapping[str, Any]) -> str:
@@ -114,19 +113,11 @@ def label_chart(
     ]
     order = [row["label"] for row in table]
     x = alt.X("mean:Q", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(title=f"mean {name}", tickCount=5))
-    y = alt.Y("label:N", sort=order, axis=alt.Axis(title=None, labelLimit=120, grid=True, ticks=False, domain=False))
+    y = alt.Y("label:N", sort=order, axis=bare_axis(None, labelLimit=120, grid=True))
     points = (
         alt.Chart(rows(table))
         .mark_point(filled=True, size=70, color=look.module, opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            tooltip=[
-                alt.Tooltip("label:N"),
-                alt.Tooltip("words:N", title=f"mean {name}"),
-                alt.Tooltip("num:Q", title="samples", format=","),
-            ],
-        )
+        .encode(x=x, y=y, tooltip=tips("label:N", f"words:N mean {name}", "num:Q|, samples"))
     )
     layers = [points]
     if distribution.get("mean") is not None:
@@ -136,14 +127,13 @@ def label_chart(
             .mark_rule(color=look.muted, strokeDash=[5, 3])
             .encode(x=x),
         )
-    chart = alt.layer(*layers)
     hidden = len(labels) - len(shown)
     subtitle = "Dashed: mean over all." + (
         f" The {hidden} labels in the middle are in the table below." if hidden else ""
     )
     summary = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
     heading = f"Which labels get more {name}?" if title == "" else title
-    return finish(chart, look, heading, subtitle, height=max(60, 19 * len(table)), summary=summary)
+    return finish(alt.layer(*layers), look, heading, subtitle, height=max(60, 19 * len(table)), summary=summary)
 
 
 @redrawable
@@ -163,23 +153,13 @@ def skip_reuse_chart(
     ]
     x = alt.X("skip:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
     y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
-    pick = click_selection("sample", "sample")
     chart = alt.layer(
         alt.Chart(rows(table))
         .mark_point(
             filled=True, size=26, opacity=0.55 if len(table) > 200 else 0.8, color=look.module, cursor="pointer"
         )
-        .encode(
-            x=x,
-            y=y,
-            tooltip=[
-                alt.Tooltip("sample:Q"),
-                alt.Tooltip("label:N"),
-                alt.Tooltip("skip:Q", format=".3~f"),
-                alt.Tooltip("reuse:Q", format=".3~f"),
-            ],
-        )
-        .add_params(pick)
+        .encode(x=x, y=y, tooltip=tips("sample:Q", "label:N", "skip:Q|.3~f", "reuse:Q|.3~f"))
+        .add_params(click_selection("sample", "sample"))
     )
     return finish(chart, look, title, correlation_words(table), height=height)
 

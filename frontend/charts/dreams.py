@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -64,12 +65,9 @@ def match_chart(
         for row in match_rows(dreams)
     ]
     names = [row["dream"] for row in table]
-    tooltip = [
-        alt.Tooltip("dream:N", title="dream"),
-        alt.Tooltip("is:N", title="choices that match"),
-        alt.Tooltip("was:N", title="at the start"),
-        alt.Tooltip("whole:N", title="tokens of which all match"),
-    ]
+    tooltip = tips(
+        "dream:N dream", "is:N choices that match", "was:N at the start", "whole:N tokens of which all match"
+    )
     y = alt.Y("dream:N", sort=names, axis=alt.Axis(title=None, labelLimit=170))
     axis = alt.Axis(title="share of the wanted choices", format="%", tickCount=5, grid=False)
     x = alt.X("choices:Q", axis=axis, scale=alt.Scale(domain=[0, 1]))
@@ -79,9 +77,8 @@ def match_chart(
         .mark_tick(color=look.ink, thickness=2, size=16)
         .encode(x=alt.X("choices at the start:Q"), y=y, tooltip=tooltip)
     )
-    chart = alt.layer(bars, ticks)
     words = ["Bar: choices of the dream that are the original's.", "Tick: those of the noise that it began as."]
-    return finish(chart, look, title, words, height=alt.Step(24))
+    return finish(alt.layer(bars, ticks), look, title, words, height=alt.Step(24))
 
 
 @redrawable
@@ -102,16 +99,15 @@ def top_chart(
     )
     tiles = base.mark_rect(color=look.module).encode(
         opacity=alt.Opacity("probability:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 0.4]), legend=None),
-        tooltip=[alt.Tooltip("picture:N"), alt.Tooltip("class:N"), alt.Tooltip("is:N", title="probability")],
+        tooltip=tips("picture:N", "class:N", "is:N probability"),
     )
     words = (
         base.transform_calculate(line="[datum['class'], datum['is']]")
         .mark_text(color=look.ink, fontSize=10, lineBreak="\n", limit=110)
         .encode(text="line:N")
     )
-    chart = alt.layer(tiles, words)
     lines = ["Likeliest classes with their probability;", "the stronger the tile, the likelier."]
-    return finish(chart, look, title, lines, height=alt.Step(34))
+    return finish(alt.layer(tiles, words), look, title, lines, height=alt.Step(34))
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,8 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import (
-    Theme,
-    diverging_scale,
-    gradient_legend,
-    neutral_scale,
-    theme_named,
-)
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, shade, tips
+from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
@@ -40,7 +35,50 @@ def flow_difference_chart(
     line = {module: place for place, module in enumerate(modules)}
     most = max([abs(row["change"]) for row in links], default=0.0) or 1.0
     height = max(130, min(460, 22 * max(1, len(modules)) + 20))
-    shown = [
+    shown = _changed_links(links, line, most)
+    x = alt.X(
+        "x:Q",
+        scale=between(steps[0] - 0.15, steps[-1] + 0.15),
+        axis=bare_axis("step", orient="top", values=steps, format="d", grid=False),
+    )
+    y = alt.Y(
+        "y:Q",
+        scale=between(len(modules) - 0.5, -0.5),
+        axis=bare_axis("module", values=list(range(len(modules))), labelExpr=f"{modules}[datum.value]", grid=True),
+    )
+    drawn = (
+        alt.Chart(rows(shown))
+        .mark_rule(strokeCap="round", opacity=0.85)
+        .encode(
+            x=x,
+            x2="x2:Q",
+            y=y,
+            y2="y2:Q",
+            color=shade(
+                "change:Q",
+                diverging_scale(most, look, middle=look.identity),
+                "change, share of tokens",
+                format="+.0%",
+                values=[-most, 0, most],
+            ),
+            strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+            description="words:N",
+            tooltip=tips("from:N from", "to:N to", "was:N tokens before", "now:N tokens after"),
+        )
+    )
+    dots = (
+        alt.Chart(rows([{"x": s, "y": line[m]} for s in steps for m in modules]))
+        .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
+        .encode(x=x, y=y)
+    )
+    words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
+    summary = f"Most: {shown[-1]['words']}." if shown else ""
+    return finish(alt.layer(drawn, dots), look, title, words, height=height, summary=summary)
+
+
+def _changed_links(links: Sequence[Mapping[str, Any]], line: Mapping[int, int], most: float) -> list[dict[str, Any]]:
+    """One row per link, the largest change last (drawn above the others); ``line`` holds the row of each module."""
+    return [
         {
             "x": row["step"],
             "x2": row["step"] + 1,
@@ -57,55 +95,6 @@ def flow_difference_chart(
         }
         for row in sorted(links, key=lambda row: abs(row["change"]))
     ]
-    x = alt.X(
-        "x:Q",
-        scale=alt.Scale(domain=[steps[0] - 0.15, steps[-1] + 0.15], nice=False, zero=False),
-        axis=alt.Axis(orient="top", title="step", values=steps, format="d", grid=False, domain=False, ticks=False),
-    )
-    y = alt.Y(
-        "y:Q",
-        scale=alt.Scale(domain=[len(modules) - 0.5, -0.5], nice=False, zero=False),
-        axis=alt.Axis(
-            title="module",
-            values=list(range(len(modules))),
-            labelExpr=f"{modules}[datum.value]",
-            grid=True,
-            domain=False,
-            ticks=False,
-        ),
-    )
-    drawn = (
-        alt.Chart(rows(shown))
-        .mark_rule(strokeCap="round", opacity=0.85)
-        .encode(
-            x=x,
-            x2="x2:Q",
-            y=y,
-            y2="y2:Q",
-            color=alt.Color(
-                "change:Q",
-                scale=diverging_scale(most, look, middle=look.identity),
-                legend=gradient_legend("change, share of tokens", format="+.0%", values=[-most, 0, most]),
-            ),
-            strokeWidth=alt.StrokeWidth("width:Q", scale=None),
-            description="words:N",
-            tooltip=[
-                alt.Tooltip("from:N", title="from"),
-                alt.Tooltip("to:N", title="to"),
-                alt.Tooltip("was:N", title="tokens before"),
-                alt.Tooltip("now:N", title="tokens after"),
-            ],
-        )
-    )
-    dots = (
-        alt.Chart(rows([{"x": s, "y": line[m]} for s in steps for m in modules]))
-        .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
-        .encode(x=x, y=y)
-    )
-    chart = alt.layer(drawn, dots)
-    words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
-    summary = f"Most: {shown[-1]['words']}." if shown else ""
-    return finish(chart, look, title, words, height=height, summary=summary)
 
 
 def answer_words(answer: str) -> str:
@@ -145,7 +134,7 @@ def answers_chart(
         if row[when] is not None
     ]
     order = list(dict.fromkeys(row["answer"] for row in shown))
-    y = alt.Y("answer:N", sort=order, axis=alt.Axis(title=None, labelLimit=150, domain=False, ticks=False))
+    y = alt.Y("answer:N", sort=order, axis=bare_axis(None, labelLimit=150))
     axis = alt.Axis(title="probability", format="%", tickCount=5)
     x = alt.X("probability:Q", scale=alt.Scale(domainMin=0), axis=axis)
     base = alt.Chart(rows(shown))
@@ -169,11 +158,7 @@ def answers_chart(
             scale=alt.Scale(domain=["before", "after"], range=["circle", "diamond"]),
             legend=alt.Legend(title=None, orient="bottom"),
         ),
-        tooltip=[
-            alt.Tooltip("answer:N"),
-            alt.Tooltip("when:N", title="when"),
-            alt.Tooltip("said:N", title="probability"),
-        ],
+        tooltip=tips("answer:N", "when:N when", "said:N probability"),
     )
     chart = alt.layer(bars, marks)
     likely = table[:1]
@@ -225,13 +210,10 @@ def importance_chart(
         }
         for row in single
     ]
-    x = alt.X(
-        "at:N", sort=steps, axis=alt.Axis(orient="top", title="banned at step", labelAngle=0, domain=False, ticks=False)
-    )
-    y = alt.Y("module:N", sort=modules, axis=alt.Axis(title="module", domain=False, ticks=False, labelOverlap=True))
+    x = alt.X("at:N", sort=steps, axis=bare_axis("banned at step", orient="top", labelAngle=0))
+    y = alt.Y("module:N", sort=modules, axis=bare_axis("module", labelOverlap=True))
     signed = measure == "loss_change"
     scale = diverging_scale(most, look) if signed else neutral_scale(most, look, end=look.module)
-    pick = click_selection(CELL_PICK, "step", "module")
     cells = (
         alt.Chart(rows(shown))
         .mark_rect(stroke=look.grid, strokeWidth=0.7, cursor="pointer", invalid="show")
@@ -239,24 +221,16 @@ def importance_chart(
             x=x,
             y=y,
             color=alt.condition(
-                "isValid(datum.value)",
-                alt.Color("value:Q", scale=scale, legend=gradient_legend(name, tickCount=5)),
-                alt.value(look.identity),
+                "isValid(datum.value)", shade("value:Q", scale, name, tickCount=5), alt.value(look.identity)
             ),
             description="words:N",
-            tooltip=[
-                alt.Tooltip("name:N", title="module"),
-                alt.Tooltip("at:N", title="banned at step"),
-                alt.Tooltip("said:N", title=name),
-                alt.Tooltip("problem:N", title="refused"),
-            ],
+            tooltip=tips("name:N module", "at:N banned at step", f"said:N {name}", "problem:N refused"),
         )
-        .add_params(pick)
+        .add_params(click_selection(CELL_PICK, "step", "module"))
     )
     height = max(90, min(640, 21 * max(1, len(modules))))
-    chart = alt.layer(cells)
     summary = highest(shown, "value", lambda row: row["words"])
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(cells), look, title, words, height=height, summary=summary)
 
 
 def _signed(value: float | None, measure: str) -> str:
@@ -282,7 +256,7 @@ def share_chart(
 ) -> alt.LayerChart:
     """A measure against the share of each step's modules that is banned: most used, least used, at random."""
     look = theme_named(theme)
-    known = [row for row in table if row.get("share") and row.get(measure) is not None]
+    measured = [row for row in table if row.get("share") and row.get(measure) is not None]
     names = {"top": "most used", "bottom": "least used", "random": "drawn at random"}
     shown = [
         {
@@ -292,7 +266,7 @@ def share_chart(
             "said": _signed(row[measure], measure) + _error(row, measure),
             "part": numbers.percent(row["share"]),
         }
-        for row in known
+        for row in measured
     ]
     ticks = sorted({row["share"] for row in shown})
     axis = alt.Axis(title="share of each step’s modules banned", format="%", grid=False, values=ticks)
@@ -306,17 +280,11 @@ def share_chart(
     base = alt.Chart(rows(shown)).encode(x=x, y=y, detail="which:N")
     lines = base.mark_line(color=look.link, strokeWidth=1.5, aria=False)
     marks = base.mark_point(size=80, filled=True, color=look.module, opacity=1).encode(
-        shape=shape,
-        tooltip=[
-            alt.Tooltip("which:N", title="banned"),
-            alt.Tooltip("part:N", title="share"),
-            alt.Tooltip("said:N", title=MEASURES[measure][0]),
-        ],
+        shape=shape, tooltip=tips("which:N banned", "part:N share", f"said:N {MEASURES[measure][0]}")
     )
-    chart = alt.layer(lines, marks)
     summary = highest(shown, "value", lambda row: f"{row['part']} banned, {row['which']}: {row['said']}")
     words = "One point: that share of every step’s modules is banned."
-    return finish(chart, look, title, words, height=260, summary=summary)
+    return finish(alt.layer(lines, marks), look, title, words, height=260, summary=summary)
 
 
 def loss_rows(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -372,13 +340,9 @@ def token_loss_chart(
             y=y,
             y2="zero:Q",
             color=alt.Color("rise:Q", scale=diverging_scale(most, look, middle=look.identity), legend=None),
-            tooltip=[
-                alt.Tooltip("text:N", title="predicted token"),
-                alt.Tooltip("token:Q", title="place"),
-                alt.Tooltip("was:N", title="loss before"),
-                alt.Tooltip("now:N", title="loss after"),
-                alt.Tooltip("change:N", title="rise"),
-            ],
+            tooltip=tips(
+                "text:N predicted token", "token:Q place", "was:N loss before", "now:N loss after", "change:N rise"
+            ),
         )
     )
     zero = alt.Chart(rows([{"rise": 0}])).mark_rule(color=look.muted).encode(y=y)

@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, mix, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -105,11 +106,9 @@ def curve_chart(
     encoding: dict[str, Any] = {
         "x": alt.X("x:Q", axis=ticks, scale=alt.Scale(nice=False, domain=[first, last + (last - first) * room])),
         "y": alt.Y("y:Q", axis=alt.Axis(title=y_name, tickCount=5), scale=alt.Scale(zero=False)),
-        "tooltip": [
-            *([alt.Tooltip("series:N", title="of")] if several else []),
-            alt.Tooltip("when:N", title=x_name),
-            alt.Tooltip("is:N", title=y_name),
-        ],
+        "tooltip": tips(
+            *([alt.Tooltip("series:N", title="of")] if several else []), f"when:N {x_name}", f"is:N {y_name}"
+        ),
     }
     each = points_each(curve)
     lines = [f"Each point is the mean over {each:,} neighbours."] if each > 1 else []
@@ -118,6 +117,20 @@ def curve_chart(
         marks = {"point": marks["point"] | {"color": look.ink}} if marks else {}
         chart = alt.Chart(rows(shown)).mark_line(color=look.ink, strokeWidth=1.6, **marks).encode(**encoding)
         return finish(chart, look, title, lines, height=height)
+    layers, more = _several(shown, table, encoding, marks, height, look)
+    return finish(alt.layer(*layers), look, title, lines + more, height=height)
+
+
+def _several(
+    shown: list[dict[str, Any]],
+    table: Sequence[Mapping[str, Any]],
+    encoding: dict[str, Any],
+    marks: Mapping[str, Any],
+    height: int,
+    look: Theme,
+) -> tuple[list[Any], list[str]]:
+    """Several lines with their names at the ends, and what their dashes mean."""
+    lines = []
     things = list(dict.fromkeys(row["of"] for row in shown))
     colour = alt.Color("of:N", scale=alt.Scale(domain=things, range=inks(len(things), look)), legend=None)
     ways = list(dict.fromkeys(row["made"] for row in shown))
@@ -128,6 +141,7 @@ def curve_chart(
     drawn = (
         alt.Chart(rows(shown)).mark_line(strokeWidth=1.8, **marks).encode(color=colour, detail="series:N", **encoding)
     )
+    first, last = min(row["x"] for row in table), max(row["x"] for row in table)
     beside = last + (last - first) * 0.03
     end_rows = [
         row | {"of": parted(row["series"])[0], "name": _short(row["series"]), "beside": beside}
@@ -138,8 +152,7 @@ def curve_chart(
     words = ends.mark_text(align="left", dx=3, fontSize=11, font=look.font).encode(
         x="beside:Q", y="at:Q", text="name:N", color=colour
     )
-    chart = alt.layer(drawn, leaders, words)
-    return finish(chart, look, title, lines, height=height)
+    return [drawn, leaders, words], lines
 
 
 def inks(count: int, theme: str | Theme) -> list[str]:

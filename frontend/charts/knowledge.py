@@ -69,6 +69,8 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
     if not yes:
         return " Those of its untrained twin know none of these."
     as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
+    if not any(known(row) for row in answer["properties"]):
+        return f" Those of its untrained twin do, of: {', '.join(yes)}."
     text = f" Those of its untrained twin, too, of: {', '.join(yes)}"
     return text + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less beyond chance.")
 
@@ -110,26 +112,9 @@ def knowledge_chart(
     an untrained twin, a diamond for the NMI of its paths, with the bar of its shuffles.
     """
     look = theme_named(theme)
-    both = [(RUN, row) for row in answer["properties"]]
-    both += [(TWIN, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
-    table = [
-        {
-            "whose": whose,
-            "name": PROPERTIES[row["property"]],
-            "nmi": row["nmi"],
-            "low": row["null_low"],
-            "high": row["null_high"],
-            "mean": row["null_mean"],
-            "what": KNOWN if known(row) else UNKNOWN,
-            "told": numbers.number(row["nmi"]),
-            "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
-            "p": numbers.number(row["p_value"], 2),
-            "over": OVER[row["shuffled"]],
-        }
-        for whose, row in both
-    ]
+    table = _property_table(answer["properties"])
     names = [PROPERTIES[row["property"]] for row in answer["properties"]]
-    twins = len(both) > len(names)
+    twins = len(table) > len(names)
     tooltip = tip(
         {
             "property": "name",
@@ -169,7 +154,6 @@ def knowledge_chart(
         .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside)
     )
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
-    chart = alt.layer(bar, tick, dots)
     summary = highest(
         answer["properties"],
         "nmi",
@@ -178,7 +162,29 @@ def knowledge_chart(
             f"against {numbers.number(row['null_mean'])} shuffled"
         ),
     )
-    return finish(chart, look, title, knowledge_words(answer), height=height, summary=summary)
+    return finish(alt.layer(bar, tick, dots), look, title, knowledge_words(answer), height=height, summary=summary)
+
+
+def _property_table(properties: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per property of the run, then one per property of its untrained twin."""
+    both = [(RUN, row) for row in properties]
+    both += [(TWIN, twin) for row in properties if (twin := twin_of(row)) is not None]
+    return [
+        {
+            "whose": whose,
+            "name": PROPERTIES[row["property"]],
+            "nmi": row["nmi"],
+            "low": row["null_low"],
+            "high": row["null_high"],
+            "mean": row["null_mean"],
+            "what": KNOWN if known(row) else UNKNOWN,
+            "told": numbers.number(row["nmi"]),
+            "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
+            "p": numbers.number(row["p_value"], 2),
+            "over": OVER[row["shuffled"]],
+        }
+        for whose, row in both
+    ]
 
 
 def contrast_words(answer: Mapping[str, Any]) -> str:
@@ -224,8 +230,7 @@ def contrast_chart(
     zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")
     spans = base.mark_rule(strokeWidth=3).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour)
     dots = base.mark_point(filled=True, size=90, opacity=1, tooltip=tooltip).encode(x=x, y=y, color=colour)
-    chart = alt.layer(zero, spans, dots)
-    return finish(chart, look, title, contrast_words(answer), height=_ROW * max(2, len(table)))
+    return finish(alt.layer(zero, spans, dots), look, title, contrast_words(answer), height=_ROW * max(2, len(table)))
 
 
 def _sure(row: Mapping[str, Any]) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import between, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
+from tokenpaths.frontend.charts.drawing.theme import changed, click_selection, finish, rows
 
 TITLE = "What happened inside this image?"
 
@@ -103,7 +104,6 @@ def patch_chart(
         .mark_image(width=size, height=height, aspect=False)
         .encode(x=_axis("x", num_cols, alt.X), y=_axis("y", num_rows, alt.Y, down=True), url="url:N")
     )
-    pick = click_selection("token", "token")
     fill = (
         alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend())
         if step is None
@@ -118,22 +118,20 @@ def patch_chart(
             y=_axis("row", num_rows, alt.Y, down=True),
             y2="y2:Q",
             color=fill,
-            tooltip=[
-                alt.Tooltip("token:Q", title="patch"),
-                alt.Tooltip("ranks:N", title="rank of its path"),
-                alt.Tooltip("path:N", title="path"),
-                alt.Tooltip("compute:N", title="compute"),
-                alt.Tooltip("reuse:N", title="reuse"),
-            ],
+            tooltip=tips(
+                "token:Q patch", "ranks:N rank of its path", "path:N path", "compute:N compute", "reuse:N reuse"
+            ),
         )
-        .add_params(pick)
+        .add_params(click_selection("token", "token"))
     )
     what = (
         "the rank of its path among all paths of the run" if step is None else f"the module that it took at step {step}"
     )
     chart = alt.layer(picture, tiles).properties(width=size, height=height)
-    return finish(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}.")
+    chart = finish(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}.")
+    # The picture has a size of its own: patches that were fitted to a container's width would leave it.
+    return changed(chart, autosize=alt.AutoSizeParams(type="pad"))
 
 
 def _axis(name: str, num: int, kind: Any, *, down: bool = False) -> Any:
-    return kind(f"{name}:Q", axis=None, scale=alt.Scale(domain=[num, 0] if down else [0, num], nice=False, zero=False))
+    return kind(f"{name}:Q", axis=None, scale=between(*[num, 0] if down else [0, num]))

@@ -12,6 +12,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -45,24 +46,14 @@ def rank_frequency_chart(
     x = alt.X(
         "rank:Q",
         scale=alt.Scale(type="log", nice=False, padding=8),
-        axis=alt.Axis(
-            title="rank of the path (1 = most frequent)",
-            values=_decades([p["rank"] for p in points]),
-            format=",",
-            ticks=False,
-            domain=False,
+        axis=bare_axis(
+            "rank of the path (1 = most frequent)", values=_decades([p["rank"] for p in points]), format=","
         ),
     )
     y = alt.Y(
         "share:Q",
         scale=alt.Scale(type="log", nice=False, padding=10),
-        axis=alt.Axis(
-            title="share of tokens on it",
-            values=_decades([p["share"] for p in points]),
-            format=".3~p",
-            ticks=False,
-            domain=False,
-        ),
+        axis=bare_axis("share of tokens on it", values=_decades([p["share"] for p in points]), format=".3~p"),
     )
     laws = law if law and "observed" in law else {"observed": law}
     curve = (laws.get("observed") or {}).get("curve") or []
@@ -83,8 +74,7 @@ def rank_frequency_chart(
         for name, key in ((UNTRAINED, "untrained"), (INDEPENDENT, "independent"))
         if fit.get(key)
     ]
-    chart = alt.layer(*layers).resolve_scale(shape="independent")
-    return finish(chart, look, title, words, height=height)
+    return finish(alt.layer(*layers).resolve_scale(shape="independent"), look, title, words, height=height)
 
 
 def fit_words(name: str, fit: Mapping[str, Any]) -> str:
@@ -150,11 +140,7 @@ def _nulls(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, names: list[
             y=y,
             color=_colours(names, look),
             strokeDash=_dashes(names),
-            tooltip=[
-                alt.Tooltip("what:N", title="null"),
-                alt.Tooltip("rank:Q", format=","),
-                alt.Tooltip("share:Q", format=".3~p"),
-            ],
+            tooltip=tips("what:N null", "rank:Q|,", "share:Q|.3~p"),
         )
     )
 
@@ -192,14 +178,10 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
             x=x,
             y=y,
             fill=fill,
-            size=alt.when("datum.on").then(alt.value(190)).otherwise(alt.value(64)),
-            stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.background)),
-            strokeWidth=alt.when("datum.on").then(alt.value(3)).otherwise(alt.value(0.6)),
-            tooltip=[
-                alt.Tooltip("rank:Q", title="rank", format=","),
-                alt.Tooltip("count:N", title="tokens"),
-                alt.Tooltip("percent:N", title="share of tokens"),
-            ],
+            size=either("datum.on", 190, 64),
+            stroke=either("datum.on", look.accent, look.background),
+            strokeWidth=either("datum.on", 3, 0.6),
+            tooltip=tips("rank:Q|, rank", "count:N tokens", "percent:N share of tokens"),
         )
         .add_params(pick)
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import either, haloed, label_means, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.running_text import tamed
@@ -62,7 +63,25 @@ def sample_map_chart(
     look = theme_named(theme)
     labels = [label for label, _ in Counter(row.get("label") for row in answer["points"]).most_common() if label]
     few = 1 < len(labels) <= len(SHAPES)
-    table = [
+    table = _points_table(answer, chosen, sample)
+    shares = list(answer.get("explained") or [])
+    x, y = (
+        alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
+        alt.Y("y:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("second", shares[1:2], look)),
+    )
+    points = _points(table, labels if few else [], chosen, look).encode(x=x, y=y)
+    ring = alt.Chart(rows(row for row in table if row["here"])).mark_point(
+        shape="circle", size=300, color=look.accent, strokeWidth=2.5, filled=False, aria=False
+    )
+    layers = [points, ring.encode(x=x, y=y)]
+    if few or chosen is not None:
+        layers += _names(table, labels if few else [str(chosen)], look, x, y)
+    return as_vectors(finish(alt.layer(*layers), look, title, map_words(answer), height=height), len(table))
+
+
+def _points_table(answer: Mapping[str, Any], chosen: str | None, sample: int | None) -> list[dict[str, Any]]:
+    """One row per sample; ``on``: of the chosen label, ``here``: the chosen sample."""
+    return [
         {
             "sample": row["sample"],
             "x": row["x"],
@@ -76,18 +95,15 @@ def sample_map_chart(
         }
         for row in answer["points"]
     ]
-    shares = list(answer.get("explained") or [])
-    x, y = (
-        alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
-        alt.Y("y:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("second", shares[1:2], look)),
-    )
-    pick = click_selection(SAMPLE_PICK, "sample")
-    tooltip = [alt.Tooltip("sample:Q"), alt.Tooltip("label:N")]
+
+
+def _points(table: Sequence[Mapping[str, Any]], labels: list[str], chosen: str | None, look: Theme) -> alt.Chart:
+    """One point per sample; ``labels`` (empty: too many) have a shape and, unless one is chosen, a colour each."""
+    tooltip = tips("sample:Q", "label:N")
     if any(row["image"] for row in table):
         tooltip.append(alt.Tooltip("image:N"))  # Vega shows a tooltip field of this name as an image
     if any(row["text"] for row in table):
         tooltip.append(alt.Tooltip("text:N", title="sample is"))
-    coloured = few and chosen is None
     quiet = 0.35 if chosen is not None else 0.8
     domain = [*labels, NO_LABEL]
     legend = alt.Legend(
@@ -101,55 +117,32 @@ def sample_map_chart(
         values=labels,
     )
     plain: Any = alt.value(look.module)
-    if coloured:
+    if labels and chosen is None:
         scale = alt.Scale(domain=domain, range=[*group_colours(len(labels), look), look.identity])
         plain = alt.Fill("label:N", scale=scale, legend=legend)
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(filled=True, size=72 if len(table) <= 400 else 34, strokeWidth=0.5, cursor="pointer")
         .encode(
-            x=x,
-            y=y,
             tooltip=tooltip,
             description="words:N",
             stroke=alt.value(look.background),
             fill=alt.when("datum.on").then(alt.value(look.accent)).otherwise(plain),
-            opacity=alt.when("datum.on").then(alt.value(0.95)).otherwise(alt.value(quiet)),
+            opacity=either("datum.on", 0.95, quiet),
         )
-        .add_params(pick)
+        .add_params(click_selection(SAMPLE_PICK, "sample"))
     )
-    if few:
-        shapes = alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"])
-        points = points.encode(shape=alt.Shape("label:N", scale=shapes, legend=legend))
-    ring = alt.Chart(rows(row for row in table if row["here"])).mark_point(
-        shape="circle", size=300, color=look.accent, strokeWidth=2.5, filled=False, aria=False
-    )
-    layers = [points, ring.encode(x=x, y=y)]
-    if few or chosen is not None:
-        layers += _names(table, labels if few else [str(chosen)], look, x, y)
-    chart = alt.layer(*layers)
-    return as_vectors(finish(chart, look, title, map_words(answer), height=height), len(table))
+    if not labels:
+        return points
+    shapes = alt.Scale(domain=domain, range=[*SHAPES[: len(labels)], "wedge"])
+    return points.encode(shape=alt.Shape("label:N", scale=shapes, legend=legend))
 
 
 def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     """The name of each label at the mean position of its samples."""
-    middles = []
-    for label in labels:
-        of = [row for row in table if row["label"] == label]
-        if of:
-            middles.append({"label": label, **{axis: sum(row[axis] for row in of) / len(of) for axis in "xy"}})
-    base = alt.Chart(rows(middles)).encode(x=x, y=y, text="label:N")
-    size = look.font_size + 1
-    halo = base.mark_text(
-        fontSize=size,
-        fontWeight=700,
-        stroke=look.background,
-        strokeWidth=4,
-        color=look.background,
-        opacity=0.8,
-        aria=False,
-    )
-    return [halo, base.mark_text(fontSize=size, fontWeight=700, color=look.ink, aria=False)]
+    means = label_means(table)
+    base = alt.Chart(rows(means[label] for label in labels if label in means)).encode(x=x, y=y, text="label:N")
+    return haloed(base, look, look.ink, 4, 0.8, fontSize=look.font_size + 1, fontWeight=700, aria=False)
 
 
 def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:

@@ -11,7 +11,8 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, shade, tips
+from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import (
     MOST_VECTORS,
@@ -96,7 +97,6 @@ def load_chart(
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
     x, y = _load_axes(steps, modules, look)
-    pick = click_selection("node", "step", "module")
     most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = neutral_scale(most, look, type="sqrt")
     squares = (
@@ -114,10 +114,10 @@ def load_chart(
             x2="x2:Q",
             y=y,
             y2="y2:Q",
-            color=alt.Color("load:Q", scale=scale, legend=gradient_legend("utilisation (1 = fair share)", tickCount=4)),
+            color=shade("load:Q", scale, "utilisation (1 = fair share)", tickCount=4),
             **({"description": "words:N"} if named else {}),
         )
-        .add_params(pick)
+        .add_params(click_selection("node", "step", "module"))
     )
     height = height_of(len(modules))
     chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
@@ -137,26 +137,14 @@ def _load_axes(steps: Sequence[int], modules: Sequence[int], look: Theme) -> tup
     every = max(1, -(-len(modules) * (look.font_size + 2) // height_of(len(modules))))
     x = alt.X(
         "x:Q",
-        scale=alt.Scale(domain=[min(steps, default=0) - 0.5, max(steps, default=0) + 0.5], nice=False, zero=False),
-        axis=alt.Axis(
-            orient="top",
-            title="step",
-            labelAngle=0,
-            labelOverlap=True,
-            domain=False,
-            ticks=False,
-            grid=False,
-            values=steps,
-            format="d",
-        ),
+        scale=between(min(steps, default=0) - 0.5, max(steps, default=0) + 0.5),
+        axis=bare_axis("step", orient="top", labelAngle=0, labelOverlap=True, grid=False, values=steps, format="d"),
     )
     y = alt.Y(
         "y:Q",
-        scale=alt.Scale(domain=[len(modules), 0], nice=False, zero=False),
-        axis=alt.Axis(
-            title="module",
-            domain=False,
-            ticks=False,
+        scale=between(len(modules), 0),
+        axis=bare_axis(
+            "module",
             grid=False,
             labelOverlap=True,
             values=[place + 0.5 for place in range(0, len(modules), every)],
@@ -231,16 +219,11 @@ def top_k_chart(
         strokeDash=alt.StrokeDash(
             "what:N", scale=alt.Scale(domain=shown, range=[[1, 0], [5, 3]][: len(shown)]), legend=legend
         ),
-        tooltip=[
-            alt.Tooltip("what:N", title="whose"),
-            alt.Tooltip("step:Q"),
-            alt.Tooltip("words:N", title="effective top-k"),
-        ],
+        tooltip=tips("what:N whose", "step:Q", "words:N effective top-k"),
     )
     points = base.mark_point(filled=True, size=60, opacity=1)
-    chart = alt.layer(base.mark_line(strokeWidth=2), points)
     return finish(
-        chart,
+        alt.layer(base.mark_line(strokeWidth=2), points),
         look,
         title,
         "Effective number of modules among which tokens are spread, per step.",
@@ -303,17 +286,16 @@ def module_count_chart(
         ),
     )
     y = alt.Y("count:Q", axis=alt.Axis(title="visits of tokens", tickCount=4, format="~s"))
-    tooltip = [alt.Tooltip("module:O"), alt.Tooltip("name:N"), alt.Tooltip("kind:N"), alt.Tooltip("tokens:N")]
-    paint = alt.when("datum.skip").then(alt.value(look.identity)).otherwise(alt.value(look.module))
+    tooltip = tips("module:O", "name:N", "kind:N", "tokens:N")
+    paint = either("datum.skip", look.identity, look.module)
     bars = alt.Chart(rows(table)).mark_bar().encode(x=x, y=y, color=paint, tooltip=tooltip)
     layers = [bars]
     if dead := [row for row in table if not row["count"]]:
         marks = alt.Chart(rows(dead)).mark_text(color=look.accent, fontSize=look.font_size + 2, baseline="bottom")
         layers.append(marks.encode(x=x, y=alt.Y("zero:Q"), text="mark:N", tooltip=tooltip))
-    chart = alt.layer(*layers)
     summary = highest(table, "count", lambda row: f"module {row['module']}, {row['tokens']} visits")
     words = "Visits over all steps. Grey: identity (skipped); ×: dead."
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(*layers), look, title, words, height=height, summary=summary)
 
 
 @redrawable
@@ -345,13 +327,9 @@ def served_chart(
         scale=alt.Scale(zero=True, nice=True),
         axis=alt.Axis(title="share of the label’s tokens", format="%", tickCount=4),
     )
-    y = alt.Y(
-        "label:N",
-        sort=[row["label"] for row in shown],
-        axis=alt.Axis(title=None, labelLimit=130, grid=False, ticks=False, domain=False),
-    )
+    y = alt.Y("label:N", sort=[row["label"] for row in shown], axis=bare_axis(None, labelLimit=130, grid=False))
     base = alt.Chart(rows(shown))
-    tooltip = [alt.Tooltip("label:N"), alt.Tooltip("words:N", title="visit it")]
+    tooltip = tips("label:N", "words:N visit it")
     stems = base.mark_rule(color=look.grid, strokeWidth=3).encode(x=alt.X("all:Q"), x2="share:Q", y=y)
     points = base.mark_point(filled=True, size=70, color=look.module, opacity=1).encode(
         x=x, y=y, description="words:N", tooltip=tooltip
@@ -362,6 +340,5 @@ def served_chart(
         .encode(x="all:Q")
     )
     height = max(60, 22 * len(shown))
-    chart = alt.layer(line, stems, points)
     words = f"Dashed: {numbers.percent(baseline)} of all tokens visit it."
-    return finish(chart, look, title, words, height=height)
+    return finish(alt.layer(line, stems, points), look, title, words, height=height)

@@ -1,5 +1,6 @@
 // One sample and its small flow picture, side by side: hover or focus a token and its ribbon is drawn as a
 // line through the picture; hover a circle or a ribbon and the tokens that went there light up. Clicks go to Python.
+// drawExplorer is called by the few lines that each host adds: the page (explorer.py), a notebook (notebook/widget.js).
 // Everything that comes from data is written with textContent or setAttribute, never as markup.
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -78,6 +79,7 @@ function buildFlow(flow, parent, onNode, onLink, chosenLink) {
     const circle = draw("circle", { cx: node.x, cy: node.y, r: Math.max(1.5, node.r),
       class: node.hollow ? "tp-hollow" : node.skip ? "tp-skip" : "" }, circles);
     draw("title", {}, circle).textContent = node.title;
+    circle.dataset.node = node.key;
     return [circle, node.title, (what) => onNode(what, node.key)];
   }));
   const dots = draw("g", { class: "tp-dots" }, svg);
@@ -162,9 +164,9 @@ function buildText(data, parent, elements) {
   }
 }
 
-export default function (component) {
-  const { data, parentElement, setTriggerValue } = component;
-  const root = parentElement.querySelector(".tp");
+// Draws `data` (explorer_data.py) into `root`. `on` has pick(token or null), node("step.module"), and link("a>b") where
+// ribbons can be chosen. Returns a function that chooses a token, or none, as a click does but without telling Python.
+function drawExplorer(root, data, on) {
   root.replaceChildren();
   root.style.setProperty("--opacity", String(data.opacity));
   for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tp-${name}`, value);
@@ -190,8 +192,8 @@ export default function (component) {
         (known.get(token).ribbon[step - data.first_step] || []).includes(module))));
   };
   const picture = buildFlow(data.flow, right,
-    (what, key) => (what === "pick" ? setTriggerValue("node", key) : light(what, [key])),
-    data.open_links && ((what, key) => (what === "pick" ? setTriggerValue("link", key) : light(what, key.split(">")))),
+    (what, key) => (what === "pick" ? on.node(key) : light(what, [key])),
+    on.link && ((what, key) => (what === "pick" ? on.link(key) : light(what, key.split(">")))),
     data.chosen_link);
   make("p", "tp-quiet tp-caption", right, data.flow.caption);
   const words = make("div", "tp-readout", right);
@@ -220,8 +222,13 @@ export default function (component) {
     }
     root.classList.toggle("tp-picked", rank !== null && rank !== undefined);
   }
-  let chosen = known.has(data.chosen) ? data.chosen : null;
+  let chosen = null;
   const rest = () => show(chosen === null ? null : [chosen]);
+  const choose = (token) => {
+    chosen = known.has(token) ? token : null;
+    lightSame(chosen);
+    rest();
+  };
   elements.forEach(([element, tokens], index) => {
     const token = known.get(tokens[0]);
     element.classList.toggle("tp-faded", token.faded);
@@ -233,10 +240,8 @@ export default function (component) {
     element.addEventListener("focus", () => show(tokens));
     element.addEventListener("blur", rest);
     const pick = () => {
-      chosen = chosen === tokens[0] ? null : tokens[0];
-      lightSame(chosen);
-      rest();
-      setTriggerValue("pick", { token: chosen });
+      choose(chosen === tokens[0] ? null : tokens[0]);
+      on.pick(chosen);
     };
     element.addEventListener("click", pick);
     element.addEventListener("keydown", (event) => {
@@ -253,6 +258,6 @@ export default function (component) {
       }
     });
   });
-  lightSame(chosen);
-  rest();
+  choose(data.chosen);
+  return choose;
 }

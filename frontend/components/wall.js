@@ -6,8 +6,8 @@ const below = (buttons, index) => buttons.findIndex((one, place) =>
 const above = (buttons, index) => buttons.findLastIndex((one, place) =>
   place < index && one.offsetTop < buttons[index].offsetTop && one.offsetLeft <= buttons[index].offsetLeft);
 
-export default function ({ data, parentElement, setTriggerValue }) {
-  const root = parentElement.querySelector(".wall");
+// Draws `data` (wall_data.py) into `root`; a click calls open({sample, token or null}).
+function drawWall(root, data, open) {
   root.replaceChildren();
   root.className = `wall wall-${data.kind}`;
   root.setAttribute("role", "group");
@@ -46,7 +46,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
         button.append(caption);
       }
     }
-    button.addEventListener("click", () => setTriggerValue("open", { sample: item.sample, token: item.token ?? null }));
+    button.addEventListener("click", () => open({ sample: item.sample, token: item.token ?? null }));
     button.tabIndex = index === 0 ? 0 : -1;
     button.addEventListener("focus", () => {
       for (const one of buttons) one.tabIndex = one === button ? 0 : -1;

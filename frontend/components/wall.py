@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.components.wall_data import Kind, wall_data
 from tokenpaths.frontend.page import widgets
 
 _HERE = Path(__file__).parent
-KINDS = {
-    "patch": ("patch", "patches"),
-    "sample": ("sample",),
-    "text": ("text",),
-    "context": ("token in its context", "tokens in their context"),
-}
+_MOUNT = """
+export default ({ data, parentElement, setTriggerValue }) =>
+  void drawWall(parentElement.querySelector(".wall"), data, (item) => setTriggerValue("open", item));"""
 
 
 @lru_cache(maxsize=1)
@@ -28,16 +24,12 @@ def _renderer() -> Any:
         "tokenpaths.wall",
         html='<div class="wall"></div>',
         css=(_HERE / "wall.css").read_text("utf-8"),
-        js=(_HERE / "wall.js").read_text("utf-8"),
+        js=(_HERE / "wall.js").read_text("utf-8") + _MOUNT,
     )
 
 
 def wall(
-    items: Sequence[Mapping[str, Any]],
-    *,
-    key: str,
-    on_open: Callable[[Mapping[str, Any]], None],
-    kind: Literal["patch", "sample", "text", "context"] = "patch",
+    items: Sequence[Mapping[str, Any]], *, key: str, on_open: Callable[[Mapping[str, Any]], None], kind: Kind = "patch"
 ) -> None:
     """Show a wall of items.
 
@@ -50,19 +42,4 @@ def wall(
         if value := st.session_state[key].get("open"):
             on_open(value)
 
-    theme = widgets.theme()
-    _renderer()(
-        data={
-            "items": [_tamed(item) for item in items],
-            "kind": kind,
-            "label": f"{numbers.plural(len(items), *KINDS[kind])}; each opens its sample",
-            "colours": {"accent": theme.accent, "muted": theme.muted},
-        },
-        key=key,
-        on_open_change=opened,
-    )
-
-
-def _tamed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item with bidirectional controls in its texts made visible."""
-    return {name: tamed(value) if isinstance(value, str) else value for name, value in item.items()}
+    _renderer()(data=wall_data(items, kind, widgets.theme()), key=key, on_open_change=opened)

@@ -174,16 +174,16 @@ def chosen(names: Sequence[str]) -> list[Kind]:
     Raises:
         ValueError: A name is unknown; the message is a sentence.
     """
-    known = {kind.name: kind for kind in KINDS}
-    wanted: set[str] = set()
+    kinds = {kind.name: kind for kind in KINDS}
+    picked: set[str] = set()
     for name in names:
         plain = name.strip().lower().replace("figure", "fig").replace(" ", "")
-        plain = plain if plain in known or plain.startswith("fig") else f"fig{plain}"
-        matches = (plain,) if plain in known else OTHER_NAMES.get(plain)
+        plain = plain if plain in kinds or plain.startswith("fig") else f"fig{plain}"
+        matches = (plain,) if plain in kinds else OTHER_NAMES.get(plain)
         if matches is None:
-            raise ValueError(f"there is no figure {name[:40]!r}; there are {', '.join(known)}")
-        wanted.update(matches)
-    return [kind for kind in KINDS if not wanted or kind.name in wanted]
+            raise ValueError(f"there is no figure {name[:40]!r}; there are {', '.join(kinds)}")
+        picked.update(matches)
+    return [kind for kind in KINDS if not picked or kind.name in picked]
 
 
 def draw_figures(
@@ -194,7 +194,7 @@ def draw_figures(
     Args:
         refusals: Exceptions whose message is such a sentence.
     """
-    known: tuple[type[Exception], ...] = (NotHere, *refusals)
+    errors: tuple[type[Exception], ...] = (NotHere, *refusals)
     wishes = replace(wishes, refusals=refusals)
     for kind in kinds:
         figures: list[Figure] = []
@@ -203,7 +203,7 @@ def draw_figures(
             figures = kind.make(source, wishes)
             if kind.beside is not None and wishes.other is not None:
                 figures = figures + kind.beside(source, wishes)
-        except known as error:
+        except errors as error:
             why = ("Drawn without the second run: " if figures else "") + str(error)
         yield kind, figures, _sentence(why) if why else ""
 

@@ -21,15 +21,20 @@ ROWS = 48
 _ROW_POINTS = 11.0
 
 
+def merged_modules(info: Mapping[str, Any]) -> int | None:
+    """How many modules of each step stay, where a large mixture of experts is merged; None: all."""
+    own = any(module["step"] is not None for module in info["modules"])
+    return DRAWN_MODULES if own and info["num_modules"] > MANY_MODULES else None
+
+
 def flow_answer(source: Source, info: Mapping[str, Any]) -> dict[str, Any]:
     """All nodes and links, with the small modules of a large mixture of experts merged."""
-    own = any(module["step"] is not None for module in info["modules"])
-    return source.flow(most_modules=DRAWN_MODULES) if own and info["num_modules"] > MANY_MODULES else source.flow()
+    return source.flow(most_modules=merged_modules(info))
 
 
 def flow(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 2, 8 and 10: circles and links, and effective top-k."""
-    from tokenpaths.frontend.charts import flow_chart, top_k_chart
+    from tokenpaths.frontend.charts import flow_chart
 
     info, usage = source.info(), source.usage()
     answer = flow_answer(source, info)
@@ -45,7 +50,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
     ]
     if info["num_steps"] == 1:
         words.append("With one step there are no ribbons.")
-    figures = [
+    picture = [
         Figure(
             "fig2-flow",
             "Where do tokens go?",
@@ -62,37 +67,31 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
             columns=2,
         )
     ]
-    known = [row for row in usage["steps"] if row["effective_top_k"] is not None]
-    twin = any(row.get("untrained_effective_top_k") is not None for row in known)
-    if known:
-        listed = ", ".join(numbers.number(row["effective_top_k"]) for row in known)
-        figures.append(
-            Figure(
-                "fig2-top-k",
-                "How widely does each step choose?",
-                f"Effective top-k per step (α = 1.5): {listed}. "
-                + ("Dashed: the untrained twin." if twin else "This run has no untrained twin to compare with."),
-                {f"step {row['step']}": row["effective_top_k"] for row in known},
-                {
-                    "steps": [
-                        {
-                            name: row.get(name)
-                            for name in (
-                                "step",
-                                "effective_top_k",
-                                "untrained_effective_top_k",
-                                "load_entropy",
-                                "max_violation",
-                            )
-                        }
-                        for row in known
-                    ]
-                },
-                ("topk", "load"),
-                draw=lambda theme: top_k_chart(usage, theme=theme, title=None, height=130),
-            )
+    return picture + _top_k(usage)
+
+
+def _top_k(usage: Mapping[str, Any]) -> list[Figure]:
+    """Effective top-k of each step; empty where no step has one."""
+    from tokenpaths.frontend.charts import top_k_chart
+
+    measured = [row for row in usage["steps"] if row["effective_top_k"] is not None]
+    if not measured:
+        return []
+    twin = any(row.get("untrained_effective_top_k") is not None for row in measured)
+    listed = ", ".join(numbers.number(row["effective_top_k"]) for row in measured)
+    names = ("step", "effective_top_k", "untrained_effective_top_k", "load_entropy", "max_violation")
+    return [
+        Figure(
+            "fig2-top-k",
+            "How widely does each step choose?",
+            f"Effective top-k per step (α = 1.5): {listed}. "
+            + ("Dashed: the untrained twin." if twin else "This run has no untrained twin to compare with."),
+            {f"step {row['step']}": row["effective_top_k"] for row in measured},
+            {"steps": [{name: row.get(name) for name in names} for row in measured]},
+            ("topk", "load"),
+            draw=lambda theme: top_k_chart(usage, theme=theme, title=None, height=130),
         )
-    return figures
+    ]
 
 
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
@@ -152,8 +151,8 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     sample = source.sample(number)
     if not sample["tokens"]:
         raise NotHere(f"Sample {number} of this run has no tokens.")
-    known = bool(info["weight_semantics"].get("weights_recorded", True))
-    shade = ("weight" if known else "overlap") if common.all_differ(info) else "cdf"
+    weighted = bool(info["weight_semantics"].get("weights_recorded", True))
+    shade = ("weight" if weighted else "overlap") if common.all_differ(info) else "cdf"
     # Cells show module names: with few steps and one module each, three columns of tokens fit on a page.
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))

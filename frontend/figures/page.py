@@ -57,7 +57,7 @@ run (`--beside`) that does not fit leaves out only what compares the two; the in
 
 ## Some of them, from the bundled samples
 
-Made by the commands above, after `tokenpaths demo`.
+Made by the commands above, from the runs of `tokenpaths up --demo`.
 
 | | |
 |---|---|

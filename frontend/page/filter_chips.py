@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.page import address
+from tokenpaths.frontend.page.markdown import escape
 from tokenpaths.frontend.page.selection import KINDS, Selection
 
 USES = {
@@ -53,6 +54,8 @@ def chips(selection: Selection) -> list[Chip]:
         add("against", f"beside: {selection.against}", against=None)
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)
+    if selection.labels is not None:
+        add("label", "look-alike labels as one", labels=None)
     if selection.other is not None:
         add("other", "beside all labels" if selection.other == "*" else f"beside: {selection.other}", other=None)
     if selection.q is not None:
@@ -91,14 +94,14 @@ def chips(selection: Selection) -> list[Chip]:
 
 def chips_row(selection: Selection) -> None:
     """Draw the chips; a click on one clears its field."""
-    row = chips(selection)
+    row = [chip for chip in chips(selection) if not (chip.field in ("run", "job") and address.embedded())]
     if not row or selection.view == "runs" and len(row) == 1:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
         for index, chip in enumerate(row):
             words = chip.words if len(chip.words) <= 44 else chip.words[:43] + "…"
             st.button(
-                f"{_escape(words)}{'' if chip.applies else ' · not used here'} ×",
+                f"{escape(words)}{'' if chip.applies else ' · not used here'} ×",
                 key=f"chip_{index}_{chip.field}",
                 type="secondary" if chip.applies else "tertiary",
                 help="Click to let go of this."
@@ -107,7 +110,3 @@ def chips_row(selection: Selection) -> None:
                 on_click=address.go_changed,
                 kwargs=dict(chip.without),
             )
-
-
-def _escape(text: str) -> str:
-    return "".join("\\" + letter if letter in "\\`*_[]$:<>" else letter for letter in text)

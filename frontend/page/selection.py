@@ -58,6 +58,8 @@ class Selection:
     view: str = "runs"
     run: str | None = None
     label: str | None = None
+    labels: str | None = None
+    """``merged``: labels that look alike count as one"""
     steps: tuple[int, int] | None = None
     """half-open like the API: (0, 5) is the steps 0 to 4"""
     through: tuple[str, ...] = ()
@@ -226,6 +228,13 @@ def _between(low: float, high: float, kind: Any = float) -> Any:
     return read
 
 
+def _model(text: str) -> str:
+    """The name of a model; ``hf:`` and a folder for a Hugging Face checkpoint."""
+    if text.startswith("hf:") and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", text[3:]):
+        return text
+    return _name(text)
+
+
 def _steps(text: str) -> tuple[int, int]:
     first, last = (_natural(part) for part in text.split(":"))
     if first >= last:
@@ -284,6 +293,7 @@ _READERS = {
     "view": _one_of(*VIEWS),
     "run": _name,
     "label": lambda text: text[: MOST_WRITTEN["label"]] or None,
+    "labels": _one_of("merged"),
     "steps": _steps,
     "through": _nodes,
     "paths": _ranks,
@@ -305,7 +315,7 @@ _READERS = {
     "ranks": _rank_range,
     "compute": _bounds,
     "reuse": _bounds,
-    "model": _name,
+    "model": _model,
     "light": _natural,
     "layer": _natural,
     "other": lambda text: text[: MOST_WRITTEN["other"]] or None,

@@ -12,12 +12,12 @@ from streamlit.errors import StreamlitDuplicateElementKey
 
 from tokenpaths.frontend.api.client import ApiError, Client
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
-from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.formulas import COLUMNS, HELP
-from tokenpaths.frontend.page import chart_choices, downloads
+from tokenpaths.frontend.page import address, chart_choices, downloads
+from tokenpaths.frontend.page.markdown import escape
 
-__all__ = ["HELP"]
+__all__ = ["HELP", "escape"]
 
 log = logging.getLogger("tokenpaths.page")
 
@@ -62,6 +62,13 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 </style>"""
 
 
+EMBEDDED_STYLE = """<style>
+header[data-testid="stHeader"], footer { display: none !important; }
+.block-container { padding: .8rem 1rem 1.2rem !important; max-width: none; }
+</style>"""
+"""in a frame, after ``STYLE``"""
+
+
 def theme() -> Theme:
     """The theme of the page."""
     return DARK if (st.context.theme.type or "light") == "dark" else LIGHT
@@ -69,8 +76,8 @@ def theme() -> Theme:
 
 @st.cache_resource(show_spinner=False)
 def client() -> Client:
-    """The API client shared by all sessions of the page server."""
-    return Client()
+    """The API client shared by all sessions of the page server; it merges labels where the address says so."""
+    return Client(labels=address.labels, reads_only=address.embedded)
 
 
 def controls() -> Any:
@@ -144,7 +151,7 @@ def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any)
 @st.fragment
 def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str, Any], key: str) -> None:
     """A fragment: opening the table reruns nothing else of the page."""
-    table = st.expander(f"The numbers behind this: {what}", on_change="rerun", key=key)
+    table = st.expander(f"The numbers behind this: {escape(what)}", on_change="rerun", key=key)
     if not table.open:
         return
     with table:
@@ -205,20 +212,6 @@ def error_boundary(what: str) -> Iterator[None]:
             icon=":material/error:",
         )
         st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
-
-
-def escape(text: str) -> str:
-    """Escape untrusted text for Markdown; `code` spans stay code."""
-    parts = tamed(text).replace("\n", " ").split("`")
-    # With an odd number of backticks, or a double one, Markdown may pair them differently from us, so escape
-    # everything.
-    if len(parts) % 2 == 0 or "``" in text:
-        parts = ["‵".join(parts)]
-    return "`".join(part if place % 2 else _escape_characters(part) for place, part in enumerate(parts))
-
-
-def _escape_characters(text: str) -> str:
-    return "".join("\\" + letter if letter in "\\*_{}[]()<>#+-.!|~$:&" else letter for letter in text)
 
 
 def with_full_stop(text: str) -> str:

@@ -1,1 +1,1 @@
-"""The page server: Streamlit behind host check, login and cached static files."""
+"""The page server: Streamlit behind limits of connections, guard, login and cached static files."""

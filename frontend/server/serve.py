@@ -1,7 +1,7 @@
 """The page server: ``python -m tokenpaths.frontend.server.serve [options of streamlit run]``.
 
 It is ``streamlit run frontend/asgi.py`` with a thread that imports the plotting libraries in advance: otherwise
-Streamlit imports Altair and pandas during the first visit, which takes a second longer.
+Streamlit imports Altair and pandas during the first visit, which takes a second longer; and with limited connections.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from streamlit.web import cli
 
+from tokenpaths.frontend.server.connections import limit_connections
 from tokenpaths.frontend.server.static_files import streamlit_files
 
 ASGI_FILE = Path(__file__).resolve().parents[1] / "asgi.py"
@@ -42,6 +43,7 @@ def preload() -> None:
 
 
 def main() -> None:
+    limit_connections()
     threading.Thread(target=preload, name="preload", daemon=True).start()
     sys.argv = ["streamlit", "run", str(ASGI_FILE), *sys.argv[1:]]
     sys.exit(cli.main())

@@ -9,6 +9,7 @@ another version of Streamlit has other file names, only the hints are lost.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import mimetypes
@@ -51,6 +52,7 @@ ELEMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """view → elements drawn first, by the names of Streamlit's scripts; a test compares them with the browser's requests"""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.\-]+\.js)"')
+INLINE = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 FIRST = re.compile(r"static/js/([\w.\-]+\.js)")
 
 
@@ -113,10 +115,24 @@ class Files:
             waiting += self._imported[name]
         return names
 
+    def inline_scripts(self) -> tuple[str, ...]:
+        """Hashes of the scripts in ``index.html`` itself, as Content-Security-Policy writes them."""
+        try:
+            page = (self.folder / "index.html").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ()
+        return script_hashes(page)
+
     def load(self) -> None:
         """Read all files referenced by the pages in advance."""
         for view in ELEMENTS:
             self.page(view)
+
+
+def script_hashes(page: str) -> tuple[str, ...]:
+    """Hashes of the inline scripts of an HTML page, as Content-Security-Policy writes them."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in INLINE.findall(page))
+    return tuple(f"sha256-{base64.b64encode(digest).decode('ascii')}" for digest in digests)
 
 
 @lru_cache(maxsize=1)

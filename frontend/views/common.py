@@ -19,9 +19,13 @@ TRIED = "try"
 DETOUR = "detour"
 """split of a run of one sample that *Detour* made for comparison, with or without edits"""
 BEING_READ = "being_read"
-"""status of a foreign run that the API is reading for the first time; opening it would block"""
+"""status of a run that the API is taking in, or opening for its first card; asking it would block"""
 UNTRAINED = "-untrained"
 """suffix of the model names of untrained twins"""
+MOST_ALIKE = 5
+"""groups of labels that look alike, and labels of one, that are named"""
+MOST_NOTES, MOST_NOTE_CHARACTERS = 100, 2000
+"""notes of a run that are shown, and their length: a run from elsewhere can hold any number"""
 MANY_MODULES = 48
 """if steps have more modules of their own than this, small ones are merged by default"""
 DRAWN_MODULES = 12
@@ -35,9 +39,26 @@ def readable_runs() -> list[dict[str, Any]]:
     return sorted(cards, key=is_try)
 
 
-def being_read(cards: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the runs that are being read for the first time."""
-    return [str(card["run"]) for card in cards if card["status"] == BEING_READ]
+def being_taken_in(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Cards of the runs that are being taken in."""
+    return [card for card in cards if card["status"] == BEING_READ]
+
+
+def of_huggingface(run: Mapping[str, Any]) -> bool:
+    """Whether a run was traced from a Hugging Face checkpoint (``hf:…``)."""
+    return "huggingface" in (run.get("config") or {})
+
+
+def model_name(run: Mapping[str, Any]) -> str:
+    """The name by which the API runs the run's model again; a folder's name does not include the owner on the hub.
+
+    >>> model_name({"model": "allenai/OLMoE-1B-7B-0924", "config": {"huggingface": {}}})
+    'hf:OLMoE-1B-7B-0924'
+    >>> model_name({"model": "dna-vision-top1"})
+    'dna-vision-top1'
+    """
+    name = str(run["model"])
+    return "hf:" + name.rsplit("/", 1)[-1] if of_huggingface(run) else name
 
 
 def is_try(card: Mapping[str, Any]) -> bool:
@@ -48,9 +69,9 @@ def is_try(card: Mapping[str, Any]) -> bool:
 def chosen_run(selection: Selection) -> dict[str, Any] | None:
     """Details of the run in the URL; without one, draws a picker with a message and returns None."""
     cards = readable_runs()
-    if not cards and selection.run is None and being_read(widgets.client().runs()):
+    if not cards and selection.run is None and being_taken_in(widgets.client().runs()):
         widgets.empty(
-            "The runs were copied here or are of an older version, and are being read first.", "*Start* says how far."
+            "The runs were copied here or are of an older version, and are being taken in.", "*Start* says how far."
         )
         return None
     if not cards and selection.run is None:
@@ -67,6 +88,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     return widgets.client().ask(str(selection.run), "")
 
 
+@address.unless_embedded
 def run_picker(run: Mapping[str, Any]) -> None:
     """Picker of another run, in the same view."""
     names = [card["run"] for card in readable_runs()]
@@ -93,6 +115,27 @@ def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
         read=lambda label: label or None,
         help="Only tokens of samples with this label.",
     )
+    if run.get("look_alikes"):
+        address.bound(
+            st.toggle,
+            "labels",
+            "Look-alikes as one",
+            selection.labels == "merged",
+            read=lambda on: "merged" if on else None,
+            help=widgets.escape(alike_sentence(run)) + " On: each group counts as its first. Stored labels stay.",
+        )
+
+
+def alike_sentence(run: Mapping[str, Any]) -> str:
+    """Groups of labels that look alike, each label with its number of samples."""
+    groups = [
+        ", ".join(f"“{row['label']}” ({row['num_samples']:,})" for row in group[:MOST_ALIKE])
+        + (f" and {len(group) - MOST_ALIKE} more" if len(group) > MOST_ALIKE else "")
+        for group in run["look_alikes"]
+    ]
+    more = f"; and {len(groups) - MOST_ALIKE} more groups" if len(groups) > MOST_ALIKE else ""
+    what = "1 group of labels differs" if len(groups) == 1 else f"{len(groups)} groups of labels differ"
+    return f"{what} in case, blanks or invisible characters only: {'; '.join(groups[:MOST_ALIKE])}{more}."
 
 
 def identities(run: Mapping[str, Any]) -> frozenset[int]:
@@ -144,30 +187,6 @@ def merging(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
     return {"most_modules": DRAWN_MODULES} if many else {}
 
 
-def with_text(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A text sample whose text was not recorded, with tokens in place of words: their vocabulary entries, else ids,
-    else positions. Any other sample is returned unchanged.
-    """
-    if sample.get("text") is not None or sample.get("grid") or sample.get("has_image"):
-        return dict(sample)
-    tokens, words, place = [], [], 0
-    for token in sample["tokens"]:
-        known = token.get("text") or token.get("token_id") is not None
-        word = named(token) if known else str(token["token"])
-        text = word if known else None
-        tokens.append({**token, "text": text, "char_start": place, "char_end": place + len(word)})
-        words.append(word)
-        place += len(word) + 1
-    return {**sample, "text": " ".join(words), "tokens": tokens, "made_up": True}
-
-
-def named(token: Mapping[str, Any]) -> str:
-    """Label of a token: its text, ``#`` and its vocabulary id, or its position."""
-    if token.get("text"):
-        return str(token["text"])
-    return f"#{token['token_id']}" if token.get("token_id") is not None else f"token {token['token']}"
-
-
 def step_range(run: Mapping[str, Any], selection: Selection) -> tuple[int, int]:
     """The selected steps (half-open), clipped to those of the run."""
     last = int(run["num_steps"])
@@ -202,12 +221,25 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
 
 
 def notes(run: Mapping[str, Any]) -> None:
-    """Show what had to be guessed when the log of this run was imported."""
+    """Show what was guessed, changed or left out when this run was made, and labels that look alike."""
     assumptions = (run.get("findings") or {}).get("notes")
-    if assumptions and isinstance(assumptions, list):
-        with st.expander(f"What was guessed of this log: {numbers.plural(len(assumptions), 'note')}"):
-            for note in assumptions:
-                st.write(widgets.escape(widgets.with_full_stop(str(note))))
+    assumptions = list(assumptions) if isinstance(assumptions, list) else []
+    if run.get("look_alikes"):
+        merged = address.current().labels == "merged"
+        with st.container(key="look_alikes"):
+            st.info(widgets.escape(alike_sentence(run)) + (" They are shown as one." if merged else ""))
+            st.button(
+                "Show them apart" if merged else "Count them as one",
+                on_click=address.go_changed,
+                kwargs={"labels": None if merged else "merged"},
+                key="merge_labels",
+            )
+    if assumptions:
+        with st.expander(f"What was guessed, changed or left out: {numbers.plural(len(assumptions), 'note')}"):
+            for note in assumptions[:MOST_NOTES]:
+                st.write(widgets.escape(widgets.with_full_stop(str(note)[:MOST_NOTE_CHARACTERS])))
+            if len(assumptions) > MOST_NOTES:
+                st.caption(f"… and {len(assumptions) - MOST_NOTES:,} more.")
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:

@@ -189,8 +189,8 @@ def _swap(run: str, against: str) -> None:
 
 def _telling(answer: Mapping[str, Any], measure: str) -> str:
     """The requested measure, or the first that varies between samples if this one does not."""
-    known = {row["measure"]: row for row in answer["correlations"]}
-    return next((name for name in (measure, *SHOWN) if known[name]["pearson"] is not None), measure)
+    by_measure = {row["measure"]: row for row in answer["correlations"]}
+    return next((name for name in (measure, *SHOWN) if by_measure[name]["pearson"] is not None), measure)
 
 
 def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
@@ -381,17 +381,18 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("How did it change over training?", anchor=False)
     points = training["points"]
     if len(points) < 2:
-        widgets.empty(f"{run['run']} is the only checkpoint of {training['series']} here.", "Trace another one.")
+        only = f"{run['run']} is the only checkpoint of {training['series']} here."
+        widgets.empty(widgets.escape(only), "Trace another one.")
         return
-    known = [
+    measures = [
         name
         for name in charts.SUMMARY
         if name not in ("num_samples", "num_tokens") and any(row.get(name) is not None for row in points)
     ]
     measure = st.selectbox(
         "Number",
-        known,
-        index=known.index("effective_paths"),
+        measures,
+        index=measures.index("effective_paths"),
         format_func=charts.SUMMARY.__getitem__,
         key="training_number",
     )
@@ -403,6 +404,7 @@ def _training(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.numbers_behind(charts.training_rows(training), "checkpoints")
 
 
+@address.unless_embedded
 def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> None:
     """A button that traces the untrained model over the same data, if that is possible here."""
     twin = f"{run['model']}-untrained"
@@ -413,7 +415,7 @@ def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> N
         models = [row["model"] for row in widgets.client().models()]
     except ApiError:  # without a worker nothing can be traced
         return
-    if run["model"] not in models:
+    if common.model_name(run) not in models:
         return
     panel.refusal()
     st.button(
@@ -423,7 +425,7 @@ def _offer_twin(run: Mapping[str, Any], cards: Sequence[Mapping[str, Any]]) -> N
         help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
         "to minutes.",
         on_click=_trace_twin,
-        args=(run["model"], run["dataset"], f"{run['run'][:53]}-untrained"),
+        args=(common.model_name(run), run["dataset"], f"{run['run'][:53]}-untrained"),
     )
 
 

@@ -76,7 +76,7 @@ def _alike(
     if never and not common.identities(run):
         why += ", because this model has no identity modules to skip with"
     widgets.empty(
-        f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}"
+        widgets.escape(f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}")
         + (f": {why}." if never else ".")
         + " There is nothing to compare here.",
         "Choose another measure, or a run of a model that can skip (…-skip)." if never else "Choose another measure.",

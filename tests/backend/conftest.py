@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -203,11 +201,3 @@ def raw(served: Served, data: bytes, *, timeout: float = 10) -> bytes:
             while chunk := connection.recv(65536):
                 answer += chunk
         return answer
-
-
-def first_reading(file: Path, changes: str) -> list[str]:
-    """What the process that reads the run ``file`` first says, line by line, with the code ``changes`` run before."""
-    child = "tokenpaths.backend.runs.foreign_child"
-    code = f"{changes}\nimport runpy\nrunpy.run_module('{child}', run_name='__main__', alter_sys=True)"
-    command = [sys.executable, "-c", code, str(file), "4096"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()

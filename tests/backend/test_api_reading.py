@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ EVERY_GET: list[tuple[str, type[AnswerModel]]] = [
     ("/paths?order=compute&limit=3", path_schema.PathList),
     ("/paths/fit", path_schema.PathFit),
     ("/paths/law?draws=2", path_schema.PathLaw),
+    ("/paths/slopes?draws=2", path_schema.PathSlopes),
     ("/paths/1/examples", path_schema.PathExamples),
     ("/usage", flow_schema.Usage),
     ("/samples", sample_schema.SampleList),
@@ -153,6 +155,16 @@ def test_exports_hold_the_same_rows(api: Served, run: str) -> None:
     assert answer.headers["content-type"].startswith("text/csv")
     assert parquet.equals(arrow)
     assert parquet.num_rows == len(answer.text.splitlines()) - 1 == api.get(f"/runs/{run}").json()["num_paths"]
+
+
+def test_a_run_as_a_data_set(api: Served) -> None:
+    answer = api.get("/runs/text/dataset.zip")
+    assert answer.headers["content-disposition"] == 'attachment; filename="text-dataset.zip"'
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        tokens = pa.ipc.open_stream(archive.read("text/tokens/data-00000-of-00001.arrow")).read_all()
+    assert tokens.num_rows == api.get("/runs/text").json()["num_tokens"]
+    problem(api.get("/runs/nothing/dataset.zip"), 404, "run")
 
 
 def test_a_big_export_streams_whole(serve: Serve) -> None:

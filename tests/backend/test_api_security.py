@@ -67,10 +67,19 @@ def test_allowed_origin_by_setting(serve: Serve) -> None:
 
 
 def test_reading_by_other_sites(api: Served) -> None:
-    """A link from elsewhere leads here; an embedded request does not."""
-    cross = {"sec-fetch-site": "cross-site"}
-    problem(api.get("/runs", headers=cross | {"sec-fetch-mode": "no-cors"}), 403)
-    assert api.get("/runs", headers=cross | {"sec-fetch-mode": "navigate"}).status_code == 200
+    """A link from elsewhere leads here; an embedded request does not, another port of this machine's included."""
+    for site in ("cross-site", "same-site", "unheard-of"):
+        elsewhere = {"sec-fetch-site": site}
+        for mode in ("no-cors", "cors", "same-origin", "websocket"):
+            problem(api.get("/runs", headers=elsewhere | {"sec-fetch-mode": mode}), 403, "Sec-Fetch-Site")
+        problem(api.get("/runs", headers=elsewhere), 403, "Sec-Fetch-Site")
+        link = elsewhere | {"sec-fetch-mode": "navigate"}
+        for embedded in ("iframe", "frame", "object", "embed", "fencedframe", "empty", "image", "unheard-of", ""):
+            problem(api.get("/runs", headers=link | {"sec-fetch-dest": embedded}), 403, "Sec-Fetch-Dest")
+        assert api.get("/runs", headers=link).status_code == 200
+        assert api.get("/runs", headers=link | {"sec-fetch-dest": "document"}).status_code == 200
+    for own in ({}, {"sec-fetch-site": "same-origin", "sec-fetch-dest": "iframe"}, {"sec-fetch-site": "none"}):
+        assert api.get("/runs", headers=own).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])

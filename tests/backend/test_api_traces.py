@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import struct
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -269,11 +273,11 @@ def test_unforeseen_error_in_the_worker_is_a_bare_500(tracing: Served, monkeypat
 def test_decoder_process_dies_and_comes_back(tracing: Served) -> None:
     decoder: Decoder = tracing.app.state.worker.decoder
     assert send(tracing, "tiny-vision", image=png()).status_code == 201
-    child = decoder._child
+    child = decoder.reader.pid
     assert child is not None
-    child.kill()
+    os.kill(child, signal.SIGKILL)
     assert send(tracing, "tiny-vision", image=png()).status_code == 201
-    assert decoder._child is not child
+    assert decoder.reader.pid != child
 
 
 def test_decoder_process_is_confined() -> None:
@@ -281,26 +285,26 @@ def test_decoder_process_is_confined() -> None:
     decoder = Decoder(limit_s=20, memory_megabytes=512)
     try:
         assert decoder.decode(png(30, 20)).size == (30, 20)
-        child = decoder._child
-        assert child is not None
+        child = decoder.reader.pid
         try:
-            maps = Path(f"/proc/{child.pid}/maps").read_text()
-            limits = Path(f"/proc/{child.pid}/limits").read_text()
-            environment = Path(f"/proc/{child.pid}/environ").read_text()
+            maps = Path(f"/proc/{child}/maps").read_text()
+            limits = Path(f"/proc/{child}/limits").read_text()
+            environment = Path(f"/proc/{child}/environ").read_text()
         except OSError:
             pytest.skip("needs /proc")
         assert "torch" not in maps
         assert "duckdb" not in maps
         assert "TOKENPATHS" not in environment
         assert str(512 * 2**20) in limits
-        decoder.limit_s = 0.0001
-        with pytest.raises(Problem, match="takes longer") as caught:
-            decoder.decode(picture("PNG", (3000, 3000)))
-        assert caught.value.status == 422
-        decoder.limit_s = 20
-        assert decoder.decode(png(30, 20)).size == (30, 20)
     finally:
         decoder.close()
+    hasty = Decoder(limit_s=0.0001, memory_megabytes=512)
+    try:
+        with pytest.raises(Problem, match="took longer") as caught:
+            hasty.decode(picture("PNG", (3000, 3000)))
+        assert caught.value.status == 422
+    finally:
+        hasty.close()
 
 
 def test_decoder_without_enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,11 +326,16 @@ def test_worker_wants_its_secret(models_dir: Any, tmp_path: Any) -> None:
         create_worker(load_settings(**options))
     with serving(create_worker(load_settings(**options, worker_secret=SECRET))) as url:
         with httpx.Client(base_url=url, trust_env=False) as client:
-            assert client.get("/healthz").status_code == 200
+            assert client.get("/healthz").status_code == 401
+            health = client.get("/healthz", headers={SECRET_HEADER: SECRET})
+            assert (health.status_code, health.json()["problem"], health.json()["restart"]) == (200, None, False)
             for path, method in (("/models", "GET"), ("/models/tiny-text", "GET"), ("/traces", "POST")):
                 for headers in ({}, {SECRET_HEADER: "wrong"}, {"authorization": f"Bearer {SECRET}"}):
                     assert client.request(method, path, headers=headers).status_code == 401
             assert client.get("/models", headers={SECRET_HEADER: SECRET}).status_code == 200
+        for given, code in ((SECRET, 0), ("wrong", 1)):
+            check = [sys.executable, "-P", "-m", "tokenpaths.cli.support.healthy", f"{url}/healthz"]
+            assert subprocess.run(check, env=os.environ | {"TOKENPATHS_WORKER_SECRET": given}).returncode == code
         with api_for(tmp_path, worker_url=url, worker_secret="another-secret-entirely") as served:
             assert problem(served.get("/models"), 503)["type"] == "urn:tokenpaths:worker-away"
 
@@ -337,7 +346,7 @@ def test_warm_up_loads_every_model(models_dir: Any, tmp_path: Any) -> None:
     worker = app.state.worker
     for name in ("tiny-text", "tiny-vision"):
         worker.warm(name)
-    assert sorted(worker.models) == ["tiny-text", "tiny-vision"]
+    assert sorted(worker.models.held) == ["tiny-text", "tiny-vision"]
     assert not (tmp_path / "runs").exists()
     worker.warm("nothing-of-that-name")  # is logged, not raised
     worker.thread.shutdown()

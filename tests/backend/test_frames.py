@@ -79,6 +79,12 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     "fit_points": ("vision", lambda f: f.fit_points(), "/runs/vision/paths/fit", lambda a: points(a, "points")),
     "law": ("vision", lambda f: f.law(3), "/runs/vision/paths/law?draws=3", lambda a: kinds(a, "curve")),
     "law_curve": ("vision", lambda f: f.law_curve(), "/runs/vision/paths/law?draws=0", lambda a: points(a, "curve")),
+    "slopes": (
+        "vision",
+        lambda f: f.slopes(3),
+        "/runs/vision/paths/slopes?draws=3",
+        lambda a: [{"kind": kind, **row} for kind in ("observed", "untrained", "independent") for row in a[kind] or []],
+    ),
     "examples": ("text", lambda f: f.examples(2, 5, 3), "/runs/text/paths/2/examples?limit=5&seed=3", key("examples")),
     "knowledge": ("text", lambda f: f.knowledge(), "/runs/text/paths/knowledge", key("properties")),
     "specific": (

@@ -167,13 +167,13 @@ def test_one_damaged_row_hides_no_other_and_can_be_removed(table: JobTable, tmp_
 def test_what_is_counted_anew_comes_further_though_the_number_is_smaller(table: JobTable, clock: Clock) -> None:
     job = table.submit("count", {}).job
     table.report(leased(table, "one"), Progress(500, 500, "stretches", "", False), None)
-    for death in range(3):
+    for death in range(MOST_DEATHS):
         clock.now += 11
-        table.report(leased(table, f"w{death}"), Progress(0, 16, "rounds", "", False), None)
-    assert table.get(job).deaths == 2, "the first that counts rounds came further, those after it did not"
+        table.report(leased(table, f"w{death}"), Progress(death // 2, 16, "rounds", "", False), None)
+    assert table.get(job).deaths == 0, "it counts another unit, and later more of it"
     clock.now += 11
-    table.report(leased(table, "further"), Progress(1, 16, "rounds", "", False), None)
-    assert table.get(job).deaths == 0
+    table.report(leased(table, "no further"), Progress(1, 16, "rounds", "", False), None)
+    assert table.get(job).deaths == 1
 
 
 def test_a_lease_that_is_put_off_counts_as_no_attempt_and_no_death(table: JobTable, clock: Clock) -> None:

@@ -63,7 +63,7 @@ def test_a_question_is_declared_once(served: Served) -> None:
     route = served.client.get("/openapi.json").json()["paths"][f"{API}/runs/{{run}}/samples/{{sample}}/toy"]["get"]
     assert route["summary"] == "Show Toy"
     assert route["description"] == "The numbers of the tokens of a sample, times ``times``."
-    assert [given["name"] for given in route["parameters"]] == ["run", "sample", "times"]
+    assert [given["name"] for given in route["parameters"]] == ["run", "sample", "times", "labels"]
 
     client = Client(str(served.client.base_url).rstrip("/"))
     assert client.ask("demo", "samples/{sample}/toy", sample=1, times=3) == answer

@@ -15,9 +15,9 @@ from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
 from tokenpaths.backend.http.concurrency import ConcurrencyLimit
+from tokenpaths.backend.http.connections import HEAD_BYTES
 from tokenpaths.backend.http.response_cache import MOST, ResponseCache
 from tokenpaths.backend.problems import Problem
-from tokenpaths.backend.serve import HEAD_BYTES
 
 PATHS = ("/runs/vision", "/runs/vision/flow?min_share=0.01", "/runs/vision/paths?limit=3", "/runs/text/samples/2")
 

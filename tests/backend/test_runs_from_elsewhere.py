@@ -1,12 +1,10 @@
-"""Runs from elsewhere: listed at once and read in the background, refused for a reason, forgotten with their marks."""
+"""Runs from elsewhere: listed at once, taken in behind the list, refused for a reason, forgotten with their copies."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,43 +15,21 @@ import httpx
 import pytest
 
 from tests.backend.conftest import API, Serve, Served, problem
+from tests.support.foreign_runs import Let, intakes_that_wait, make_foreign, sealed, unmarked
 from tests.support.runs import make_run
-from tokenpaths.backend.runs import foreign_files
-from tokenpaths.backend.runs.answers import FIRST_READINGS
-from tokenpaths.backend.runs.foreign_files import ForeignFiles
+from tokenpaths.backend.runs.answers import INTAKES
 from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.cli.main import main
-from tokenpaths.engine.base.trusted_files import FOLDER, READ, is_known, is_sealed_here, mark_known
-
-GATED = (
-    "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.005)\nprint(open(sys.argv[1]).read())"
-)
-WHOLE, NO_MEMORY = '{"problem": null, "memory": false}', '{"problem": "no", "memory": true}'
-Let = Callable[..., None]
+from tokenpaths.engine.base.errors import RunFileError
+from tokenpaths.engine.base.seal_marks import FOLDER, identity_of, is_sealed_here
+from tokenpaths.engine.store.intake import gate as gate_module
+from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
 
 
 @pytest.fixture
 def let(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Let:
-    """First readings end only when they are let, with what they are let say; nothing is read."""
-    gates = tmp_path / "gates"
-    gates.mkdir()
-
-    def command(file: Path, _: int) -> list[str]:
-        return [sys.executable, "-c", GATED, str(gates / file.stem)]
-
-    def let(*names: str, say: str = WHOLE) -> None:
-        for name in names:
-            (gates / "new").write_text(say)
-            (gates / "new").rename(gates / name)
-
-    monkeypatch.setattr(foreign_files, "child_command", command)
-    return let
-
-
-def from_elsewhere(served: Served, *names: str) -> None:
-    """Runs without a mark, as in a data folder that was copied."""
-    for name in names:
-        (served.runs_dir.parent / FOLDER / make_run(served.runs_dir, name, samples=2, twin=False).name).unlink()
+    """Intakes end only when they are let, with what they are let say; nothing is read."""
+    return intakes_that_wait(tmp_path, monkeypatch)
 
 
 def unread(served: Served) -> float:
@@ -79,7 +55,7 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     served = serve()
     make_run(served.runs_dir, "own", samples=2, twin=False)
     names = [f"given{number}" for number in range(6)]
-    from_elsewhere(served, *names)
+    make_foreign(served.runs_dir, *names)
     first = served.get("/runs")
     assert {card["run"]: card["status"] for card in first.json()["runs"]} == {
         "own": "sealed",
@@ -96,14 +72,16 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     let(*names)
     until(lambda: set(states(served).values()) == {"sealed"})
     assert unread(served) == 0
-    assert all(is_known(served.runs_dir / f"{name}.duckdb") for name in names)
     assert not is_sealed_here(served.runs_dir / "given3.duckdb")
+    assert {file.name for file in (served.runs_dir.parent / ".taken_in").glob("*.duckdb")} == {
+        f"{name}.duckdb" for name in names
+    }
 
 
 def test_who_asks_for_unread_runs_takes_no_place_from_others(serve: Serve, let: Let) -> None:
     served = serve(query_slots=2, query_wait_seconds=0.5)
     make_run(served.runs_dir, "own", samples=2, twin=False)
-    from_elsewhere(served, "given")
+    make_foreign(served.runs_dir, "given")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(served.get, f"/runs/given{path}") for path in ("", "/flow", "/usage", "/paths")]
         until(lambda: served.get("/runs/own/flow").status_code == 200)
@@ -129,19 +107,19 @@ def test_who_asks_for_many_unread_runs_does_not_stop_the_others(serve: Serve, le
 
     with ThreadPoolExecutor(len(names)) as pool:
         asked = [pool.submit(ask, name) for name in names]
-        until(lambda: sum(one.done() for one in asked) == len(names) - FIRST_READINGS)
+        until(lambda: sum(one.done() for one in asked) == len(names) - INTAKES)
         assert served.get("/runs/own/flow").status_code == 200
         for one in asked:
             if one.done():
-                assert "first time (2 at a time)" in problem(one.result(), 503)["detail"]
+                assert "taking in other runs from elsewhere (2 at a time)" in problem(one.result(), 503)["detail"]
                 assert one.result().headers["retry-after"]
         let(*names)
-        assert sum(one.result().status_code < 500 for one in asked) == FIRST_READINGS
+        assert sum(one.result().status_code < 500 for one in asked) == INTAKES
 
 
 def test_a_reading_says_nothing_of_what_took_its_file_s_place(serve: Serve, let: Let) -> None:
     served = serve()
-    from_elsewhere(served, "given", "gone")
+    make_foreign(served.runs_dir, "given", "gone")
     assert set(states(served).values()) == {"being_read"}
     for name in ("given", "gone"):
         (served.runs_dir / f"{name}.duckdb").unlink()
@@ -149,7 +127,6 @@ def test_a_reading_says_nothing_of_what_took_its_file_s_place(serve: Serve, let:
     let("given", "gone")
     until(lambda: states(served) == {"given": "sealed"})
     assert is_sealed_here(served.runs_dir / "given.duckdb")
-    assert not (served.runs_dir.parent / FOLDER / "gone.duckdb").exists()
 
 
 @pytest.mark.parametrize("reader", ["this process", "another process"])
@@ -159,7 +136,7 @@ def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let, reader: s
     for name in ("own1", "own2"):
         make_run(served.runs_dir, name, samples=2, twin=False)
     names = [f"given{number}" for number in range(5)]
-    from_elsewhere(served, *names)
+    make_foreign(served.runs_dir, *names)
     found, page = [], served.get("/runs?limit=3").json()
     while True:
         found += [card["run"] for card in page["runs"]]
@@ -168,71 +145,101 @@ def test_who_pages_through_finds_each_run_once(serve: Serve, let: Let, reader: s
         if reader == "this process":
             let(*names)
         else:  # such as `tokenpaths ls`, or the worker
-            for file in (served.runs_dir / f"{name}.duckdb" for name in names):
-                mark_known(file, file.stat(), READ)
+            other = RunGate(served.runs_dir, IntakeLimits())
+            let(*names)
+            for name in names:
+                other.passage(served.runs_dir / f"{name}.duckdb")
         until(lambda: set(states(served).values()) == {"sealed"})
         page = served.get("/runs", params={"limit": 3, "next": page["next"]}).json()
     assert sorted(found) == sorted([*names, "own1", "own2"])
     assert set(found[:2]) == {"own1", "own2"}
 
 
-def test_an_api_that_ends_ends_what_it_reads(serve: Serve, let: Let, tmp_path: Path) -> None:
-    file = make_run(tmp_path / "runs", "given", samples=2, twin=False)
-    (tmp_path / FOLDER / file.name).unlink()
-    registry = RunRegistry(file.parent, foreign_files=ForeignFiles(60))
-    assert registry.cards(wait=False)[0]["status"] == "being_read"
-    assert registry.foreign_files is not None
-    until(lambda: bool(registry.foreign_files._children))
-    (child,) = registry.foreign_files._children
+def test_an_api_that_ends_ends_what_it_takes_in(let: Let, tmp_path: Path) -> None:
+    (file,) = make_foreign(tmp_path / "runs", "given")
+    registry = RunRegistry(file.parent, gate=RunGate(file.parent, IntakeLimits()))
+    assert registry.cards()[0]["status"] == "being_read"
+    until(lambda: bool(registry.gate._processes))
+    (process,) = registry.gate._processes
     registry.close()
-    until(lambda: child.returncode is not None)
-    assert not is_known(file), "what was cut short says nothing"
+    until(lambda: process.returncode is not None)
+    assert RunGate(file.parent, IntakeLimits()).standing(file).state == "waiting", "what was cut short says nothing"
 
 
 def test_what_passes_is_tried_again_and_what_does_not_is_not(
     tmp_path: Path, let: Let, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = make_run(tmp_path / "runs", "given", samples=2, twin=False)
-    (tmp_path / FOLDER / file.name).unlink()
-    reader, now = ForeignFiles(60), 1000.0
+    (file,) = make_foreign(tmp_path / "runs", "given")
+    gate, now = RunGate(file.parent, IntakeLimits()), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    let("given", say=NO_MEMORY)
-    assert "need not be damaged" in str(reader.problem(file))
+
+    def refusal() -> str:
+        with pytest.raises(RunFileError) as error:
+            gate.passage(file)
+        return str(error.value)
+
+    let("given", problem="it need not be damaged", passing=True)
+    assert "need not be damaged" in refusal()
     let("given")
-    assert "need not be damaged" in str(reader.problem(file)), "not at once: it costs a minute of memory"
-    assert reader.status(file).state == "refused"
-    now += foreign_files.AGAIN_SECONDS + 1
-    assert reader.status(file).state == "unread"
-    assert reader.problem(file) is None
-    let("given", say='{"problem": "its sums are wrong"}')
+    assert "need not be damaged" in refusal(), "not at once: it costs a minute of memory"
+    assert gate.standing(file).state == "refused"
+    assert gate.standing(file).passing
+    now += gate_module.AGAIN_SECONDS + 1
+    assert gate.standing(file).state == "waiting"
+    assert gate.passage(file) == gate.copy_of(file)
+    let("given", problem="its sums are wrong")
     os.utime(file, ns=(1, 1))
-    assert reader.problem(file) == "its sums are wrong"
+    assert refusal() == "its sums are wrong"
     let("given")
     now += 1e9
-    assert reader.problem(file) == "its sums are wrong", "the file is the same"
+    assert refusal() == "its sums are wrong", "the file is the same"
+    assert RunGate(file.parent, IntakeLimits()).standing(file).state == "refused", "and other processes know"
     os.utime(file, ns=(2, 2))
-    assert reader.problem(file) is None
+    assert gate.passage(file) == gate.copy_of(file)
+    gate.copy_of(file).unlink()
+    assert gate.passage(file) == gate.copy_of(file), "a copy that somebody deleted is made anew"
 
 
-def test_want_of_memory_is_no_damage(tmp_path: Path) -> None:
-    """DuckDB is given next to nothing, by the process that reads first."""
-    file = make_run(tmp_path / "runs", "given", samples=1500, twin=False)
-    code = (
-        "import sys; from pathlib import Path; from tokenpaths.engine.store.file.open_file import limit_memory\n"
-        "from tokenpaths.backend.runs.foreign_child import answer_about\n"
-        "limit_memory(1); print(answer_about(Path(sys.argv[1]))['memory'])"
-    )
-    said = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120)
-    assert said.stdout.split() == ["True"], said.stderr
+def test_a_copy_goes_with_its_original(tmp_path: Path, let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = make_foreign(tmp_path / "runs", "deleted", "by_hand", "replaced", "left")
+    gate = RunGate(tmp_path / "runs", IntakeLimits())
+    let("deleted", "by_hand", "replaced", "left")
+    for file in files:
+        gate.passage(file)
+    gate.delete(files[0])
+    files[1].unlink()
+    make_run(tmp_path / "runs", "replaced", samples=3, twin=False, overwrite=True)
+    monkeypatch.setattr(gate_module, "FRESH_SECONDS", -1.0)
+    (gate.folder / ".killed.partial").touch()
+    gate.sweep({"replaced.duckdb", "left.duckdb"})
+    assert {file.name for file in gate.folder.iterdir()} == {"left.duckdb", "left.json"}
+    assert gate.passage(files[2]) == files[2], "it is one of ours now"
 
 
 def test_a_mark_goes_with_its_run(serve: Serve) -> None:
     served = serve()
     file = make_run(served.runs_dir, "one", samples=2, twin=False)
-    mark = served.runs_dir.parent / FOLDER / file.name
+    mark = served.runs_dir.parent / FOLDER / identity_of(file.stat())
     assert mark.is_file()
     assert served.client.delete(f"{API}/runs/one").status_code == 204
     assert not mark.exists()
+
+
+def test_a_mark_is_of_a_file_and_not_of_a_name(tmp_path: Path) -> None:
+    file = make_run(tmp_path / "runs", "one", samples=2, twin=False)
+    other = file.rename(file.with_name("two.duckdb"))
+    assert is_sealed_here(other)
+    os.link(other, file)
+    assert is_sealed_here(file)
+    copy = Path(shutil.copy2(file, file.with_name("three.duckdb")))
+    assert not is_sealed_here(copy)
+    info = unmarked(other).stat()  # as a version before marked it
+    (tmp_path / FOLDER / identity_of(info)).unlink(missing_ok=True)
+    assert not is_sealed_here(other)
+    (tmp_path / FOLDER / other.name).write_text(f"{info.st_ino} {info.st_size} {info.st_mtime_ns} sealed")
+    assert is_sealed_here(other)
+    (tmp_path / FOLDER / other.name).write_text(f"{info.st_ino} {info.st_size} {info.st_mtime_ns} read")
+    assert not is_sealed_here(other), "it was only read: it is taken in now"
 
 
 SPOILT = {
@@ -250,21 +257,13 @@ def test_numbers_that_do_not_fit_are_a_problem_of_a_run_from_elsewhere(serve: Se
         file = make_run(served.runs_dir, name, samples=6, seed=1)
         with duckdb.connect(str(file)) as con:
             con.execute(SPOILT[question])
-        mark_known(file, os.stat(file), READ if name == "theirs" else "sealed")
-    said = problem(served.get(f"/runs/theirs{question}"), 409)["detail"]
-    assert "Run theirs cannot be answered" in said
-    assert "do not fit together" in said
+    sealed(file)
+    detail = problem(served.get(f"/runs/theirs{question}"), 409)["detail"]
+    assert "theirs.duckdb came from elsewhere and is not opened" in detail
     problem(served.get(f"/runs/ours{question}"), 500)  # our own fault is not put on the run
     if question == "/export/token.csv":
         command = ["export", "theirs", "token", "--data-dir", str(served.settings.data_dir)]
         assert main(command) == 2, "a sentence, and no report of a crash"
-
-
-def test_a_pipe_that_closes_is_no_fault_of_a_run(tmp_path: Path) -> None:
-    file = make_run(tmp_path / "runs", "theirs", samples=2, twin=False)
-    mark_known(file, os.stat(file), READ)
-    with pytest.raises(BrokenPipeError), RunRegistry(file.parent).foreign_run_errors("theirs"):
-        raise BrokenPipeError
 
 
 def test_a_card_that_is_none_does_not_spoil_the_list(serve: Serve) -> None:
@@ -274,8 +273,6 @@ def test_a_card_that_is_none_does_not_spoil_the_list(serve: Serve) -> None:
     file = served.runs_dir / "theirs.duckdb"
     with duckdb.connect(str(file)) as con:
         con.execute("ALTER TABLE run ALTER num_tokens TYPE VARCHAR USING 'many'")
-    mark_known(file, os.stat(file), READ)
+    until(lambda: states(served) == {"other": "sealed", "theirs": "unreadable"})
     cards = {card["run"]: card for card in served.get("/runs").json()["runs"]}
-    assert cards["other"]["status"] == "sealed"
-    assert cards["theirs"]["status"] == "unreadable"
-    assert "do not fit together" in cards["theirs"]["problem"]
+    assert "not as this program makes it" in cards["theirs"]["problem"]

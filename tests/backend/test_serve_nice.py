@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenpaths.backend.settings import SECRET_HEADER
 from tokenpaths.cli.support.processes import pick_port
 
 
@@ -34,7 +35,8 @@ def test_only_the_worker_stands_back(role: str, wanted: int, tmp_path: Path) -> 
             assert process.poll() is None, "it ended"
             assert time.monotonic() < until, "it does not answer"
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5):
+                request = urllib.request.Request(f"http://127.0.0.1:{port}/healthz", headers={SECRET_HEADER: "s" * 32})
+                with urllib.request.urlopen(request, timeout=5):
                     break
             except OSError:
                 time.sleep(0.1)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlparse
@@ -103,10 +104,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """``tokenpaths up`` over a folder of test runs."""
     data_dir = tmp_path_factory.mktemp("site")
     make_data(data_dir)
+    with serving(data_dir) as served:
+        yield served
+
+
+@contextmanager
+def serving(data_dir: Path, **variables: str) -> Iterator[Site]:
+    """``tokenpaths up`` over a data folder, with more variables of the environment, until the block ends."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("TOKENPATHS_", "STREAMLIT_"))
     }
     environment |= {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(data_dir / "config"), "PYTHONUNBUFFERED": "1"}
+    environment |= variables
     command = [sys.executable, "-P", "-m", "tokenpaths", "up", "--data-dir", str(data_dir)]
     command += ["--port", "0", "--page-port", "0"]
     process = subprocess.Popen(

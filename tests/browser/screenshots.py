@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import chromium_file
 
@@ -104,7 +104,8 @@ def take(page: Page, url: str, out: Path, width: int) -> None:
 def settled(page: Page) -> None:
     """Wait until the script has run through and nothing on the page is a grey placeholder or an old answer."""
     page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
-    page.wait_for_function("!document.querySelector('[data-testid=stSkeleton], [data-stale=true]')")
+    # Not by wait_for_function: it evaluates a string, which the page's content security policy refuses.
+    expect(page.locator("[data-testid=stSkeleton], [data-stale=true]")).to_have_count(0)
 
 
 def main() -> None:

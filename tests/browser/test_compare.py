@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from tests.backend.conftest import api_for
 from tests.browser.conftest import Site
-from tests.browser.test_family_hmodel_directional import page_server
+from tests.support.page_server import page_server
 from tests.support.runs import make
 
 
@@ -25,8 +25,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for batch in made.batches:
         batch.module_ids[::3] = (batch.module_ids[::3] + 1) % 6
     replace(made, info=replace(made.info, run_id="pictures-moved")).write(data_dir / "runs")
-    with api_for(data_dir) as api, page_server(str(api.client.base_url).rstrip("/")) as url:
-        yield Site(url, data_dir)
+    with api_for(data_dir) as api, page_server(data_dir, api=str(api.client.base_url).rstrip("/")) as page:
+        yield Site(page.url, data_dir)
 
 
 def test_from_two_runs_to_a_sample_to_its_like_to_the_map(visit, pairs: Site) -> None:

@@ -10,15 +10,15 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Site
-from tests.browser.test_family_hmodel_directional import page_server
 from tests.frontend.test_detour_page import detour_api
+from tests.support.page_server import page_server
 
 
 @pytest.fixture(scope="module")
 def detours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     data_dir: Path = tmp_path_factory.mktemp("detour-site")
-    with detour_api(data_dir) as api, page_server(api) as url:
-        yield Site(url, data_dir)
+    with detour_api(data_dir) as api, page_server(data_dir, api=api) as page:
+        yield Site(page.url, data_dir)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Site
-from tests.browser.test_family_hmodel_directional import page_server
 from tests.frontend.test_family_pages_dipaco_raytracing import lights_api
+from tests.support.page_server import page_server
 
 CHART = '[data-testid="stVegaLiteChart"]'
 RUNS = {"lights": 7, "at-once": 5, "lone": 2, "shards": 5, "once": 5}
@@ -20,8 +20,8 @@ RUNS = {"lights": 7, "at-once": 5, "lone": 2, "shards": 5, "once": 5}
 @pytest.fixture(scope="module")
 def lit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     data_dir: Path = tmp_path_factory.mktemp("lights-site")
-    with lights_api(data_dir) as api, page_server(api) as url:
-        yield Site(url, data_dir)
+    with lights_api(data_dir) as api, page_server(data_dir, api=api) as page:
+        yield Site(page.url, data_dir)
 
 
 @pytest.fixture

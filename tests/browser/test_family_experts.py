@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.backend.conftest import api_for
 from tests.browser.conftest import Site
-from tests.browser.test_family_hmodel_directional import page_server
+from tests.support.page_server import page_server
 from tests.support.runs import make_experts
 
 CANVAS = '[data-testid="stVegaLiteChart"] canvas'
@@ -29,8 +29,8 @@ def make_site(runs: Path) -> None:
 def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     data_dir = tmp_path_factory.mktemp("experts-site")
     make_site(data_dir / "runs")
-    with api_for(data_dir) as served, page_server(str(served.client.base_url).rstrip("/")) as url:
-        yield Site(url, data_dir)
+    with api_for(data_dir) as served, page_server(data_dir, api=str(served.client.base_url).rstrip("/")) as page:
+        yield Site(page.url, data_dir)
 
 
 @pytest.fixture

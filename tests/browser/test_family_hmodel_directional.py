@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import PATIENCE_S, ROOT, Site
+from tests.browser.conftest import Site
 from tests.frontend.test_family_pages import family_api
+from tests.support.page_server import page_server
 
 CHARTS = '[data-testid="stVegaLiteChart"] svg'
-
-
-@contextmanager
-def page_server(api: str) -> Iterator[str]:
-    """The Streamlit page in front of an API, on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMLIT_")}
-    environment |= {"TOKENPATHS_API_URL": api, "PYTHONPATH": str(ROOT)}
-    command = [
-        sys.executable,
-        "-m",
-        "tokenpaths.frontend.server.serve",
-        "--server.port",
-        str(port),
-        "--server.address",
-        "127.0.0.1",
-        "--server.headless",
-        "true",
-        "--server.fileWatcherType",
-        "none",
-        "--browser.gatherUsageStats",
-        "false",
-        "--client.toolbarMode",
-        "minimal",
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 2 * PATIENCE_S
-        while not _answers(url):
-            assert process.poll() is None, "the page server ended"
-            assert time.monotonic() < until, "the page server did not start"
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url + "/_stcore/health", timeout=2) as answer:
-            return answer.status == 200
-    except (URLError, OSError):
-        return False
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     data_dir: Path = tmp_path_factory.mktemp("family-site")
-    with family_api(data_dir) as api, page_server(api) as url:
-        yield Site(url, data_dir)
+    with family_api(data_dir) as api, page_server(data_dir, api=api) as page:
+        yield Site(page.url, data_dir)
 
 
 @pytest.fixture
@@ -121,9 +64,7 @@ def test_a_text_runs_with_the_gates_of_another(here):
 def test_a_click_on_a_gate_shows_its_words(here):
     page = here().open(view="family", run="directional", label="English", other="German")
     page.heading("Which directions are switched on?")
-    page.mark("direction: 1; r: ").click()
-    page.page.wait_for_function("location.search.includes('gate=')")
-    page.settled()
+    page.click_for(page.mark("direction: 1; r: "), "gate")
     layer, head, direction = page.query()["gate"].split(".")
     expect(page.page.get_by_text(f"Layer {layer}, head {head}, direction {direction}:")).to_be_visible()
     again = here().open(page.page.evaluate("location.href"))

@@ -63,4 +63,4 @@ def test_what_is_wrong_with_a_request_is_said(visit):
     here.page.get_by_text("Import", exact=True).click()
     here.settled()
     here.page.get_by_role("button", name="Import it").click()
-    expect(here.page.get_by_text("is no name of a file in the inbox")).to_be_visible()
+    expect(here.page.get_by_text("Write the name of a file or folder of")).to_be_visible()

@@ -164,12 +164,17 @@ def test_every_picture_of_a_view_has_a_name_that_says_something(visit, view):
     for name in named(here.page, "svg.tp-flow, .tp-grid, .tp-text, .wall"):
         assert re.search(r"\d", name), f"no number in {name!r}"
     # What the browser tells a screen reader, not what stands in the page.
-    tree = here.page.context.new_cdp_session(here.page).send("Accessibility.getFullAXTree")["nodes"]
-    told = [
-        node["name"]["value"]
-        for node in tree
-        if not node["ignored"] and node["role"]["value"].lower() in ("graphicsdocument", "graphics-document")
-    ]
+    session, until = here.page.context.new_cdp_session(here.page), time.monotonic() + PATIENCE_S
+    while True:
+        told = [
+            node["name"]["value"]
+            for node in session.send("Accessibility.getFullAXTree")["nodes"]
+            if not node["ignored"] and node["role"]["value"].lower() in ("graphicsdocument", "graphics-document")
+        ]
+        # A chart is a box before it is a picture.
+        if len(told) >= drawn.count() or time.monotonic() > until:
+            break
+        here.page.wait_for_timeout(200)
     assert len(told) >= drawn.count()
     assert all(len(name) > 20 for name in told), told
 

@@ -69,6 +69,15 @@ def test_an_empty_text_is_a_sentence(visit):
     here.alert("There is no text to trace")
 
 
+def test_a_text_that_is_too_long_is_counted_and_stays_in_its_box(visit):
+    here = visit().open(view="try", model="tiny-text")
+    box = here.page.get_by_role("textbox", name="A text")
+    box.fill("word " * 400_000)
+    here.page.get_by_role("button", name="Trace it").click()
+    here.alert("The text has 2,000,000 characters; at most 20,000 are traced at once here")
+    assert len(box.input_value()) == 2_000_000
+
+
 def test_a_model_that_does_not_exist_is_said(visit):
     here = visit().open(view="try", model="nobody")
     here.alert("no model nobody")

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
 from tests.support.command_line import ROOT, run_cli
-from tests.support.runs import make_run
+from tests.support.runs import make, make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.doctor import examine, read_constraints
 from tokenpaths.cli.main import main, write_crash
@@ -37,10 +38,27 @@ COMMANDS = [
     "seal",
     "figures",
     "report",
+    "docs",
     "dream",
 ]
 TRACE = ["trace", "--model", "dna-vision-top1"]
 HEAVY = ["torch", "duckdb", "streamlit", "fastapi", "pandas", "numpy", "pyarrow", "PIL"]
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Window titles, cleared screens, further rows and reversed text in the names of a run"""
+    model, dataset = "\x1b]0;mine\x07\x1b[2Jm\nanother-run  ok", "d\x9b31m\u202e"
+    arrays = make("given", samples=2, twin=False)
+    replace(arrays, info=replace(arrays.info, model=model, dataset=dataset)).write(tmp_path / "runs")
+    assert main(["ls", "runs", "--data-dir", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert len(listed.splitlines()) == 2
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(listed)
+    assert "\\u001b[2Jm another-run" in listed
+    assert main(["ls", "runs", "--data-dir", str(tmp_path), "--json"]) == 0
+    plain = capsys.readouterr().out
+    assert "\x9b" not in plain
+    assert json.loads(plain)["runs"][0] | {"model": model, "dataset": dataset} == json.loads(plain)["runs"][0]
 
 
 @pytest.fixture
@@ -82,6 +100,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "broken", "path", "--data-dir", "{data}"],
         ["export", "good", "nothing", "--data-dir", "{data}"],
         ["export", "good", "-f", "csv", "--data-dir", "{data}"],
+        ["export", "good", "--format", "dataset", "--data-dir", "{data}"],
+        ["export", "good", "path", "--format", "dataset", "--out", "x", "--data-dir", "{data}"],
+        ["export", "good", "--format", "dataset", "--out", "{data}", "--data-dir", "{data}"],
         ["export", "../good", "path", "--data-dir", "{data}"],
         ["export", "good", "path", "-o", "paths.xyz", "--data-dir", "{data}"],
         ["export", "good", "path", "-o", "{data}/runs/broken.duckdb/paths.csv", "--data-dir", "{data}"],
@@ -178,6 +199,16 @@ def test_export(data_dir: Path, tmp_path: Path) -> None:
     assert main(["export", "good", "path", "-o", str(file), "--data-dir", str(data_dir)]) == 0
     assert pyarrow.parquet.read_table(file).num_rows == len(rows) - 1
     assert [f for f in tmp_path.iterdir() if f.suffix == ".tmp"] == []
+
+
+def test_export_as_a_data_set(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    assert main(["export", "good", "--format", "dataset", "--out", str(folder), "--data-dir", str(data_dir)]) == 0
+    assert "open it with datasets.load_from_disk" in capsys.readouterr().err
+    assert json.loads((folder / "dataset_dict.json").read_text())["splits"] == ["samples", "tokens", "paths", "modules"]
+    assert main(["export", "good", "-f", "dataset", "-o", str(folder), "--data-dir", str(data_dir)]) == 2
+    assert "it is there already" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
 
 
 def test_every_table_that_is_listed_can_be_written(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

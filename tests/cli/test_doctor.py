@@ -19,7 +19,7 @@ from tokenpaths.cli.main import main
 from tokenpaths.cli.support.doctor_files import Finding, jobs, models, runs
 from tokenpaths.cli.support.progress_bar import Bar
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.trusted_files import FOLDER
+from tokenpaths.engine.base.seal_marks import FOLDER, identity_of
 from tokenpaths.engine.jobs.registry import write_artifact
 from tokenpaths.engine.store.file.verification import verify_run
 
@@ -122,14 +122,15 @@ def test_jobs_are_explained_and_their_files_read(settings: Settings) -> None:
 
 
 def test_marks_of_runs_deleted_by_hand_are_cleared_away(settings: Settings) -> None:
-    make_run(settings.runs_dir, "kept", samples=2, twin=False)
-    for name in ("gone", "young"):
-        make_run(settings.runs_dir, name, samples=2, twin=False).unlink()
+    kept, gone, young = (make_run(settings.runs_dir, n, samples=2, twin=False) for n in ("kept", "gone", "young"))
     marks = settings.data_dir / FOLDER
-    os.utime(marks / "gone.duckdb", (1, 1))
-    os.utime(marks / "kept.duckdb", (1, 1))
+    kept_mark, gone_mark, young_mark = (identity_of(file.stat()) for file in (kept, gone, young))
+    gone.unlink()
+    young.unlink()
+    os.utime(marks / gone_mark, (1, 1))
+    os.utime(marks / kept_mark, (1, 1))
     assert "1 of them were deleted by hand" in found("note", list(runs(settings)))[0]
-    assert sorted(mark.stem for mark in marks.iterdir()) == ["kept", "young"], "the young one may be of a run to come"
+    assert {mark.name for mark in marks.iterdir()} == {kept_mark, young_mark}, "the young one may be of a run to come"
 
 
 def test_doctor_says_how_far_it_is(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

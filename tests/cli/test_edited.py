@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenpaths.cli import edited
 from tokenpaths.cli.main import main
+from tokenpaths.cli.support import edited
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 

@@ -17,6 +17,10 @@ import pytest
 from tests.backend.conftest import API
 from tests.support.command_line import ROOT, TOKENPATHS, children_of, own_modules, plain_environment, read_until
 from tests.support.runs import make_run
+from tokenpaths.backend.jobs.rows import JobRow
+from tokenpaths.backend.jobs.service import job_table
+from tokenpaths.backend.settings import load_settings
+from tokenpaths.cli.demo import FIRST, missing_runs
 
 
 @pytest.fixture
@@ -120,3 +124,39 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
         assert "--server.allowedHosts\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
     process.terminate()
     assert process.wait(60) == 143
+
+
+def test_up_demo_opens_with_the_first_runs_and_goes_on_where_it_was_stopped(
+    start_up: Callable[..., subprocess.Popen[str]], data_dir: Path
+) -> None:
+    """With the shipped models: both first runs are there when the address is told; Ctrl-C leaves the rest queued."""
+    wanted = {run.run_id for run in missing_runs(load_settings(data_dir=data_dir))}
+    process = start_up("--demo", "--no-page", "--port", "0")
+    lines = read_until(process, "Ctrl-C")
+    url = next(line.split()[-1] for line in lines if "http" in line).removesuffix("/docs")
+    with httpx.Client(base_url=url, trust_env=False, timeout=240) as client:
+        runs = {card["run"] for card in client.get(f"{API}/runs").json()["runs"] if card["status"] == "sealed"}
+    assert {"good", *FIRST} <= runs
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    rows = traces(data_dir)
+    assert set(rows) == wanted > set(FIRST)
+    assert {rows[run].state for run in FIRST} == {"succeeded"}
+    assert {row.state for row in rows.values()} <= {"succeeded", "waiting"}
+    process = start_up("--demo", "--no-page", "--port", "0")
+    read_until(process, "Ctrl-C")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    again = traces(data_dir)
+    assert {run: row.job for run, row in again.items()} == {run: row.job for run, row in rows.items()}
+    assert not list((data_dir / "runs").glob(".*.partial"))
+
+
+def traces(data_dir: Path) -> dict[str, JobRow]:
+    """Jobs of the data folder by the run that they make; each run once."""
+    table = job_table(load_settings(data_dir=data_dir))
+    rows = table.page()
+    table.close()
+    by_run = {row.request["run"]: row for row in rows}
+    assert len(by_run) == len(rows)
+    return by_run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,9 @@ import pytest
 
 from benchmarks.crew import Crew
 from tests.backend.conftest import api, clean_environment, models_dir, serve, shared_data_dir, tracing, working  # noqa: F401
+from tests.browser.conftest import browser, site, windows  # noqa: F401 - one browser for the whole folder
 from tests.faults.figures import ROOT, keep
+from tests.support.disks import mounted_disk
 from tests.support.runs import make_run
 
 Keep = Callable[[int, str], None]
@@ -54,13 +55,9 @@ def memory(pid: int, what: str = "VmHWM") -> int:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 24 MB, where mounting is permitted."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True).returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=False)
+    """A disk of 24 MB, where mounting is permitted."""
+    with mounted_disk(tmp_path / "small") as disk:
+        yield disk
 
 
 def fill(file: Path, leave: int = 0) -> None:

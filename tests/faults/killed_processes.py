@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from tests.support.runs import make
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
-from tokenpaths.engine.models.checkpoint import read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.store.write import run_filler
 from tokenpaths.engine.store.write import writer as writer_module

@@ -37,6 +37,8 @@ PATIENCE_S = 180.0
 OPEN_RUNS = 16
 """an open run takes 4 to 5 MB: with few, what is open has its full size after minutes, and runs are closed and opened
 again all the time"""
+ANSWER_CACHE_MEGABYTES = 8
+"""for the same reason: the 64 MB of the default fill for two hours"""
 
 
 @dataclass
@@ -125,6 +127,7 @@ def run(
         query_seconds=60,
         query_wait_seconds=60,
         open_runs=OPEN_RUNS,
+        answer_cache_megabytes=ANSWER_CACHE_MEGABYTES,
     )
     page = page_of(crew, folder)
     try:

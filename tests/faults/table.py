@@ -22,13 +22,13 @@ def table(figures: list[Figure]) -> str:
     missing = sorted(ROWS.keys() - {figure.row for figure in figures})
     if missing:
         raise ValueError(f"no figure for rows {missing}: run make test and make test-faults first")
-    lines = ["| # | fault | promised | measured | how it is tested | when |", "|---|---|---|---|---|---|"]
+    lines = ["| # | fault | promised | before | measured | how it is tested | when |", "|---|---|---|---|---|---|---|"]
     for number, row in ROWS.items():
         of_row = [figure for figure in figures if figure.row == number]
         measured = "<br>".join(_cell(figure.measured) for figure in of_row)
         how = "<br>".join(f"{_cell(figure.how)} ({_link(figure.test)})" for figure in of_row)
         dates = ", ".join(sorted({figure.date for figure in of_row}))
-        lines.append(f"| {number} | {row.fault} | {row.promised} | {measured} | {how} | {dates} |")
+        lines.append(f"| {number} | {row.fault} | {row.promised} | {row.before} | {measured} | {how} | {dates} |")
     machines = sorted({figure.machine for figure in figures})
     return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}.", ""])
 

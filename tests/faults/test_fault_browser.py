@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +19,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.backend.conftest import API, TOKEN, Serve
-from tests.browser.conftest import Site, Visit, Windows, browser, site, windows  # noqa: F401
+from tests.browser.conftest import Site, Visit, Windows
 from tests.faults.conftest import Keep
-from tests.faults.figures import ROOT
+from tests.support.page_server import page_server
 from tests.support.runs import make, make_run
 
 pytestmark = [pytest.mark.slow_fault, pytest.mark.timeout(400)]
@@ -55,7 +51,7 @@ def page_of(html: str) -> Iterator[int]:
         server.server_close()
 
 
-def test_a_page_of_another_site_changes_nothing(serve: Serve, browser: Browser, figure: Keep) -> None:  # noqa: F811
+def test_a_page_of_another_site_changes_nothing(serve: Serve, browser: Browser, figure: Keep) -> None:
     """Chromium opens a page under another name that sends fetch, forms and pictures to the API"""
     served = serve()
     make_run(served.runs_dir, "vision", samples=2)
@@ -114,7 +110,7 @@ def test_a_page_of_another_site_changes_nothing(serve: Serve, browser: Browser, 
     figure(19, f"browser: {len(trials) + 2} tries, {answered[403]} requests, all 403; nothing changed")
 
 
-def test_other_names_do_not_reach_the_page(site: Site, figure: Keep) -> None:  # noqa: F811
+def test_other_names_do_not_reach_the_page(site: Site, figure: Keep) -> None:
     """`Host: evil.example` to the page server, for its files and for the handshake of its WebSocket"""
     url = urlparse(site.url)
     with httpx.Client(base_url=site.url, trust_env=False) as client:
@@ -142,7 +138,7 @@ def test_other_names_do_not_reach_the_page(site: Site, figure: Keep) -> None:  #
     )
 
 
-def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: Keep) -> None:  # noqa: F811
+def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: Keep) -> None:
     """A run whose text, label and source are markup, in every view; and what the page asks for elsewhere"""
     made = make("hostile", "text", samples=3, seed=5)
     batch = made.batches[0]
@@ -165,47 +161,14 @@ def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: 
     figure(22, f"browser: {len(views)} views, 0 requests left the machine")
 
 
-def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figure: Keep) -> None:  # noqa: F811
+def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figure: Keep) -> None:
     """A page server with a token: its files, its socket and its health without it, then a browser that gives it"""
-    log, port = tmp_path / "page.log", free_port()
-    ours = ("TOKENPATHS_", "STREAMLIT_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {"TOKENPATHS_TOKEN": TOKEN, "TOKENPATHS_API_URL": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
-    flags = {
-        "server.address": "127.0.0.1",
-        "server.port": port,
-        "server.headless": "true",
-        "browser.gatherUsageStats": "false",
-        "global.developmentMode": "false",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "tokenpaths.frontend.server.serve",
-        *(f"--{name}={value}" for name, value in flags.items()),
-    ]
-    url = f"http://127.0.0.1:{port}"
-    with open(log, "wb") as file:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
-    try:
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            ends = time.monotonic() + 120
-            while not _answers(client):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < ends, log.read_text()
-                time.sleep(0.1)
+    with page_server(tmp_path, TOKEN) as served:
+        url = served.url
+        with served.client() as client:
             paths = ("/", "/?view=flow", "/static/x.js", "/media/x.png", "/_stcore/host-config", "/_stcore/metrics")
             assert {client.get(path).status_code for path in paths} == {401}
-            handshake = client.get(
-                "/_stcore/stream",
-                headers={
-                    "connection": "Upgrade",
-                    "upgrade": "websocket",
-                    "sec-websocket-version": "13",
-                    "sec-websocket-key": "x3JJHMbDL1EzLkh9GBhXDw==",
-                },
-            )
-            assert handshake.status_code == 403
+        assert served.handshake() == 403
         context = browser.new_context()
         page = context.new_page()
         page.goto(f"{url}/?view=paths")
@@ -222,22 +185,5 @@ def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figu
         page.reload()
         page.locator(".tp-brand").wait_for(timeout=120_000)
         context.close()
-    finally:
-        process.terminate()
-        process.wait(30)
-    assert TOKEN not in log.read_text()
+    assert TOKEN not in served.log.read_text()
     figure(21, f"page: {len(paths)} of {len(paths)} paths 401, WebSocket 403 without the token; it asks for it once")
-
-
-def _answers(client: httpx.Client) -> bool:
-    try:
-        return client.get("/_stcore/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,8 +16,9 @@ from tests.support.checkpoints import save_tiny
 from tests.support.runs import make_run
 from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.backend.problems import Problem
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
 from tokenpaths.engine.jobs.registry import Progress
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 
 CORRUPTIONS = 60
 QUESTIONS = (

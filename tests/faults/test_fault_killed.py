@@ -17,7 +17,8 @@ from tests.faults.killed_processes import SAMPLES, dream, hold_run, messages, sa
 from tests.support.checkpoints import save_tiny
 from tests.support.runs import make, make_run
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
 from tokenpaths.engine.store.write.writer import remove_abandoned

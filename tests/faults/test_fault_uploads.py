@@ -24,7 +24,8 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
 
@@ -74,18 +75,18 @@ def test_bombs_are_refused_before_they_are_decoded(figure: Keep) -> None:
     decoder = Decoder(limit_s=120, memory_megabytes=1024)
     try:
         decoder.decode(black(32))
-        child = decoder._child
+        child = decoder.reader.pid
         assert child is not None
-        before = memory(child.pid)
+        before = memory(child)
         for data in bombs.values():
             with pytest.raises(Problem) as caught:
                 decoder.decode(data)
             assert caught.value.status == 413
-        assert decoder._child is child, "it did not die of any"
-        grown = memory(child.pid) - before
+        assert decoder.reader.pid == child, "it did not die of any"
+        grown = memory(child) - before
         assert grown < 16 * MEGABYTE
         assert decoder.decode(black(4096)).size == (4096, 4096)
-        limits = Path(f"/proc/{child.pid}/limits").read_text()
+        limits = Path(f"/proc/{child}/limits").read_text()
         assert str(1024 * 2**20) in limits
     finally:
         decoder.close()

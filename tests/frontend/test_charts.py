@@ -17,6 +17,7 @@ from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
 from tokenpaths.frontend.charts.drawing import palette
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
+from tokenpaths.frontend.charts.slopes import slope_words
 
 RUN = open_run(samples=10, modules=8)
 FLOW = RUN.flow()
@@ -36,6 +37,7 @@ def all_charts(theme: str) -> dict[str, Any]:
         "flow": charts.flow_chart(FLOW, theme=theme, through=["1.2"], ribbon=[[1], [2], [3], [4], [7]]),
         "thumbnail": charts.flow_thumbnail(FLOW, theme=theme),
         "rank": charts.rank_frequency_chart(FIT, theme=theme, chosen=[2]),
+        "slopes": charts.slope_growth_chart(RUN.slopes(), theme=theme),
         "patch": charts.patch_chart(IMAGE, PNG, theme=theme),
         "step": charts.patch_chart(IMAGE, PNG, theme=theme, step=1, identities=[7]),
         "tokens": charts.token_flow_chart(TEXT, theme=theme, identities=[7], chosen=2),
@@ -214,6 +216,42 @@ def test_rank_frequency_shows_the_run_and_both_nulls():
     assert len(data_of(chart, "on", "rank")) == len(FIT["observed"]["points"])
     lonely = charts.rank_frequency_chart({**FIT, "untrained": None})
     assert {row["what"] for row in data_of(lonely, "what", "rank")} == {paths.INDEPENDENT}
+
+
+def test_slopes_are_drawn_for_each_kind_and_both_ways_and_compared_at_equal_sizes():
+    def point(tokens, slope, window):
+        return {
+            "num_tokens": tokens,
+            "num_paths": 400.0,
+            "slope": slope,
+            "slope_std": 0.1,
+            "window_slope": window,
+            "window_std": None,
+        }
+
+    slopes = {
+        "window": [10, 1000],
+        "observed": [point(1000, -0.5, None), point(2000, -0.75, -0.9)],
+        "untrained": [point(1000, -0.1, None), point(2000, -0.2, -0.3)],
+        "independent": None,
+    }
+    drawn = data_of(charts.slope_growth_chart(slopes), "line", "slope")
+    assert {(row["line"], row["tokens"], row["slope"]) for row in drawn} == {
+        ("this run, all ranks", 1000, -0.5),
+        ("this run, all ranks", 2000, -0.75),
+        ("this run, ranks 10–1,000", 2000, -0.9),
+        ("untrained twin, all ranks", 1000, -0.1),
+        ("untrained twin, all ranks", 2000, -0.2),
+        ("untrained twin, ranks 10–1,000", 2000, -0.3),
+    }
+    whole = next(row for row in drawn if row["slope"] == -0.5)
+    assert (whole["low"], whole["high"]) == (-0.6, -0.4)
+    assert slope_words(slopes) == (
+        "The curve is steeper than its untrained twin. At 2,000 tokens each, ranks 10–1,000: this run −0.900, "
+        "untrained twin −0.300. Lower is steeper."
+    )
+    few = {**slopes, "observed": [point(9, -0.5, None)], "untrained": None}
+    assert slope_words(few) == "At 9 tokens there are too few paths for a slope over ranks 10–1,000."
 
 
 def test_the_law_is_drawn_where_there_is_one_and_said_in_words():

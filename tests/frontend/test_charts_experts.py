@@ -16,13 +16,14 @@ from tests.support.runs import make_experts
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs.saturation import of_series
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import with_text
 from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.charts.flow import token_flow
 from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
-from tokenpaths.frontend.components.explorer import small_flow
+from tokenpaths.frontend.components.explorer_data import small_flow
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.family.experts import MANY_COLUMNS, least_share, off_by
+from tokenpaths.frontend.views.family.moe import MANY_COLUMNS, least_share, off_by
 from tokenpaths.frontend.views.modules.modules import dead_words
 
 
@@ -158,15 +159,15 @@ def test_rows_without_text_are_ids_or_positions():
 
 
 def test_a_sample_without_text_gets_words_that_its_tokens_cover():
-    log = common.with_text(answers()["log sample"])
+    log = with_text(answers()["log sample"])
     assert log["text"].split() == [str(token["token"]) for token in log["tokens"]]
     for token in log["tokens"]:
         assert log["text"][token["char_start"] : token["char_end"]] == str(token["token"])
     whole = answers()["sample"]
-    assert common.with_text(whole) == whole
+    assert with_text(whole) == whole
     tokens = [{"token": 0, "token_id": 5, "text": None}, {"token": 1, "token_id": 6, "text": "ab"}]
     ids = {"text": None, "tokens": tokens}
-    assert common.with_text(ids)["text"] == "#5 ab"
+    assert with_text(ids)["text"] == "#5 ab"
 
 
 def test_domain_cells_are_shares_and_multiples_of_the_even_one():

@@ -127,6 +127,10 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
     assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
     blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
     assert knowledge.knowledge_words(blind).endswith("Those of its untrained twin know none of these.")
+    alone = {**KNOWN, "properties": [{**first, **TWIN, "p_value": 0.5, "nmi": first["null_mean"]}]}
+    assert knowledge.knowledge_words(alone) == (
+        "Paths know none of these beyond chance. Those of its untrained twin do, of: token id."
+    )
     assert "untrained NMI" not in knowledge.knowledge_rows(KNOWN)[0]
 
 

@@ -162,7 +162,7 @@ def test_a_network_is_read_from_its_run():
         (3, 4): 2,
     }
     # 4 channels on 2 × 2 are 16 features, of which a neuron reads 8; 5 wires reach the output.
-    assert NETWORK.fixed_params == 3 * 9 + 3 * 6
+    assert NETWORK.input_params == 3 * 9
     assert NETWORK.total_params == 40 + 45
 
 
@@ -171,13 +171,16 @@ def test_shares_count_blocks_so_far():
     assert raytracing_network.last_step(VALUES) == 2
     assert [row["lit"] for row in curve] == [0.25, 0.5, 0.5]
     assert [row["lit_so_far"] for row in curve] == [0.25, 0.5, 0.75]
-    assert [row["used"] for row in curve] == pytest.approx([55 / 85, 65 / 85, 75 / 85])
+    # Inputs 27, biases of the output 3. Step 0: block 0 fires on two wires of inputs, 2 · 2 weights and 2 biases.
+    # Step 1: block 1 on one, 2 and 2, and one of its wires ends at the output, 3. Step 2: block 2 on wires of blocks 0
+    # and 1, which both fired before, 2 · 2 and 2; the output reads two wires of block 2, 6, and none of block 1.
+    assert [row["used"] for row in curve] == pytest.approx([36 / 85, 43 / 85, 52 / 85])
     assert [row["theta"] for row in curve] == NAMES[:3]
 
 
 def test_a_sample_in_which_nothing_fired_has_one_step():
     assert raytracing_network.last_step([[0.0] * 4] * 3) == 0
-    assert raytracing_network.share_rows(NETWORK, [[0.0] * 4] * 3)[0]["used"] == 45 / 85
+    assert raytracing_network.share_rows(NETWORK, [[0.0] * 4] * 3)[0]["used"] == 30 / 85
     raytracing_network.network_chart(NETWORK, [[0.0] * 4] * 3, 0).to_dict()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from tests.frontend.test_pages import api, show, showing  # noqa: F401  (fixtures)
+from tests.frontend.test_pages import api, show  # noqa: F401  (fixtures)
 from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts.drawing.choices import choices_of

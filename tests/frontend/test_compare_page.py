@@ -11,7 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import showing
+from tests.support.pages import showing
 from tests.support.runs import make, make_experts, make_run
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.flow.flow_contrast import few_of

@@ -30,7 +30,7 @@ def make_site(data_dir: Path) -> None:
     here = save_tiny(data_dir / "checkpoints" / "tiny-mixtral.v1", "mixtral", num_hidden_layers=2)
     gone = save_tiny(data_dir / "elsewhere" / "tiny-olmoe", "olmoe")
     for name, folder in (("mixtral", here), ("olmoe", gone)):
-        loaded = load(find_model(f"hf:{folder}"), device="cpu", twin=False)
+        loaded = load(find_model(f"hf:{folder}"), device="cpu")
         trace_samples(loaded, SAMPLES, data_dir / "runs", run_id=name, dataset="toy")
 
 
@@ -55,6 +55,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def api(data_dir: Path) -> Iterator[str]:
+    """One whose models are all too large to be run while somebody waits."""
+    with experts_api(data_dir, huggingface_dir=data_dir / "checkpoints", trace_model_megabytes=0.001) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def live(data_dir: Path) -> Iterator[str]:
     with experts_api(data_dir, huggingface_dir=data_dir / "checkpoints") as url:
         yield url
 
@@ -73,7 +80,11 @@ def draw(url: str, monkeypatch: pytest.MonkeyPatch, **query: object) -> AppTest:
 
 
 def words(page: AppTest, *kinds: str) -> str:
-    return " ".join(e.value for kind in kinds or ("error", "warning", "info") for e in page.get(kind)).replace("\\", "")
+    return (
+        " ".join(e.value for kind in kinds or ("error", "warning", "info") for e in page.get(kind))
+        .replace("\\", "")
+        .replace("\u2060", "")
+    )
 
 
 def finished(job: str) -> dict:
@@ -125,14 +136,13 @@ def test_shares_of_the_experts(api: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_missing_is_one_sentence(api: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = words(draw(api, monkeypatch, run="olmoe"))
     assert re.search(
-        "The experts of tiny-olmoe cannot be banned from here. .*There is no checkpoint 'tiny-olmoe' in .*"
+        "The model tiny-olmoe cannot be run again. .*There is no checkpoint 'tiny-olmoe' in .*"
         "Put its checkpoint into the folder",
         told,
     ), told
     with experts_api(data_dir) as url:  # no folder is set
         page = draw(url, monkeypatch, run="mixtral")
-        assert "the setting `huggingface_dir`" in words(page)
-        assert "is not set" in words(page)
+        assert "There is no checkpoint 'tiny-mixtral.v1' in <data folder>/models" in words(page)
         assert not any(button.key == "sweep_start" for button in page.button)
 
 
@@ -264,6 +274,39 @@ def test_single_tokens_are_forced_elsewhere(api: str, monkeypatch: pytest.Monkey
     assert [3 in tokens[place]["ribbon"][0] for place in (0, 2)] == [True, True]
     again = draw(api, monkeypatch, run="mixtral", sample=1, controls="force:0.3.0+2")
     assert "tokens 0, 2 forced to module 3 (expert 3) at step 0" in words(again, "subheader")
+
+
+def test_a_small_model_is_edited_while_one_waits(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenpaths.frontend.page import widgets
+
+    page = draw(live, monkeypatch, run="mixtral", sample=1, controls="ban:0.5")
+    assert not page.error, words(page)
+    assert "With module 5 (expert 5) banned at step 0:" in words(page, "subheader")
+    assert {"Before", "After", "What would come next?"} <= {one.value for one in page.subheader}
+    assert not any(button.key == "detour_start" for button in page.button)
+    runs = {card["run"]: card for card in widgets.client().runs() if card["split"] == "detour"}
+    assert {card["model"] for card in runs.values()} == {"tiny-mixtral.v1"}
+    page.segmented_control(key="detour_over").set_value(4).run()
+    page.button(key="detour_start").click().run()
+    job = page.query_params["job"]
+    assert finished(job[0] if isinstance(job, list) else job)["state"] == "succeeded"
+    nothing = draw(live, monkeypatch, run="mixtral", sample=1)
+    assert "Nothing is edited yet" in words(nothing, "info")
+
+
+def test_a_checkpoint_is_tried(live: str, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = draw(live, monkeypatch, view="try", model="hf:tiny-mixtral.v1")
+    assert not page.error, words(page)
+    assert page.selectbox[0].value == "hf:tiny-mixtral.v1"
+    assert "hf:tiny-mixtral.v1 · texts" in page.selectbox[0].options
+    page.text_area(key="try_text").set_value("Some words of mine.")
+    next(button for button in page.button if button.label == "Trace it").click().run()
+    assert not page.error, words(page)
+    run = page.query_params["run"]
+    assert str(run[0] if isinstance(run, list) else run).startswith("try-tiny-mixtral-v1-")
+    large = draw(api, monkeypatch, view="try", model="hf:tiny-mixtral.v1")
+    assert "is too large to be run while you wait" in words(large, "info")
+    assert not any(button.label == "Trace it" for button in large.button)
 
 
 def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPatch) -> None:

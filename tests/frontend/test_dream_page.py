@@ -14,8 +14,8 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import showing
 from tests.support.checkpoints import save_tiny
+from tests.support.pages import showing
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request
@@ -354,6 +354,9 @@ def test_a_dream_is_asked_for_shown_and_found_again(dreaming: Served, show) -> N
     alone = show(view="dream", job=job)  # as a bare link: it finds a run of its model, its sample and its wishes
     assert (alone.query_params["run"], alone.query_params["sample"]) in (("seen", "1"), (["seen"], ["1"]))
     assert "The dream" in said(alone)
+    framed = show(view="dream", job=job, embed=1)
+    assert "The dream" in said(framed)
+    assert not framed.button
     other.button("dream_own").click().run()
     assert other.query_params["sample"] in ("1", ["1"])
     assert "has not been dreamt yet" not in said(other)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tokenpaths.frontend.charts.drawing.palette import theme_named
-from tokenpaths.frontend.components.explorer import MOST_HOLLOW, explorer_data, small_flow, with_unvisited
-from tokenpaths.frontend.components.wall import _tamed
+from tokenpaths.frontend.components.explorer_data import MOST_HOLLOW, Tint, explorer_data, small_flow, with_unvisited
+from tokenpaths.frontend.components.wall_data import _tamed
 
 MODULES = [{"step": None, "module": m, "name": f"t{m}", "kind": "transformer"} for m in range(4)]
 
@@ -65,15 +65,10 @@ def data_of(num_paths: int, cdf: float, **options: object) -> dict:
     return explorer_data(
         sample,
         flow_of({(0, 0): 1, (1, 2): 1}, 2),
-        theme=theme_named("light"),
+        Tint(theme_named("light"), num_paths, 1.0, **options),
         image=None,
-        num_paths=num_paths,
-        opacity=1.0,
-        step=None,
         chosen=None,
-        identities=(),
         kept=lambda token: True,
-        **options,
     )
 
 
@@ -103,13 +98,9 @@ def test_a_text_cannot_turn_what_is_shown_around_it() -> None:
     drawn = explorer_data(
         {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens},
         flow_of({(0, 0): 7, (1, 1): 7}, 2),
-        theme=theme_named("light"),
+        Tint(theme_named("light"), num_paths=1, opacity=1.0),
         image=None,
-        num_paths=1,
-        opacity=1.0,
-        step=None,
         chosen=None,
-        identities=(),
         kept=lambda token: True,
     )
     assert "".join(piece["text"] for piece in drawn["pieces"]) == "ab⟦RLO⟧cd <b>⟦LRI⟧שלום"

@@ -10,12 +10,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, api_for, serving
+from tests.support.pages import showing
 from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.common import twin_rows
 from tokenpaths.frontend.views.sample import retrace
-
-APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 
 
 @contextmanager
@@ -41,22 +40,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     """Draw the family view at an address and give what stands on it."""
-    from tokenpaths.frontend.page import widgets
-
-    monkeypatch.setenv("TOKENPATHS_API_URL", api)
-    widgets.client.clear()
-
-    def draw(**query: object) -> AppTest:
-        page = AppTest.from_file(str(APP), default_timeout=250)
-        page.query_params["view"] = "family"
-        for key, value in query.items():
-            page.query_params[key] = str(value)
-        page.run()
-        assert not page.exception, [error.message for error in page.exception]
-        return page
-
-    yield draw
-    widgets.client.clear()
+    with showing(api, monkeypatch, timeout=250, view="family") as draw:
+        yield draw
 
 
 def headers(page: AppTest) -> list[str]:

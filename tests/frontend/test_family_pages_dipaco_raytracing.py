@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, api_for, serving
+from tests.support.pages import showing
 from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
@@ -19,8 +21,6 @@ from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
 from tokenpaths.frontend.views.family import dipaco, raytracing
-
-APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 
 
 def make_lights_and_shards(data_dir: Path) -> None:
@@ -62,21 +62,8 @@ def api(data_dir: Path) -> Iterator[str]:
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     """Draw the family view at an address and give what stands on it."""
-    from tokenpaths.frontend.page import widgets
-
-    monkeypatch.setenv("TOKENPATHS_API_URL", api)
-    widgets.client.clear()
-
-    def draw(**query: object) -> AppTest:
-        page = AppTest.from_file(str(APP), default_timeout=240)
-        for key, value in {"view": "family", **query}.items():
-            page.query_params[key] = str(value)
-        page.run()
-        assert not page.exception, [error.message for error in page.exception]
-        return page
-
-    yield draw
-    widgets.client.clear()
+    with showing(api, monkeypatch, timeout=240, view="family") as draw:
+        yield draw
 
 
 def questions(page: AppTest) -> str:
@@ -164,7 +151,7 @@ def test_used_parameters_are_the_engines_own(api, data_dir):
     network = raytracing_network.network_of(info)
     model = RayTracing(RayTracingConfig(**info["config"]))
     assert network.total_params == model.trainable_params
-    used = model.used_params(torch.from_numpy(rates > 0).any(dim=1))
+    used = model.used_params(torch.from_numpy(np.array(rates, np.float32)))
     for sample in range(5):
         curve = raytracing_network.share_rows(network, rates[sample].tolist())
         assert round(curve[-1]["used"] * network.total_params) == int(used[sample])
@@ -177,6 +164,10 @@ def test_the_twin_sentence_compares_both():
         [own, twin]
     )
     assert "as accurate as" in raytracing.twin_words([own, {**twin, "accuracy": 0.9}])
+    small = {"model": "Small MLP", "used": 250, "share": 1.0, "accuracy": 0.85, "params": 250}
+    assert "5.0 percentage points more accurate than an MLP with only as many" in raytracing.twin_words(
+        [own, twin, small]
+    )
     assert "No MLP twin" in raytracing.twin_words([own])
 
 

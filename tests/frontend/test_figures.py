@@ -17,6 +17,7 @@ from tests.support.runs import make_experts, make_run
 from tests.support.runs.arrays import png_bytes
 from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.spreadsheet import spreadsheet_text
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
 from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, wrapped
@@ -327,7 +328,7 @@ def test_token_flow_has_every_token(runs):
     figure = drawn(run, "fig19", sample=4)[0]["fig18-token-flow"]
     sample = run.sample(4)
     rows = table(figure)
-    assert [row["text"] for row in rows] == [token["text"] for token in sample["tokens"]]
+    assert [row["text"] for row in rows] == [spreadsheet_text(token["text"]) for token in sample["tokens"]]
     assert [int(row["rank"]) for row in rows] == [token["rank"] for token in sample["tokens"]]
     svg = figure.sheet(500.0)
     for modules in sample["tokens"][0]["ribbon"]:

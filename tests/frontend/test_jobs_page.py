@@ -7,11 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from streamlit.runtime.scriptrunner_utils.exceptions import RerunException
+from streamlit.runtime.scriptrunner_utils.script_requests import RerunData
+from streamlit.runtime.state.query_params import QueryParams
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
-from tests.frontend.test_pages import showing
 from tests.support.jobs import counted, register_count
+from tests.support.pages import showing
 from tokenpaths.frontend.charts.job_curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.jobs import panel
@@ -67,8 +70,65 @@ def texts(page: AppTest) -> str:
     return " ".join(str(element.value) for kind in kinds for element in page.get(kind))
 
 
+def shown(page: AppTest) -> str:
+    """The view of the address."""
+    (view,) = [page.query_params["view"]] if isinstance(page.query_params["view"], str) else page.query_params["view"]
+    return view
+
+
 def test_an_empty_list_says_what_to_do(show) -> None:
     assert "There is no job yet" in texts(show(view="jobs"))
+
+
+def test_a_rerun_that_no_click_caused_leaves_what_was_clicked_meanwhile(show) -> None:
+    """The browser takes a value that the server sets over a click that is still on its way."""
+    page = show(view="jobs")
+    assert page.segmented_control(key="in_view").value == "jobs"
+    page.run()
+    assert not page.segmented_control(key="in_view").proto.set_value
+    page.query_params["view"] = "paths"  # back, or a link: here the address wins
+    page.run()
+    assert page.segmented_control(key="in_view").proto.set_value
+    assert page.segmented_control(key="in_view").value == "paths"
+
+
+def test_a_request_that_knows_the_old_address_does_not_undo_a_click(show) -> None:
+    """Asked for before the browser has the new address, as by a timer; afterwards the old address is a choice again."""
+    page = show(view="jobs")
+    old = dict(page.query_params)
+    page.segmented_control(key="in_view").set_value("map").run()
+    assert shown(page) == "map"
+    for _ in range(2):
+        page.query_params.clear()
+        page.query_params.update(old)
+        page.run()
+        assert shown(page) == "map"
+        assert page.segmented_control(key="in_view").value == "map"
+    page.run()  # the browser has it
+    page.query_params.clear()
+    page.query_params.update(old)
+    page.run()
+    assert shown(page) == "jobs"
+    assert page.segmented_control(key="in_view").value == "jobs"
+
+
+def test_a_click_whose_run_is_interrupted_before_the_address_is_sent_is_not_lost(
+    show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = show(view="jobs")
+    send, sent = QueryParams._send_query_param_msg, []
+
+    def interrupted(params: QueryParams) -> None:
+        sent.append(str(params))
+        if len(sent) == 1:
+            raise RerunException(RerunData(query_string="view=jobs"))
+        send(params)
+
+    monkeypatch.setattr(QueryParams, "_send_query_param_msg", interrupted)
+    page.segmented_control(key="in_view").set_value("map").run()
+    assert len(sent) >= 2, "the first one did not get through"
+    assert shown(page) == "map"
+    assert page.segmented_control(key="in_view").value == "map"
 
 
 def test_a_job_is_found_again_by_its_address(show, working: Served) -> None:
@@ -150,7 +210,7 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
         "trace": Selection(view="flow", run="new"),
         "map": Selection(view="map", run="seen", job="it"),
         "sweep": Selection(view="detour", run="seen", job="it"),
-        "edit": Selection(view="detour", run="before", sample=0, controls=("ban:1.3", "freeze:rest")),
+        "edit": Selection(view="detour", run="before", sample=0, controls=("ban:1.3", "freeze:rest"), job="it"),
         "alpha": Selection(view="flow", run="after"),
     }
     assert all(from_query(to_query(selection)) == (selection, []) for selection in first.values())
@@ -164,6 +224,10 @@ def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:
     page.button(key="start_import").click().run()
     assert "nothing" in texts(page)
     assert "inbox" in texts(page)
+    # Beside the button, in the form that is still open.
+    (form,) = (box for box in page.expander if box.label.startswith("Trace a data set"))
+    assert form.proto.expanded
+    assert any("nothing" in error.value for error in form.error)
 
 
 def test_curves_are_averaged_and_told_apart() -> None:
@@ -189,3 +253,22 @@ def test_frames_of_a_batch_are_kept_apart() -> None:
         64: {0: "frame-000064-0.png", 1: "frame-000064-1.png"},
         128: {0: "frame-000128-0.png"},
     }
+
+
+def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenpaths.frontend.views.home import runs
+
+    monkeypatch.setattr(runs, "MAKE_RUNS", ("count",))
+    running = submitted(working, iterations=9000, seconds=0.01)
+    waiting = [submitted(working, iterations=9000 + more, seconds=0.01) for more in (1, 2)]
+    until(working, running, "running")
+    page = show(view="runs")
+    assert [button.label for button in page.button if button.key == "open_jobs"] == [":primary[2 more runs to come]"]
+    assert "of 9,000 iterations" in texts(page)
+    assert "There is no run yet" not in texts(page)
+    for job in (*waiting, running):
+        working.client.delete(f"/api/v1/jobs/{job}")
+    until(working, running, "cancelled")
+    page = show(view="runs")
+    assert "There is no run yet" in texts(page)
+    assert "open_jobs" not in [button.key for button in page.button]

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import api_for
+from tests.support.foreign_runs import intakes_that_wait, make_foreign
+from tests.support.pages import APP, showing
 from tests.support.runs import make_run
 from tokenpaths.backend.logs import JsonLines
-from tokenpaths.backend.runs import foreign_files
-
-APP = Path(__file__).resolve().parents[2] / "frontend" / "app.py"
 
 
 @pytest.fixture(scope="module")
@@ -33,26 +30,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (runs / "cut.duckdb").write_bytes((runs / "pictures.duckdb").read_bytes()[:9000])
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
-
-
-@contextmanager
-def showing(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
-    """A function that draws the page of the API at ``url`` at an address and gives what stands on it."""
-    from tokenpaths.frontend.page import widgets
-
-    monkeypatch.setenv("TOKENPATHS_API_URL", url)
-    widgets.client.clear()
-
-    def draw(**query: object) -> AppTest:
-        page = AppTest.from_file(str(APP), default_timeout=120)
-        for key, value in query.items():
-            page.query_params[key] = str(value)
-        page.run()
-        assert not page.exception, [error.message for error in page.exception]
-        return page
-
-    yield draw
-    widgets.client.clear()
 
 
 @pytest.fixture
@@ -210,22 +187,19 @@ def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
 def test_runs_that_are_read_first_are_said_and_come_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, gate = [f"given{number}" for number in range(6)], tmp_path / "gate"
-    for name in names:
-        (tmp_path / "data" / ".known" / make_run(tmp_path / "data" / "runs", name, samples=2, twin=False).name).unlink()
-    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('{\"problem\": null}')"
-    monkeypatch.setattr(foreign_files, "child_command", lambda *_: [sys.executable, "-c", code, str(gate)])
+    names, let = [f"given{number}" for number in range(6)], intakes_that_wait(tmp_path, monkeypatch)
+    make_foreign(tmp_path / "data" / "runs", *names)
     with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
         page = show()
         told = words(page)
-        assert "6 runs were copied here or are of an older version, and are being read" in told
+        assert "6 runs were copied here or are of an older version, and are being taken in" in told
         assert "and 2 more" in told
         assert "no run yet" not in told
         assert not [button for button in page.button if "given" in str(button.key)]
-        assert "being read first" in words(show(view="flow"))
-        gate.touch()
+        assert "being taken in" in words(show(view="flow"))
+        let(*names)
         for _ in range(600):
-            if not words(page.run()).count("being read"):
+            if not words(page.run()).count("being taken in"):
                 break
             time.sleep(0.05)
         assert {f"open_flow_{name}" for name in names} <= {str(button.key) for button in page.button}

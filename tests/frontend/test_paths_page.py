@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.backend.conftest import api_for
-from tests.frontend.test_pages import showing, words
+from tests.frontend.test_pages import words
+from tests.support.pages import showing
 from tests.support.runs import make, make_run
 
 

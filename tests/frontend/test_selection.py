@@ -16,6 +16,7 @@ SELECTIONS = st.builds(
     view=st.sampled_from(list(VIEWS)),
     run=st.none() | st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z"),
     label=st.none() | st.text(min_size=1, max_size=20),
+    labels=st.sampled_from([None, "merged"]),
     steps=st.none() | st.tuples(st.integers(0, 20), st.integers(1, 20)).map(lambda p: (p[0], p[0] + p[1])),
     through=st.lists(NODES, max_size=4, unique=True).map(tuple),
     paths=st.lists(st.integers(1, 10**6), max_size=4, unique=True).map(tuple),

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.components.wall_data import CONTEXT, cut_end, cut_start
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.runs import card_words
 from tokenpaths.frontend.views.home.tryit import _cannot_be_used
 from tokenpaths.frontend.views.sample.sample import verdict
-from tokenpaths.frontend.views.walls import CONTEXT, cut_end, cut_start
 
 
 def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
@@ -104,7 +104,7 @@ def test_controls_that_turn_all_that_follows_are_seen_and_turn_nothing():
 
 
 def test_text_from_elsewhere_is_no_markdown():
-    assert escape("<b>[x](http://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(http\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
+    assert escape("<b>[x](u://y) *z* :red[w] $a$") == "\\<b\\>\\[x\\]\\(u\\://y\\) \\*z\\* \\:red\\[w\\] \\$a\\$"
     assert escape("run `a_b` now!") == "run `a_b` now\\!"
     assert "`" not in escape("one ` only")
     assert "`" not in escape('no column "` a ``` ![i](http://evil.example/x.png) `"')

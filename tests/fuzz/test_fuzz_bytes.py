@@ -49,6 +49,7 @@ def test_any_bytes_as_a_log(suffix: str, tmp_path: Path) -> None:
     @example(b'{"a": ' * 5000)
     @example(b"[" * 100_000)
     @example(b'{"a": 1e400, "b": NaN}\n')
+    @example(b"\xef\xbb\xbf")
     def bring_in(data: bytes) -> None:
         file.write_bytes(data)
         shutil.rmtree(runs, ignore_errors=True)

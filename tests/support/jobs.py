@@ -7,21 +7,47 @@ test can count what was made twice.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import io
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.jobs.registry import JobContext, Progress, register, write_artifact
+
+
+class Panic(BaseException):
+    """As ``PanicException`` of pyo3: the panic of a Rust library, and no ``Exception``."""
+
+
+class Mute(Exception):
+    """An error whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+RAISED: dict[str, type[BaseException]] = {
+    "bug": ZeroDivisionError,
+    "panic": Panic,
+    "mute": Mute,
+    "exit": SystemExit,
+    "interrupt": KeyboardInterrupt,
+    "stop": StopIteration,
+    "cancel": asyncio.CancelledError,
+    "generator": GeneratorExit,
+    "memory": MemoryError,
+}
 
 
 class CountRequest(BaseModel):
@@ -73,7 +99,8 @@ class CountJob:
                 self._keep()
         over = self.done == self.request.iterations
         total = self.request.iterations
-        return Progress(self.done, total, "iterations", "counting", finished=over, result={"value": self.value})
+        result: dict[str, Any] = {"value": object() if self.request.fail_with == "result" else self.value}
+        return Progress(self.done, total, "iterations", "counting", finished=over, result=result)
 
     def _keep(self) -> None:
         self.curve.append([self.done, int(self.value[:4], 16) / 65536])
@@ -89,8 +116,10 @@ class CountJob:
             os._exit(9)
         if self.request.fail_with == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
-        if self.request.fail_with == "bug":
-            raise ZeroDivisionError("a secret that no client should see")
+        if self.request.fail_with == "hang":
+            threading.Event().wait()
+        if self.request.fail_with in RAISED:
+            raise RAISED[self.request.fail_with]("a secret that no client should see")
         raise UserError("It was asked to fail here.", field="fail_at")
 
     def close(self) -> None:

@@ -6,7 +6,9 @@ scales, which start at 0 and 1, are drawn too, so that a reader which forgets th
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +347,15 @@ def save_tiny(folder: Path, model_type: str, *, tokenizer: bool = True, seed: in
     if tokenizer:
         tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+_folder = functools.cache(tempfile.TemporaryDirectory)
+
+
+@functools.cache
+def saved_tiny(model_type: str) -> Path:
+    """The folder of a checkpoint that stays until the tests end: its tokenizer is opened again when it is needed."""
+    return save_tiny(Path(_folder().name) / model_type, model_type)
 
 
 SAMPLES = [Sample(None, text, label, f"text {i}") for i, (text, label) in enumerate(zip(TEXTS, "abab", strict=True))]

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tokenpaths.cli.support import doctor_files
+from tokenpaths.cli.support import doctor_cards, doctor_files, doctor_plugins
 from tokenpaths.cli.support.doctor_files import Finding
 from tokenpaths.cli.support.options import DataDir
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
+
+    Check = tuple[str, Callable[[Settings], Iterator[Finding]]]
 
 LITTLE_DISK_BYTES = 2_000_000_000
 NO_DISK_BYTES = 100_000_000
@@ -28,13 +30,17 @@ NO_DISK_BYTES = 100_000_000
 
 def doctor(
     data_dir: DataDir = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read what runs, models and jobs say of themselves, not their contents.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Check Python, packages, device, disk, data folder, runs, models, jobs and ports.
 
     Example: tokenpaths doctor || echo "something is broken"
 
-    Runs, weights, the list of jobs and what jobs have made are read to the last byte, and their sums compared.
+    Runs, weights, the list of jobs and what jobs have made are read to the last byte, and their sums compared. With
+    --quick only cards, configurations and headers are read; device and sandbox are not tried out.
     The exit code is 1 when something is broken; notes alone leave it 0.
     """
     from tokenpaths.backend.settings import load_settings
@@ -42,7 +48,7 @@ def doctor(
 
     settings = load_settings(data_dir=data_dir)
     findings = []
-    for finding in examine(settings, doctor_files.no_bar if as_json else bar):
+    for finding in examine(settings, doctor_files.no_bar if as_json else bar, quick=quick):
         findings.append(finding)
         if not as_json:
             print(f"{finding.state:6}  {finding.what:10}  {finding.text}", flush=True)
@@ -51,23 +57,26 @@ def doctor(
     raise typer.Exit(1 if any(finding.state == "broken" for finding in findings) else 0)
 
 
-def examine(settings: Settings, shown: doctor_files.Bars = doctor_files.no_bar) -> Iterator[Finding]:
+def examine(
+    settings: Settings, shown: doctor_files.Bars = doctor_files.no_bar, *, quick: bool = False
+) -> Iterator[Finding]:
     """All findings, one check after the other; a check that fails itself is a finding too.
 
-    ``shown``: how to show how far the checks are that read files.
+    Args:
+        settings: Of the data folder.
+        shown: How to show how far the checks are that read files.
+        quick: Only what needs neither torch nor the contents of runs, weights and artifacts.
     """
-    checks: list[tuple[str, Callable[[Settings], Iterator[Finding]]]] = [
-        ("python", _python),
-        ("packages", _packages),
-        ("device", _device),
-        ("disk", _disk),
-        ("sandbox", doctor_files.sandbox),
+    deep: list[Check] = [("device", _device), ("sandbox", doctor_files.sandbox)]
+    deep += [
         ("runs", partial(doctor_files.runs, bar=shown)),
         ("models", partial(doctor_files.models, bar=shown)),
+        ("plugins", doctor_plugins.plugins),
         ("jobs", partial(doctor_files.jobs, bar=shown)),
-        ("ports", _ports),
     ]
-    for name, check in checks:
+    cards: list[Check] = [("runs", doctor_cards.runs), ("models", doctor_cards.models), ("jobs", doctor_cards.jobs)]
+    first: list[Check] = [("python", _python), ("packages", _packages), ("disk", _disk)]
+    for name, check in [*first, *(cards if quick else deep), ("ports", _ports)]:
         try:
             yield from check(settings)
         except Exception as error:
@@ -118,7 +127,7 @@ def _packages(settings: Settings) -> Iterator[Finding]:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Finding("broken", "packages", f"missing: {', '.join(missing)}; install with pip install -e .")
+        yield Finding("broken", "packages", f"missing: {', '.join(missing)}; install Tokenpaths again")
     if others:
         yield Finding("note", "packages", f"other versions than tested: {', '.join(others)}")
     if not missing and not others:

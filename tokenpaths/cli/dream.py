@@ -187,18 +187,17 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def _context(settings: Settings, device: str | None) -> JobContext:
-    from tokenpaths.backend.runs.foreign_files import foreign_files_of
+    from tokenpaths.backend.runs.open_runs import gate_of
     from tokenpaths.engine.jobs.registry import JobContext
 
-    folders, foreign_files = settings.all_models_dirs, foreign_files_of(settings)
+    folders = settings.all_models_dirs
 
     def load(name: str):
         from tokenpaths.engine.tracing.loaded_model import load_model
 
         return load_model(name, folders, device)
 
-    problem_of_run = foreign_files.problem if foreign_files is not None else None
-    return JobContext(settings.data_dir, tuple(folders), load, problem_of_run=problem_of_run)
+    return JobContext(settings.data_dir, tuple(folders), load, gate=gate_of(settings))
 
 
 def _target(options: DreamOptions) -> dict[str, Any]:

@@ -1,20 +1,24 @@
-"""``tokenpaths export``: a table of a run as CSV, Parquet or Arrow."""
+"""``tokenpaths export``: a table of a run as CSV, Parquet or Arrow, or the run as a Hugging Face data set."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenpaths.cli.support.light_imports import without_pandas
 from tokenpaths.cli.support.options import DataDir
 from tokenpaths.cli.support.refusals import problems_as_errors
 from tokenpaths.engine.base.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.run import Run
 
 
 class Format(StrEnum):
@@ -23,6 +27,7 @@ class Format(StrEnum):
     csv = "csv"
     parquet = "parquet"
     arrow = "arrow"
+    dataset = "dataset"
 
 
 def export(
@@ -31,33 +36,54 @@ def export(
         str | None, typer.Argument(help="Table: path, token, sample, flow … [default: list the tables of the run].")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write [default: standard output].")
+        Path | None,
+        typer.Option(
+            "--output", "--out", "-o", help="File to write, of a dataset the new folder [default: standard output]."
+        ),
     ] = None,
     format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="File format [default: by the file's name, else csv].")
+        Format | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="File format [default: by the file's name, else csv]; dataset: the whole run as a Hugging Face data "
+            "set with a card.",
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write one table of a run to a file or to standard output; without a table, list those that there are.
 
     Example: tokenpaths export dna-vision-top1-scenes path -o paths.parquet
+
+    Example: tokenpaths export dna-vision-top1-scenes --format dataset --out scenes-paths/
     """
     from tokenpaths.backend.runs.registry import RunRegistry
     from tokenpaths.backend.settings import load_settings
+    from tokenpaths.engine.base.files import keep_free
 
     settings = load_settings(data_dir=data_dir)
-    if table is None and (output is not None or format is not None):
-        raise UserError("Say which table to write; `tokenpaths export RUN` alone lists them.", field="table")
+    keep_free(settings.least_free_megabytes * 1e6)
     chosen = format or _format_of(output)
+    if chosen is Format.dataset and (table is not None or output is None):
+        raise UserError(
+            "--format dataset writes the whole run into a folder: name the folder with --out, and no table.",
+            field="output" if output is None else "table",
+        )
+    if table is None and chosen is not Format.dataset and (output is not None or format is not None):
+        raise UserError("Say which table to write; `tokenpaths export RUN` alone lists them.", field="table")
     if output is None and chosen is not Format.csv and sys.stdout.isatty():
         raise UserError(f"{chosen.value} is not for the eye; name a file with --output.", field="output")
     registry = RunRegistry.of(settings, time_limit_s=3600)
-    with closing(registry), problems_as_errors(), registry.lease(run) as opened, registry.foreign_run_errors(run):
-        if table is None:
+    light = nullcontext() if chosen is Format.dataset else without_pandas()  # the library of data sets needs it
+    with closing(registry), light, problems_as_errors(), registry.lease(run) as opened:
+        if chosen is Format.dataset and output is not None:
+            _save(opened, output)
+        elif table is None:
             for row in opened.tables()["tables"]:
                 print(f"{row['table']:<14} {row['num_rows']:>13,}  {row['what']}")
         else:
-            _write(opened.export(table, chosen.value), output)
+            _write(opened.export(str(table), chosen.value), output)
 
 
 def _format_of(output: Path | None) -> Format:
@@ -91,6 +117,15 @@ def _write(chunks: Iterator[bytes], output: Path | None) -> None:
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}.", field="output") from None
     print(f"{output}: {num_bytes:,} bytes", file=sys.stderr)
+
+
+def _save(run: Run, folder: Path) -> None:
+    """The run as a data set in a new folder, whole or not at all."""
+    try:
+        num_bytes = run.save_dataset(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}.", field="output") from None
+    print(f"{folder}: {num_bytes:,} bytes; open it with datasets.load_from_disk", file=sys.stderr)
 
 
 def _copy(chunks: Iterator[bytes], write: Callable[[bytes], object]) -> int:

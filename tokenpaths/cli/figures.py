@@ -142,8 +142,7 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
                 return stack.enter_context(registry.lease(name))
 
         both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
-        with problems_as_errors("run"), registry.foreign_run_errors(run, beside or run):
-            yield both
+        yield both
 
 
 @contextmanager
@@ -192,10 +191,10 @@ def _earlier(out: Path) -> set[str]:
     try:
         index = json.loads((out / "index.json").read_text("utf-8")) if there else {}
         ours = {name for row in index.get("figures", []) for name in row["files"]} if there else set()
-        known = index.get("made_by") == MADE_BY
+        drawn_here = index.get("made_by") == MADE_BY
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        ours, known = set(), False
-    strangers = sorted(there - ours - set(INDEX)) if known else sorted(there)
+        ours, drawn_here = set(), False
+    strangers = sorted(there - ours - set(INDEX)) if drawn_here else sorted(there)
     if strangers:
         raise UserError(
             f"{out} holds other files ({', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}); name a new "

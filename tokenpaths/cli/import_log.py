@@ -24,7 +24,8 @@ class ImportOptions:
     format: Annotated[
         str | None,
         typer.Option(
-            help="npy, npz, parquet, vllm, sglang, megatron, llama.cpp or expert-counts [default: by its content]."
+            help="npy, npz, parquet, vllm, sglang, megatron, llama.cpp, expert-counts or what a plugin adds "
+            "[default: by its content]."
         ),
     ] = None
     model: Annotated[str | None, typer.Option(help="Model that wrote the log [default: as the log says].")] = None
@@ -56,18 +57,20 @@ def import_log(options: ImportOptions) -> None:
     file, run = options.file, options.run
     refuse_taken_name(settings, run, options.overwrite)
     from tokenpaths.cli.support.progress_bar import bar, waiting
-    from tokenpaths.engine.adapters.logs import formats, importing
+    from tokenpaths.engine.adapters.logs import importing
+    from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
+    from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts
     from tokenpaths.engine.store.write.writer import remove_abandoned
 
     try:
         with waiting(f"looking at {file.name}"):
-            log = formats.open_log(
+            log = open_confined_log(
                 file, options.format, layers=options.layers, top_k=options.top_k, experts=options.experts
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted()
             remove_abandoned(settings.runs_dir)
-    except formats.OnlyCounts as error:
+    except OnlyCounts as error:
         _print_load(error.counts)
         raise
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenpaths.cli.support.light_imports import without_pandas
 from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.terminal import cell
 
 if TYPE_CHECKING:
     from tokenpaths.backend.runs.registry import RunRegistry
@@ -44,12 +46,13 @@ def ls(
         from tokenpaths.backend.runs.registry import RunRegistry
 
         registry = RunRegistry.of(settings, time_limit_s=settings.query_seconds, max_open=1)
-        lists["runs"] = _cards(registry)
+        with without_pandas():
+            lists["runs"] = _cards(registry)
         registry.close()
     if what is not What.runs:
-        from tokenpaths.engine.tracing.loaded_model import list_models
+        from tokenpaths.engine.adapters.find_traceable import list_traceable
 
-        lists["models"] = list_models(settings.all_models_dirs)
+        lists["models"] = list_traceable(settings.all_models_dirs, settings.checkpoints_dir)
     if as_json:
         print(json.dumps(lists, indent=1, ensure_ascii=False))
         return
@@ -60,16 +63,18 @@ def ls(
 
 
 def _cards(registry: RunRegistry) -> list[dict[str, Any]]:
-    """All cards; those that are read for the first time are waited for, with a bar."""
+    """All cards; runs that are taken in, and those opened for their first card, are waited for, with a bar."""
     from tokenpaths.backend.runs.registry import card_key
     from tokenpaths.cli.support.progress_bar import bar
 
     names, cards = registry.names(), []
+    kept: dict[str, tuple[str, dict[str, Any]]] = {}
     with bar("reading runs", len(names), "runs") as shown:
         for number, name in enumerate(names):
             shown.update(number, name)
-            cards.append(registry.card(name))
+            cards.append(registry.card(name, kept=kept))
         shown.update(len(names))
+    registry.index.put(kept)
     return sorted((card for card in cards if card is not None), key=card_key, reverse=True)
 
 
@@ -95,7 +100,7 @@ def _show_runs(cards: list[dict[str, Any]], runs_dir: Path) -> None:
     print_table(RUN_COLUMNS, rows, right=range(3, 8))
     for card in cards:
         if card["status"] != "sealed":
-            print(f"! {card['run']}: {card['problem']}")
+            print(f"! {cell(card['run'])}: {card['problem']}")
 
 
 def _show_models(models: list[dict[str, Any]]) -> None:
@@ -106,10 +111,7 @@ def _show_models(models: list[dict[str, Any]]) -> None:
         (
             row["model"],
             row["modality"],
-            f"{row['num_params']:,}",
-            str(row["num_steps"]),
-            str(row["num_modules"]),
-            str(row["top_k"]),
+            *(_number(row[name]) for name in ("num_params", "num_steps", "num_modules", "top_k")),
             ", ".join(f"{k} {_number(v)}" for k, v in row["validation"].items() if isinstance(v, int | float)),
         )
         for row in models
@@ -130,11 +132,11 @@ def _number(value: float | None) -> str:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: range = range(0)) -> None:
     """Print aligned columns, those in ``right`` to the right."""
-    lines = [columns, *[[str(cell) for cell in row] for row in rows]]
+    lines = [columns, *[[cell(str(value)) for value in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
         cells = (
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
         )
         print("  ".join(cells).rstrip())

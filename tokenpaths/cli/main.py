@@ -7,6 +7,7 @@ said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a co
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import typer
 
 from tokenpaths.backend import __version__
 from tokenpaths.cli.demo import demo
+from tokenpaths.cli.docs import docs
 from tokenpaths.cli.doctor import doctor
 from tokenpaths.cli.dream import dream
 from tokenpaths.cli.export import export
@@ -27,16 +29,18 @@ from tokenpaths.cli.jobs import jobs_app, worker
 from tokenpaths.cli.ls import ls
 from tokenpaths.cli.report import report
 from tokenpaths.cli.seal import seal
+from tokenpaths.cli.support.terminal import plain_output
 from tokenpaths.cli.trace import trace
 from tokenpaths.cli.train import train
 from tokenpaths.cli.up import up
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.thread_waiting import wait_asleep
 
 HELP = """See, measure and compare the paths that tokens take through routed neural networks.
 
-Start with `tokenpaths demo`, which traces the bundled samples, then `tokenpaths up`, which opens the page on the runs
-of your data folder. `tokenpaths trace` adds a run of your own data.
-Every setting, as a flag, environment variable or in a file, is in docs/settings.md.
+Start with `tokenpaths up --demo`, which traces the bundled samples and opens the page on the runs of your data folder.
+`tokenpaths trace` adds a run of your own data.
+`tokenpaths docs` opens the documentation: a tour, every command, every setting.
 """
 
 
@@ -45,7 +49,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
-    for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, doctor):
+    for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, docs, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a reserved word of Python
     app.add_typer(jobs_app(), name="jobs")
@@ -69,8 +73,16 @@ def _print_version(wanted: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; never shows a traceback."""
+    wait_asleep()
+    # A tenth of the processor time of a short command is the search for cycles among what imports made to stay.
+    gc.set_threshold(50_000, 20, 20)
     if hasattr(sys.stdout, "reconfigure"):  # a character that the terminal's encoding lacks must not stop the command
         sys.stdout.reconfigure(errors="backslashreplace")
+    with plain_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         code = make_app()(args=arguments, standalone_mode=False)
         sys.stdout.flush()  # flush here, where a full disk or a closed pipe is still handled, not at interpreter exit

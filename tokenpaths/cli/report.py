@@ -15,6 +15,9 @@ def report(
     run: Annotated[str, typer.Option(help="Name of the run, as `tokenpaths ls` shows it.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")],
     beside: Annotated[str | None, typer.Option(help="A second run over the same samples, for figure 7.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="merged: labels that look alike (case, blanks) count as one.", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn at random.", min=0)] = 0,
     data_dir: DataDir = None,
 ) -> None:
@@ -37,7 +40,7 @@ def report(
     settings = load_settings(data_dir=data_dir)
     with opened(settings, run, beside) as (source, other):
         wishes = Wishes(seed=seed, other=other, dreams=dreams_of(settings, source.info()))
-        page = page_of(source, version=__version__, refusals=(UserError,), wishes=wishes).encode()
+        page = page_of(source.labelled(labels), version=__version__, refusals=(UserError,), wishes=wishes).encode()
     try:
         with atomic_file(out) as temporary:
             temporary.write_bytes(page)

@@ -14,7 +14,7 @@ from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
-    from tokenpaths.cli.edited import Wanted
+    from tokenpaths.cli.support.edited import Wanted
     from tokenpaths.cli.support.shards import OneShard
     from tokenpaths.engine.adapters.find_traceable import FoundModel
     from tokenpaths.engine.data.datasets import Dataset
@@ -28,22 +28,26 @@ class TraceCommand:
     model: Annotated[
         str,
         typer.Option(
-            help="Name of a model (tokenpaths ls models), or its folder; hf:<folder> or hf:<owner/name> for a "
-            "Hugging Face mixture of experts."
+            help="Name of a model (tokenpaths ls models), or its folder; hf:<name>, hf:<folder> or hf:<owner/name> "
+            "for a Hugging Face mixture of experts."
         ),
     ]
     data: Annotated[
         str,
         typer.Option(
-            help="Image folder, Parquet or JSONL file, text file or folder of them, one image, or "
-            "a bundled set such as bundled:scenes, bundled:photos or bundled:texts."
+            help="Folder of images or texts, saved Hugging Face data set, Parquet, Arrow, CSV or JSONL file, "
+            "WebDataset archives ('shard-{000..003}.tar' or their folder), one image or text, or a bundled set such as "
+            "bundled:scenes, bundled:photos or bundled:texts. docs/data.md"
         ),
     ]
     run: Annotated[str | None, typer.Option(help="Name of the run [default: made from model, data and time].")] = None
     limit: Annotated[int | None, typer.Option(help="At most so many samples, spread over labels.", min=1)] = None
     text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None
-    image_column: Annotated[str | None, typer.Option(help="Column with the encoded image.")] = None
+    image_column: Annotated[str | None, typer.Option(help="Column with the encoded image, or with its file (CSV).")] = (
+        None
+    )
     label_column: Annotated[str | None, typer.Option(help="Column with the label or domain.")] = None
+    split: Annotated[str | None, typer.Option(help="Split of a data set that has several, such as test.")] = None
     passage_chars: Annotated[
         int | None, typer.Option(help="Cut longer texts into passages of so many characters, a sample each.", min=1)
     ] = None
@@ -103,7 +107,7 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
     On many machines: tokenpaths trace … --run big --shard 3/8 on each, then tokenpaths seal big
     """
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.edited import name_before, wanted
+    from tokenpaths.cli.support.edited import name_before, wanted
     from tokenpaths.cli.support.shards import requested_shard, trace_on_workers
     from tokenpaths.engine.base.files import keep_free
 
@@ -133,19 +137,19 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
 
 def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard: OneShard | None) -> None:
     """A run, or one shard of it; what can be refused is, before weights are read or fetched."""
-    from tokenpaths.cli.edited import say_effect, trace_edited, under_controls
+    from tokenpaths.cli.support.edited import say_effect, trace_edited, under_controls
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.cli.support.shards import AlreadyTraced, made_with
     from tokenpaths.engine.store.write.writer import remove_abandoned
-    from tokenpaths.engine.tracing.loaded_model import as_untrained
     from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_samples
+    from tokenpaths.engine.tracing.traceable import as_untrained
 
     if shard and ask and "ban_share" in ask.controls:
         raise UserError("ban_share counts over all samples; leave out --shard.", field="controls")
-    found = _find(settings, options, ask.controls if ask else None)
-    dataset = _open(options, found)
-    with waiting(f"loading {found.name}"):
-        loaded: Any = found.load(options.twin and (ask is None or ask.beside))
+    source = _find(settings, options, ask.controls if ask else None)
+    dataset = _open(options, source)
+    with waiting(f"loading {source.name}"):
+        loaded: Any = source.load()
         loaded = under_controls(loaded, ask) if ask else loaded
         loaded = as_untrained(loaded) if options.untrained else loaded
         remove_abandoned(settings.runs_dir)
@@ -155,7 +159,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         run_id=options.run,
         dataset=dataset.name,
         split=dataset.split,
-        regions=dataset.regions if found.modality == "vision" else (),
+        regions=dataset.regions if source.modality == "vision" else (),
         batch_size=options.batch_size,
         total=part.num_samples,
         # The untrained twin is the null model of the unedited model only.
@@ -192,17 +196,16 @@ def _find(settings: Settings, options: TraceCommand, controls: dict[str, Any] | 
     """The model, and a sentence for options that it cannot have."""
     from tokenpaths.cli.support.progress_bar import waiting
     from tokenpaths.engine.adapters.find_traceable import find_traceable
-    from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 
-    model, foreign = options.model, is_huggingface(options.model)
-    if options.untrained and (controls is not None or foreign):
-        raise UserError("--untrained is for models of this program as they are, without --controls.", field="untrained")
-    if not foreign:
-        return find_traceable(model, settings.all_models_dirs, options.device, options.dtype)
-    if options.image_column is not None:
-        raise UserError("a Hugging Face model takes texts; --image-column is for images.", field="image_column")
-    with waiting(f"looking at {model[3:]}"):
-        return find_traceable(model, settings.all_models_dirs, options.device, options.dtype, controls)
+    if options.untrained and controls is not None:
+        raise UserError("--untrained is for models as they are, without --controls.", field="untrained")
+    with waiting(f"looking at {options.model.removeprefix('hf:')}"):
+        source = find_traceable(
+            options.model, settings.all_models_dirs, options.device, options.dtype, controls, settings.checkpoints_dir
+        )
+    if options.image_column is not None and source.modality != "vision":
+        raise UserError(f"{source.name} takes texts; --image-column is for images.", field="image_column")
+    return source
 
 
 def _open(options: TraceCommand, found: FoundModel) -> Dataset:
@@ -210,7 +213,7 @@ def _open(options: TraceCommand, found: FoundModel) -> Dataset:
 
     if options.passage_chars is not None and found.modality != "text":
         raise UserError(f"{found.name} takes images; --passage-chars is for texts.", field="passage_chars")
-    names = ("text_column", "image_column", "label_column", "limit", "skip_bad", "passage_chars")
+    names = ("text_column", "image_column", "label_column", "split", "limit", "skip_bad", "passage_chars")
     return open_dataset(options.data, found.modality, **{name: getattr(options, name) for name in names})
 
 
@@ -234,6 +237,9 @@ def _say_what_is_unknown(path: Path, model: str, classes: tuple[str, ...]) -> No
 
 
 def _say_what_was_skipped(dataset: Dataset) -> None:
+    """Notes on labels and files, and the samples left out."""
+    for note in (*dataset.notes, *dataset.walk_notes()[: -1 if dataset.num_skipped else None]):
+        typer.echo(f"note: {note}", err=True)
     if not dataset.num_skipped:
         return
     shown = len(dataset.problems)

@@ -59,9 +59,9 @@ def train(options: TrainOptions) -> None:
 
     recipe, data, out = options.recipe, options.data, options.out
     if options.list_recipes or not recipe:
-        known = trainings().values()
-        width = max(len(training.name) for training in known)
-        for training in known:
+        recipes = trainings().values()
+        width = max(len(training.name) for training in recipes)
+        for training in recipes:
             typer.echo(f"{training.name:{width}}  {training.about}")
         typer.echo("docs/training.md says which files each reads from --data, and how to make them of your own data.")
         return

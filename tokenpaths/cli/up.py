@@ -6,6 +6,8 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +19,12 @@ from tokenpaths.engine.base.files import PROGRAM_DIR
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
+    from tokenpaths.cli.demo import DemoRun
     from tokenpaths.cli.support.processes import Child
 
-START_SECONDS = 180.0
 PAGE_FILE = PROGRAM_DIR / "frontend" / "app.py"
+FIRST_RUNS_SECONDS = 120.0
+"""longest time that the page's address waits for the first runs of ``--demo``"""
 
 
 def up(
@@ -41,43 +45,81 @@ def up(
     ] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="Settings file (TOML).")] = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Also start the page.")] = True,
+    demo: Annotated[bool, typer.Option("--demo", help="Trace the bundled samples too, once; see `demo`.")] = False,
 ) -> None:
     """Start the API, the engine worker and the page; Ctrl-C stops all three.
 
-    Example: tokenpaths up --data-dir ./my-runs --port 9000
+    Example: tokenpaths up --demo; tokenpaths up --data-dir ./my-runs --port 9000
 
-    Then open the page at the address that is printed. A process that dies is started again.
+    Then open the page at the address that is printed. A process that dies or hangs is started again; one that keeps
+    dying is paused for a while, and the others go on.
     """
     from tokenpaths.backend.settings import load_settings, require_safe_bind
-    from tokenpaths.cli.support.processes import wait_until_healthy, watch
+    from tokenpaths.cli.support.processes import watch
 
     settings = load_settings(settings_file, data_dir=data_dir, port=port, page_port=page_port, host=host, token=token)
     require_safe_bind(settings)
     _make_folders(settings)
+    awaited = _queue_demo(settings) if demo else []
     stop_signals: list[int] = []
     _listen_for_signals(stop_signals)
-    children = plan(settings, page=page, settings_file=settings_file)
-    say(f"Starting {', '.join(child.name for child in children)} …")
-    code = 1
-    try:
-        for child in children:
-            child.start()
-        wait_until_healthy(children, START_SECONDS)
-        for child in children:
-            if child.name != "worker":
-                say(f"  {child.name:5}{_address(child)}")
-        say(f"  data {settings.data_dir}")
-        say("Ctrl-C stops it.")
-        code = watch(children, say, lambda: bool(stop_signals))
-    except _Stopped:
-        code = 0
-    finally:
-        for child in reversed(children):
-            child.stop()
+    with tempfile.TemporaryDirectory(prefix="tokenpaths-up-") as folder:
+        states_file = Path(folder) / "processes.json"
+        children = plan(settings, page=page, settings_file=settings_file, states_file=states_file)
+        say(f"Starting {', '.join(child.name for child in children)} …")
+        code = 1
+        try:
+            _start(children, settings, awaited)
+            watch(children, say, lambda: bool(stop_signals), states_file)
+        except _Stopped:
+            code = 0
+        finally:
+            for child in reversed(children):
+                child.stop()
     if stop_signals:
         say("Stopped.")
         code = 128 + stop_signals[0]
     raise typer.Exit(code)
+
+
+def _start(children: list[Child], settings: Settings, awaited: list[DemoRun]) -> None:
+    """Start the processes, wait until they answer and ``awaited`` are there, and say where they are."""
+    from tokenpaths.cli.support.processes import START_SECONDS, wait_until_healthy
+
+    for child in children:
+        child.start()
+    wait_until_healthy(children, START_SECONDS, dispensable=("worker",))
+    if awaited:
+        _wait_for_runs(awaited, settings, children)
+    for child in children:
+        if child.name != "worker":
+            say(f"  {child.name:5}{_address(child)}")
+    say(f"  data {settings.data_dir}")
+    say("Ctrl-C stops it.")
+
+
+def _queue_demo(settings: Settings) -> list[DemoRun]:
+    """Queue what is missing of the demo; returns the runs that the page should not open without."""
+    from tokenpaths.cli.demo import FIRST, alone, missing_runs, queue_runs
+
+    with alone(settings):
+        missing = missing_runs(settings)
+        queue_runs(missing, settings)
+    if missing:
+        say(f"Tracing the bundled samples with the shipped models: {len(missing)} runs, once.")
+    return [run for run in missing if run.run_id in FIRST]
+
+
+def _wait_for_runs(runs: list[DemoRun], settings: Settings, children: list[Child]) -> None:
+    """Return when jobs have made ``runs``, or nothing can be expected of them."""
+    from tokenpaths.cli.demo import is_awaited
+
+    worker = next((child for child in children if child.name == "worker"), None)
+    ends = time.monotonic() + FIRST_RUNS_SECONDS
+    while time.monotonic() < ends and not (worker is None or worker.has_ended()):
+        if not any(is_awaited(settings, run) for run in runs):
+            return
+        time.sleep(0.3)
 
 
 class _Stopped(BaseException):
@@ -122,22 +164,31 @@ def _make_folders(settings: Settings) -> None:
         ) from None
 
 
-def plan(settings: Settings, *, page: bool = True, settings_file: Path | None = None) -> list[Child]:
+def plan(
+    settings: Settings, *, page: bool = True, settings_file: Path | None = None, states_file: Path | None = None
+) -> list[Child]:
     """The processes to start, in order; picks their ports."""
+    from tokenpaths.backend.process_states import VARIABLE
+    from tokenpaths.backend.settings import SECRET_HEADER
     from tokenpaths.cli.support.processes import Child, pick_port
 
     port = pick_port(settings.host, settings.port, "--port")
     environment = _environment(settings, settings_file) | {"TOKENPATHS_PORT": str(port)}
+    if states_file is not None:
+        environment[VARIABLE] = str(states_file)
+    hung_s = settings.hung_seconds
     children = []
     if settings.worker_url is None:
         worker_port = pick_port(settings.worker_host, settings.worker_port, "TOKENPATHS_WORKER_PORT")
         environment["TOKENPATHS_WORKER_PORT"] = str(worker_port)
         command = [sys.executable, "-P", "-m", "tokenpaths.backend.serve", "worker"]
         health = f"http://{_reachable(settings.worker_host)}:{worker_port}/healthz"
-        children.append(Child("worker", command, health, settings.logs_dir / "worker.log", environment))
+        secret = {SECRET_HEADER: environment["TOKENPATHS_WORKER_SECRET"]}
+        children.append(Child("worker", command, health, settings.logs_dir / "worker.log", environment, secret, hung_s))
     api_url = f"http://{_reachable(settings.host)}:{port}"
     command = [sys.executable, "-P", "-m", "tokenpaths.backend.serve", "api"]
-    children.append(Child("API", command, f"{api_url}/healthz", settings.logs_dir / "api.log", environment))
+    log_file = settings.logs_dir / "api.log"
+    children.append(Child("API", command, f"{api_url}/healthz", log_file, environment, hung_s=hung_s))
     if page:
         children.append(_page(settings, api_url, environment))
     return children
@@ -170,7 +221,8 @@ def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Chil
     hidden = ("TOKENPATHS_WORKER_SECRET", "TOKENPATHS_WORKER_PORT", "TOKENPATHS_WORKER_URL")
     own = {name: value for name, value in environment.items() if name not in hidden}
     health = f"http://{_reachable(settings.page_host)}:{port}/_stcore/health"
-    return Child("page", command, health, settings.logs_dir / "page.log", own | {"TOKENPATHS_API_URL": api_url})
+    own |= {"TOKENPATHS_API_URL": api_url}
+    return Child("page", command, health, settings.logs_dir / "page.log", own, hung_s=settings.hung_seconds)
 
 
 def _environment(settings: Settings, settings_file: Path | None) -> dict[str, str]:
@@ -182,6 +234,8 @@ def _environment(settings: Settings, settings_file: Path | None) -> dict[str, st
         "TOKENPATHS_WORKER_SECRET": secret,
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.embed_origins:
+        chosen["TOKENPATHS_EMBED_ORIGINS"] = " ".join(settings.embed_origins)
     if settings.token is not None:
         chosen["TOKENPATHS_TOKEN"] = settings.token.get_secret_value()
     if settings_file is not None:

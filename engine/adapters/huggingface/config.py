@@ -11,13 +11,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.families.family_controls import ExpertControls
 
 PREFIX = "hf:"
 CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NOT_TRACED = {
     "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
     "doge": "its experts are rows of a table, picked by product keys inside the block: no gate gives ids or weights",
@@ -47,6 +51,13 @@ def is_huggingface(model: str) -> bool:
     return model.startswith(PREFIX)
 
 
+def is_model_name(name: str) -> bool:
+    """Whether ``name`` can be that of a model: of a folder of ours, or ``hf:`` and a folder of checkpoints."""
+    if not is_huggingface(name):
+        return is_name(name)
+    return re.fullmatch(FOLDER_PATTERN, name.removeprefix(PREFIX)) is not None
+
+
 def checkpoint_folder(parent: Path | None, model: str) -> Path:
     """The folder of ``hf:<name>`` inside ``parent``; does not read its files.
 
@@ -58,7 +69,7 @@ def checkpoint_folder(parent: Path | None, model: str) -> Path:
     if parent is None:
         raise UserError(
             f"{model[:80]!r} cannot be looked for: the setting `huggingface_dir`, the folder that holds Hugging Face "
-            "checkpoints for jobs, is not set.",
+            "checkpoints, is not set.",
             field="model",
         )
     if not re.fullmatch(FOLDER_PATTERN, name) or ".." in name:
@@ -98,7 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MOST_CONFIG_BYTES:
             raise ValueError("too large")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"), parse_constant=str)  # infinities, which JSON lacks
     except (OSError, ValueError, RecursionError):
         raise UserError(f"The {CONFIG} of {folder.name} cannot be read.", field="model") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
@@ -143,6 +154,44 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     if routed is not None and kind == "jetmoe":  # its attention has gates of its own
         routed *= 2
     return Layout(routed, None if experts is None else experts + free, top_k)
+
+
+def list_checkpoints(parent: Path | None) -> list[dict[str, Any]]:
+    """Description of each Hugging Face checkpoint in a folder, in the form of ``checkpoint_config.list_models``.
+
+    Folders without a ``config.json`` that names a model type are left out; checkpoints that cannot be traced are listed
+    with their problem. Reads no weights.
+    """
+    folders = sorted(parent.iterdir()) if parent is not None and parent.is_dir() else []
+    return [
+        _checkpoint_row(parent, f"{PREFIX}{folder.name}")
+        for folder in folders
+        if re.fullmatch(FOLDER_PATTERN, folder.name) and _names_type(folder / CONFIG)
+    ]
+
+
+def _names_type(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= MOST_CONFIG_BYTES and "model_type" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, TypeError):
+        return False
+
+
+def _checkpoint_row(parent: Path | None, model: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": model, "family": ExpertControls.FAMILY, "modality": "text", "num_params": None}
+    row |= {"num_steps": None, "num_modules": None, "top_k": None, "validation": {}, "shipped": False, "problem": None}
+    try:
+        folder = checkpoint_folder(parent, model)
+        layout = layout_of(read_config(folder))
+    except UserError as error:
+        return row | {"problem": str(error)}
+    problem = None
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+        problem = f"{folder.name} holds no {WEIGHTS}, so there are no weights to load"
+    elif find_spec("transformers") is None:
+        problem = "transformers is missing from this installation; run `pip install transformers`"
+    steps = {"num_steps": layout.layers, "num_modules": layout.choices, "top_k": layout.top_k}
+    return row | steps | {"problem": problem}
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

@@ -19,7 +19,9 @@ def transformers_library() -> Any:
     try:
         import transformers
     except ImportError:
-        raise HuggingFaceError('transformers is not installed; run pip install "tokenpaths[huggingface]"') from None
+        raise HuggingFaceError(
+            "transformers is missing from this installation; run `pip install transformers`"
+        ) from None
     return transformers
 
 

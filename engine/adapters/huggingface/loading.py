@@ -9,27 +9,24 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tokenpaths.engine.adapters.huggingface.config import INDEX, WEIGHTS
 from tokenpaths.engine.adapters.huggingface.gates import find_gates
 from tokenpaths.engine.adapters.huggingface.inspection import Source
-from tokenpaths.engine.adapters.huggingface.library import (
-    HuggingFaceError,
-    first_line,
-    quiet,
-    transformers_library,
-    with_plain_attention,
-)
+from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError, first_line, quiet, with_plain_attention
 from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, TextTokens, forward
 from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.confined.parent import ReaderPool
+from tokenpaths.engine.data.confined_tokenizer import LIMITS, ConfinedTokenizer
 from tokenpaths.engine.models.checkpoint import file_sha256
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,13 +40,21 @@ TOKENIZER_FILES = (
 )
 LONGEST_CONTEXT = 2048
 """longest window of a text in tokens, unless the model's own limit is lower"""
-TWIN_PARAMS = 50_000_000
-"""maximum number of parameters of models whose untrained twin is traced as well"""
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZERS = ReaderPool(
+    "tokenpaths.engine.adapters.huggingface.tokenizer_child:answer",
+    replace(LIMITS, seconds=90, without=("torch",)),
+    "the tokenizer",
+    "model",
+)
+"""they import transformers first, which would import torch and its compiler: two seconds and 180 MB that no tokenizer
+needs"""
+PARAMS_A_BYTE = 3
+"""most parameters per byte of a checkpoint that are believed: weights of 4 bits are 2"""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
-def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin: bool = True) -> HuggingFaceModel:
+def load(source: Source, device: str | None = None, dtype: str = "auto") -> HuggingFaceModel:
     """Load a model and its tokenizer, and find its gates by a probe pass over a few tokens.
 
     ``dtype`` auto keeps the checkpoint's own. With several GPUs and no ``device``, layers are distributed over them (if
@@ -62,13 +67,14 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
     check_options(device, dtype)
     place = _placement(device)
     files = _weight_files(source)
+    _refuse_unfolding(source, files)
     tokenizer = _tokenizer(source)
     model = _open(source, files[0].parent, DTYPES[dtype], place)
     _refuse_nan(source.name, model)
     inputs_device = model.get_input_embeddings().weight.device
     config = model.config.get_text_config()
     gates = find_gates(model, lambda: _probe(model, inputs_device), config)
-    loaded = HuggingFaceModel(
+    return HuggingFaceModel(
         name=source.name,
         model=model,
         tokenizer=tokenizer,
@@ -76,12 +82,8 @@ def load(source: Source, device: str | None = None, dtype: str = "auto", *, twin
         sha256=weights_sha256(files),
         device=inputs_device,
         context=_context(config, len(tokenizer.before)),
+        initialise=partial(_untrained, source),
     )
-    if twin and sum(p.numel() for p in model.parameters()) <= TWIN_PARAMS:
-        other = _untrained(source, model, inputs_device)
-        gates = find_gates(other, lambda: _probe(other, inputs_device), config)
-        loaded.twin = replace(loaded, model=other, gates=gates, sha256="")
-    return loaded
 
 
 def check_options(device: str | None, dtype: str) -> None:
@@ -124,6 +126,22 @@ def _weight_files(source: Source) -> list[Path]:
     return [file for file in files if file is not None]
 
 
+def _refuse_unfolding(source: Source, files: Sequence[Path]) -> None:
+    """Refuse a configuration of far more parameters than its files can hold: random numbers would fill the memory.
+
+    Raises:
+        HuggingFaceError: there are more than ``PARAMS_A_BYTE`` per byte.
+    """
+    with torch.device("meta"), quiet():
+        shape = with_plain_attention(source.auto_class.from_config, source.config, trust_remote_code=False)
+    number, size = sum(p.numel() for p in shape.parameters()), sum(file.stat().st_size for file in files)
+    if number > PARAMS_A_BYTE * size + 100_000:
+        raise HuggingFaceError(
+            f"{source.name}: its configuration describes {number:,} parameters, and its files of {size:,} bytes cannot "
+            "hold them"
+        )
+
+
 def _pickles_there(source: Source) -> str:
     if source.folder is None:
         return (
@@ -153,18 +171,10 @@ def _tokenizer(source: Source) -> TextTokens:
         found = [source.folder / name for name in TOKENIZER_FILES if (source.folder / name).is_file()]
     if not any(path.name not in ("tokenizer_config.json", "special_tokens_map.json") for path in found):
         raise HuggingFaceError(f"{source.name} holds no tokenizer (tokenizer.json), which is needed to read texts")
-    with quiet():
-        try:
-            tokenizer = transformers_library().AutoTokenizer.from_pretrained(
-                found[0].parent, trust_remote_code=False, local_files_only=True, use_fast=True
-            )
-        except Exception as error:
-            raise HuggingFaceError(f"{source.name}: the tokenizer cannot be opened: {first_line(error)}") from None
-    if not getattr(tokenizer, "is_fast", False):
-        raise HuggingFaceError(
-            f"{source.name} has a slow tokenizer ({type(tokenizer).__name__}), which does not say which characters a "
-            "token stands for; a tokenizer.json is needed"
-        )
+    try:
+        tokenizer = ConfinedTokenizer(found[0].parent, TOKENIZERS, source.name, "model")
+    except UserError as error:
+        raise HuggingFaceError(str(error)) from None
     return TextTokens(tokenizer)
 
 
@@ -223,15 +233,26 @@ def _context(config: Any, before: int) -> int:
     return max(1, min(longest or LONGEST_CONTEXT, LONGEST_CONTEXT) - before)
 
 
-def _untrained(source: Source, model: Any, device: torch.device) -> Any:
-    """The same architecture at initialisation, the null model of every path statistic."""
+def _untrained(source: Source, loaded: HuggingFaceModel, seed: int) -> HuggingFaceModel:
+    """The same architecture at initialisation, with gates of its own.
+
+    Raises:
+        HuggingFaceError: there is no memory for it.
+    """
     state = torch.random.get_rng_state()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     try:
         with quiet():
             twin = with_plain_attention(
-                source.auto_class.from_config, source.config, trust_remote_code=False, dtype=model.dtype
+                source.auto_class.from_config, source.config, trust_remote_code=False, dtype=loaded.model.dtype
             )
+        twin = twin.to(loaded.device).eval().requires_grad_(False)
+    except torch.OutOfMemoryError:
+        raise HuggingFaceError(
+            f"the untrained twin of {loaded.name} does not fit into the memory of the device beside it",
+            field="untrained",
+        ) from None
     finally:
         torch.random.set_rng_state(state)
-    return twin.to(device).eval().requires_grad_(False)
+    gates = find_gates(twin, lambda: _probe(twin, loaded.device), twin.config.get_text_config())
+    return replace(loaded, name=f"{loaded.name}-untrained", model=twin, gates=gates, sha256="")

@@ -6,13 +6,14 @@ Shapes: B windows of T positions, n tokens of texts among them, S steps, K slots
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Integer
 from torch import Tensor
 
 from tokenpaths.engine.adapters.expert_runs import FAMILY
@@ -23,7 +24,8 @@ from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError, fir
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality, ModuleInfo
 from tokenpaths.engine.base.routing import Decision
-from tokenpaths.engine.data.tokenizer import Encoded
+from tokenpaths.engine.data.confined_tokenizer import ConfinedTokenizer
+from tokenpaths.engine.data.tokenizer import Encoded, check_encodable
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 from tokenpaths.engine.families.family_controls import ExpertControls, read_expert_controls
 from tokenpaths.engine.models.family import Traced
@@ -36,43 +38,34 @@ DEVICE_PASS_TOKENS = 2048
 """the same on a GPU, which needs larger passes to be fully used"""
 
 
+TWIN_PARAMS = 50_000_000
+"""maximum number of parameters of models whose untrained twin is traced beside every run"""
+
+
 class TextTokens:
-    """A fast tokenizer that also gives the character span of each id.
+    """A fast tokenizer, in a confined child, that also gives the character span of each id.
 
     Tokens that a tokenizer adds before a text (``<s>``) are fed to the model before every window, but are not part of
     the run.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: ConfinedTokenizer) -> None:
         self._tokenizer = tokenizer
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        full = tokenizer("a", add_special_tokens=True)["input_ids"]
-        starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
-        self.before: tuple[int, ...] = tuple(full[: starts[0]]) if starts and bare else ()
+        self.before: tuple[int, ...] = tuple(tokenizer.about["before"])
 
     def encode(self, text: str) -> Encoded:
         """Token ids of a text without special tokens; several tokens of one character share its span.
 
         Raises:
-            UserError: the text holds lone surrogates, which have no UTF-8 form.
+            UserError: the text holds lone surrogates, or the tokenizer fails.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}); only "
-                "valid Unicode text can be traced",
-                field="text",
-            ) from None
-        tokens = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = np.array(tokens["offset_mapping"], dtype=np.int32).reshape(-1, 2)
-        return Encoded(np.array(tokens["input_ids"], dtype=np.int32), spans[:, 0], spans[:, 1])
+        check_encodable(text)
+        ids, spans = self._tokenizer.encode([text])[0]
+        return Encoded(ids, spans[:, 0], spans[:, 1])
 
     def token_texts(self) -> dict[int, str]:
         """Readable text of every vocabulary entry; bytes that form no character become U+FFFD."""
-        number = len(self._tokenizer)
-        texts = self._tokenizer.backend_tokenizer.decode_batch([[i] for i in range(number)], skip_special_tokens=False)
-        return dict(enumerate(texts))
+        return self._tokenizer.texts(skip_special=False)
 
 
 @dataclass
@@ -87,8 +80,8 @@ class HuggingFaceModel:
     device: torch.device
     """device of the inputs"""
     context: int
-    twin: HuggingFaceModel | None = None
-    """the same architecture with random weights; None for large models"""
+    initialise: Callable[[HuggingFaceModel, int], HuggingFaceModel]
+    """makes the untrained twin of a model, given a seed"""
     controls: ExpertControls | None = None
     plan: RoutePlan | None = None
     """edits per gate, from ``controls``"""
@@ -112,8 +105,13 @@ class HuggingFaceModel:
     def without_controls(self) -> HuggingFaceModel:
         return replace(self, controls=None, plan=None)
 
-    def untrained(self) -> HuggingFaceModel | None:
-        return self.twin
+    @property
+    def has_small_twin(self) -> bool:
+        return sum(p.numel() for p in self.model.parameters()) <= TWIN_PARAMS
+
+    def untrained(self, seed: int = 0) -> HuggingFaceModel:
+        """See ``Traceable.untrained``; needs as much memory as the model itself."""
+        return self.initialise(self.without_controls(), seed)
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -194,6 +192,10 @@ class HuggingFaceModel:
             recorded, logits, _ = self._pass(batch)
         edits.check(recorded.ids)
         return _traced(recorded, logits, batch.valid)
+
+    def choose(self, batch: ModelInput) -> Integer[np.ndarray, "n S K"]:
+        """See ``Traceable.choose``."""
+        return batch.ribbons(self.run(batch))
 
     def _pass(self, batch: ModelInput, frame: Frame | None = None) -> tuple[Recorded, Tensor, list[Decision]]:
         """Decisions of the text tokens, logits, and (with ``frame``) the decisions of each gate at every position."""

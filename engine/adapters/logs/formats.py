@@ -1,6 +1,7 @@
 """The formats of routing logs: the table of readers, recognition by content, and folders of shards.
 
-A new format is a file beside this one and a row in ``FORMATS``. Formats are documented in ``docs/import.md``.
+A new format is a file beside this one and a row in ``FORMATS``, or a plugin: an entry point of the group
+``tokenpaths.importers`` that is a ``Format`` (``docs/extending.md``). Formats are documented in ``docs/import.md``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts, find_counts, read_counts
-from tokenpaths.engine.adapters.logs.llamacpp import is_csv, open_csv
+from tokenpaths.engine.adapters.logs.llamacpp import BOM, is_csv, open_csv
 from tokenpaths.engine.adapters.logs.megatron import is_megatron_line, open_megatron
 from tokenpaths.engine.adapters.logs.neutral_parquet import open_parquet
 from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
@@ -21,10 +22,16 @@ from tokenpaths.engine.adapters.logs.pieces import Announced, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
 from tokenpaths.engine.adapters.logs.vllm_sglang import is_sglang_line, is_vllm_line, open_engine
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
+from tokenpaths.engine.data.labels import MOST_CHARACTERS
 from tokenpaths.engine.store.file.checks import check_text
 
 Opener = Callable[[Path, Announced], Log]
 HEAD_BYTES = 1 << 20
+
+
+class UnknownLog(UserError):
+    """No format was recognised in a file."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Format:
     """One format of logs: how it is recognised and opened."""
 
     open: Opener
+    """takes the file and the sizes that the user gives; raises UserError with file and line"""
     what: str
     """description for messages"""
     magic: bytes | None = None
@@ -40,6 +48,8 @@ class Format:
     """for JSON lines: whether an object has this format"""
     keys: tuple[str, ...] = ()
     """for JSON lines: keys that identify a first line too long to be parsed"""
+    matches: Callable[[bytes], bool] | None = None
+    """for anything else: whether the first megabyte (or all) of a file has this format"""
 
 
 def _open_counts(file: Path, announced: Announced) -> Log:
@@ -72,6 +82,15 @@ FORMATS: dict[str, Format] = {
 _ENGINES = ("vllm", "sglang")
 
 
+def _check_plugin(name: str, value: Any) -> Format:
+    if not isinstance(value, Format):
+        raise UserError(f"it is {type(value).__name__}, not a tokenpaths.engine.adapters.logs.formats.Format")
+    return value
+
+
+IMPORTERS: PluginRegistry[Format] = PluginRegistry("tokenpaths.importers", "importer", FORMATS, _check_plugin)
+
+
 def open_log(
     path: Path,
     format: str | None = None,
@@ -79,6 +98,7 @@ def open_log(
     layers: int | None = None,
     top_k: int | None = None,
     experts: int | None = None,
+    plugins: bool = True,
 ) -> Log:
     """Open a log, or a folder of shards of one log (sorted by name); the format is detected by content.
 
@@ -86,9 +106,11 @@ def open_log(
         path: The file or folder.
         format: Expected format; by default any.
         layers, top_k, experts: Sizes that the log does not state; checked against those that it states.
+        plugins: Whether plugins are asked, and imported for it, where no format of this program is recognised.
 
     Raises:
         OnlyCounts: the file holds sums over tokens.
+        UnknownLog: no format was recognised.
         UserError: it is not a readable log; the message describes its content.
     """
     path = Path(path)
@@ -96,39 +118,76 @@ def open_log(
     for name, value in (("layers", layers), ("top_k", top_k), ("experts", experts)):
         if value is not None and not 1 <= value <= 65_536:
             raise UserError(f"{name} is {value}, it should be from 1 to 65536", field=name)
-    if format is not None and format not in FORMATS:
-        raise UserError(f"there is no format {format[:40]!r}, there are {', '.join(FORMATS)}", field="format")
+    _check_name(format)
     if path.is_dir():
-        return _open_shards(path, format, announced)
-    return _open_one(path, format, announced)
+        return _open_shards(path, format, announced, plugins)
+    return _open_one(path, format, announced, plugins)
 
 
-def _open_one(file: Path, format: str | None, announced: Announced) -> Log:
-    name = recognise(file)
+def check_beginning(file: Path, format: str | None) -> None:
+    """Refuse an unknown ``format``, and a file that does not begin like a log; no plugin is imported.
+
+    Raises:
+        UserError: as ``open_log``.
+    """
+    _check_name(format)
+    try:
+        if format is None or format in FORMATS:
+            recognise(file)
+    except UnknownLog:
+        if not IMPORTERS.plugin_names():
+            raise
+
+
+def _check_name(format: str | None) -> None:
+    if format is not None and format not in IMPORTERS:
+        raise UserError(f"there is no format {format[:40]!r}, there are {', '.join(IMPORTERS)}", field="format")
+
+
+def _open_one(file: Path, format: str | None, announced: Announced, plugins: bool) -> Log:
+    if format is not None and format not in FORMATS:
+        return _open_with_plugin(format, file, announced)
+    try:
+        name = recognise(file)
+    except UnknownLog as unknown:
+        if not plugins or format is not None:
+            raise
+        return _open_with_plugin(_recognise_by_plugin(file, unknown), file, announced)
     if format is not None and format != name and not (format in _ENGINES and name in _ENGINES):
         raise UserError(f"{file}: is {FORMATS[name].what}, not {FORMATS[format].what}", field="format")
     log = FORMATS[name].open(file, announced)
     log.format = format or log.format
-    for text in (log.model, *log.shape.layers):
-        check_text(text, f"{file}: the name of the model or of a layer", field="file")
+    _check_names(file, log)
     return log
 
 
+def _open_with_plugin(name: str, file: Path, announced: Announced) -> Log:
+    log = IMPORTERS[name].open(file, announced)
+    if not isinstance(log, Log):
+        raise PluginError(f"the importer {name!r} gave {type(log).__name__}, not a Log", field="format")
+    _check_names(file, log)
+    return replace(log, file=file, format=name, checked=False)
+
+
+def _check_names(file: Path, log: Log) -> None:
+    for text in (log.model, *log.shape.layers):
+        check_text(text, f"{file}: the name of the model or of a layer", field="file")
+        if text is not None and len(text) > MOST_CHARACTERS:
+            raise UserError(
+                f"{file}: the name of the model or of a layer has {len(text):,} characters, at most {MOST_CHARACTERS} "
+                f"are kept ({_short(text)})",
+                field="file",
+            )
+
+
 def recognise(file: Path) -> str:
-    """Detect the format of a file by its content.
+    """Detect the format of a file by its content, among those of this program.
 
     Raises:
-        UserError: none of ``FORMATS`` matches; for a pickle the message explains why it is not opened.
+        UnknownLog: none of ``FORMATS`` matches.
+        UserError: it cannot be read, or is a pickle: the message explains why that is not opened.
     """
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}", field="file") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
-    if not head.strip():
-        raise UserError(f"{file}: is empty", field="file")
+    head = _read_head(file)
     for name, kind in FORMATS.items():
         if kind.magic is not None and head.startswith(kind.magic):
             return name
@@ -137,12 +196,47 @@ def recognise(file: Path) -> str:
             f"{file}: {PICKLE.format('JSON, .npy or Parquet, for example json.dump of the counts')}", field="file"
         )
     if head.startswith(b"\x1f\x8b"):
-        raise UserError(f"{file}: is compressed with gzip; unpack it first", field="file")
+        raise UnknownLog(f"{file}: is compressed with gzip; unpack it first", field="file")
     return _recognise_text(file, head)
 
 
+def _read_head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}", field="file") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
+    if not head.removeprefix(BOM).strip():
+        raise UserError(f"{file}: is empty; a routing log has a line or an array for each token", field="file")
+    return head
+
+
+def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
+    """The name of the first plugin that recognises a file; ``unknown`` with the plugins that cannot be used."""
+    head, problems = _read_head(file), []
+    lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
+    try:
+        record = json.loads(lines[0])
+    except (ValueError, RecursionError, IndexError):
+        record = None
+    for name, kind in IMPORTERS.plugins():
+        if isinstance(kind, PluginError):
+            problems.append(str(kind))
+            continue
+        try:
+            is_line = kind.is_line is not None and isinstance(record, dict) and kind.is_line(record)
+            is_binary = kind.magic is not None and head.startswith(kind.magic)
+            if is_line or is_binary or (kind.matches is not None and kind.matches(head)):
+                return name
+        except Exception as error:  # a plugin that cannot even look at a file leaves it to the others
+            problems.append(f"the importer {name!r} failed to look at the file ({type(error).__name__}: {error})")
+    raise UnknownLog("; ".join([str(unknown), *problems]), field=unknown.field)
+
+
 def _recognise_text(file: Path, head: bytes) -> str:
-    lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
     if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0])):
         return "llama.cpp"
     if lines[0].lstrip()[:1] in (b"{", b"["):
@@ -153,11 +247,11 @@ def _recognise_text(file: Path, head: bytes) -> str:
         if record is None or find_counts(record) is not None:
             return "expert-counts"
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
-        raise UserError(
+        raise UnknownLog(
             f"{file}, line 1: has {keys}, but neither routed_experts nor top_indices nor expert_counts", field="file"
         )
     known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())
-    raise UserError(f"{file}: is no routing log that is known ({known})", field="file")
+    raise UnknownLog(f"{file}: is no routing log that is known ({known})", field="file")
 
 
 def _first_object(file: Path, line: bytes) -> object | None:
@@ -170,15 +264,15 @@ def _first_object(file: Path, line: bytes) -> object | None:
     if keys := set(re.findall(rf'"({known})"\s*:'.encode(), line)):
         return {key.decode(): None for key in keys}
     if file.stat().st_size > HEAD_BYTES or line.rstrip()[-1:] not in (b"{", b"[", b","):
-        raise UserError(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")
+        raise UnknownLog(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")
     return None
 
 
-def _open_shards(folder: Path, format: str | None, announced: Announced) -> Log:
+def _open_shards(folder: Path, format: str | None, announced: Announced, plugins: bool) -> Log:
     files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     if not files:
         raise UserError(f"the folder {folder} holds no files", field="file")
-    logs = [_open_one(file, format, announced) for file in files]
+    logs = [_open_one(file, format, announced, plugins) for file in files]
     first = logs[0]
     for log in logs[1:]:
         for what, mine, theirs in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,10 +26,12 @@ from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, engine_version
+from tokenpaths.engine.data.labels import Remarks, alike_sentence, look_alikes
 from tokenpaths.engine.store.write.writer import RunWriter
 
 BATCH_BYTES = 8 * 2**20
 """bytes of expert ids per batch of the writer"""
+CLIPPED = "{n} weight{s} outside [0, 1] by rounding {are} set to 0 or 1"
 MOST_MODULES = 2**20
 """experts of all layers together"""
 _MOST_NAMED = 8
@@ -175,6 +178,9 @@ class LogNotes:
     def __init__(self, num_layers: int) -> None:
         self.samples = 0
         self.with_token_ids = 0
+        self.remarks = Remarks()
+        self.sizes: Counter[str] = Counter()
+        """samples of each label"""
         self.has_choices = np.zeros(num_layers, dtype=bool)
         """layers in which some token chose an expert other than 0"""
 
@@ -183,13 +189,25 @@ class LogNotes:
         for piece in pieces:
             self.samples += 1
             self.with_token_ids += piece.token_id is not None
+            self.remarks.add(piece.remarks, piece.where)
+            if piece.label is not None:
+                self.sizes[piece.label] += 1
+            weights = piece.weights
+            if weights is not None and (weights.min() < 0 or weights.max() > 1):
+                count = int(((weights < 0) | (weights > 1)).sum())
+                self.remarks.add((CLIPPED,), piece.where, count)
             if not self.has_choices.all():
                 self.has_choices |= piece.ids.any(axis=(0, 2))
             yield piece
 
     def sentences(self, log: Log, tokenizer: bool) -> list[str]:
         """Notes on the whole log, as sentences."""
-        notes = []
+        notes = self.remarks.sentences()
+        labelled = self.sizes.total()
+        if 0 < labelled < self.samples:
+            notes.append(f"{self.samples - labelled:,} of {self.samples:,} samples have no label")
+        alike = alike_sentence([(name, self.sizes[name]) for name in group] for group in look_alikes(self.sizes))
+        notes += [alike] if alike else []
         constant = [name for name, chosen in zip(log.shape.layers, self.has_choices, strict=True) if not chosen]
         if log.shape.top_k == 1 and constant and (log.experts or 0) > 1:
             names = ", ".join(constant[:_MOST_NAMED]) + (" …" if len(constant) > _MOST_NAMED else "")

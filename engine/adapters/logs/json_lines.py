@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.validation import DISTINCT_KEYS
+from tokenpaths.engine.data.sources.jsonl import bad_json_reason
 
 MAX_LINE_BYTES = 1 << 30
 
@@ -22,12 +24,12 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file and line, object) of each non-blank line."""
     for where, line in text_lines(file):
         try:
-            record = json.loads(line.decode("utf-8-sig"))
+            record = DISTINCT_KEYS.decode(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise UserError(f"{where}: not UTF-8; save the log as UTF-8", field="file") from None
         except (ValueError, RecursionError) as error:
             cut = " and ends without a line break, so the log seems cut off" if not line.endswith(b"\n") else ""
-            reason = getattr(error, "msg", "nested too deeply or numbers too long")
+            reason = bad_json_reason(error)
             raise UserError(f"{where}: is not JSON ({reason}){cut}; give one object a line", field="file") from None
         if not isinstance(record, dict):
             raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
@@ -59,6 +61,11 @@ def nested_ids(value: list[Any], where: str, what: str) -> np.ndarray:
         raise UserError(f"{where}: {what} holds numbers that are far too large", field="file") from None
     if array.dtype.kind not in "iu":
         raise UserError(f"{where}: {what} holds {_odd(array)}, it should hold whole numbers", field="file")
+    leaves: Iterable[Any] = value
+    for _ in range(array.ndim - 1):
+        leaves = chain.from_iterable(leaves)
+    if bool in set(map(type, leaves)):  # numpy takes true beside numbers for a 1
+        raise UserError(f"{where}: {what} holds true and false, it should hold whole numbers", field="file")
     return array
 
 

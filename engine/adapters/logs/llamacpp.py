@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from tokenpaths.engine.adapters.logs.json_lines import text_lines
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, Announced, LogShape, Piece, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
@@ -64,7 +64,7 @@ def is_csv(line: bytes) -> bool:
 
 def open_csv(file: Path, announced: Announced) -> Log:
     """Open a trace; scans the whole file once for a last layer with fewer tokens."""
-    columns, skip, position = _header(file)
+    columns, skip, position, unread = _header(file)
     if "token" not in columns and announced.top_k is None:
         raise UserError(
             f"{file}: has no column 'token', so where a token ends cannot be seen; say --top-k of the model",
@@ -104,7 +104,7 @@ def open_csv(file: Path, announced: Announced) -> Log:
             rows = [found.rows[i] for i in kept]
             yield Piece(ids, found.where, weights, source=source, locate=_place_of(file, skip, rows, top_k))
 
-    notes = []
+    notes = [note] if (note := unread_note("columns", unread)) else []
     if position is not None and "seq" not in columns and announced.top_k is None:
         notes.append(
             f"top-k {top_k} is the number of rows with one {position}: say --top-k if sequences ran in parallel"
@@ -154,9 +154,9 @@ def _sizes(sizes: set[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(map(str, size)) for size in sorted(sizes))
 
 
-def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
-    """Position of each known column, number of lines before the rows (blank lines, comments and the header), and
-    name of the token's column if it is a position."""
+def _header(file: Path) -> tuple[dict[str, int], int, str | None, list[str]]:
+    """Position of each known column, number of lines before the rows (blank lines, comments and the header), name of
+    the token's column if it is a position, and names of the columns that are not read."""
     for where, raw in text_lines(file):
         skip = int(where.rsplit(" ", 1)[1]) - 1
         line = raw.removeprefix(BOM) if not skip else raw
@@ -169,7 +169,7 @@ def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
                     f"{file}: has {len(cells)} columns and no header; name them (layer, expert, token, weight)",
                     field="file",
                 )
-            return {"layer": 0, "expert": 1, "width": 2}, skip, None
+            return {"layer": 0, "expert": 1, "width": 2}, skip, None, []
         found = {"width": len(cells)}
         known_columns = {"layer": LAYER, "expert": EXPERT, "token": TOKEN, "weight": WEIGHT, "seq": SEQUENCE}
         for name, known in known_columns.items():
@@ -180,7 +180,10 @@ def _header(file: Path) -> tuple[dict[str, int], int, str | None]:
             raise UserError(f"{file}: has the columns {', '.join(cells)}, but no 'layer' and 'expert'", field="file")
         found |= {f"pass {cell}": cells.index(cell) for cell in PASS if cell in cells}
         token = cells[found["token"]] if "token" in found else None
-        return found, skip + 1, token if token in POSITIONS else None
+        unread = [
+            cell for place, cell in enumerate(cells) if place not in [v for k, v in found.items() if k != "width"]
+        ]
+        return found, skip + 1, token if token in POSITIONS else None, unread
     raise UserError(f"{file}: is empty", field="file")
 
 

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows, sample_bounds
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.sources.declared_sizes import check_rows
 
 METADATA = b"tokenpaths"
 """key of the file's metadata: JSON with num_layers, num_experts, model, layers"""
@@ -41,6 +42,7 @@ def open_parquet(file: Path, announced: Announced) -> Log:
         raise UserError(f"{file}: has two columns {twice[0]!r}", field="file")
     if not num_rows:
         raise UserError(f"{file}: holds no token", field="file")
+    check_rows(num_rows, file.stat().st_size, str(file), "file")
     about = _about(file, schema)
     experts = announced.num_experts(about.get("num_experts"), str(file))
     announced = replace(announced, layers=announced.layers or about.get("num_layers"))
@@ -73,7 +75,8 @@ def open_parquet(file: Path, announced: Announced) -> Log:
             start += n
         yield from rows.ready(words.of, end=True)
 
-    return Log(file, "parquet", LogShape(names, top_k, has_weights), experts, read, about.get("model"))
+    note = unread_note("columns", [name for name in schema.names if name not in wanted])
+    return Log(file, "parquet", LogShape(names, top_k, has_weights), experts, read, about.get("model"), note)
 
 
 def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
@@ -103,6 +106,8 @@ def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterato
     try:
         with pq.ParquetFile(file) as opened:
             yield from opened.iter_batches(rows or CUT_TOKENS, columns=columns)
+    except MemoryError:  # Arrow's is an ArrowException too
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"{file}: is damaged ({reason})", field="file") from None

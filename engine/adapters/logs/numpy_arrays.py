@@ -17,11 +17,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.sources.declared_sizes import check_unfolded
 
+MOST_AT_ONCE = 512 << 20
+"""bytes of an array that are read at once"""
 NPY_MAGIC = b"\x93NUMPY"
 IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
 OPTIONAL = ("weights", "token_id", "sample", "label", "text", "num_experts", "model", "layers")
@@ -71,6 +74,7 @@ class _Array:
         """The next ``count`` rows."""
         row_shape = self.shape[1:]
         wanted = count * math.prod(row_shape) * self.dtype.itemsize
+        check_unfolded(wanted, MOST_AT_ONCE, self.where, "file")
         try:
             data = self._stream.read(wanted)
         except BROKEN_ARCHIVE as error:
@@ -112,6 +116,8 @@ class _Archive:
         except BROKEN_ARCHIVE as error:
             raise UserError(f"{file}: is no whole .npz archive ({_short(error)})", field="file") from None
         self.names = {name.removesuffix(".npy"): name for name in self.zip.namelist()}
+        if len(self.names) < len(self.zip.namelist()):
+            raise UserError(f"{file}: two arrays have the same name", field="file")
         if any(name.endswith(".pkl") for name in self.names):
             raise UserError(
                 f"{file}: {PICKLE.format('the ids as a numpy array, for example ids.numpy() with numpy.save')}",
@@ -190,7 +196,9 @@ def open_npz(file: Path, announced: Announced) -> Log:
             else:
                 yield from _samples(archive, id_names[0], steps, top_k, has_weights)
 
-    return Log(file, "npz", LogShape(names, top_k, has_weights), experts, read, model_name)
+    known = (*id_names, *OPTIONAL) if not prompt else (*id_names, "num_experts", "model", "layers")
+    note = unread_note("arrays", [name for name in archive.names if name not in known])
+    return Log(file, "npz", LogShape(names, top_k, has_weights), experts, read, model_name, note)
 
 
 def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:

@@ -7,17 +7,20 @@ Shapes: t tokens of a piece, S routed layers, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.labels import read_label, read_source
 from tokenpaths.engine.store.file.checks import check_text
 
 CUT_TOKENS = 2048
 """tokens per sample when a log names no samples, or a sample is longer"""
+CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a sample without a text each"
 MOST_EXPERTS = 65_536
 MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
@@ -105,6 +108,12 @@ def layer_names(count: int) -> tuple[str, ...]:
     return tuple(f"layer {layer}" for layer in range(count))
 
 
+def unread_note(what: str, names: Sequence[str]) -> str:
+    """A note that names what of a log is not read; empty if it is read whole."""
+    shown = ", ".join(name[:60].replace(";", ",") for name in names[:8]) + (" …" if len(names) > 8 else "")
+    return f"{what} that are not read: {shown}" if names else ""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Consecutive tokens of one sample."""
@@ -117,9 +126,12 @@ class Piece:
     """(t, S, K)"""
     token_id: np.ndarray | None = None
     """(t,)"""
-    label: str | None = None
+    label: Any = None
+    """as in the log; ``named`` reads it"""
     text: str | None = None
     source: str | None = None
+    remarks: tuple[str, ...] = ()
+    """what was changed or left out: kinds of ``Remarks``"""
     rows_from: int | None = None
     """row of the first token in the file, if a row is a token"""
     locate: Callable[[int, int, int], str] | None = None
@@ -137,6 +149,15 @@ class Piece:
             return f"{self.where.rsplit(', row ', 1)[0]}, row {self.rows_from + token}"
         return f"{self.where}, token {token}"
 
+    def named(self) -> Piece:
+        """The piece with its label as text and its source at a length that can be shown."""
+        check_text(self.label if isinstance(self.label, str) else None, f"{self.where}: the label", field="file")
+        label, kinds = read_label(self.label)
+        source, cut = (None, ()) if self.source is None else read_source(self.source)
+        if (label, source) == (self.label, self.source) and type(self.label) is type(label):
+            return self
+        return replace(self, label=label, source=source, remarks=(*self.remarks, *kinds, *cut))
+
     def cut(self) -> Iterator[Piece]:
         """Split the piece into parts of at most ``CUT_TOKENS``."""
         if self.num_tokens <= CUT_TOKENS:
@@ -150,6 +171,7 @@ class Piece:
                 weights=None if self.weights is None else self.weights[part],
                 token_id=None if self.token_id is None else self.token_id[part],
                 text=None,
+                remarks=(*self.remarks, CUT),
                 source=f"{self.source or self.where}, tokens {start} to {part.stop - 1}",
                 rows_from=None if self.rows_from is None else self.rows_from + start,
                 where=self.where if self.rows_from is not None else f"{self.where}, from token {start} on",
@@ -226,8 +248,8 @@ def _check_weights(piece: Piece, shape: LogShape) -> None:
             f"{piece.where}: the weights have shape {tuple(weights.shape)}, the ids {tuple(piece.ids.shape)}",
             field="file",
         )
-    outside = ~((weights >= -ROUNDING) & (weights <= 1 + ROUNDING))
-    if outside.any():
+    if not (weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING):  # NaN is neither
+        outside = ~((weights >= -ROUNDING) & (weights <= 1 + ROUNDING))
         token, step, slot = np.argwhere(outside)[0].tolist()
         raise UserError(
             f"{piece.place(token, step, slot)}: weight {float(weights[token, step, slot]):g} at "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TOKENS, Piece
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -100,5 +100,5 @@ class SampleRows:
             self._finish()
         for position, cut, piece in self._done:
             names: dict[str, Any] = {**words(position)}
-            yield replace(piece, **({**names, "text": None} if cut else names))
+            yield replace(piece, **({**names, "text": None, "remarks": (CUT,)} if cut else names))
         self._done = []

@@ -23,6 +23,9 @@ from tokenpaths.engine.base.errors import UserError
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 RAW_DTYPE = "int32"
 """dtype of base64 data without one: as sent by SGLang"""
+OTHER_IDS = "the token ids of {n} answer{s} {are} left out: they are not as many as decisions, or lack the prompt's"
+NO_IDS = "{n} list{s} of token ids that {are} no whole numbers {are} left out"
+NO_TEXT = "{n} text{s} that {are} no string {are} left out"
 KEYS = ("routed_experts", "prompt_routed_experts")
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
 
@@ -77,7 +80,8 @@ def _responses(where: str, record: dict[str, Any], announced: Announced) -> list
     choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
     several = choices is not None and len(choices) > 1
     prompt = _decisions(record, ("prompt_routed_experts",), where, announced)
-    prompt_ids = _ids(record, ("prompt_token_ids", "input_ids"), where)
+    remarks: list[str] = []
+    prompt_ids = _ids(record, ("prompt_token_ids", "input_ids"), where, remarks)
     pieces = []
     for number, choice in enumerate(choices or [record]):
         at = f"{where}, choice {number}" if several else where
@@ -92,15 +96,19 @@ def _responses(where: str, record: dict[str, Any], announced: Announced) -> list
         if len(parts) == 2 and parts[0].shape[1:] != parts[1].shape[1:]:
             raise UserError(f"{at}: prompt and answer have different layers or experts", field="file")
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        answer_ids = _ids(choice, ("token_ids", "output_token_ids", "output_ids", "completion_token_ids"), at)
+        answer_ids = _ids(choice, ("token_ids", "output_token_ids", "output_ids", "completion_token_ids"), at, remarks)
         token_id = _token_ids(
             prompt_ids, answer_ids, len(ids), beside.get("start", 0), prompt is not None and number > 0
         )
         about = record.get("meta_info")
         identity = record.get("id") or (about.get("id") if isinstance(about, dict) else None)
-        source = f"{identity}{f' choice {number}' if several else ''}" if isinstance(identity, str) else None
-        label = record.get("label")
-        pieces.append(Piece(ids, at, None, token_id, label if isinstance(label, str) else None, _text(choice), source))
+        if token_id is None and answer_ids is not None:
+            remarks.append(OTHER_IDS)
+        named = isinstance(identity, str | int)
+        source = f"{identity}{f' choice {number}' if several else ''}" if named else None
+        text = _text(choice, remarks)
+        pieces.append(Piece(ids, at, None, token_id, _label(record, remarks), text, source, tuple(remarks)))
+        remarks.clear()
     return pieces
 
 
@@ -165,9 +173,19 @@ def _folded(flat: np.ndarray, shape: Any, where: str, what: str, announced: Anno
     return flat.reshape(-1, announced.layers, announced.top_k)
 
 
-def _ids(holder: dict[str, Any], keys: Sequence[str], where: str) -> list[int] | None:
+def _label(record: dict[str, Any], remarks: list[str]) -> Any:
+    """What stands under ``label``, or under a key that differs from it in case and blanks only."""
+    key = "label" if "label" in record else next((key for key in record if key.strip().lower() == "label"), None)
+    if key not in (None, "label"):
+        remarks.append("key")
+    return None if key is None else record[key]
+
+
+def _ids(holder: dict[str, Any], keys: Sequence[str], where: str, remarks: list[str]) -> list[int] | None:
     for key in keys:
         value = holder.get(key)
+        if value and not (isinstance(value, list) and all(type(token) is int for token in value)):
+            remarks.append(NO_IDS)
         if isinstance(value, list) and value and all(type(token) is int for token in value):
             wrong = next((token for token in value if not 0 <= token <= MOST_TOKEN_ID), None)
             if wrong is not None:
@@ -191,7 +209,9 @@ def _token_ids(
     return np.array(tokens[:count], dtype=np.int64) if len(tokens) in (count, count + 1) else None
 
 
-def _text(choice: dict[str, Any]) -> str | None:
+def _text(choice: dict[str, Any], remarks: list[str]) -> str | None:
     message = choice.get("message")
     text = choice.get("text", message.get("content") if isinstance(message, dict) else None)
+    if text is not None and not isinstance(text, str):
+        remarks.append(NO_TEXT)
     return text if isinstance(text, str) else None

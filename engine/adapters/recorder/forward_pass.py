@@ -18,6 +18,7 @@ from tokenpaths.engine.adapters.recorder.router_plan import Plan, RawCall, Route
 from tokenpaths.engine.adapters.recorder.user_model import BatchInfo, first_size, kept_positions, read_mask, tokens_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
+from tokenpaths.engine.data.labels import Remarks, read_label
 
 _OVER = 1e-3
 """tolerance of weights outside [0, 1]: half precision"""
@@ -63,9 +64,17 @@ class Batch:
 
 
 def batch_of(
-    forward: Forward, *, renormalise: bool, batch_first: bool, rank: int | None, say: Callable[[str], None]
+    forward: Forward,
+    *,
+    renormalise: bool,
+    batch_first: bool,
+    rank: int | None,
+    say: Callable[[str], None],
+    remarks: Remarks,
 ) -> Batch:
-    """Start the copies of one forward pass to the host; ``say`` receives notes on what could not be recorded.
+    """Start the copies of one forward pass to the host.
+
+    ``say`` receives notes on what could not be recorded, ``remarks`` counts labels that are changed or left out.
 
     Raises:
         UserError: routers saw different tokens, or ``Recorder.batch`` described another batch.
@@ -107,7 +116,7 @@ def batch_of(
         _to_host(token_ids),
         _to_host(mask),
         info.mask is not None,
-        _samples_of(forward, shape, rank),
+        _samples_of(forward, shape, rank, remarks),
         not batch_first,
         compact,
         _events([*(group.ids for group in groups), token_ids, mask]),
@@ -118,15 +127,15 @@ def _shape_of(
     forward: Forward, rows: int, ids: Tensor | None, mask: Tensor | None, batch_first: bool, say: Callable[[str], None]
 ) -> tuple[tuple[int, int], bool]:
     """Number of samples and of tokens per sample; whether padding was removed before the routers."""
-    for known in (ids, mask):
-        if known is None:
+    for tokens in (ids, mask):
+        if tokens is None:
             continue
-        if known.numel() == rows:
-            return (known.shape[0], known.shape[1]), False
-        if mask is not None and known.shape == mask.shape:
+        if tokens.numel() == rows:
+            return (tokens.shape[0], tokens.shape[1]), False
+        if mask is not None and tokens.shape == mask.shape:
             keep = kept_positions(mask)
             if isinstance(keep, Tensor) and int(keep.sum()) == rows:
-                return (known.shape[0], known.shape[1]), True
+                return (tokens.shape[0], tokens.shape[1]), True
     size = ids.shape[0] if ids is not None else first_size(forward.args, forward.kwargs, 0 if batch_first else 1)
     if size < 1 or rows % size:
         size = 1
@@ -134,7 +143,7 @@ def _shape_of(
     return (size, rows // size), False
 
 
-def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> list[SampleRecord]:
+def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
     info = forward.info
     for name, values in (("texts", info.texts), ("labels", info.labels)):
         if values is not None and len(values) != shape[0]:
@@ -143,7 +152,7 @@ def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None) -> l
     return [
         SampleRecord(
             num_tokens=shape[1],
-            label=None if info.labels is None else _label(info.labels[i]),
+            label=None if info.labels is None else _label(info.labels[i], f"forward pass {forward.number}", remarks),
             text=None if info.texts is None else info.texts[i],
             source=f"{process}forward pass {forward.number}, sample {i}",
         )
@@ -182,10 +191,12 @@ def _events(tensors: Sequence[Tensor | None]) -> list[torch.cuda.Event]:
     return events
 
 
-def _label(value: Any) -> str | None:
+def _label(value: Any, where: str, remarks: Remarks) -> str | None:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    return None if value is None else str(value)
+    label, kinds = read_label(value)
+    remarks.add(kinds, where)
+    return label
 
 
 def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBatch:

@@ -9,6 +9,12 @@ A forward pass of the model is one batch; calls of routers outside of one (a che
 again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so gradients stay equal to the
 last bit. An error inside a hook never reaches the model: it stops the recording, with a warning.
 
+A recording is no ``Traceable`` (``engine.tracing.traceable``). That protocol is a model that the tracer calls: it cuts
+texts into windows, runs a pass, and runs it again under controls or at initialisation. Here the user's own loop calls
+the model: which inputs come, in what mode, on how many processes, and whether the outputs are logits at all, is its
+matter, and a pass cannot be repeated. A user's own model that shall be traced and edited meets the protocol and goes to
+``tokenpaths.trace``.
+
 In the order of their work: ``record_options`` (what the caller sets), ``router_search`` (candidates among the modules),
 ``router_outputs`` (how an output is read), ``router_plan`` and ``choice_verification`` (what the first pass settles),
 ``user_model`` (which tokens a pass is about), ``forward_pass`` (copies to the host), ``recorded_run`` (the run),
@@ -47,6 +53,7 @@ from tokenpaths.engine.adapters.recorder.user_model import (
 )
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
+from tokenpaths.engine.data.labels import Remarks
 from tokenpaths.engine.store.ask.run import Run
 
 _MOST_PENDING = 2
@@ -137,6 +144,7 @@ class Recorder:
             raise nothing_found(self.model)
         self.passed_over: list[tuple[str, str]] = []
         self.notes: list[str] = []
+        self._remarks = Remarks()
         self.problem: str | None = None
         self.file: Path | None = None
         self.num_tokens = 0
@@ -206,6 +214,7 @@ class Recorder:
         try:
             self._write_pending(to_the_end=True)
             stopped = self.problem
+            self.notes.extend(self._remarks.sentences())
             self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
         except BaseException as failure:
             self._state = "failed"
@@ -327,10 +336,10 @@ class Recorder:
         place = len(forward.calls)
         expected = self._plan.calls
         # The candidates that were passed over at first are still watched where they stand inside others.
-        if not any(known.module is router.module for known, _ in expected):
+        if not any(earlier.module is router.module for earlier, _ in expected):
             return
         if place >= len(expected) or expected[place][0].module is not router.module:
-            raise other_order(router, [known.name for known, _ in expected], place)
+            raise other_order(router, [earlier.name for earlier, _ in expected], place)
         forward.calls.append((router, rows_of_call(tensors, expected[place][1], rows, router, copy=True), rows))
 
     def _batch_of(self, forward: Forward) -> Batch:
@@ -356,6 +365,7 @@ class Recorder:
             batch_first=self._options.batch_first,
             rank=self._output.rank,
             say=self._note,
+            remarks=self._remarks,
         )
 
     # The way of the passes into the run ----------------------------------------------------------------------------

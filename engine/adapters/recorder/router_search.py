@@ -113,14 +113,14 @@ def named_routers(model: nn.Module, entries: Sequence[str | nn.Module]) -> list[
         UserError: a pattern without a match, or a module that is not part of this model.
     """
     modules = {plain_name(name): module for name, module in model.named_modules()}
-    known = {router.name: router for router in find_routers(model)}
-    for router in list(known.values()):
+    by_name = {router.name: router for router in find_routers(model)}
+    for router in list(by_name.values()):
         if router.around:
-            known.setdefault(router.around.name, router.around)
+            by_name.setdefault(router.around.name, router.around)
     chosen: dict[str, Router] = {}
     for entry in entries:
         for name in _named(modules, entry):
-            similar = known.get(name)
+            similar = by_name.get(name)
             why = f"named by routers={entry!r}" if isinstance(entry, str) else "the module was given by routers="
             router = Router(name, why, modules[name], _outputs_of(modules[name]))
             if similar is not None:

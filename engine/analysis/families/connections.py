@@ -143,7 +143,8 @@ def pairwise_distances(points: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n
     squares = (points**2).sum(axis=1)
     squared = squares[:, None] + squares[None] - 2 * points @ points.T
     np.fill_diagonal(squared, 0)
-    return np.sqrt(np.maximum(squared, 0) / points.shape[1])
+    distance: np.ndarray = np.sqrt(np.maximum(squared, 0) / points.shape[1])
+    return distance
 
 
 def _means(
@@ -165,7 +166,8 @@ def _label_matrix(distances: np.ndarray, codes: np.ndarray, counts: np.ndarray) 
     member = np.eye(len(counts))[codes]
     pairs = np.outer(counts, counts) - np.diag(counts)
     sums = member.T @ distances @ member
-    return np.divide(sums, pairs, out=np.full(sums.shape, np.nan), where=pairs > 0)
+    means: np.ndarray = np.divide(sums, pairs, out=np.full(sums.shape, np.nan), where=pairs > 0)
+    return means
 
 
 def nearest_label_accuracy(edges: Edges, labels: Shaped[np.ndarray, " n"], num_hidden: int) -> float:

@@ -27,12 +27,14 @@ class DomainGates:
     @property
     def variance(self) -> Float[np.ndarray, "L H K"]:
         """Cross-domain variance: of the domains' means, each domain counted once."""
-        return self.mean.var(axis=0)
+        variance: np.ndarray = self.mean.var(axis=0)
+        return variance
 
     @property
     def head_variance(self) -> Float[np.ndarray, "L H"]:
         """Mean cross-domain variance of a head's directions."""
-        return self.variance.mean(axis=-1)
+        by_head: np.ndarray = self.variance.mean(axis=-1)
+        return by_head
 
 
 def domain_gates(gates: Float[np.ndarray, "n L H K"], domains: Sequence[str]) -> DomainGates:
@@ -118,7 +120,8 @@ def nearest_centroids(vectors: Float[np.ndarray, "n F"], codes: Integer[np.ndarr
     distances = ((vectors[:, None] - centroids[None]) ** 2).sum(axis=-1)
     own = (sums[codes] - vectors) / (counts[codes] - 1)[:, None]
     distances[np.arange(len(codes)), codes] = ((vectors - own) ** 2).sum(axis=-1)
-    return distances.argmin(axis=1)
+    nearest: np.ndarray = distances.argmin(axis=1)
+    return nearest
 
 
 def centroid_accuracy(

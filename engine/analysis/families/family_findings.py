@@ -139,9 +139,9 @@ def lights(samples: SoftSamples) -> dict[str, Any]:
         "lit_share_by_step": measure.lit_share(rates).mean(axis=0),
         "steps_until_fired": {"mean": float(steps.mean()), "counts": np.bincount(steps, minlength=rates.shape[1] + 1)},
     }
-    known = np.isfinite(samples.loss)
-    if known.sum() > 2:
-        findings["correlation"] = asdict(measure.correlation(share[known], samples.loss[known], seed=SEED))
+    finite = np.isfinite(samples.loss)
+    if finite.sum() > 2:
+        findings["correlation"] = asdict(measure.correlation(share[finite], samples.loss[finite], seed=SEED))
     return findings
 
 

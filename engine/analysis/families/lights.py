@@ -12,30 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int, Integer, Num
+from jaxtyping import Float, Int, Num
 
 Values = Num[np.ndarray, " n"]
 
 
 def active_share(rates: Float[np.ndarray, "n R P"]) -> Float[np.ndarray, "n R"]:
     """Share of the blocks that fire at each threshold step, in [0, 1]; 0 after the sample's stop."""
-    return (rates > 0).mean(axis=2)
+    fired: np.ndarray = (rates > 0).mean(axis=2)
+    return fired
 
 
 def lit_share(rates: Float[np.ndarray, "n R P"]) -> Float[np.ndarray, "n R"]:
     """Share of the blocks that have fired at any step so far; never falls."""
-    return _so_far(rates).mean(axis=2)
-
-
-def used_share(
-    rates: Float[np.ndarray, "n R P"], block_params: Integer[np.ndarray, " P"], always: int = 0
-) -> Float[np.ndarray, "n R"]:
-    """Share of the parameters used so far: those of the blocks that have fired, and ``always`` ones.
-
-    ``always`` counts what every sample needs: input modules and output layer.
-    """
-    total = int(block_params.sum()) + always
-    return (_so_far(rates) @ block_params.astype(np.float64) + always) / total
+    share: np.ndarray = _so_far(rates).mean(axis=2)
+    return share
 
 
 def steps_until_output(rates: Float[np.ndarray, "n R P"]) -> Int[np.ndarray, " n"]:

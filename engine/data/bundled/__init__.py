@@ -11,6 +11,10 @@ def open_bundled(name: str) -> Source:
         from tokenpaths.engine.data.bundled.scenes import SceneSource
 
         return SceneSource()
+    if name == "bundled:pictures":
+        from tokenpaths.engine.data.bundled.sample_pictures import PictureSource
+
+        return PictureSource()
     if name == "bundled:photos":
         from tokenpaths.engine.data.bundled.photos import PhotoSource
 

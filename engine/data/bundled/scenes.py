@@ -7,6 +7,7 @@ scene is a pure function of its number, so nothing is stored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -40,10 +41,12 @@ class SceneSource:
             yield draw_scene(row, self._side)
 
 
+@lru_cache(maxsize=NUM_SCENES)
 def draw_scene(number: int, side: int = SIDE) -> Sample:
     """Scene ``number`` at ``side`` × ``side`` pixels (64 … 256 look well).
 
-    The mask is 1 where at least half of the pixel is object; the object's shadow is background.
+    The mask is 1 where at least half of the pixel is object; the object's shadow is background. The last ones stay in
+    memory (64 KB each): several models are traced over the same scenes, and drawing one takes as long as its pass.
     """
     kinds = tuple(SHAPES)
     kind = kinds[number % len(kinds)]

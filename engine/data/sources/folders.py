@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,6 +16,7 @@ from PIL import Image
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.images import ImageError, decode_upload
+from tokenpaths.engine.data.labels import Remarks
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample, readable
 
 IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".webp", ".gif", ".bmp")
@@ -25,6 +30,12 @@ MAX_TEXT_BYTES: Final = 16 << 20
 MAX_STEM_LABELS: Final = 64
 """file names are taken for labels only while there are no more of them than this"""
 
+OTHER_KIND: Final = "{n} file{s} of another kind {are} passed over"
+LINKED: Final = "{n} linked sub-folder{s} {are} not followed"
+HIDDEN: Final = "{n} hidden file{s} or sub-folder{s} {are} passed over"
+STEMS: Final = f"{{n}} text{{s}} without a label: their file names are more than {MAX_STEM_LABELS} different ones"
+UNREADABLE: Final = "{n} sub-folder{s} that cannot be read {are} passed over"
+
 _NUMBER_AT_END = re.compile(r"[-_. ]*\d+$")
 
 
@@ -36,23 +47,29 @@ class FileSource:
     def __init__(self, root: Path, files: Sequence[Path], labels: Sequence[str | None], kind: str) -> None:
         self.root, self.files, self.kind = root, list(files), kind
         self.paths = self.files
-        self.index = LabelIndex.of(labels)
+        self.remarks = Remarks()
+        self.index = LabelIndex.of(labels, self.remarks, lambda row: readable(self.files[row].name))
 
     @classmethod
     def folder(cls, root: Path, kind: Literal["image", "text"]) -> FileSource:
         """Every file of that kind below ``root``; hidden files and folders are passed over."""
         suffixes = IMAGE_SUFFIXES if kind == "image" else TEXT_SUFFIXES
-        files, others = [], 0
-        for folder, names, file_names in os.walk(root):
+        files: list[Path] = []
+        passed_over: Counter[str] = Counter()
+        for folder, names, file_names in os.walk(root, onerror=lambda error: passed_over.update([UNREADABLE])):
+            passed_over[HIDDEN] += sum(name.startswith(".") for name in names)
             names[:] = sorted(name for name in names if not name.startswith("."))
+            passed_over[LINKED] += sum(os.path.islink(os.path.join(folder, name)) for name in names)
             for name in sorted(file_names):
+                fits = os.path.splitext(name)[1].lower() in suffixes
                 if name.startswith("."):
-                    continue
-                if os.path.splitext(name)[1].lower() in suffixes:
+                    passed_over[HIDDEN] += fits
+                elif fits:
                     files.append(Path(folder, name))
                 else:
-                    others += 1
+                    passed_over[OTHER_KIND] += 1
         if not files:
+            others = passed_over[OTHER_KIND]
             held = f"no {kind} files, but {others} of other kinds" if others else "no files"
             raise UserError(
                 f"The folder '{root}' holds {held}; "
@@ -60,7 +77,13 @@ class FileSource:
                 field="data",
             )
         files.sort(key=lambda file: file.relative_to(root).parts)
-        return cls(root, files, _labels(root, files, kind), kind)
+        labels = _labels(root, files, kind)
+        if kind == "text":
+            passed_over[STEMS] = labels.count(None)
+        source = cls(root, files, labels, kind)
+        for what, count in passed_over.items():
+            source.remarks.add((what,) if count else (), count=count)
+        return source
 
     @classmethod
     def single(cls, file: Path, kind: Literal["image", "text"]) -> FileSource:
@@ -124,12 +147,26 @@ def _kind_of(value: object) -> str:
     return "missing (null)" if value is None else f"of type {type(value).__name__}"
 
 
-def _read_bytes(file: Path, limit: int, kind: str) -> bytes:
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+@contextmanager
+def open_regular(file: Path) -> Iterator[BufferedIOBase]:
+    """A file to read from; ``UserError`` that names it if it is a pipe or device, or cannot be read."""
     try:
-        with file.open("rb") as stream:
-            data = stream.read(limit + 1)
+        with open(file, "rb", opener=_without_waiting) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise UserError(f"{file}: is a pipe or device, it should be a file.", field="data")
+            yield stream
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror or error}).", field="data") from error
+
+
+def _read_bytes(file: Path, limit: int, kind: str) -> bytes:
+    with open_regular(file) as stream:
+        data = stream.read(limit + 1)
     if len(data) > limit:
         raise UserError(
             f"{file}: larger than {limit >> 20} MB, the most for one {kind}; cut it into smaller ones.", field="data"

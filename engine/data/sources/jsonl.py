@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.data.sources.column_names import LABEL_COLUMNS, TEXT_COLUMNS, choose_column
+from tokenpaths.engine.base.validation import DISTINCT_KEYS
+from tokenpaths.engine.data.labels import Remarks, read_label
 from tokenpaths.engine.data.sources.folders import MAX_TEXT_BYTES, check_text
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample
+from tokenpaths.engine.data.sources.tables.column_names import LABEL_COLUMNS, TEXT_COLUMNS, choose_column
 
 
 class JsonlSource:
@@ -34,6 +36,7 @@ class JsonlSource:
         self.paths = [file]
         self._text_column: str | None = None
         self._label_column: str | None = None
+        self.remarks = Remarks()
         labels: list[str | None] = []
         offsets: list[int] = []
         numbers: list[int] = []
@@ -44,9 +47,9 @@ class JsonlSource:
                 if not skip_bad:
                     raise
                 record = None
-            if record is not None and self._text_column is None:
+            if record is not None and (self._text_column is None or self._label_column is None):
                 self._choose(list(record), text_column, label_column)
-            labels.append(None if record is None else self._label(record))
+            labels.append(None if record is None else self._label(record, f"line {number}"))
             offsets.append(offset)
             numbers.append(number)
         if self._text_column is None:
@@ -76,12 +79,21 @@ class JsonlSource:
 
     def _choose(self, keys: list[str], text_column: str | None, label_column: str | None) -> None:
         where = f"{self.file}, first object"
-        self._text_column = choose_column(keys, text_column, TEXT_COLUMNS, "text_column", where)
+        if self._text_column is None:
+            self._text_column = choose_column(keys, text_column, TEXT_COLUMNS, "text_column", where)
         self._label_column = choose_column(keys, label_column, LABEL_COLUMNS, "label_column", where, optional=True)
 
-    def _label(self, record: dict[str, Any]) -> str | None:
-        value = record.get(self._label_column) if self._label_column else None
-        return str(value) if isinstance(value, str | int) else None
+    def _label(self, record: dict[str, Any], where: str) -> str | None:
+        """The label under its key, or under one that differs from it in case and blanks only."""
+        if self._label_column is None:
+            return None
+        key = self._label_column
+        if key not in record:
+            key = next((other for other in record if other.strip().lower() == key.strip().lower()), key)
+            self.remarks.add(("key",) if key in record else (), where)
+        label, kinds = read_label(record.get(key))
+        self.remarks.add(kinds, where)
+        return label
 
 
 def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -103,14 +115,21 @@ def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
         raise UserError(f"{file}: cannot be read ({error.strerror or error}).", field="data") from error
 
 
+def bad_json_reason(error: ValueError | RecursionError) -> str:
+    """Why a line is no JSON, in a few words."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return str(error) if str(error).startswith("the key") else "nested too deeply or numbers too long"
+
+
 def _parse(file: Path, number: int, line: bytes) -> dict[str, Any]:
     where = f"{file}, line {number}"
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = DISTINCT_KEYS.decode(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8; save the file as UTF-8.", field="data") from error
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply or numbers too long")
+        reason = bad_json_reason(error)
         raise UserError(f"{where}: is not JSON ({reason}); give one object a line.", field="data") from error
     if not isinstance(record, dict):
         raise UserError(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 from PIL import Image
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.labels import Remarks, read_label
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Sample:
     """0 background, 1 object; same height and width as ``image``"""
     place: int | None = field(default=None, compare=False)
     """which of the data set's rows it came from, counted before any was left out; batches are cut by it"""
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """what was left out of it when it was read: kinds of ``Remarks``"""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,23 @@ class LabelIndex:
     """index into ``names``; −1 = no label"""
 
     @classmethod
-    def of(cls, labels: Sequence[str | None]) -> LabelIndex:
-        """From one label a row; None and empty ones are no label."""
-        names = tuple(sorted({readable(label) for label in labels if label}))
+    def of(cls, labels: Sequence[Any], remarks: Remarks | None = None, where: Callable[[int], str] = str) -> LabelIndex:
+        """From one value a row, read by ``read_label``; None and empty ones are no label.
+
+        Args:
+            labels: what the data set holds.
+            remarks: counts what is changed or left out.
+            where: a row's place, for people.
+        """
+        read: list[str | None] = []
+        for row, value in enumerate(labels):
+            label, kinds = read_label(value)
+            if kinds and remarks is not None:
+                remarks.add(kinds, where(row))
+            read.append(label)
+        names = tuple(sorted({label for label in read if label is not None}))
         code = {name: i for i, name in enumerate(names)}
-        codes = [code[readable(label)] if label else -1 for label in labels]
-        return cls(names, np.array(codes, dtype=np.int32))
+        return cls(names, np.array([-1 if label is None else code[label] for label in read], dtype=np.int32))
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -119,8 +119,8 @@ class Ordered:
 
     def _of(self, weight: Tensor, transposed: bool) -> Tensor:
         state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype)
-        kept = self._made.get(transposed)
-        if kept is None or kept[0] != state:
+        entry = self._made.get(transposed)
+        if entry is None or entry[0] != state:
             # Outside inference mode: what is made in a trace may be met again by a dream.
             with torch.inference_mode(False), torch.no_grad():
                 plain = weight.detach()
@@ -130,9 +130,9 @@ class Ordered:
                     plain = plain.T.contiguous() if transposed else plain
                     made = torch.ops.mkldnn._reorder_linear_weight(plain, MOST_ROWS)
             # The plain weight is held as well: no other one can get its address, and pass for it, meanwhile.
-            kept = state, made, weight.detach()
-            self._made[transposed] = kept
-        return kept[1]
+            entry = state, made, weight.detach()
+            self._made[transposed] = entry
+        return entry[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ordered:
         return Ordered()

@@ -29,10 +29,15 @@ from torch.nn import functional as F
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.families.edit_fits import hmodel_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from tokenpaths.engine.families.family_controls import HModelControls
-from tokenpaths.engine.families.hmodel_config import PRIMARY, HiddenLayerConfig, HModelConfig, InputName
+from tokenpaths.engine.families.hmodel_config import (
+    PRIMARY,
+    HiddenLayerConfig,
+    HModelConfig,
+    HModelControls,
+    InputName,
+    hmodel_plan,
+)
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.hmodel.hmodel_controls import (
@@ -246,9 +251,9 @@ class HModel(RoutedModel):
         Targets of "predict" are ids (B, T), of "classify" class ids (B,) or probabilities (B, C).
         """
         routed = self._route(inputs, None, self._settings({}))
-        wanted = targets if isinstance(targets, Mapping) else {self.config.task: targets}
+        by_task = targets if isinstance(targets, Mapping) else {self.config.task: targets}
         losses = []
-        for name, target in wanted.items():
+        for name, target in by_task.items():
             features = self._features(routed, name)
             weight = self.output_layers[name].head.weight
             if name == "predict":

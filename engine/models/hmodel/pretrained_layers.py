@@ -55,8 +55,8 @@ def build_pretrained(config: HiddenLayerConfig) -> nn.Module:
         from transformers import AutoConfig, AutoModel
     except ImportError:
         raise UserError(
-            "a hidden layer out of a Hugging Face model needs the package transformers; "
-            "install it: pip install 'tokenpaths[huggingface]'",
+            "a hidden layer out of a Hugging Face model needs transformers, which is missing from this installation; "
+            "run `pip install transformers`",
             field="hidden",
         ) from None
     values = dict(config.architecture or {})

@@ -19,6 +19,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 T = TypeVar("T")
 Check = tuple[Callable[[Any], bool], str]
 """predicate and description of the accepted values"""
+Bounds = Mapping[str, tuple[int | float, int | float | None]]
 
 
 def _is_whole(value: Any) -> bool:
@@ -62,12 +63,15 @@ KINDS: dict[Any, Check] = {
 """argument types that are checked; other types are not"""
 
 
-def checked(function: Callable[..., T], own: Mapping[str, Any] | None = None) -> Callable[..., T]:
-    """Wrap ``function`` so that arguments of the wrong type raise a UserError that names the argument.
+def checked(
+    function: Callable[..., T], own: Mapping[str, Any] | None = None, bounds: Bounds | None = None
+) -> Callable[..., T]:
+    """Wrap ``function`` so that arguments of the wrong type or size raise a UserError that names the argument.
 
     Args:
         function: a method, or a function whose first argument is the run.
         own: names that its annotations may use in addition to those of its module.
+        bounds: least and greatest value of arguments; None: no such bound.
     """
     names = list(inspect.signature(function).parameters)
     hints = typing.get_type_hints(inspect.unwrap(function), localns=dict(own or {}))
@@ -81,6 +85,11 @@ def checked(function: Callable[..., T], own: Mapping[str, Any] | None = None) ->
                 if not (value is None and may_be_none) and not fits(value):
                     shown = repr(value[:40] if isinstance(value, str) else value)[:60]
                     raise UserError(f"{name} is {shown}, it should be {called}", field=name)
+            if bounds and name in bounds and value is not None:
+                low, high = bounds[name]
+                if not low <= value or (high is not None and not value <= high):
+                    inside = f"at least {low}" if high is None else f"{low} to {high}"
+                    raise UserError(f"{name} is {value}, it should be {inside}", field=name)
         return function(*args, **kwargs)
 
     return ask

@@ -1,14 +1,16 @@
 """Tables of a run as CSV, Parquet or Arrow, streamed a range of rows at a time.
 
-Weights are exported as numbers in [0, 1], labels as names, paths as ranks. A range is read, encoded and dropped, so
-memory does not grow with the table; only the export of ``token`` holds arrays by path (``PathColumns``). No query is
-open between two ranges, so a client that stalls or disconnects holds nothing in DuckDB.
+Weights are exported as numbers in [0, 1], labels as names, paths as ranks. In CSV, texts that a spreadsheet would take
+for a formula start with an apostrophe; Parquet and Arrow have every text as it is. A range is read, encoded and
+dropped, so memory does not grow with the table; only the export of ``token`` holds arrays by path (``PathColumns``). No
+query is open between two ranges, so a client that stalls or disconnects holds nothing in DuckDB.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.base.spreadsheet import FORMULA, NUMBER
 from tokenpaths.engine.store.ask.question import question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.run_schema import TableList
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.schema import Layout
@@ -66,7 +68,7 @@ _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
 
 @question(
     "export",
-    TableList,
+    "run_schema.TableList",
     tag="runs",
     route="list_tables",
     description="The tables of the run that can be exported, with their number of rows; empty ones are left out.",
@@ -97,20 +99,50 @@ def export(run: RunFile, table: str, file_format: str) -> Iterator[bytes]:
         UserError: the format is none of the three.
     """
     check_export(run, table, file_format)
-    return encode(table_batches(run, table, flat=file_format == "csv"), file_format)
+    batches = table_batches(run, table, flat=file_format == "csv")
+    return encode(_without_formulas(batches) if file_format == "csv" else batches, file_format)
 
 
-def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Iterator[pa.Table]:
+def _without_formulas(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """``base.spreadsheet.spreadsheet_text`` of all texts."""
+    with closing(batches):  # type: ignore[type-var]  # a generator
+        for batch in batches:
+            for index, column in enumerate(batch.columns):
+                if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                    continue
+                if pc.any(pc.match_substring_regex(pc.unique(column), FORMULA)).as_py():  # labels repeat
+                    is_formula = pc.match_substring_regex(column, FORMULA)
+                    is_formula = pc.and_not(is_formula, pc.match_substring_regex(column, NUMBER))
+                    marked = pc.binary_join_element_wise("'", column, "")
+                    batch = batch.set_column(index, batch.field(index), pc.if_else(is_formula, marked, column))
+            yield batch
+
+
+def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Generator[pa.Table, None, None]:
     """The rows of a table by ranges, at least one batch (maybe empty); ``flat`` makes lists and bytes text."""
     query = export_query(table, run.layout, run.token_columns, flat=flat)
-    rows = _range_rows(table, run.layout)
     paths = PathColumns(run) if table == "token" else None
-    with run.cursor(limited=False) as cursor:
-        total = cursor.execute(_size(run, _source(table))).fetchall()[0][0]
-        for start in range(0, max(total, 1), rows):
-            cursor.execute(query.sql, [start, start + rows - 1])
-            batch = cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+    with closing(ranges(run, query, _source(table), range_rows(table, run.layout))) as batches:
+        for batch in batches:
             yield batch if paths is None else paths.beside(batch)
+
+
+def ranges(run: RunFile, query: Query, table: str, rows: int) -> Generator[pa.Table, None, None]:
+    """What ``query`` gives for ``rows`` rows of ``table`` after the other, without ``place``; at least one batch.
+
+    Args:
+        query: takes the first and the last row number, and orders by ``place``.
+    """
+    with run.cursor(limited=False) as cursor:
+        for start in range(0, max(num_rows(run, table), 1), rows):
+            cursor.execute(query.sql, [start, start + rows - 1])
+            yield cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+
+
+def num_rows(run: RunFile, table: str) -> int:
+    """Number of rows of a table."""
+    with run.cursor(limited=False) as cursor:
+        return int(cursor.execute(_size(run, table)).fetchall()[0][0])
 
 
 def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
@@ -213,14 +245,14 @@ def _size(run: RunFile, table: str) -> str:
     return f"SELECT count(*) FROM {behind if behind in run.tables_there else table}"
 
 
-def _range_rows(table: str, layout: Layout) -> int:
-    """Rows of one range: about ``BATCH_BYTES``, at most ``BATCH_ROWS``."""
+def range_rows(table: str, layout: Layout) -> int:
+    """Number of rows of one range: about ``BATCH_BYTES``, at most ``BATCH_ROWS``."""
     ribbon = layout.visits * (2 * layout.id_dtype.itemsize + 4)
     width = {"sample": _SAMPLE_BYTES, "image": _IMAGE_BYTES, "token": ribbon, "path": ribbon}.get(table, 1)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // width))
 
 
-def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:
+def encode(tables: Iterator[pa.Table], file_format: str) -> Generator[bytes, None, None]:
     """Bytes of a file in ``file_format``, one chunk for each of ``tables``, which share a schema."""
     sink = io.BytesIO()
     try:
@@ -228,11 +260,11 @@ def encode(tables: Iterator[pa.Table], file_format: str) -> Iterator[bytes]:
         with _writer(file_format, sink, first.schema) as write:
             write.write_table(first)
             del first
-            yield _drain(sink)
+            yield drain(sink)
             for rows in tables:
                 write.write_table(rows)
-                yield _drain(sink)
-        yield _drain(sink)
+                yield drain(sink)
+        yield drain(sink)
     finally:
         tables.close()  # type: ignore[attr-defined]  # a reader that left: its cursor closes now, not some time later
 
@@ -244,10 +276,10 @@ def _writer(file_format: str, sink: io.BytesIO, schema: pa.Schema) -> Any:
         "arrow": pa.ipc.new_stream,
     }
     # The writers must not seek or close: what they wrote is taken away while they go on.
-    return kinds[file_format](_Pipe(sink), schema)
+    return kinds[file_format](AppendOnly(sink), schema)
 
 
-class _Pipe(io.RawIOBase):
+class AppendOnly(io.RawIOBase):
     """An append-only file object that counts its bytes."""
 
     def __init__(self, sink: io.BytesIO) -> None:
@@ -266,7 +298,8 @@ class _Pipe(io.RawIOBase):
         return self._written
 
 
-def _drain(sink: io.BytesIO) -> bytes:
+def drain(sink: io.BytesIO) -> bytes:
+    """What was written since the last call."""
     data = sink.getvalue()
     sink.seek(0)
     sink.truncate()

@@ -39,9 +39,14 @@ class Frames:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., pd.DataFrame]: ...
+    def __getattr__(self, name: str) -> Callable[..., pd.DataFrame]:
+        """The data frame of a plugin's question; its errors are those of ``Run``."""
+        if not name.startswith("_") and not hasattr(type(self._run), name):
+            getattr(self._run, name)  # adds the question to both classes
+            if hasattr(type(self), name):
+                method: Callable[..., pd.DataFrame] = object.__getattribute__(self, name)
+                return method
+        raise AttributeError(f"there is no data frame {name!r}")
 
     def card(self) -> pd.DataFrame:
         """The card of the run, as one row."""
@@ -128,9 +133,9 @@ def _column(values: Sequence[Any]) -> Any:
     """Keep integer columns with missing values integer (nullable dtype)."""
     import pandas as pd
 
-    known = [value for value in values if value is not None]
-    if known and len(known) < len(values) and all(type(value) is int for value in known):
+    present = [value for value in values if value is not None]
+    if present and len(present) < len(values) and all(type(value) is int for value in present):
         return pd.array(list(values), dtype="Int64")
-    if known and all(isinstance(value, list | tuple | dict) for value in known):
+    if present and all(isinstance(value, list | tuple | dict) for value in present):
         return pd.Series(list(values), dtype=object)
     return list(values)

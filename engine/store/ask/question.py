@@ -4,7 +4,7 @@ The signature of the function is the declaration. From it and from what ``questi
 with its argument checks, the REST route with its OpenAPI description, the page's client call, the data frames and the
 list of answers that are worked out at sealing::
 
-    @question("paths/{rank}/examples", PathExamples, tag="paths", rows="examples")
+    @question("paths/{rank}/examples", "path_schema.PathExamples", tag="paths", rows="examples")
     def examples(run: RunFile, rank: RankNumber, limit: Annotated[int, Argument("Most examples", ge=1, le=200)] = 60):
         \"\"\"Tokens that take one path.\"\"\"
 """
@@ -17,12 +17,16 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 from tokenpaths.engine.store.ask.sealed_answers import sealed as read_sealed
 from tokenpaths.engine.store.file.filters import parse_paths, parse_through
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 
 Answer = dict[str, Any]
 RowsOf = str | Callable[[Answer], Iterable[Mapping[str, Any]]]
@@ -36,8 +40,9 @@ UNSET: Any = object()
 class Argument:
     """REST declaration of an argument; put into ``Annotated``. Arguments without one are not offered.
 
-    ``ge``, ``le``, ``max_length`` and ``choices`` bound what REST takes. ``read`` turns the text of a query into the
-    value, for types that a query cannot hold. ``default`` is REST's own, where it differs from the function's.
+    ``ge`` and ``le`` bound what REST and ``Run`` take; ``max_length`` and ``choices`` what REST takes. ``read`` turns
+    the text of a query into the value, for types that a query cannot hold. ``default`` is REST's own, where it differs
+    from the function's.
     """
 
     description: str | None = None
@@ -56,6 +61,13 @@ StepNumber = Annotated[int, Argument("The step (the layer of a mixture of expert
 Seed = Annotated[int, Argument("Another seed draws other examples", ge=0, le=MAX_INT)]
 PageLimit = Annotated[int, Argument("Most entries in one answer", ge=1, le=1000, default=100)]
 LabelFilter = Annotated[str | None, Argument("Only tokens or samples with this label, exactly", max_length=500)]
+Labels = Annotated[
+    str | None,
+    Argument(
+        "`merged`: labels that look alike (case, blanks, invisible characters) count as one; stored values stay",
+        choices=("merged",),
+    ),
+]
 Ranks = Annotated[
     Sequence[int],
     Argument("Only tokens on paths of these ranks", max_length=2000, examples=("1,2,3",), read=parse_paths),
@@ -98,7 +110,7 @@ class Question:
     name: str
     """name of the method of ``Run``"""
     function: Callable[..., Answer]
-    answer: type[AnswerModel]
+    answer_type: type[AnswerModel] | str
     tag: str
     routes: tuple[Route, ...]
     frames: Mapping[str, Rows]
@@ -106,16 +118,41 @@ class Question:
     """argument sets whose answers are computed at sealing"""
 
     @functools.cached_property
+    def answer(self) -> type[AnswerModel]:
+        """The type of the answer, imported on first use: pydantic costs who only asks 0.1 s."""
+        if not isinstance(self.answer_type, str):
+            return self.answer_type
+        module, _, name = self.answer_type.partition(".")
+        answer: type[AnswerModel] = getattr(import_module(f"tokenpaths.engine.store.ask.schemas.{module}"), name)
+        return answer
+
+    @functools.cached_property
     def hints(self) -> dict[str, Any]:
         """The resolved annotations, ``Argument`` included."""
-        return typing.get_type_hints(self.function, include_extras=True)
+        return typing.get_type_hints(self.function, include_extras=True) | {"labels": Labels}
 
     @functools.cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """All arguments but the run, with plain annotations."""
+        """All arguments but the run, with plain annotations; ``labels``, which every question has, is the last."""
         kinds = typing.get_type_hints(self.function)
         arguments = list(inspect.signature(self.function).parameters.values())[1:]
-        return {argument.name: argument.replace(annotation=kinds[argument.name]) for argument in arguments}
+        own = {argument.name: argument.replace(annotation=kinds[argument.name]) for argument in arguments}
+        labels = inspect.Parameter("labels", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None)
+        return own | {"labels": labels}
+
+    @property
+    def bounds(self) -> dict[str, tuple[int | float, int | float | None]]:
+        """Least and greatest value of arguments, for ``Run`` as for REST.
+
+        Not of those that name a thing (in an address, or any number from 0): the function says that there is none.
+        """
+        addressed = {name for route in self.routes for name in re.findall(r"{(\w+)}", route.path)}
+        declared = {name: self.argument(name) for name in self.parameters if name not in addressed}
+        return {
+            name: (argument.ge, None if argument.le == MAX_INT else argument.le)
+            for name, argument in declared.items()
+            if argument is not None and argument.ge is not None and (argument.ge, argument.le) != (0, MAX_INT)
+        }
 
     @property
     def paged(self) -> bool:
@@ -129,9 +166,41 @@ class Question:
         )
 
 
+def declaration_of(name: str, value: Any, own: Iterable[Question], other_paths: Iterable[str]) -> Question:
+    """The declaration of a plugin's question, checked as far as its function need not be called for it.
+
+    Args:
+        name: of the entry point, which is that of the method of ``Run``.
+        value: the object of the entry point.
+        own: the questions of this program, whose addresses are taken.
+        other_paths: further addresses below ``/runs/{run}`` that are taken.
+
+    Raises:
+        UserError: it is no question, has another name, an address that is taken, or a declaration that cannot be read.
+    """
+    declared = getattr(value, "declaration", None)
+    if not isinstance(declared, Question):
+        raise UserError("it is no function decorated with tokenpaths.engine.store.ask.question.question")
+    if declared.name != name:
+        raise UserError(f"it declares the question {declared.name[:40]!r}, which is not the name of its entry point")
+    try:
+        answer, hints = declared.answer, [declared.argument(argument) for argument in declared.parameters]
+        described = hasattr(answer, "model_json_schema")
+    except Exception as error:  # annotations of strangers' functions may name anything
+        raise UserError(f"its declaration cannot be read ({type(error).__name__}: {error})") from None
+    if not described or not hints:
+        raise UserError(f"its answer is {answer!r}, not a class derived from AnswerModel")
+    taken = [*(route.path for question in own for route in question.routes), *other_paths]
+    for route in declared.routes:
+        for path in taken:
+            if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path)), route.path):
+                raise UserError(f"its address {route.path!r} is taken by {path!r}")
+    return declared
+
+
 def question(
     path: str | None,
-    answer: type[AnswerModel],
+    answer: type[AnswerModel] | str,
     *,
     tag: str,
     name: str | None = None,
@@ -146,7 +215,7 @@ def question(
 
     Args:
         path: its REST address below ``/runs/{run}``; None if ``routes`` holds several.
-        answer: the type of the answer.
+        answer: the type of the answer, or its name in ``ask.schemas`` (``path_schema.PathList``).
         tag: its section of the OpenAPI page.
         name: the method of ``Run``; by default the function's name.
         route: the name of the route in OpenAPI; by default ``show_`` and ``name``.

@@ -6,16 +6,20 @@ None.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.store.ask import export
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.plugins import PluginRegistry
+from tokenpaths.engine.store.ask import dataset_export, export
 from tokenpaths.engine.store.ask.arguments import checked, explains_arguments
 from tokenpaths.engine.store.ask.frames import Frames, add_frames
-from tokenpaths.engine.store.ask.question import Question
+from tokenpaths.engine.store.ask.question import Question, declaration_of
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs import edit_effects, sample_matching
@@ -28,12 +32,20 @@ class Run(RunFile):
 
     Every question is interrupted after ``time_limit_s`` (QueryTimeout); damage that shows only while reading is a
     RunFileError; a filter that names what is not there is a UserError. The methods not written here are the questions
-    that the topics declare (``ask.questions``).
+    that the topics declare (``ask.questions``), and those of plugins (``PLUGIN_QUESTIONS``).
     """
 
-    if TYPE_CHECKING:
+    def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]:
+        """The question of a plugin, which becomes a method when it is first asked.
 
-        def __getattr__(self, name: str) -> Callable[..., dict[str, Any]]: ...
+        Raises:
+            PluginError: there is one of this name, but it cannot be used.
+        """
+        if name.startswith("_") or name not in PLUGIN_QUESTIONS.plugin_names():
+            raise AttributeError(f"a run has no {name!r}")
+        added = PLUGIN_QUESTIONS[name]
+        method: Callable[..., dict[str, Any]] = object.__getattribute__(self, added.name)
+        return method
 
     def card(self) -> dict[str, Any]:
         """Summary of the run for lists of runs."""
@@ -68,11 +80,13 @@ class Run(RunFile):
         links: int = 200,
         points: int = 2000,
         grouping: bool = True,
+        labels: str | None = None,
     ) -> dict[str, Any]:
-        """Compare this run with run ``other`` over their common samples."""
+        """Compare this run with run ``other`` over their common samples; ``labels`` as in every question."""
         from tokenpaths.engine.store.ask.several_runs.compare import compare  # pandas, only for who asks
 
-        return compare(self, other, measure, limit=limit, links=links, points=points, grouping=grouping)
+        own = self.labelled(labels)  # labels of samples are those of this run
+        return compare(own, other, measure, limit=limit, links=links, points=points, grouping=grouping)
 
     def grouping(self, other: Run) -> dict[str, Any]:
         """Whether run ``other`` and this one assign the same tokens to one path."""
@@ -89,6 +103,14 @@ class Run(RunFile):
         """
         return export.export(self, table, file_format)
 
+    def save_dataset(self, folder: Path | str) -> int:
+        """Write this run as a Hugging Face data set with a card; returns the bytes. See ``dataset_export``."""
+        return dataset_export.save_dataset(self, Path(folder))
+
+    def zipped_dataset(self) -> Iterator[bytes]:
+        """The same data set as a zip archive, in pieces."""
+        return dataset_export.zipped_dataset(self)
+
     @property
     def frames(self) -> Frames:
         """The same questions answered as pandas data frames: ``run.frames.paths()``, ``run.frames.table("token")``."""
@@ -97,7 +119,12 @@ class Run(RunFile):
 
 def add_question(question: Question) -> None:
     """Give ``Run`` the method of ``question``, with checked arguments, and ``Frames`` its data frames."""
-    method = checked(question.function)
+    ask = checked(question.function, bounds=question.bounds)
+
+    @functools.wraps(ask)
+    def method(self: Run, *args: Any, labels: Any = None, **arguments: Any) -> dict[str, Any]:
+        return ask(self.labelled(labels), *args, **arguments)
+
     method.__name__, method.__qualname__ = question.name, f"Run.{question.name}"
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -109,3 +136,29 @@ def add_question(question: Question) -> None:
 
 for _question in QUESTIONS:
     add_question(_question)
+OTHER_PATHS = (
+    "dataset.zip",
+    "effect",
+    "export/{table_and_format}",
+    "report",
+    "samples/{sample}/image",
+    "saturation",
+    "series",
+)
+"""addresses below ``/runs/{run}`` that are no questions"""
+
+
+def _add_plugin(name: str, value: Any) -> Question:
+    if hasattr(Run, name) or hasattr(Frames, name):
+        raise UserError("a run has a method or an attribute of this name")
+    declared = declaration_of(name, value, QUESTIONS, OTHER_PATHS)
+    if taken := [frame for frame in declared.frames if hasattr(Frames, frame)]:
+        raise UserError(f"its data frame {taken[0]!r} has a name that is taken")
+    add_question(declared)
+    return declared
+
+
+PLUGIN_QUESTIONS: PluginRegistry[Question] = PluginRegistry(
+    "tokenpaths.questions", "question", {question.name: question for question in QUESTIONS}, _add_plugin
+)
+"""questions by name: ours, and those of entry points, which become methods of ``Run`` when they are taken from here"""

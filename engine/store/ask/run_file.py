@@ -5,6 +5,7 @@ Shapes: n tokens, p paths, S steps, K slots, V = S·K, M modules.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -17,6 +18,8 @@ import numpy as np
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.data.labels import look_alikes
+from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
@@ -28,6 +31,7 @@ from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.file.token_flops import flops_table
 from tokenpaths.engine.store.file.weight_codes import CODES
 
+MOST_LABELS = 100_000
 _File = TypeVar("_File", bound="RunFile")
 
 
@@ -86,18 +90,23 @@ class RunFile:
             by_path=not {"m0", "ids"} & set(self.token_columns),
         )
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
+        self.merged_names: dict[str, str] = {}
+        """labels of the file that are shown under another name, with that name"""
+        self._merging = threading.Lock()
         available, self.units = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
         self.bank = ModuleBank(self.modules, available)
 
     @classmethod
-    def open(cls: type[_File], path: Path | str, *, time_limit_s: int | float = 10.0) -> _File:
-        """Open the run file ``path``.
+    def open(
+        cls: type[_File], path: Path | str, *, time_limit_s: int | float = 10.0, memory_megabytes: int | None = None
+    ) -> _File:
+        """Open the run file ``path``; DuckDB takes at most ``memory_megabytes`` (default: 80 % of all).
 
         Raises:
             RunNotFound, RunFileError: a sentence about what is wrong with the file.
         """
         path = Path(path)
-        connection = Connection(path, time_limit_s)
+        connection = Connection(path, time_limit_s, memory_megabytes=memory_megabytes)
         try:
             return cls(path, connection)
         except BaseException:
@@ -167,13 +176,13 @@ class RunFile:
         ribbons = np.empty((len(path_ids), layout.visits if layout.by_path else 0), dtype=layout.id_dtype)
         columns = "page, ranks, ribbons" if layout.by_path else "page, ranks"
         for start in range(0, len(pages), PAGES_AT_ONCE):
-            wanted = pages[start : start + PAGES_AT_ONCE]
-            if len(wanted) == int(wanted[-1] - wanted[0]) + 1:
-                where, parameters = "page BETWEEN ? AND ?", (int(wanted[0]), int(wanted[-1]))
+            chunk = pages[start : start + PAGES_AT_ONCE]
+            if len(chunk) == int(chunk[-1] - chunk[0]) + 1:
+                where, parameters = "page BETWEEN ? AND ?", (int(chunk[0]), int(chunk[-1]))
             else:  # a list of values is looked up in the rows; a join would build a table of them first
-                where, parameters = f"page IN ({', '.join('?' * len(wanted))})", tuple(wanted.tolist())
+                where, parameters = f"page IN ({', '.join('?' * len(chunk))})", tuple(chunk.tolist())
             rows = self.rows(Query(f"SELECT {columns} FROM path_page WHERE {where} ORDER BY page", parameters))
-            here = np.flatnonzero((page_of >= start) & (page_of < start + len(wanted)))
+            here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
             sizes = np.array([len(row[1]) // 4 for row in rows])
             place = (np.cumsum(sizes) - sizes)[page_of[here] - start] + path_ids[here] % PAGE_PATHS
             ranks[here] = np.frombuffer(b"".join(row[1] for row in rows), dtype="<i4")[place]
@@ -190,6 +199,40 @@ class RunFile:
         ids = self.look_up(np.asarray(columns[0], dtype=np.int64))[1]
         return ids.reshape(shape), np.stack(columns[1:], axis=1).reshape(shape)
 
+    @cached_property
+    def look_alikes(self) -> list[list[LabelRow]]:
+        """Groups of labels that look alike (``data.labels.label_key``), the largest label of each first.
+
+        None are looked for among more than ``MOST_LABELS``: that many are names of samples.
+        """
+        rows = {row[1]: row for row in self.labels[: MOST_LABELS + 1] if row[1] is not None}
+        if len(rows) > MOST_LABELS:
+            return []
+        return [[rows[label] for label in group] for group in look_alikes({row[1]: row[2] for row in rows.values()})]
+
+    def labelled(self: _File, labels: Any) -> _File:
+        """The run as it is for None; for ``"merged"`` one in which labels that look alike are one label.
+
+        Raises:
+            UserError: ``labels`` is another word.
+        """
+        if labels not in (None, "merged"):
+            raise UserError(f"labels is {str(labels)[:40]!r}, it should be merged, or be left out", field="labels")
+        if labels is None or self.merged_names or not self.look_alikes:
+            return self
+        with self._merging:
+            return self._merged
+
+    @cached_property
+    def _merged(self: _File) -> _File:
+        groups = self.look_alikes
+        merged = type(self)(
+            self.file, merged_connection(self._connection, sorted(self.tables_there), self.labels, groups)
+        )
+        merged.merged_names = {row[1]: group[0][1] for group in groups for row in group[1:]}
+        merged.look_alikes = groups
+        return merged
+
     def filters(
         self, label: str | None, paths: Sequence[int], through: Sequence[tuple[int, int]]
     ) -> tuple[Filters, int | None]:
@@ -203,22 +246,29 @@ class RunFile:
         if label is None:
             return None
         check_text(label, "label", field="label")
+        label = self.merged_names.get(label, label)
         if label not in self._label_ids:
-            known = ", ".join(name for _, name, _, _ in self.labels[:10])
+            names = ", ".join(name for _, name, _, _ in self.labels[:10])
             more = f" and {len(self.labels) - 10} more" if len(self.labels) > 10 else ""
-            has = f"its labels are {known}{more}" if known else "it has no labels"
+            has = f"its labels are {names}{more}" if names else "it has no labels"
             raise UserError(f"run {self.run_id!r} has no label {label[:60]!r}: {has}", field="label")
-        return self._label_ids[label][0]
+        label_id: int | None = self._label_ids[label][0]
+        return label_id
 
     def num_tokens(self, label: str | None = None) -> int:
         """Tokens of the run, or of one of its labels."""
-        return self.row["num_tokens"] if label is None else self._label_ids[label][1]
+        if label is None:
+            return int(self.row["num_tokens"])
+        count: int = self._label_ids[self.merged_names.get(label, label)][1]
+        return count
 
     def num_samples(self, label: str | None = None) -> int:
         """Samples of the run, or of one of its labels."""
         if label is None:
             return int(self.row["num_samples"])
-        return next(samples for _, name, samples, _ in self.labels if name == label)
+        shown = self.merged_names.get(label, label)
+        count: int = next(samples for _, name, samples, _ in self.labels if name == shown)
+        return count
 
     def check_step(self, step: int) -> None:
         """UserError unless the run has this step."""

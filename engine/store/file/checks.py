@@ -88,10 +88,10 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
 
 def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids") -> None:
     """UserError unless ``module_ids`` is (n, S, K), each id offered at its step and chosen once there."""
-    wanted = (info.num_steps, info.top_k)
-    if module_ids.ndim != 3 or module_ids.shape[1:] != wanted:
+    expected = (info.num_steps, info.top_k)
+    if module_ids.ndim != 3 or module_ids.shape[1:] != expected:
         raise UserError(
-            f"{what} has shape {module_ids.shape}, it should be (tokens, {wanted[0]} steps, {wanted[1]} slots)",
+            f"{what} has shape {module_ids.shape}, it should be (tokens, {expected[0]} steps, {expected[1]} slots)",
             field=what,
         )
     if not np.issubdtype(module_ids.dtype, np.integer):

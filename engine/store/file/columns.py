@@ -59,7 +59,7 @@ def encode(values: np.ndarray) -> np.ndarray:
     levels = np.log(size + np.float32(1)) * np.float32(PER_UNIT)
     unknown, endless = np.isnan(values), np.isinf(values)
     levels[unknown | endless] = 0
-    codes = np.minimum(np.rint(levels).astype(np.int32) + 1, LARGEST)
+    codes: np.ndarray = np.minimum(np.rint(levels).astype(np.int32) + 1, LARGEST)
     codes[endless] = INFINITE
     below = (values < 0) & (codes > 1)
     codes[below] *= -1
@@ -149,8 +149,8 @@ def chars(
     place = first + np.where(start < 0, end, start)
     if neither.any():
         # A place that nobody asks for: that of the token before, so that it costs nothing.
-        known = np.maximum.accumulate(np.where(neither, -1, np.arange(len(place))))
-        place = np.where(known < 0, first_char, place[known])
+        last_known = np.maximum.accumulate(np.where(neither, -1, np.arange(len(place))))
+        place = np.where(last_known < 0, first_char, place[last_known])
     length = end - start
     length[length < 0] += START_UNKNOWN
     length[(end < 0) & ~neither] = END_UNKNOWN

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 
 from tokenpaths.engine.base.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
-from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
+from tokenpaths.engine.store.file import SCHEMA_VERSION
+from tokenpaths.engine.store.file.alarms import ALARMS
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -25,15 +27,6 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 _HEADER_BYTES = 3 * 4096
 LOOK_SECONDS = 20.0
 """time limit of the first inspection of a file; it takes milliseconds unless the file was crafted to take longer"""
-
-
-def limit_memory(megabytes: int) -> None:
-    """Limit DuckDB's memory for reading runs to ``megabytes``, in this process from now on.
-
-    By default DuckDB caches blocks up to 80 % of the machine's memory: under a memory limit of the process, a run
-    larger than that limit could not be read to its end.
-    """
-    _CONFIG["memory_limit"] = f"{megabytes}MB"
 
 
 def warm_up() -> None:
@@ -57,7 +50,7 @@ def open_read_only(
 ) -> duckdb.DuckDBPyConnection:
     """A connection that can read this one file and do nothing else outside its own memory.
 
-    ``spill_folder`` takes what does not fit into ``memory_megabytes`` (default: see ``limit_memory``); without it
+    ``spill_folder`` takes what does not fit into ``memory_megabytes`` (default: 80 % of the machine's); without it
     nothing is spilled. The file is attached to a private in-memory database: DuckDB keeps one instance per path and
     process, so a connection to the path itself would go on showing a run that was overwritten.
 
@@ -65,7 +58,7 @@ def open_read_only(
         RunNotFound: there is no such file.
         RunFileError: it is empty, truncated, damaged, newer than this program, or not a run.
     """
-    _check_bytes(file)
+    check_bytes(file)
     own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
     if spill_folder is not None:
         own["temp_directory"] = str(spill_folder)
@@ -76,7 +69,7 @@ def open_read_only(
         con.execute("USE r")
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
-        _check_length(con, file)
+        check_length(con, file)
         _check_schema(con, file)
     except duckdb.OutOfMemoryException as error:
         con.close()
@@ -93,7 +86,7 @@ def open_read_only(
     return con
 
 
-def _check_bytes(file: Path) -> None:
+def check_bytes(file: Path) -> None:
     """Check size and magic bytes first, for clearer errors than DuckDB's."""
     try:
         with open(file, "rb") as handle:
@@ -111,7 +104,7 @@ def _check_bytes(file: Path) -> None:
         raise RunFileError(f"{file.name} is no run: a run is a DuckDB file made by tokenpaths")
 
 
-def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+def check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     sizes = con.execute("SELECT total_blocks * block_size FROM pragma_database_size() WHERE database_name = 'r'")
     expected, size = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
     if size < expected:
@@ -123,18 +116,14 @@ def _check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
 @contextmanager
 def _interrupted_after(con: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
     """Raises duckdb.InterruptException if the block exceeds the time limit, KeyboardInterrupt on Ctrl-C."""
-    timer = threading.Timer(seconds, con.interrupt)
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with ALARMS.after(seconds, con.interrupt):
+            yield
     except RuntimeError as error:
         if not is_interrupt(error):
             raise
         con.interrupt()  # its threads work on: to close would wait for them
         raise KeyboardInterrupt from error
-    finally:
-        timer.cancel()
 
 
 def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
@@ -172,6 +161,13 @@ class Connection:
         self.time_limit_s = time_limit_s
         """of each further query"""
         self._lock = threading.Lock()
+        self._names = "r"
+
+    def with_names(self, schema: str) -> Connection:
+        """The same open file, asked by way of the views in ``schema`` of the in-memory database."""
+        other = copy.copy(self)
+        other._names = schema
+        return other
 
     @contextmanager
     def cursor(self, *, limited: bool = True) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -187,13 +183,10 @@ class Connection:
             late.set()
             cursor.interrupt()
 
-        timer = threading.Timer(self.time_limit_s, stop)
-        timer.daemon = True
         try:
-            cursor.execute("USE r")
-            if limited:
-                timer.start()
-            yield cursor
+            cursor.execute(f"USE {self._names}")
+            with ALARMS.after(self.time_limit_s, stop) if limited else nullcontext():
+                yield cursor
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             # Rows that leave through Arrow fail with its exceptions or plain OSErrors.
             if late.is_set():
@@ -212,7 +205,6 @@ class Connection:
             cursor.interrupt()  # its threads work on: to close would wait for them, without a time limit
             raise KeyboardInterrupt from error
         finally:
-            timer.cancel()
             cursor.close()
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:

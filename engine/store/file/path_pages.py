@@ -40,4 +40,5 @@ class Shares:
     def cdf(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on the paths of rank 1 … r."""
         place = np.searchsorted(self._last, ranks)
-        return (self._tokens[place] - (self._last[place] - ranks) * self._counts[place]) / self._num_tokens
+        cdf: np.ndarray = (self._tokens[place] - (self._last[place] - ranks) * self._counts[place]) / self._num_tokens
+        return cdf

@@ -78,7 +78,8 @@ class Page:
         visits = self.visits_n[rows].astype(np.float32)[:, None]
         np.divide(values, visits, out=values, where=visits > 0)
         values /= 2 * num_steps
-        return np.sqrt(values, out=values)
+        roots: np.ndarray = np.sqrt(values, out=values)
+        return roots
 
 
 def page_samples(layout: Layout) -> int:

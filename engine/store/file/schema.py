@@ -13,8 +13,6 @@ from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
 
-SCHEMA_VERSION = 6
-"""the only supported version: runs of other versions must be traced again"""
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
@@ -180,6 +178,14 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
         columns += [(name, layout.id_type) for name in layout.module_columns()]
     columns += [(name, "UTINYINT") for name in layout.weight_columns()]
     return columns
+
+
+def path_table(layout: Layout) -> str:
+    """SQL that creates ``path``."""
+    return (
+        f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
+        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE);\n"
+    )
 
 
 def create_tables(layout: Layout, info: RunInfo) -> str:

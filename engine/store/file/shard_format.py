@@ -150,7 +150,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         with open(file, "rb") as opened:
             body = json.loads(opened.read(_MOST_MANIFEST_BYTES).decode())
-        said = body.pop("sha256")
+        declared = body.pop("sha256")
     except FileNotFoundError:
         raise ShardError(f"{folder} has no {MANIFEST}, so it is no finished shard: {again}", field="shards") from None
     except OSError as error:
@@ -161,7 +161,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ShardError(
             f"{file} has format {str(body.get('format'))[:20]}, this program reads format 1: update it", field="shards"
         )
-    if said != _body_sha256(body):
+    if declared != _body_sha256(body):
         raise ShardError(f"{file} is damaged (its own SHA-256 does not fit): {again}", field="shards")
     try:
         manifest = Manifest.model_validate(body)

@@ -51,7 +51,8 @@ class WeightCode:
 
     def decode(self, levels: np.ndarray) -> np.ndarray:
         """Decoded weights, in double precision."""
-        return _TABLES[self.name][levels]
+        weights: np.ndarray = _TABLES[self.name][levels]
+        return weights
 
     def sql(self, column: str) -> str:
         """SQL of ``decode`` for a column, as DOUBLE."""

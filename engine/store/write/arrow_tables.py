@@ -48,7 +48,8 @@ class CompactBatch:
 
     @property
     def num_tokens(self) -> int:
-        return self.ids.shape[0]
+        count: int = self.ids.shape[0]
+        return count
 
     @property
     def lengths(self) -> np.ndarray:
@@ -90,8 +91,8 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
     sums = {}
     for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
         rows = entropy_nS[label_n == group]
-        known = ~np.isnan(rows)
-        sums[labels[group]] = np.stack([known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)])
+        finite = ~np.isnan(rows)
+        sums[labels[group]] = np.stack([finite.sum(axis=0), np.where(finite, rows, 0.0).sum(axis=0, dtype=np.float64)])
     return sums
 
 
@@ -219,18 +220,18 @@ def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | N
     losses = [sample.loss for sample in batch.samples]
     if batch.loss is None or all(loss is not None for loss in losses):
         return losses
-    known = ~np.isnan(batch.loss)
-    sums = np.add.reduceat(np.where(known, batch.loss, 0.0).astype(np.float64), starts)
-    counts = np.add.reduceat(known.astype(np.int64), starts)
+    finite = ~np.isnan(batch.loss)
+    sums = np.add.reduceat(np.where(finite, batch.loss, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(finite.astype(np.int64), starts)
     means = [float(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
     return [mean if loss is None else loss for loss, mean in zip(losses, means, strict=True)]
 
 
 def _means(values: np.ndarray, starts: np.ndarray) -> pa.Array:
     """Mean of the known values of each sample, NULL if there are none."""
-    known = ~np.isnan(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), starts)
-    counts = np.add.reduceat(known.astype(np.int64), starts)
+    finite = ~np.isnan(values)
+    sums = np.add.reduceat(np.where(finite, values, 0.0).astype(np.float64), starts)
+    counts = np.add.reduceat(finite.astype(np.int64), starts)
     return pa.array(sums / np.maximum(counts, 1), mask=counts == 0)
 
 

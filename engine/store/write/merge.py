@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenpaths.engine.base.errors import WriterFailed
+from tokenpaths.engine.base.errors import WriterFailed, left_out_note
 from tokenpaths.engine.base.files import is_disk_full
-from tokenpaths.engine.store.file.schema import SCHEMA_VERSION, layout_for
+from tokenpaths.engine.store.file import SCHEMA_VERSION
+from tokenpaths.engine.store.file.schema import layout_for
 from tokenpaths.engine.store.file.shard_format import (
     ABOUT,
     MANIFEST,
@@ -80,7 +81,7 @@ class ShardSet:
         notes = []
         if left_out := sum(manifest.left_out for manifest in self.manifests):
             first = [problem for manifest in self.manifests for problem in manifest.problems]
-            notes.append(f"{left_out:,} samples were left out" + (f"; the first: {first[0]}" if first else ""))
+            notes.append(left_out_note(left_out, first))
         made = {repr(sorted(manifest.made_with.items())): manifest.made_with for manifest in self.manifests}
         if len(made) > 1:
             ways = "; ".join(", ".join(f"{k} {v}" for k, v in sorted(one.items())) for one in made.values())
@@ -109,9 +110,9 @@ def find_shards(places: Iterable[Path]) -> ShardSet:
     _check_alike(folders, manifests)
     _check_complete(folders, manifests)
     order = sorted(range(len(folders)), key=lambda i: manifests[i].shard)
-    found = ShardSet([folders[i] for i in order], [manifests[i] for i in order])
-    _check_rows(found)
-    return found
+    shards = ShardSet([folders[i] for i in order], [manifests[i] for i in order])
+    _check_rows(shards)
+    return shards
 
 
 def seal_shards(
@@ -135,6 +136,8 @@ def seal_shards(
     _check_bytes(found, on_progress)
     info, modules = read_about(found.folders[0])
     info = replace(info, run_id=run_id or info.run_id)
+    if notes := found.notes():
+        info.findings["notes"] = [*info.findings.get("notes", []), *notes]
     layout = layout_for(info, shard=True)
     done = 0
     try:
@@ -242,10 +245,10 @@ def _check_complete(folders: Sequence[Path], manifests: Sequence[Manifest]) -> N
                 "it is in",
                 field="shards",
             )
-        some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        listed = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         raise ShardError(
-            f"{len(missing)} of {of} shards are missing ({some}): trace them with --shard i/{of}, or give the folders "
-            "they are in",
+            f"{len(missing)} of {of} shards are missing ({listed}): trace them with --shard i/{of}, or give the "
+            "folders they are in",
             field="shards",
         )
 

@@ -83,11 +83,12 @@ class RowFile:
         if not len(numbers):
             return np.empty((0, self.width), dtype=self.dtype)
         if self._memory is not None:
-            return self._memory.values[numbers]
+            return np.asarray(self._memory.values[numbers])
         assert self._file is not None, "rows that were numbered were appended"
         self._file.flush()
         # A map that is dropped after use, so that the pages it touched do not stay in the process.
-        return np.asarray(np.memmap(self._file, self.dtype, mode="r", shape=(self._length, self.width)))[numbers]
+        rows = np.asarray(np.memmap(self._file, self.dtype, mode="r", shape=(self._length, self.width)))
+        return np.asarray(rows[numbers])
 
 
 @dataclass(frozen=True)
@@ -172,14 +173,20 @@ class PathDictionary:
         self.num_tokens += len(rows)
         return ids_P[kind_n], new_rows
 
+    def load(self, ribbons: np.ndarray, counts: np.ndarray) -> None:
+        """Append paths (n, V) that are numbered and counted already, in order; ``add`` does not find them."""
+        self._rows.append(ribbons)
+        self._counts.append(counts)
+        self.num_tokens += int(counts.sum())
+
     def _numbers_of(self, hashes: np.ndarray, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of distinct ribbons ordered by hash, and those of new ones."""
         first_of_hash = np.ones(len(hashes), dtype=bool)
         first_of_hash[1:] = hashes[1:] != hashes[:-1]
         ids = np.full(len(hashes), -1, dtype=np.int32)
         ids[first_of_hash] = self._index.find(hashes[first_of_hash])
-        known = np.flatnonzero(ids >= 0)
-        other = known[(self._rows.take(ids[known]) != distinct[known]).any(axis=1)] if len(known) else known
+        old = np.flatnonzero(ids >= 0)
+        other = old[(self._rows.take(ids[old]) != distinct[old]).any(axis=1)] if len(old) else old
         new = np.flatnonzero((ids < 0) & first_of_hash)
         start = self.num_paths
         ids[new] = np.arange(start, start + len(new), dtype=np.int32)
@@ -196,9 +203,9 @@ class PathDictionary:
         if (self._rows.take(owner) == row).all():
             ids[i] = owner[0]
             return row[:0]
-        known = self.num_paths
-        ids[i] = self._same_hash.setdefault(row.tobytes(), known)
-        if ids[i] < known:
+        next_id = self.num_paths
+        ids[i] = self._same_hash.setdefault(row.tobytes(), next_id)
+        if ids[i] < next_id:
             return row[:0]
         self._rows.append(row)
         return row

@@ -78,23 +78,6 @@ class RunFiller:
         }
         self._pending_tokens = 0
 
-    def _open(self, block_bytes: int) -> duckdb.DuckDBPyConnection:
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "python_enable_replacements": "false",
-            # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
-            "memory_limit": f"{DUCKDB_MEGABYTES}MB",
-            "temp_directory": temporary_folder(self._file),
-        }
-        con = duckdb.connect(":memory:", config=config)
-        attached = str(self._file).replace("'", "''")
-        options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
-        con.execute(f"ATTACH '{attached}' AS r ({options})")
-        con.execute("USE r")
-        con.execute(create_tables(self.layout, self.info) + CREATE_SOFT)
-        # One transaction: row groups go straight to the file, without a detour through the WAL.
-        con.execute("BEGIN")
-        return con
-
     def add(self, batch: CompactBatch) -> None:
         """Store one batch of whole samples."""
         first_row = self.book.num_tokens
@@ -158,8 +141,8 @@ class RunFiller:
     def _sum_loss(self, batch: CompactBatch) -> None:
         """Add the number of tokens with a loss and the sum of their unrounded losses."""
         if batch.loss is not None:
-            known = batch.loss[~np.isnan(batch.loss)]
-            self.loss = (self.loss[0] + len(known), self.loss[1] + float(known.sum(dtype=np.float64)))
+            losses = batch.loss[~np.isnan(batch.loss)]
+            self.loss = (self.loss[0] + len(losses), self.loss[1] + float(losses.sum(dtype=np.float64)))
 
     def add_twin(self, ids: np.ndarray) -> None:
         """Count the ribbons of the untrained twin for the next tokens."""
@@ -185,7 +168,7 @@ class RunFiller:
         """Insert the buffered rows; the first call creates the file with blocks of this size."""
         check_free(self._file.parent)
         if self.con is None:
-            self.con = self._open(block_bytes)
+            self.con = create_file(self._file, create_tables(self.layout, self.info) + CREATE_SOFT, block_bytes)
         for table, parts in self._pending.items():
             while parts:
                 insert_rows(self.con, table, parts.pop(0))
@@ -248,6 +231,27 @@ def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
     """Whether no module is shared between steps and none is an identity: compute is 1 and reuse 0 on any ribbon."""
     offered = units[available]
     return bool((offered != NOTHING).all()) and len(np.unique(offered)) == len(offered)
+
+
+def create_file(
+    file: Path, tables: str, block_bytes: int, megabytes: int = DUCKDB_MEGABYTES
+) -> duckdb.DuckDBPyConnection:
+    """A connection to the new run ``file`` with the ``tables`` of this SQL, in a transaction."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "python_enable_replacements": "false",
+        # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
+        "memory_limit": f"{megabytes}MB",
+        "temp_directory": temporary_folder(file),
+    }
+    con = duckdb.connect(":memory:", config=config)
+    attached = str(file).replace("'", "''")
+    options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
+    con.execute(f"ATTACH '{attached}' AS r ({options})")
+    con.execute("USE r")
+    con.execute(tables)
+    # One transaction: row groups go straight to the file, without a detour through the WAL.
+    con.execute("BEGIN")
+    return con
 
 
 def temporary_folder(partial_file: Path) -> str:

@@ -21,10 +21,11 @@ from tokenpaths.engine.analysis.distribution import describe_sorted
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.tables.queries import level_counts
 from tokenpaths.engine.store.ask.topics.distributions import SEALED_BINS
+from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
-from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, SCHEMA_VERSION, Layout
+from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout, path_table
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, range_array
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
@@ -88,7 +89,7 @@ def build_summaries(
     stage(0)
     order = totals.book.ranked()
     _small_tables(con, info, modules, totals)
-    _label_table(con, totals)
+    label_table(con)
     stage(1)
     _count_by_label(con)
     _path_table(con, layout, totals, order)
@@ -114,6 +115,20 @@ def build_summaries(
     _run_row(con, info, totals)
 
 
+def derive_tables(
+    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray, num_samples: int
+) -> None:
+    """Fill the tables that follow from those of tokens, samples, labels and paths; ``order`` (P,) as in ``book``."""
+    _count_by_label(con)
+    write_pages(con, layout, book, order)
+    write_tops(con, order)
+    write_profiles(con, layout, book, num_samples)
+    con.execute("DROP TABLE on_path")
+    _member_table(con)
+    _sample_of_tokens(con, layout, book.num_tokens)
+    _histograms(con)
+
+
 def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequence[ModuleInfo], totals: Totals) -> None:
     names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
     insert_columns(
@@ -134,7 +149,8 @@ def _small_tables(con: duckdb.DuckDBPyConnection, info: RunInfo, modules: Sequen
     )
 
 
-def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
+def label_table(con: duckdb.DuckDBPyConnection) -> None:
+    """Fill ``label`` from ``sample``."""
     con.execute(
         "INSERT INTO label SELECT label_id, any_value(label), count(*), sum(num_tokens) FROM sample "
         "WHERE label_id IS NOT NULL GROUP BY label_id ORDER BY label_id"
@@ -143,10 +159,7 @@ def _label_table(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
 
 def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
     """``path`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
-    con.execute(
-        f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
-        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE)"
-    )
+    con.execute(path_table(layout))
     names, top = _top_labels(con, totals.book.num_paths)
     before, num_tokens = 0, totals.book.num_tokens
     for start in range(0, len(order), TAKE_ROWS):
@@ -214,11 +227,11 @@ def _step_summary(con: duckdb.DuckDBPyConnection, totals: Totals) -> None:
     rows = {ALL_LABELS: all_tokens, **{k: v for k, v in totals.entropy.items() if k >= 0}}
     columns: dict[str, list[float | int | None]] = {"step": [], "label_id": [], "num_tokens": [], "gate_entropy": []}
     for label_id, (known_S, sum_S) in rows.items():
-        for step, (known, total) in enumerate(zip(known_S, sum_S, strict=True)):
+        for step, (count, total) in enumerate(zip(known_S, sum_S, strict=True)):
             columns["step"].append(step)
             columns["label_id"].append(label_id)
-            columns["num_tokens"].append(int(known))
-            columns["gate_entropy"].append(float(total / known) if known else None)
+            columns["num_tokens"].append(int(count))
+            columns["gate_entropy"].append(float(total / count) if count else None)
     insert_columns(con, "step_summary", columns)
 
 

@@ -71,9 +71,9 @@ def _answers(
     try:
         run = RunFile(file, connection)
         run.run_id = run_id
-        wanted = list(questions(run))
-        for done, (question, arguments) in enumerate(wanted):
-            on_question(done, len(wanted))
+        calls = list(questions(run))
+        for done, (question, arguments) in enumerate(calls):
+            on_question(done, len(calls))
             left = ends - time.monotonic()
             if left <= 0:
                 break

@@ -41,13 +41,13 @@ def write_associations(
         columns["untrained_path"] = paths[UNTRAINED] = _numbered(twin, twin_paths)
     insert_columns(con, "known_token", columns)
     for attribute, shuffled in ATTRIBUTES.items():
-        known = sketch[attribute] >= 0
-        if known.sum() < 2 or len(np.unique(sketch[attribute][known])) < 2:
+        measured = sketch[attribute] >= 0
+        if measured.sum() < 2 or len(np.unique(sketch[attribute][measured])) < 2:
             continue
-        sample_n, token_n = sketch["sample"][known], sketch["token"][known]
+        sample_n, token_n = sketch["sample"][measured], sketch["token"][measured]
         results = associations(
-            [of[known] for of in paths.values()],
-            sketch[attribute][known],
+            [of[measured] for of in paths.values()],
+            sketch[attribute][measured],
             groups=sample_n if shuffled == "samples" else None,
             sequences=None if shuffled == "samples" else places_in(sample_n, token_n, by_place=attribute == "region"),
             seed=NULL_SEED,

@@ -40,8 +40,8 @@ def write_nulls(
     write_counts(con, "observed", counts)
     independent = PathDictionary(layout.id_dtype, book.folder)
     drawn = _thinned(counts, layout)
-    some = np.flatnonzero(drawn)
-    shuffled = independent_steps(book.ribbons(order[some]), drawn[some], layout.num_steps, NULL_SEED)
+    places = np.flatnonzero(drawn)
+    shuffled = independent_steps(book.ribbons(order[places]), drawn[places], layout.num_steps, NULL_SEED)
     for start in range(0, len(shuffled), CHUNK_ROWS):
         independent.add(shuffled[start : start + CHUNK_ROWS])
     for kind, null in (("independent", independent), ("untrained", twin)):

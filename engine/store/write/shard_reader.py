@@ -144,12 +144,16 @@ def _beside(arrays: list[pa.Array], dtype: np.dtype) -> np.ndarray:
 
 def _floats(values: pa.Array) -> np.ndarray:
     """float32, NaN for null."""
-    return pc.fill_null(values, float("nan")).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    losses: np.ndarray = (
+        pc.fill_null(values, float("nan")).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    )
+    return losses
 
 
 def _whole(values: pa.Array) -> np.ndarray:
     """int32, −1 for null."""
-    return pc.fill_null(values.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
+    numbers: np.ndarray = pc.fill_null(values.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _entropy_sums(cut: dict[str, Any], num_steps: int) -> dict[str | None, np.ndarray]:

@@ -31,8 +31,9 @@ from tokenpaths.engine.base.files import (
 )
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
+from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
-from tokenpaths.engine.store.file.schema import SAMPLE_COLUMNS, SCHEMA_VERSION, Layout, layout_for, token_columns
+from tokenpaths.engine.store.file.schema import SAMPLE_COLUMNS, Layout, layout_for, token_columns
 from tokenpaths.engine.store.file.shard_format import (
     ABOUT,
     MANIFEST,

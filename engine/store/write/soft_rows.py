@@ -18,8 +18,8 @@ from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 def soft_arrays(batch: TraceBatch) -> dict[str, np.ndarray]:
     """The soft tables of a batch, as float32 copies."""
-    found = {kind: getattr(batch, kind) for kind in SOFT_TABLES}
-    return {kind: np.array(values, dtype=np.float32) for kind, values in found.items() if values is not None}
+    arrays = {kind: getattr(batch, kind) for kind in SOFT_TABLES}
+    return {kind: np.array(values, dtype=np.float32) for kind, values in arrays.items() if values is not None}
 
 
 def soft_rows(kind: str, values: np.ndarray, first_sample: int) -> pa.Table:

@@ -8,6 +8,7 @@ Until then its name is hidden from readers.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import shutil
 import threading
@@ -22,6 +23,7 @@ from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, rename_durably, run_file
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
+from tokenpaths.engine.base.seal_marks import digest_of, mark_sealed
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact
@@ -120,7 +122,11 @@ class RunWriter(SealedOnce):
             stopped = self._add_answers(on_stage)
             self._refuse_existing()
             with _disk_trouble():
+                digest = digest_of(self.partial_file)
+                mark_sealed(self.file, os.stat(self.partial_file), digest)
                 rename_durably(self.partial_file, self.file)
+                with contextlib.suppress(OSError):  # deleted already
+                    mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
         except BaseException:
             self.abort()
             raise
@@ -211,7 +217,7 @@ class RunWriter(SealedOnce):
                     self._filler.add(item)
                 else:
                     self._filler.add_twin(item)
-            except Exception as error:
+            except BaseException as error:  # whatever it is: the caller would wait for this thread without end
                 self._failure = error
 
 

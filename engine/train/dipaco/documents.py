@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,7 +23,7 @@ from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import DiPaCoRouter
-from tokenpaths.engine.train.corpora import require_file
+from tokenpaths.engine.train.corpora import label_of, read_rows
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,9 @@ def load_documents(
     on_short: Literal["refuse", "drop"] = "refuse",
 ) -> Sequences:
     """A Parquet file with a ``text`` column and one of labels."""
-    require_file(path)
-    try:
-        table = pq.read_table(path, columns=["text", label])
-    except Exception as error:
-        raise UserError(f"{path.name} cannot be read as Parquet with columns text, {label}: {error}") from None
-    texts = table["text"].to_pylist()
+    rows = [(row.text or "", label_of(row, path, label)) for row in read_rows(path, "text", label)]
+    texts, names = [text for text, _ in rows], [name for _, name in rows]
     documents = [ids for i in range(0, len(texts), 256) for ids in tokenizer.encode_batch(texts[i : i + 256])]
-    names = [str(name) for name in table[label].to_pylist()]
     assert tokenizer.end_id is not None, "our tokenizers have an end token"
     return make_sequences(documents, names, config, tokenizer.end_id, on_short)
 
@@ -207,12 +201,12 @@ def path_scores(
     low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
     done = 0
     for rows, inputs, targets in _batches(sequences):
-        known = targets >= 0
+        has_target = targets >= 0
         for p, model in enumerate(paths):
             with mixed_precision(device, low_precision):
-                h = model.hidden(inputs.to(device))[known.to(device)]
+                h = model.hidden(inputs.to(device))[has_target.to(device)]
                 own = torch.zeros(targets.shape)
-                own[known] = _log_likelihood(h, model.ends.head.weight, targets[known].to(device)).cpu()
+                own[has_target] = _log_likelihood(h, model.ends.head.weight, targets[has_target].to(device)).cpu()
             scores[rows, : targets.shape[1], p] = own
         done += len(rows)
         on_progress(done, len(sequences))

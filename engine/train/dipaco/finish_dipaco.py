@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import TOKENIZER, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
-from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card
+from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card, section
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores
 from tokenpaths.engine.train.dipaco.path_report import (
     PathScores,
@@ -35,12 +36,35 @@ from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun
 from tokenpaths.engine.train.loop import training_record
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class RoutedSums:
+    """Sums over the tokens of each sequence behind the prefix."""
+
+    loss: Float[Tensor, " N"]
+    """nats"""
+    right: Int[Tensor, " N"]
+    count: Int[Tensor, " N"]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Loss, perplexity and accuracy over all of them."""
+        count = int(self.count.sum())
+        loss = float(self.loss.sum()) / count
+        return {"loss": loss, "perplexity": math.exp(loss), "accuracy": float(self.right.sum()) / count, "count": count}
+
+
 def routed_numbers(
     paths: Sequence[PathModel], chosen: Int[Tensor, " N"], sequences: Sequences, prefix: int
 ) -> dict[str, float]:
     """Loss, perplexity and accuracy behind the prefix in float32, each sequence on its own path only."""
-    total = right = count = 0.0
+    return routed_sums(paths, chosen, sequences, prefix).numbers
+
+
+@torch.no_grad()
+def routed_sums(paths: Sequence[PathModel], chosen: Int[Tensor, " N"], sequences: Sequences, prefix: int) -> RoutedSums:
+    """What ``routed_numbers`` sums up, by sequence."""
+    loss = torch.zeros(len(sequences), dtype=torch.float64)
+    right, count = (torch.zeros(len(sequences), dtype=torch.long) for _ in range(2))
     for p, model in enumerate(paths):
         rows = (chosen == p).nonzero().squeeze(1)
         rows = rows[sequences.length[rows].argsort(descending=True, stable=True)]
@@ -49,13 +73,14 @@ def routed_numbers(
                 continue
             inputs, targets = sequences.batch(part)
             targets[:, : prefix - 1] = -100
-            known = targets >= 0
-            logits = model.ends.head(model.hidden(inputs)[known]).float()
-            total += float(torch.nn.functional.cross_entropy(logits, targets[known], reduction="sum"))
-            right += float((logits.argmax(dim=-1) == targets[known]).sum())
-            count += int(known.sum())
-    loss = total / count
-    return {"loss": loss, "perplexity": math.exp(loss), "accuracy": right / count, "count": int(count)}
+            has_target = targets >= 0
+            logits = model.ends.head(model.hidden(inputs)[has_target]).float()
+            own = part.unsqueeze(1).expand_as(targets)[has_target]
+            nats = torch.nn.functional.cross_entropy(logits, targets[has_target], reduction="none")
+            loss.index_add_(0, own, nats.double())
+            right.index_add_(0, own, (logits.argmax(dim=-1) == targets[has_target]).long())
+            count[part] = has_target.sum(dim=1)
+    return RoutedSums(loss, right, count)
 
 
 def document_paths(model: DiPaCo, sequences: Sequences) -> Int[Tensor, " N"]:
@@ -82,9 +107,9 @@ def train_rerouter(
     """
     paths = [model.path_model(p) for p in range(model.config.num_paths)]
     scores = path_scores(paths, sequences, on_progress=on_progress)
-    wanted = best_continuation(scores, horizon)
-    inside = torch.arange(wanted.shape[1]) < (sequences.length - 1)[:, None]
-    wanted[~inside] = -100
+    best = best_continuation(scores, horizon)
+    inside = torch.arange(best.shape[1]) < (sequences.length - 1)[:, None]
+    best[~inside] = -100
     # Every fourth document: none is on both sides.
     held = torch.isin(sequences.document, sequences.document.unique()[::4])
     learn, check = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
@@ -99,19 +124,19 @@ def train_rerouter(
         generator = torch.Generator().manual_seed(seed * 1_000_003 + i)
         rows = learn[torch.randint(len(learn), (batch_size,), generator=generator)]
         ids, _ = sequences.batch(rows)
-        return ids.to(model.device), wanted[rows, : ids.shape[1]].to(model.device)
+        return ids.to(model.device), best[rows, : ids.shape[1]].to(model.device)
 
     losses = fit_rerouter(model.router, batch, iterations, learning_rate=learning_rate)
     right, count, frequent = 0, 0, torch.zeros(model.config.num_paths)
     with torch.no_grad():
         for rows in check.split(32):
             ids, _ = sequences.batch(rows)
-            goal = wanted[rows, : ids.shape[1]]
-            known = goal >= 0
+            goal = best[rows, : ids.shape[1]]
+            has_goal = goal >= 0
             named = model.router.running_scores(ids.to(model.device)).argmax(dim=-1).cpu()
-            right += int((named == goal)[known].sum())
-            count += int(known.sum())
-            frequent += torch.bincount(goal[known], minlength=len(frequent))
+            right += int((named == goal)[has_goal].sum())
+            count += int(has_goal.sum())
+            frequent += torch.bincount(goal[has_goal], minlength=len(frequent))
     return {
         "loss": sum(losses[-20:]) / len(losses[-20:]),
         "accuracy": right / max(1, count),
@@ -130,7 +155,7 @@ def findings(found: PathScores, model: DiPaCo, sequences: Sequences) -> dict[str
         model.config.num_paths,
         documents=sequences.document.numpy(),
     )
-    known = table.association
+    nmi = table.association
     return {
         "rerouting": [rounded(asdict(point)) for point in reroute_curve(found)] if found.running is not None else [],
         "bounds": rounded(bounds(found)),
@@ -139,7 +164,7 @@ def findings(found: PathScores, model: DiPaCo, sequences: Sequences) -> dict[str
             "sizes": table.sizes.tolist(),
             "labels": list(table.labels),
             "counts": table.counts.tolist(),
-            "nmi": None if known is None else rounded(asdict(known)),
+            "nmi": None if nmi is None else rounded(asdict(nmi)),
         },
     }
 
@@ -192,21 +217,15 @@ def write_card(folder: Path) -> Path:
         f"- inner: {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW "
         f"{tuple(recipe['betas'])}, weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}; shard sizes "
         f"{', '.join(map(str, training['sizes']))}",
-        "",
-        "## Validation",
-        "",
+        *section("Validation"),
         f"Behind the routing prefix, on the shipped weights in float32, {numbers.get('count', 0):,} tokens.",
         "",
         *_numbers(checkpoint.name, numbers),
         *_rerouting(numbers),
         *_shards(numbers),
-        "",
-        "## Curve",
-        "",
+        *section("Curve"),
         *_curve(training["history"]),
-        "",
-        "## Limits",
-        "",
+        *section("Limits"),
         f"A small model for looking at routing, not for use: a context of {config.context} tokens, a vocabulary of "
         f"{config.vocab_size:,}, a few hundred iterations. The learned re-router tunes one block of the base, the "
         "paper's the whole base.",
@@ -232,9 +251,7 @@ def _rerouting(numbers: dict[str, Any]) -> list[str]:
         return []
     limits = numbers["bounds"]
     return [
-        "",
-        "## Routing again every W tokens",
-        "",
+        *section("Routing again every W tokens"),
         "| W | perplexity | decisions that switch | paths a sequence |",
         "|---|---|---|---|",
         *(
@@ -253,9 +270,7 @@ def _shards(numbers: dict[str, Any]) -> list[str]:
         return []
     shards = numbers["shards"]
     lines = [
-        "",
-        "## Domains by path",
-        "",
+        *section("Domains by path"),
         "| | " + " | ".join(f"path {p}" for p in range(len(shards["sizes"]))) + " |",
         "|---|" + "---|" * len(shards["sizes"]),
         *(
@@ -263,11 +278,10 @@ def _shards(numbers: dict[str, Any]) -> list[str]:
             for label, row in zip(shards["labels"], shards["counts"], strict=True)
         ),
     ]
-    if known := shards["nmi"]:
+    if nmi := shards["nmi"]:
         lines += [
             "",
-            f"NMI of path and domain {known['nmi']:.3f}, shuffled {known['null_mean']:.3f}, "
-            f"p = {known['p_value']:.3f}.",
+            f"NMI of path and domain {nmi['nmi']:.3f}, shuffled {nmi['null_mean']:.3f}, p = {nmi['p_value']:.3f}.",
         ]
     return lines
 

@@ -59,10 +59,10 @@ def shard_table(
             raise UserError(f"{field} must be between 0 and {count - 1}", field=field)
     counts = np.zeros((len(names), num_paths), dtype=np.int64)
     np.add.at(counts, (labels, paths), 1)
-    known = None
+    domain_nmi = None
     if len(np.unique(labels)) > 1:
-        known = association(paths, labels, groups=documents, shuffles=shuffles, seed=seed)
-    return ShardTable(counts.sum(axis=0), tuple(names), counts, known)
+        domain_nmi = association(paths, labels, groups=documents, shuffles=shuffles, seed=seed)
+    return ShardTable(counts.sum(axis=0), tuple(names), counts, domain_nmi)
 
 
 @dataclass(frozen=True)

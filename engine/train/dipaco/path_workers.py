@@ -11,7 +11,7 @@ import math
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -36,10 +36,11 @@ class PathDiverged(UserError):
 
 @dataclass(frozen=True)
 class PathTask:
-    """τ inner iterations of one path, from the global parameters of an outer step."""
+    """τ inner iterations of one replica of a path, from the global parameters of an outer step."""
 
     path: int
     outer: int
+    replica: int = 0
 
 
 def global_file(folder: Path, outer: int) -> Path:
@@ -49,7 +50,7 @@ def global_file(folder: Path, outer: int) -> Path:
 
 def path_file(folder: Path, task: PathTask) -> Path:
     """What a task leaves: the path's parameters and moments after its inner iterations."""
-    return folder / f"path-{task.path:03d}-{task.outer:04d}.safetensors"
+    return folder / f"path-{task.path:03d}-{task.replica:02d}-{task.outer:04d}.safetensors"
 
 
 def shards_file(folder: Path, version: int) -> Path:
@@ -66,13 +67,13 @@ class PathWorker:
             self.skeleton = DiPaCo(recipe.model)
         self._shards: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
-    def shard(self, path: int, version: int) -> torch.Tensor:
-        """Rows of the sequences that train a path."""
+    def shard(self, task: PathTask, version: int) -> torch.Tensor:
+        """Rows of the sequences that train a replica of a path."""
         if self._shards is None or self._shards[0] != version:
             tensors = load_file(shards_file(self.folder, version))
             self._shards = (version, tensors["rows"], tensors["paths"])
         _, rows, paths = self._shards
-        return rows[(paths == path).any(dim=1)]
+        return rows[(paths == task.path).any(dim=1)][task.replica :: self.recipe.replicas]
 
     def run(self, task: PathTask, version: int, on_iteration: Callable[[float], None]) -> float:
         """Do a task and save its file; returns the mean loss.
@@ -84,7 +85,7 @@ class PathWorker:
         model = self._load(task)
         optimizer = make_inner_optimizer(model, recipe)
         self._load_moments(task, model, optimizer)
-        shard = self.shard(task.path, version)
+        shard = self.shard(task, version)
         low_precision = recipe.bfloat16 and (self.device.type == "cuda" or cpu_has_bfloat16())
         losses = []
         for iteration in range(task.outer * tau, (task.outer + 1) * tau):
@@ -121,7 +122,7 @@ class PathWorker:
 
         A path that had stopped and trains again after re-sharding starts with fresh ones.
         """
-        file = path_file(self.folder, PathTask(task.path, task.outer - 1))
+        file = path_file(self.folder, replace(task, outer=task.outer - 1))
         if not file.exists():
             return
         tensors = load_file(file, device=str(self.device))
@@ -220,8 +221,8 @@ class WorkerPool:
         queue = deque(tasks)
         results: dict[PathTask, float] = {}
         deaths: dict[PathTask, int] = {}
-        wanted = len(queue)
-        while len(results) < wanted:
+        total = len(queue)
+        while len(results) < total:
             for member in self.members:
                 if member.task is None and queue:
                     member.task = queue.popleft()

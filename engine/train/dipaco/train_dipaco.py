@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ class DiPaCoRun:
     seconds: float = 0.0
     shards: int = 0
     """outer step from which the present shards hold"""
-    resharded: bool = False
+    resharded: int = 0
+    """how often the discriminative router was fitted"""
     sizes: list[int] = field(default_factory=list)
     best_loss: list[float | None] = field(default_factory=list)
     best_outer: list[int] = field(default_factory=list)
@@ -132,7 +133,7 @@ def train(
     """
     device, workers = resources.device or pick_device(), resources.workers
     folder.mkdir(parents=True, exist_ok=True)
-    split = split_documents(sequences, recipe.router_share, recipe.stop_share, recipe.seed)
+    split = split_documents(sequences, recipe.router_share, recipe.stop_share, recipe.split_seed)
     run = open_run(recipe, sequences, split, folder, base, device, features)
     threads = resources.threads or torch.get_num_threads()
     if workers:
@@ -142,9 +143,9 @@ def train(
     clock = _Clock(run, on_progress)
     with pool or nullcontext():
         while run.outer < min(recipe.outer_steps, recipe.outer_steps if until is None else until):
-            waits = recipe.reshard_at is not None and not run.resharded
+            due = recipe.reshard_at[run.resharded :]
             # Where all paths have stopped, nothing would come of waiting for the iteration of the re-sharding.
-            if waits and (run.outer == recipe.reshard_at or all(run.stopped)):
+            if due and (run.outer == due[0] or all(run.stopped)):
                 reshard(run, sequences, split)
             if all(run.stopped):
                 break
@@ -164,8 +165,8 @@ class _Clock:
     def __init__(self, run: DiPaCoRun, on_progress: Callable[[Progress], None]) -> None:
         self.run, self.on_progress = run, on_progress
         recipe = run.recipe
-        self.total = recipe.iterations * recipe.model.num_paths
-        self.done = run.outer * recipe.inner_iterations * recipe.model.num_paths
+        workers = recipe.model.num_paths * recipe.replicas
+        self.total, self.done = recipe.iterations * workers, run.outer * recipe.inner_iterations * workers
         self.started = self.last = time.monotonic()
         self.recent: list[float] = []
 
@@ -188,9 +189,10 @@ def _advance(
 ) -> None:
     """All paths' inner iterations, the outer step, early stopping, and the state on disk."""
     started, recipe = time.monotonic(), run.recipe
-    tasks = [PathTask(p, run.outer) for p in range(recipe.model.num_paths) if not run.stopped[p]]
+    active = [p for p in range(recipe.model.num_paths) if not run.stopped[p]]
+    tasks = [PathTask(p, run.outer, replica) for p in active for replica in range(recipe.replicas)]
     waiting = [task for task in tasks if not path_file(run.folder, task).exists()]
-    clock.skip((recipe.model.num_paths - len(waiting)) * recipe.inner_iterations)
+    clock.skip((recipe.model.num_paths * recipe.replicas - len(waiting)) * recipe.inner_iterations)
     if pool is not None:
         pool.run(waiting, run.shards, lambda task, loss: clock.tick(loss))
     else:
@@ -222,19 +224,19 @@ def apply_outer_step(run: DiPaCoRun, tasks: list[PathTask]) -> list[float]:
     before = {name: p.detach() for name, p in run.model.named_parameters() if name in users}
     change = {name: torch.zeros_like(before[name]) for name, paths in users.items() if paths}
     weights = {name: path_weights(run.sizes, paths, recipe) for name, paths in users.items() if paths}
-    losses = []
+    losses: dict[int, list[float]] = {task.path: [] for task in tasks}
     for task in tasks:
         tensors = load_file(path_file(run.folder, task), device=str(run.model.device))
-        losses.append(float(tensors["loss"]))
+        losses[task.path].append(float(tensors["loss"]))
         for mine, name in run.model.path_names(task.path).items():
-            change[name] += weights[name][task.path] * (before[name] - tensors[f"after.{mine}"])
+            change[name] += weights[name][task.path] / recipe.replicas * (before[name] - tensors[f"after.{mine}"])
     for name, delta in change.items():
         after, velocity = outer_step(before[name], delta, run.velocity[name], recipe.outer_rate, recipe.outer_momentum)
         if not torch.isfinite(after).all():
             raise PathDiverged(f"{name} became nan or infinite in outer step {run.outer + 1}")
         before[name].copy_(after)
         run.velocity[name] = velocity
-    return losses
+    return [sum(own) / len(own) for own in losses.values()]
 
 
 def stop_losses(run: DiPaCoRun, sequences: Sequences, split: Split, most: int = 64) -> list[float | None]:
@@ -297,9 +299,14 @@ def fit_first_router(run: DiPaCoRun, features: Float[Tensor, "N D"]) -> LinearSc
     """The generative router that training starts with."""
     config, recipe = run.recipe.model, run.recipe
     kind = recipe.first_router if config.router == "discriminative" else config.router
-    if kind == "product":
-        return fit_product(features, config.levels, recipe.seed)
-    return fit_kmeans(features, config.num_paths, recipe.seed)
+    scale = features.std(dim=0, correction=0).clamp(min=1e-6) if recipe.standardise else torch.ones(config.width)
+    scores = (
+        fit_product(features / scale, config.levels, recipe.seed)
+        if kind == "product"
+        else fit_kmeans(features / scale, config.num_paths, recipe.seed)
+    )
+    # (z / s − mean) / 1 is (z − mean · s) / s.
+    return replace(scores, mean=scores.mean * scale, scale=scores.scale * scale)
 
 
 def _shard(run: DiPaCoRun, rows: Int[Tensor, " n"]) -> None:
@@ -317,16 +324,16 @@ def reshard(run: DiPaCoRun, sequences: Sequences, split: Split) -> None:
     scores = path_scores([run.model.path_model(p) for p in range(config.num_paths)], own)
     best = scores[:, config.prefix - 1 :].sum(dim=1).argmax(dim=1)
     # A path that is nobody's best would have no documents, and training would end here: it keeps half a fair share.
-    wanted = torch.bincount(best, minlength=config.num_paths).double()
-    wanted[wanted == 0] = len(best) / config.num_paths / 2
-    target = (wanted / wanted.sum()).float()
+    counts = torch.bincount(best, minlength=config.num_paths).double()
+    counts[counts == 0] = len(best) / config.num_paths / 2
+    target = (counts / counts.sum()).float()
     run.model.router.set_scores(fit_discriminative(run.features[split.router], best, config.num_paths, target=target))
     _shard(run, split.train)
     for file in run.folder.glob(BEST.replace("{:03d}", "*")):
         file.unlink()
     # Losses on other shards cannot be compared with the ones before.
     run.best_loss, run.stopped = [None] * config.num_paths, [False] * config.num_paths
-    run.resharded = True
+    run.resharded += 1
     save_run(run)
 
 
@@ -361,7 +368,7 @@ def open_run(
     if len(documents) < count:
         check_shards(torch.zeros(len(documents), 1, dtype=torch.long), recipe.model)
     apart = len(sequences.document[split.router].unique())
-    if recipe.reshard_at is not None and apart < count:
+    if recipe.reshard_at and apart < count:
         raise UserError(
             f"router_share {recipe.router_share:g} sets {apart} documents apart: the discriminative router needs at "
             f"least as many as there are paths, {count}",
@@ -427,9 +434,9 @@ def branch(source: Path, target: Path, recipe: DiPaCoRecipe) -> None:
     )
     if same != recipe:
         raise UserError(f"{recipe.name} is not {old.name} with a discriminative router", field="recipe")
-    if about["outer"] > recipe.reshard_at:
+    if about["outer"] > recipe.reshard_at[0]:
         raise UserError(
-            f"{source.name} has done {about['outer']} outer steps, {recipe.name} re-shards at {recipe.reshard_at}: "
+            f"{source.name} has done {about['outer']} outer steps, {recipe.name} re-shards at {recipe.reshard_at[0]}: "
             "branch earlier",
             field="reshard_at",
         )

@@ -70,8 +70,8 @@ def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _description(chart: Any) -> str:
-    known = chart.description
-    return known if isinstance(known, str) else ""
+    description = chart.description
+    return description if isinstance(description, str) else ""
 
 
 def _is_table(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Splitting of text at token offsets, and visible marks for Unicode's bidirectional controls."""
+"""Text of samples: splitting at token offsets, names of tokens without text, bidirectional controls made visible."""
 
 from __future__ import annotations
 
@@ -53,3 +53,27 @@ def text_pieces(text: str, tokens: Sequence[Mapping[str, Any]]) -> list[Piece]:
     if place < len(text):
         parts.append(Piece(text[place:], ()))
     return parts
+
+
+def with_text(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A text sample whose text was not recorded, with tokens in place of words: their vocabulary entries, else ids,
+    else positions. Any other sample is returned unchanged.
+    """
+    if sample.get("text") is not None or sample.get("grid") or sample.get("has_image"):
+        return dict(sample)
+    tokens, words, place = [], [], 0
+    for token in sample["tokens"]:
+        has_word = token.get("text") or token.get("token_id") is not None
+        word = token_name(token) if has_word else str(token["token"])
+        text = word if has_word else None
+        tokens.append({**token, "text": text, "char_start": place, "char_end": place + len(word)})
+        words.append(word)
+        place += len(word) + 1
+    return {**sample, "text": " ".join(words), "tokens": tokens, "made_up": True}
+
+
+def token_name(token: Mapping[str, Any]) -> str:
+    """Label of a token: its text, ``#`` and its vocabulary id, or its position."""
+    if token.get("text"):
+        return str(token["text"])
+    return f"#{token['token_id']}" if token.get("token_id") is not None else f"token {token['token']}"

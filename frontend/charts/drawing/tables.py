@@ -16,6 +16,9 @@ from tokenpaths.frontend.charts.drawing.numbers import ribbon_words
 Table = Sequence[Mapping[str, Any]]
 _HEAVY = ("patch", "image", "url")
 """columns of image data, left out of tables"""
+_BLANK = r"[\s\x00-\x1f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]"
+_FORMULA = re.compile(_BLANK + r"*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
 
 
 def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -82,7 +85,7 @@ def _columns(table: Iterable[Mapping[str, Any]]) -> list[str]:
 def _written(table: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(_text, columns))
     for row in table:
         writer.writerow([_cell(name, row.get(name)) for name in columns])
     return out.getvalue()
@@ -95,4 +98,9 @@ def _cell(name: str, value: Any) -> Any:
         return ribbon_words(value, most=10**9)
     if isinstance(value, Mapping | list | tuple):
         return json.dumps(value, ensure_ascii=False)
-    return value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """What a spreadsheet would take for a formula starts with an apostrophe, as in the API's exports."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.match(text) else text

@@ -84,8 +84,8 @@ def changed(chart: Any, *, config: Mapping[str, Any] | None = None, **properties
     # Do not copy the attached call (see ``redraw``): it did not make this chart.
     vars(copy).update(_args=chart._args, _kwds={**chart._kwds, **properties})
     if config is not None:
-        known = chart._kwds.get("config", alt.Undefined)
-        copy._kwds["config"] = alt.Config(**{**({} if known is alt.Undefined else known._kwds), **config})
+        previous = chart._kwds.get("config", alt.Undefined)
+        copy._kwds["config"] = alt.Config(**{**({} if previous is alt.Undefined else previous._kwds), **config})
     return copy
 
 
@@ -111,8 +111,8 @@ def hover_selection(name: str, field: str) -> alt.Parameter:
 
 def highest(table: Iterable[Mapping[str, Any]], name: str, say: Callable[[Mapping[str, Any]], str]) -> str:
     """Summary for screen readers: the sentence ``say`` of the row with the highest ``name``."""
-    known = [row for row in table if row.get(name) is not None]
-    return f"Highest: {say(max(known, key=lambda row: row[name]))}." if known else ""
+    measured = [row for row in table if row.get(name) is not None]
+    return f"Highest: {say(max(measured, key=lambda row: row[name]))}." if measured else ""
 
 
 def finish(
@@ -142,19 +142,36 @@ def finish(
     if height is not None:
         properties |= {"width": "container", "height": height}
     if title is not None:
-        properties["title"] = alt.TitleParams(
-            text=title,
-            subtitle=subtitle or [],
-            anchor="start",
-            frame="group",
-            fontSize=theme.font_size + 3,
-            subtitleFontSize=theme.font_size,
-            color=theme.ink,
-            subtitleColor=theme.muted,
-            offset=10,
-            font=theme.font,
-            subtitleFont=theme.font,
-        )
+        properties["title"] = _heading(title, subtitle, theme)
+    # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
+    # The padding too: it would otherwise add 20 pixels below.
+    return changed(
+        chart,
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        padding=PADDING,
+        **properties,
+        config=_config(theme),
+    )
+
+
+def _heading(title: str, subtitle: str | list[str] | None, theme: Theme) -> alt.TitleParams:
+    return alt.TitleParams(
+        text=title,
+        subtitle=subtitle or [],
+        anchor="start",
+        frame="group",
+        fontSize=theme.font_size + 3,
+        subtitleFontSize=theme.font_size,
+        color=theme.ink,
+        subtitleColor=theme.muted,
+        offset=10,
+        font=theme.font,
+        subtitleFont=theme.font,
+    )
+
+
+def _config(theme: Theme) -> dict[str, Any]:
+    """Colours and fonts of axes and legends."""
     labels: dict[str, Any] = {
         "labelColor": theme.muted,
         "titleColor": theme.ink,
@@ -165,18 +182,10 @@ def finish(
         "titleFontWeight": 600,
     }
     lines_of_axis: dict[str, Any] = dict.fromkeys(("domainColor", "tickColor", "gridColor"), theme.grid)
-    # At the top, not in the configuration: Streamlit would otherwise squeeze axes into the height.
-    # The padding too: it would otherwise add 20 pixels below.
-    return changed(
-        chart,
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-        padding=PADDING,
-        **properties,
-        config={
-            "background": theme.background,
-            "font": theme.font,
-            "view": alt.ViewConfig(stroke=None),
-            "axis": alt.AxisConfig(**labels, **lines_of_axis),
-            "legend": alt.LegendConfig(**labels, symbolStrokeWidth=2),
-        },
-    )
+    return {
+        "background": theme.background,
+        "font": theme.font,
+        "view": alt.ViewConfig(stroke=None),
+        "axis": alt.AxisConfig(**labels, **lines_of_axis),
+        "legend": alt.LegendConfig(**labels, symbolStrokeWidth=2),
+    }

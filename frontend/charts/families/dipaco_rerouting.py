@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import between, either, haloed, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -92,7 +93,7 @@ def rerouting_chart(
     ]
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max(1e-6, 0.12 * (high - low)) if high > low else max(0.1, 0.05 * high)
-    scale = alt.Scale(domain=[low - room, high + room], nice=False, zero=False)
+    scale = between(low - room, high + room)
     _spread(lines, (high - low + 2 * room) / height * 15)
     y = alt.Y("perplexity:Q", scale=scale, axis=alt.Axis(title="perplexity (lower is better)", tickCount=5))
     x = alt.X(
@@ -103,31 +104,26 @@ def rerouting_chart(
             title="path chosen anew", labelAngle=0, labelLimit=80, grid=False, labelExpr="split(datum.label, '|')"
         ),
     )
-    base = alt.Chart(rows(points)).encode(
-        x=x, y=y, tooltip=[alt.Tooltip("chosen:N", title="path chosen"), alt.Tooltip("words:N", title="perplexity")]
-    )
+    base = alt.Chart(rows(points)).encode(x=x, y=y, tooltip=tips("chosen:N path chosen", "words:N perplexity"))
     rules = (
         alt.Chart(rows(lines))
         .mark_rule(color=look.identity, strokeDash=[5, 3], strokeWidth=1.5)
-        .encode(y=y, tooltip=[alt.Tooltip("model:N"), alt.Tooltip("perplexity:Q", format=".4~g")])
+        .encode(y=y, tooltip=tips("model:N", "perplexity:Q|.4~g"))
     )
     named = alt.Chart(rows(lines)).encode(
         x=alt.value(alt.ExprRef("width - 4")), y=alt.Y("at:Q", scale=scale), text="words:N"
     )
     font: dict[str, Any] = {"align": "right", "baseline": "bottom", "fontSize": look.font_size}
-    halo = named.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3)
     layers = [
         rules,
-        halo,
-        named.mark_text(**font, color=look.muted),
+        *haloed(named, look, look.muted, 3, **font),
         base.mark_line(color=look.ink, strokeWidth=2.2),
         base.mark_point(filled=True, size=75, color=look.ink, opacity=1),
         base.mark_text(dy=16, fontSize=look.font_size, fontWeight=600, color=look.ink).encode(text="words:N"),
     ]
-    chart = alt.layer(*layers)
     summary = "Perplexity: " + "; ".join(f"path chosen {row['chosen']}, {row['words']}" for row in points) + "."
     subtitle = "Line: this model. Dashed: models that choose once, or not at all."
-    return finish(chart, look, title, subtitle, height=height, summary=summary if points else "")
+    return finish(alt.layer(*layers), look, title, subtitle, height=height, summary=summary if points else "")
 
 
 def _often(w: int | None) -> str:
@@ -221,15 +217,10 @@ def strip_chart(
         }
         for part in parts
     ]
-    scale = alt.Scale(domain=[0, length], nice=False, zero=False)
+    scale = between(0, length)
     x = alt.X("first:Q", scale=scale, axis=alt.Axis(title="token", format="~s", tickCount=8, grid=False))
     y = alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]), axis=None)
-    tips = [
-        alt.Tooltip("name:N", title="path"),
-        alt.Tooltip("words:N", title="tokens"),
-        alt.Tooltip("rank:Q"),
-        alt.Tooltip("loss:N", title="mean loss (nats)"),
-    ]
+    tooltip = tips("name:N path", "words:N tokens", "rank:Q", "loss:N mean loss (nats)")
     base = alt.Chart(rows(table))
     cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
         x=x,
@@ -237,7 +228,7 @@ def strip_chart(
         y=y,
         y2="y2:Q",
         color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
-        tooltip=tips,
+        tooltip=tooltip,
     )
     longest = max((len(str(row["name"])) for row in table), default=1)
     roomy = f"datum.share * width > {7 * longest + 3}"  # leave out a label that does not fit its chunk
@@ -246,8 +237,8 @@ def strip_chart(
         y=alt.value(height / 2),
         text="name:N",
         color=alt.Color("ink:N", scale=None),
-        tooltip=tips,
-        opacity=alt.when(roomy).then(alt.value(1)).otherwise(alt.value(0)),
+        tooltip=tooltip,
+        opacity=either(roomy, 1, 0),
     )
     chart = alt.layer(cells, names).resolve_scale(color="independent")
     words = "One piece: the tokens between two decisions of the router."

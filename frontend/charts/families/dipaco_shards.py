@@ -13,11 +13,11 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, haloed, shade, tips
 from tokenpaths.frontend.charts.drawing.palette import (
     Theme,
     cdf_legend,
     cdf_scale,
-    gradient_legend,
     ink_on,
     neutral_scale,
     strong_neutral,
@@ -50,15 +50,13 @@ def tree_chart(
     heads = ["documents", *(f"level {level}" for level in range(last - 1)), "paths"]
     x = alt.X(
         "x:Q",
-        scale=alt.Scale(domain=[-0.08, last + 0.62], nice=False, zero=False),
-        axis=alt.Axis(
+        scale=between(-0.08, last + 0.62),
+        axis=bare_axis(
+            None,
             orient="top",
             values=list(range(last + 1)),
             labelExpr=f"{heads}[datum.value]",
-            title=None,
             grid=False,
-            domain=False,
-            ticks=False,
             labelAlign="left",
             labelOffset=-8,
             labelFontWeight=600,
@@ -66,13 +64,12 @@ def tree_chart(
             labelFlush=False,
         ),
     )
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[1.0, 0.0], nice=False, zero=False), axis=None)
+    y = alt.Y("y:Q", scale=between(1.0, 0.0), axis=None)
     layers = [_bands(bands, look, x, y), *_bars(bars, cdfs, last, look, x, y, height)]
     words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
-    chart = alt.layer(*layers)
     ends = [vars(bar) for bar in bars if bar.column == last]
     summary = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(*layers), look, title, words, height=height, summary=summary)
 
 
 def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -99,14 +96,9 @@ def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) 
             y=y,
             y2="y2:Q",
             detail="band:N",
-            color=alt.when(hover).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
-            opacity=alt.when(hover).then(alt.value(0.75)).otherwise(alt.value(0.32)),
-            tooltip=[
-                alt.Tooltip("source:N", title="from"),
-                alt.Tooltip("target:N", title="to"),
-                alt.Tooltip("tokens:N"),
-                alt.Tooltip("share:N", title="share of tokens"),
-            ],
+            color=either(hover, look.accent, look.link),
+            opacity=either(hover, 0.75, 0.32),
+            tooltip=tips("source:N from", "target:N to", "tokens:N", "share:N share of tokens"),
         )
         .add_params(hover)
     )
@@ -143,13 +135,8 @@ def _bars(
                 "path": bar.column == last,
             }
         )
-    tips = [
-        alt.Tooltip("what:N"),
-        alt.Tooltip("name:N"),
-        alt.Tooltip("tokens:N"),
-        alt.Tooltip("share:N", title="share of tokens"),
-    ]
-    base = {"x": x, "x2": "x2:Q", "y": y, "y2": "y2:Q", "tooltip": tips}
+    tooltip = tips("what:N", "name:N", "tokens:N", "share:N share of tokens")
+    base = {"x": x, "x2": "x2:Q", "y": y, "y2": "y2:Q", "tooltip": tooltip}
     plain = alt.Chart(rows(row for row in table if not row["path"])).mark_rect(color=look.module).encode(**base)
     paths = (
         alt.Chart(rows(row for row in table if row["path"]))
@@ -160,8 +147,7 @@ def _bars(
     written = [{"x": row["left"], "y": at, "words": row["words"]} for row, at in zip(table, places, strict=True)]
     text = alt.Chart(rows(written)).encode(x=x, y=y, text="words:N")
     font: dict[str, Any] = {"align": "left", "baseline": "middle", "fontSize": look.font_size, "limit": 110}
-    halo = text.mark_text(**font, color=look.background, stroke=look.background, strokeWidth=3, opacity=0.75)
-    return [plain, paths, halo, text.mark_text(**font, color=look.ink)]
+    return [plain, paths, *haloed(text, look, look.ink, 3, 0.75, **font)]
 
 
 def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float]:
@@ -223,35 +209,18 @@ def label_path_chart(
     x = alt.X(
         "path:O",
         sort=names,
-        axis=alt.Axis(
-            orient="top",
-            title="path (module of each level)",
-            labelAngle=-90 if len(names) > 8 else 0,
-            domain=False,
-            ticks=False,
-        ),
+        axis=bare_axis("path (module of each level)", orient="top", labelAngle=-90 if len(names) > 8 else 0),
     )
-    y = alt.Y("label:N", sort=labels, axis=alt.Axis(title=None, labelLimit=110, domain=False, ticks=False))
+    y = alt.Y("label:N", sort=labels, axis=bare_axis(None, labelLimit=110))
     base = alt.Chart(rows(shown)).encode(
-        x=x,
-        y=y,
-        tooltip=[
-            alt.Tooltip("label:N"),
-            alt.Tooltip("path:N"),
-            alt.Tooltip("full:N", title="share of label’s tokens"),
-            alt.Tooltip("tokens:Q", format=","),
-        ],
+        x=x, y=y, tooltip=tips("label:N", "path:N", "full:N share of label’s tokens", "tokens:Q|,")
     )
     cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
-        color=alt.Color(
-            "share:Q",
-            scale=neutral_scale(most, look),
-            legend=gradient_legend("share of the label’s tokens", format=".0%"),
-        )
+        color=shade("share:Q", neutral_scale(most, look), "share of the label’s tokens", format=".0%")
     )
     roomy = alt.ExprRef(f"width / {max(1, len(names))} > 23 ? 1 : 0")
     text = base.mark_text(fontSize=look.font_size, opacity=roomy).encode(
-        text="words:N", color=alt.when("datum.on").then(alt.value(ink_on(full))).otherwise(alt.value(look.ink))
+        text="words:N", color=either("datum.on", ink_on(full), look.ink)
     )
     chart = alt.layer(cells, text)
     summary = highest(shown, "share", lambda row: f"{row['full']} of {row['label']} take path {row['path']}")
@@ -310,39 +279,12 @@ def sharing_chart(
     end = max(columns, default=0)
     x = alt.X(
         "x:Q",
-        scale=alt.Scale(domain=[-0.6, end + 0.6], nice=False, zero=False),
-        axis=alt.Axis(
-            orient="top",
-            values=list(columns),
-            labelExpr=axis_labels(columns),
-            title=None,
-            grid=False,
-            domain=False,
-            ticks=False,
-            labelOverlap=False,
+        scale=between(-0.6, end + 0.6),
+        axis=bare_axis(
+            None, orient="top", values=list(columns), labelExpr=axis_labels(columns), grid=False, labelOverlap=False
         ),
     )
-    y = alt.Y("path:N", sort=names, axis=alt.Axis(title="path", domain=False, ticks=False, grid=True, labelLimit=90))
-    hover = hover_selection("hover_node", "node")
-    most = max((row["tokens"] for row in table), default=1) or 1
-    size = alt.Size("tokens:Q", scale=alt.Scale(domain=[0, most], range=[12, 260]), legend=None)
-    dots = (
-        alt.Chart(rows(shown))
-        .mark_circle(opacity=1)
-        .encode(
-            x=x,
-            y=y,
-            size=size,
-            color=alt.when(hover).then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            tooltip=[
-                alt.Tooltip("path:N"),
-                alt.Tooltip("node:N", title="uses"),
-                alt.Tooltip("sharers:Q", title="other paths that share it"),
-                alt.Tooltip("words:N", title="path’s share of tokens"),
-            ],
-        )
-        .add_params(hover)
-    )
+    y = alt.Y("path:N", sort=names, axis=bare_axis("path", grid=True, labelLimit=90))
     joins = (
         alt.Chart(rows(shown))
         .mark_line(color=look.link, opacity=0.5, strokeWidth=1.2)
@@ -354,8 +296,25 @@ def sharing_chart(
         .mark_text(fontSize=look.font_size, fontWeight=600, color=look.ink)
         .encode(x=x, y=alt.value(-26), text="words:N")
     )
-    chart = alt.layer(joins, dots, words)
-    chart = chart.resolve_scale(size="independent")
+    chart = alt.layer(joins, _sharing_dots(shown, look).encode(x=x, y=y), words).resolve_scale(size="independent")
     subtitle = "One row: one path. Dots in one column share one module."
     summary = highest(shown, "tokens", lambda row: f"path {row['path']}, {row['words']} of the tokens")
     return finish(chart, look, title, subtitle, height=max(80, 24 * len(names)), summary=summary)
+
+
+def _sharing_dots(table: Sequence[Mapping[str, Any]], look: Theme) -> alt.Chart:
+    hover = hover_selection("hover_node", "node")
+    most = max((row["tokens"] for row in table), default=1) or 1
+    size = alt.Size("tokens:Q", scale=alt.Scale(domain=[0, most], range=[12, 260]), legend=None)
+    return (
+        alt.Chart(rows(table))
+        .mark_circle(opacity=1)
+        .encode(
+            size=size,
+            color=either(hover, look.accent, look.module),
+            tooltip=tips(
+                "path:N", "node:N uses", "sharers:Q other paths that share it", "words:N path’s share of tokens"
+            ),
+        )
+        .add_params(hover)
+    )

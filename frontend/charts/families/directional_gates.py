@@ -6,13 +6,13 @@ value r in (0, 1) is the share of the direction that is removed from the head's 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, haloed, label_means, shade, tips
 from tokenpaths.frontend.charts.drawing.palette import (
     Theme,
     diverging_scale,
@@ -84,34 +84,17 @@ def gate_chart(
     ]
     x, y = _gate_axes(answer)
     value = "r" if minus is None else "difference"
-    if minus is None:
-        scale = neutral_scale(1, look, end=look.module)
-        legend_title, values = "r: share of the direction that is removed", [0, 0.5, 1]
-    else:
-        most = max([abs(row["difference"]) for row in table], default=0.0) or 1.0
-        scale = diverging_scale(most, look)
-        legend_title, values = "difference of r: lower – equal – higher", [-most, 0, most]
-    legend = gradient_legend(
-        legend_title, values=values, format=".2~f", gradientStrokeColor=look.grid, gradientStrokeWidth=1
-    )
-    pick = click_selection(GATE_PICK, "gate")
-    tooltip = [
-        alt.Tooltip("layer:O"),
-        alt.Tooltip("head:O"),
-        alt.Tooltip("direction:O"),
-        alt.Tooltip("words:N", title="r"),
-    ]
+    tooltip = tips("layer:O", "head:O", "direction:O", "words:N r")
     if minus is not None:
-        tooltip += [alt.Tooltip("against:N", title="r of the other"), alt.Tooltip("more:N", title="difference")]
+        tooltip += tips("against:N r of the other", "more:N difference")
     cells = (
         alt.Chart(rows(table))
         .mark_rect(stroke=look.grid, strokeWidth=0.6, cursor="pointer")
-        .encode(x=x, x2="x2:Q", y=y, color=alt.Color(f"{value}:Q", scale=scale, legend=legend), tooltip=tooltip)
-        .add_params(pick)
+        .encode(x=x, x2="x2:Q", y=y, color=_gate_colour(table, value, look), tooltip=tooltip)
+        .add_params(click_selection(GATE_PICK, "gate"))
     )
     outlined = alt.Chart(rows(row for row in table if row["gate"] == chosen))
     outline = outlined.mark_rect(fillOpacity=0, stroke=look.accent, strokeWidth=2.5).encode(x=x, x2="x2:Q", y=y)
-    chart = alt.layer(cells, outline)
     words = "Rows: layers. Columns: heads, each with its directions. " + (
         "Darker on a light page: more of the direction is removed."
         if minus is None
@@ -125,7 +108,20 @@ def gate_chart(
             f"r {row['words']}" + ("" if minus is None else f" against {row['against']}")
         ),
     )
-    return finish(chart, look, title, words, height=max(90, 30 * num_layers), summary=summary)
+    return finish(alt.layer(cells, outline), look, title, words, height=max(90, 30 * num_layers), summary=summary)
+
+
+def _gate_colour(table: Sequence[Mapping[str, Any]], value: str, look: Theme) -> alt.Color:
+    """Neutral for r, diverging for its difference from another response."""
+    if value == "r":
+        scale = neutral_scale(1, look, end=look.module)
+        title, values = "r: share of the direction that is removed", [0, 0.5, 1]
+    else:
+        most = max([abs(row["difference"]) for row in table], default=0.0) or 1.0
+        scale = diverging_scale(most, look)
+        title, values = "difference of r: lower – equal – higher", [-most, 0, most]
+    legend = gradient_legend(title, values=values, format=".2~f", gradientStrokeColor=look.grid, gradientStrokeWidth=1)
+    return alt.Color(f"{value}:Q", scale=scale, legend=legend)
 
 
 @redrawable
@@ -141,23 +137,19 @@ def variance_chart(
     special = {(int(head["layer"]), int(head["head"])) for head in specialists}
     table = variance_rows(variance, special)
     most = max([row["variance"] or 0.0 for row in table], default=0.0) or 1.0
-    x = alt.X("head:O", axis=alt.Axis(orient="top", title="head", labelAngle=0, domain=False, ticks=False))
-    y = alt.Y("layer:O", axis=alt.Axis(title="layer", domain=False, ticks=False))
+    x = alt.X("head:O", axis=bare_axis("head", orient="top", labelAngle=0))
+    y = alt.Y("layer:O", axis=bare_axis("layer"))
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
-        color=alt.Color(
+        color=shade(
             "variance:Q",
-            scale=neutral_scale(most, look, end=look.module),
-            legend=gradient_legend(
-                "variance of r over domains", format=".1~g", gradientStrokeColor=look.grid, gradientStrokeWidth=1
-            ),
+            neutral_scale(most, look, end=look.module),
+            "variance of r over domains",
+            format=".1~g",
+            gradientStrokeColor=look.grid,
+            gradientStrokeWidth=1,
         ),
-        tooltip=[
-            alt.Tooltip("layer:O"),
-            alt.Tooltip("head:O"),
-            alt.Tooltip("words:N", title="variance"),
-            alt.Tooltip("specialist:N", title="specialist"),
-        ],
+        tooltip=tips("layer:O", "head:O", "words:N variance", "specialist:N specialist"),
     )
     dots = (
         alt.Chart(rows(row for row in table if row["specialist"] == "yes"))
@@ -165,10 +157,9 @@ def variance_chart(
         .encode(x=x, y=y)
     )
     height = max(90, 30 * len(variance))
-    chart = alt.layer(cells, dots)
     summary = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
     words = "Dot: specialist, among the quarter of heads that vary most."
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(cells, dots), look, title, words, height=height, summary=summary)
 
 
 def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
@@ -212,7 +203,7 @@ def specialist_chart(
         .encode(
             x=alt.X("layer:O", axis=alt.Axis(title="layer", labelAngle=0, ticks=False)),
             y=y,
-            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="specialists")],
+            tooltip=tips("layer:O", "words:N specialists"),
         )
     )
     line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
@@ -258,7 +249,6 @@ def pca_chart(
         scale=alt.Scale(domain=labels, range=[SHAPES[place % len(SHAPES)] for place in range(len(labels))]),
         legend=alt.Legend(title=None, orient="top", columns=3, symbolSize=70, labelLimit=110),
     )
-    pick = click_selection(SAMPLE_PICK, "sample")
     points = (
         alt.Chart(rows(sorted(table, key=lambda row: row["on"])))
         .mark_point(filled=False, size=70 if len(table) <= 150 else 36, strokeWidth=1.4, cursor="pointer")
@@ -266,27 +256,18 @@ def pca_chart(
             x=x,
             y=y,
             shape=shape,
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            opacity=alt.when("datum.on").then(alt.value(0.9)).otherwise(alt.value(0.35 if chosen else 0.6)),
-            tooltip=[alt.Tooltip("sample:Q", title="text"), alt.Tooltip("label:N", title="domain")],
+            color=either("datum.on", look.accent, look.module),
+            opacity=either("datum.on", 0.9, 0.35 if chosen else 0.6),
+            tooltip=tips("sample:Q text", "label:N domain"),
         )
-        .add_params(pick)
+        .add_params(click_selection(SAMPLE_PICK, "sample"))
     )
     here = alt.Chart(rows(row for row in table if row["here"])).mark_point(
         shape="circle", size=240, color=look.accent, strokeWidth=2.5, filled=False
     )
-    names = alt.Chart(rows(_middles(table)))
-    halo = names.mark_text(
-        fontSize=look.font_size + 2,
-        fontWeight=700,
-        stroke=look.background,
-        strokeWidth=4,
-        color=look.background,
-        opacity=0.85,
-    )
-    words = names.mark_text(fontSize=look.font_size + 2, fontWeight=700, color=look.ink)
-    layers = [points, here.encode(x=x, y=y)] + [layer.encode(x=x, y=y, text="label:N") for layer in (halo, words)]
-    chart = alt.layer(*layers)
+    names = alt.Chart(rows(label_means(table).values())).encode(x=x, y=y, text="label:N")
+    written = haloed(names, look, look.ink, 4, 0.85, fontSize=look.font_size + 2, fontWeight=700)
+    chart = alt.layer(points, here.encode(x=x, y=y), *written)
     words = "One point: one text. Names stand at the middle of their domain."
     summary = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
     return finish(chart, look, title, words, height=height, summary=summary)
@@ -348,37 +329,21 @@ def _gate_axes(answer: Mapping[str, Any]) -> tuple[alt.X, alt.Y]:
     words = " : ".join(f"abs(datum.value - {place}) < 0.01 ? '{head}'" for place, head in middle.items()) + " : ''"
     x = alt.X(
         "x:Q",
-        scale=alt.Scale(domain=[-0.2, len(heads) * (count + 0.4) - 0.2], nice=False, zero=False),
-        axis=alt.Axis(
+        scale=between(-0.2, len(heads) * (count + 0.4) - 0.2),
+        axis=bare_axis(
+            f"head, with its {count} directions side by side",
             orient="top",
             values=list(middle),
             labelExpr=words,
-            title=f"head, with its {count} directions side by side",
             grid=False,
-            domain=False,
-            ticks=False,
         ),
     )
-    return x, alt.Y("layer:O", axis=alt.Axis(title="layer", domain=False, ticks=False))
+    return x, alt.Y("layer:O", axis=bare_axis("layer"))
 
 
 def _component(which: str, share: float | None, look: Theme) -> alt.Axis:
     variance = f" ({numbers.percent(share)} of the variance)" if share is not None else ""
     return alt.Axis(title=f"{which} component{variance}", tickCount=4, labels=False, ticks=False, gridOpacity=0.6)
-
-
-def _middles(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    points: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in table:
-        points[row["label"]].append(row)
-    return [
-        {
-            "label": label,
-            "x": sum(p["x"] for p in members) / len(members),
-            "y": sum(p["y"] for p in members) / len(members),
-        }
-        for label, members in points.items()
-    ]
 
 
 def _signed(value: float | None) -> str:

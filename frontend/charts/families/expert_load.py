@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
@@ -58,26 +59,24 @@ def load_band_chart(
     x = _layer_axis(len(table))
     scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
     title_y = "utilisation (1 = fair share)"
-    pick = click_selection(LAYER_PICK, "layer")
     base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
-    paint = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module))
+    paint = either("datum.on", look.accent, look.module)
     bars = (
         base.mark_bar(cornerRadius=2, cursor="pointer")
         .encode(
             y=alt.Y("low:Q", scale=scale, axis=alt.Axis(title=title_y, tickCount=5)),
             y2="high:Q",
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            color=either("datum.on", look.accent, look.link),
             opacity=alt.value(0.75),
         )
-        .add_params(pick)
+        .add_params(click_selection(LAYER_PICK, "layer"))
     )
     median = base.mark_tick(thickness=2, orient="horizontal", color=look.ink, bandSize=8).encode(y="middle:Q")
     busiest = base.mark_point(filled=True, size=26, opacity=1, cursor="pointer").encode(y="highest:Q", color=paint)
     fair = alt.Chart(rows([{"fair": 1}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="fair:Q")
-    chart = alt.layer(bars, median, busiest, fair)
     words = "Bar: the middle 80 % of a layer's experts; tick: the median; point: the busiest. Dashed: fair share."
     summary = highest(table, "highest", lambda row: f"layer {row['layer']}, {row['highest_words']} times a fair share")
-    return finish(chart, look, title, words, height=240, summary=summary)
+    return finish(alt.layer(bars, median, busiest, fair), look, title, words, height=240, summary=summary)
 
 
 @redrawable
@@ -100,8 +99,8 @@ def dead_chart(
                 scale=alt.Scale(domain=[0, max(1, most)], nice=True),
                 axis=alt.Axis(title="dead experts", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
             ),
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            tooltip=[alt.Tooltip("layer:O"), alt.Tooltip("words:N", title="dead")],
+            color=either("datum.on", look.accent, look.module),
+            tooltip=tips("layer:O", "words:N dead"),
         )
     )
     summary = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
@@ -116,14 +115,14 @@ def _layer_axis(count: int) -> alt.X:
 
 
 def _load_tooltip() -> list[alt.Tooltip]:
-    return [
-        alt.Tooltip("layer:O"),
-        alt.Tooltip("highest_words:N", title="busiest"),
-        alt.Tooltip("high_words:N", title="90 % below"),
-        alt.Tooltip("middle_words:N", title="median"),
-        alt.Tooltip("low_words:N", title="10 % below"),
-        alt.Tooltip("dead:Q", title="dead experts"),
-    ]
+    return tips(
+        "layer:O",
+        "highest_words:N busiest",
+        "high_words:N 90 % below",
+        "middle_words:N median",
+        "low_words:N 10 % below",
+        "dead:Q dead experts",
+    )
 
 
 def load_words(usage: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -52,18 +53,12 @@ def repetition_chart(
         legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolSize=300),
     )
     base = alt.Chart(rows(table)).encode(x=x, color=colour)
-    tooltip = [
-        alt.Tooltip("what:N", title="same"),
-        alt.Tooltip("layer:Q"),
-        alt.Tooltip("words:N", title="share"),
-        alt.Tooltip("even:N", title="by chance"),
-    ]
+    tooltip = tips("what:N same", "layer:Q", "words:N share", "even:N by chance")
     y = alt.Y("share:Q", scale=scale, axis=alt.Axis(title="share of neighbours", format=".0%", tickCount=5))
     line = base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=28, opacity=1)).encode(y=y, tooltip=tooltip)
     chance = base.mark_line(strokeDash=[5, 3], strokeWidth=1.5).encode(y=alt.Y("baseline:Q", scale=scale))
-    chart = alt.layer(chance, line)
     words = "Share of neighbouring tokens that choose the same. Dashed: by chance, with even and independent choices."
-    return finish(chart, look, title, words, height=240)
+    return finish(alt.layer(chance, line), look, title, words, height=240)
 
 
 def repetition_words(answer: Mapping[str, Any]) -> str:
@@ -106,22 +101,17 @@ def saturation_chart(
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     line = base.mark_line(strokeWidth=2.5, color=look.module)
     points = base.mark_point(filled=True, opacity=1).encode(
-        color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-        size=alt.when("datum.on").then(alt.value(130)).otherwise(alt.value(60)),
-        tooltip=[
-            alt.Tooltip("run:N"),
-            alt.Tooltip("iteration:Q", format=",d"),
-            alt.Tooltip("words:N", title="saturation"),
-        ],
+        color=either("datum.on", look.accent, look.module),
+        size=either("datum.on", 130, 60),
+        tooltip=tips("run:N", "iteration:Q|,d", "words:N saturation"),
     )
     layers = [line, points]
     if step is not None and any(row["layer"] is not None for row in table):
         layers.insert(0, base.mark_line(strokeWidth=1.5, strokeDash=[2, 2], color=look.link).encode(y="layer:Q"))
     chance = alt.Chart(rows([{"baseline": answer["baseline"]}]))
     layers.append(chance.mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="baseline:Q"))
-    chart = alt.layer(*layers)
     words = "Line: mean over layers. Dashed: by chance." + ("" if step is None else f" Dotted: layer {step}.")
-    return finish(chart, look, title, words, height=240)
+    return finish(alt.layer(*layers), look, title, words, height=240)
 
 
 def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, shade, tips
+from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
@@ -103,35 +104,25 @@ def slice_chart(
     x = alt.X(
         "expert:N",
         sort=experts,
-        axis=alt.Axis(
-            orient="top",
-            title=f"expert of layer {answer['step']}",
-            labelAngle=-90,
-            labelOverlap=True,
-            ticks=False,
-            domain=False,
-        ),
+        axis=bare_axis(f"expert of layer {answer['step']}", orient="top", labelAngle=-90, labelOverlap=True),
     )
     y = alt.Y(
         "label:N",
         sort=token_labels(answer["tokens"]),
-        axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=120, labelFontSize=look.font_size),
+        axis=bare_axis(None, labelLimit=120, labelFontSize=look.font_size),
     )
-    tooltip = [
-        alt.Tooltip("label:N", title="token"),
-        alt.Tooltip("name:N", title="chose"),
-        alt.Tooltip("words:N", title="weight"),
-    ]
+    tooltip = tips("label:N token", "name:N chose", "words:N weight")
     base = alt.Chart(rows(table)).encode(x=x, y=y, tooltip=tooltip)
-    stroke = alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.link))
+    stroke = either("datum.on", look.accent, look.link)
     cells = (
         base.transform_filter("datum.slot !== null")
         .mark_rect(strokeWidth=1)
         .encode(
-            color=alt.Color(
+            color=shade(
                 "weight:Q",
-                scale=neutral_scale(max(named, default=1.0) or 1.0, look, clamp=True),
-                legend=gradient_legend("weight of the choice", format=".2~f"),
+                neutral_scale(max(named, default=1.0) or 1.0, look, clamp=True),
+                "weight of the choice",
+                format=".2~f",
             ),
             stroke=stroke,
         )
@@ -142,8 +133,7 @@ def slice_chart(
         .encode(text="choices:Q")
     )
     height = max(60, 19 * len(answer["tokens"]))
-    chart = alt.layer(cells, rest)
-    return finish(chart, look, title, slice_words(answer, least), height=height)
+    return finish(alt.layer(cells, rest), look, title, slice_words(answer, least), height=height)
 
 
 def slice_words(answer: Mapping[str, Any], least: float) -> str:
@@ -196,41 +186,26 @@ def domain_chart(
     x = alt.X(
         "label:N",
         sort=shown,
-        axis=alt.Axis(
-            orient="top",
-            title=None,
-            labelAngle=0 if len(shown) <= 6 else -35,
-            labelLimit=110,
-            ticks=False,
-            domain=False,
-        ),
+        axis=bare_axis(None, orient="top", labelAngle=0 if len(shown) <= 6 else -35, labelLimit=110),
     )
-    y = alt.Y("name:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", ticks=False, domain=False))
+    y = alt.Y("name:N", sort=order, axis=bare_axis(f"expert of layer {answer['step']}"))
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
-        color=alt.Color(
+        color=shade(
             "share:Q",
-            scale=neutral_scale(top, look, clamp=True),
-            legend=gradient_legend(
-                f"share of the label's tokens (even: {numbers.percent(answer['baseline'])})", format=".0%"
-            ),
+            neutral_scale(top, look, clamp=True),
+            f"share of the label's tokens (even: {numbers.percent(answer['baseline'])})",
+            format=".0%",
         ),
-        tooltip=[
-            alt.Tooltip("name:N", title="expert"),
-            alt.Tooltip("label:N"),
-            alt.Tooltip("words:N", title="share"),
-            alt.Tooltip("than:N", title="of the even share"),
-        ],
+        tooltip=tips("name:N expert", "label:N", "words:N share", "than:N of the even share"),
     )
     paper = look.background
     words = base.mark_text(fontSize=look.font_size - 1).encode(
-        text="words:N",
-        color=alt.when(f"datum.share > {0.5 * top:.6g}").then(alt.value(paper)).otherwise(alt.value(look.ink)),
+        text="words:N", color=either(f"datum.share > {0.5 * top:.6g}", paper, look.ink)
     )
     words = words.transform_filter(f"width / {max(1, len(shown))} > 44")
-    chart = alt.layer(cells, words)
     line = f"Share of a label's tokens that choose the expert; even routing: {numbers.percent(answer['baseline'])}."
-    return finish(chart, look, title, line, height=max(60, 20 * len(order)))
+    return finish(alt.layer(cells, words), look, title, line, height=max(60, 20 * len(order)))
 
 
 def domain_words(answer: Mapping[str, Any]) -> str:
@@ -273,41 +248,29 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
     order = [str(row["module"]) for row in answer["modules"] if row["prefers"]]
     columns = max([row["place"] for row in table], default=1)
     wide = max([len(row["shown"]) for row in table], default=1)
-    x = alt.X(
-        "place:O",
-        axis=alt.Axis(orient="top", title="strongest words, from the left", labels=False, ticks=False, domain=False),
-    )
-    y = alt.Y("name:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", ticks=False, domain=False))
+    x = alt.X("place:O", axis=bare_axis("strongest words, from the left", orient="top", labels=False))
+    y = alt.Y("name:N", sort=order, axis=bare_axis(f"expert of layer {answer['step']}"))
     base = alt.Chart(rows(table)).encode(
         x=x,
         y=y,
-        tooltip=[
-            alt.Tooltip("name:N", title="expert"),
-            alt.Tooltip("shown:N", title="word"),
-            alt.Tooltip("words:N", title="share of its occurrences"),
-            alt.Tooltip("seen:N", title="occurrences"),
-        ],
+        tooltip=tips("name:N expert", "shown:N word", "words:N share of its occurrences", "seen:N occurrences"),
     )
     cells = base.mark_rect(stroke=look.background, strokeWidth=2).encode(
-        color=alt.Color(
+        color=shade(
             "share:Q",
-            scale=neutral_scale(1, look, clamp=True),
-            legend=gradient_legend(
-                f"share of the word's occurrences (even: {numbers.percent(answer['baseline'])})",
-                format=".0%",
-                values=[0, 0.5, 1],
-            ),
+            neutral_scale(1, look, clamp=True),
+            f"share of the word's occurrences (even: {numbers.percent(answer['baseline'])})",
+            format=".0%",
+            values=[0, 0.5, 1],
         )
     )
     words = base.mark_text(fontSize=look.font_size, clip=True).encode(
-        text="shown:N",
-        color=alt.when("datum.share > 0.5").then(alt.value(look.background)).otherwise(alt.value(look.ink)),
+        text="shown:N", color=either("datum.share > 0.5", look.background, look.ink)
     )
     words = words.transform_filter(f"width / {columns} > {5.5 * min(wide, 8):.0f}")
-    chart = alt.layer(cells, words)
     what = {"next": "next word", "predicted": "predicted word"}.get(answer["of"], "word")
     line = f"Each cell: a {what} and how often it goes to the expert; seen ≥ {answer['least']} times."
-    return finish(chart, look, title, line, height=max(60, 24 * len(order)))
+    return finish(alt.layer(cells, words), look, title, line, height=max(60, 24 * len(order)))
 
 
 def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -338,18 +301,13 @@ def co_activation_chart(
         .encode(
             x=alt.X("j:N", sort=order, axis=alt.Axis(orient="top", title="also chosen", labelAngle=-90, **axis)),
             y=alt.Y("i:N", sort=order, axis=alt.Axis(title=f"expert of layer {answer['step']}", **axis)),
-            color=alt.Color(
+            color=shade(
                 "share:Q",
-                scale=neutral_scale(top, look, clamp=True),
-                legend=gradient_legend(
-                    f"share of the row's tokens (by chance: {numbers.percent(answer['baseline'])})", format=".0%"
-                ),
+                neutral_scale(top, look, clamp=True),
+                f"share of the row's tokens (by chance: {numbers.percent(answer['baseline'])})",
+                format=".0%",
             ),
-            tooltip=[
-                alt.Tooltip("i:N", title="of the tokens of expert"),
-                alt.Tooltip("j:N", title="also choose"),
-                alt.Tooltip("words:N", title="share"),
-            ],
+            tooltip=tips("i:N of the tokens of expert", "j:N also choose", "words:N share"),
         )
     )
     return finish(chart, look, title, co_activation_words(answer), height=max(80, min(520, 18 * len(order))))

@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
@@ -64,8 +65,8 @@ def graph_chart(
     place = _Places(answer, 27 if compact else 46)
     table = connection_rows(answer, minus)
     drawn = sorted((row for row in table if row["c"] >= LEAST), key=lambda row: row["c"])
-    x = alt.X("x:Q", scale=alt.Scale(domain=place.domain, nice=False, zero=False), axis=_columns(place, compact))
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[place.height, 0], nice=False, zero=False), axis=_rows(place, compact))
+    x = alt.X("x:Q", scale=between(*place.domain), axis=_columns(place, compact))
+    y = alt.Y("y:Q", scale=between(place.height, 0), axis=_rows(place, compact))
     if minus is not None and most is None:
         most = max([abs(row["difference"]) for row in table], default=0.0)
     layers = [
@@ -73,14 +74,13 @@ def graph_chart(
         _lines(drawn, place, look, x, y, most, compact),
         _circles(drawn, place, look, x, y, compact, hover=most is None),
     ]
-    chart = alt.layer(*layers)
     words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
     summary = highest(
         table,
         "c",
         lambda row: f"{row['from']} to {row['to']} at iteration {row['iteration']}, {numbers.number(row['c'])}",
     )
-    return finish(chart, look, title, words + hidden_words(table), height=place.height, summary=summary)
+    return finish(alt.layer(*layers), look, title, words + hidden_words(table), height=place.height, summary=summary)
 
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -104,24 +104,20 @@ def distance_chart(
     table = distance_rows(separation)
     values = [row["distance"] for row in table if row["distance"] is not None] or [0.0]
     low, high = min(values), max(values)
-    x = alt.X("one:N", sort=labels, axis=alt.Axis(orient="top", title=None, labelAngle=-35, domain=False, ticks=False))
-    y = alt.Y("other:N", sort=labels, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=110))
+    x = alt.X("one:N", sort=labels, axis=bare_axis(None, orient="top", labelAngle=-35))
+    y = alt.Y("other:N", sort=labels, axis=bare_axis(None, labelLimit=110))
     scale = neutral_scale(high or 1, look, end=look.module, nice=False)
     base = alt.Chart(rows(table)).encode(x=x, y=y)
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
         color=alt.Color("distance:Q", scale=scale, legend=None),
-        tooltip=[alt.Tooltip("one:N"), alt.Tooltip("other:N"), alt.Tooltip("words:N", title="mean distance")],
+        tooltip=tips("one:N", "other:N", "words:N mean distance"),
     )
     strong = 0.55 * (high or 1)
     words = base.mark_text(fontSize=look.font_size - 1).encode(
-        text="words:N",
-        color=alt.when(f"datum.distance > {strong:.6g}")
-        .then(alt.value(look.background))
-        .otherwise(alt.value(look.ink)),
+        text="words:N", color=either(f"datum.distance > {strong:.6g}", look.background, look.ink)
     )
-    chart = alt.layer(cells, words)
     words_below = f"Mean distance of c between two inputs, from {numbers.number(low)} to {numbers.number(high)} (0–1)."
-    return finish(chart, look, title, words_below, height=32 * max(2, len(matrix)))
+    return finish(alt.layer(cells, words), look, title, words_below, height=32 * max(2, len(matrix)))
 
 
 def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -201,14 +197,12 @@ class _Places:
 def _columns(place: _Places, compact: bool) -> alt.Axis:
     names = {0: "in"} | {column: str(column) for column in range(1, place.last)} | {place.last: "out"}
     words = " : ".join(f"datum.value === {column} ? '{name}'" for column, name in names.items()) + " : ''"
-    return alt.Axis(
+    return bare_axis(
+        None if compact else "iteration",
         orient="top",
         values=list(names),
         labelExpr=words,
-        title=None if compact else "iteration",
         grid=True,
-        domain=False,
-        ticks=False,
         labelPadding=2,
         titlePadding=2,
         labelFlush=False,
@@ -218,15 +212,8 @@ def _columns(place: _Places, compact: bool) -> alt.Axis:
 def _rows(place: _Places, compact: bool) -> alt.Axis:
     names = {round(y, 2): (short(name) if compact else name) for name, y in place.y.items()}
     words = " : ".join(f"datum.value === {y} ? '{_quoted(name)}'" for y, name in names.items()) + " : ''"
-    return alt.Axis(
-        values=list(names),
-        labelExpr=words,
-        title=None,
-        grid=False,
-        domain=False,
-        ticks=False,
-        labelLimit=64 if compact else 118,
-        labelOverlap=False,
+    return bare_axis(
+        None, values=list(names), labelExpr=words, grid=False, labelLimit=64 if compact else 118, labelOverlap=False
     )
 
 
@@ -276,11 +263,7 @@ def _lines(
         if "difference" in row:
             line |= {"difference": row["difference"], "more": _signed(row["difference"])}
         table.append(line)
-    tooltip = [
-        alt.Tooltip("source:N", title="from"),
-        alt.Tooltip("target:N", title="to"),
-        alt.Tooltip("words:N", title="c"),
-    ]
+    tooltip = tips("source:N from", "target:N to", "words:N c")
     strength = alt.Scale(domain=[0, 1], range=[0, 6 if compact else 9], clamp=True)
     chart = alt.Chart(rows(sorted(table, key=lambda line: abs(line.get("difference", line["c"])))))
     chart = chart.mark_rule(strokeCap="butt").encode(
@@ -292,7 +275,7 @@ def _lines(
         return chart.encode(color=alt.Color("difference:Q", scale=scale, legend=None), tooltip=tooltip)
     over = "hover_layer.node && (hover_layer.node[0] === datum.start || hover_layer.node[0] === datum.end)"
     return chart.encode(
-        color=alt.when(over).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+        color=either(over, look.accent, look.link),
         opacity=alt.Opacity("c:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 0.9], clamp=True), legend=None),
         tooltip=tooltip,
     )
@@ -334,12 +317,8 @@ def _circles(
     chart = chart.encode(
         x=x,
         y=y,
-        color=alt.when("datum.on").then(alt.value(look.module)).otherwise(alt.value(look.background)),
-        tooltip=[
-            alt.Tooltip("name:N", title="layer"),
-            alt.Tooltip("when:N", title="when"),
-            alt.Tooltip("got:N", title="sum of c that it receives"),
-        ],
+        color=either("datum.on", look.module, look.background),
+        tooltip=tips("name:N layer", "when:N when", "got:N sum of c that it receives"),
     )
     if not hover:
         return chart

@@ -8,7 +8,8 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, shade, tips
+from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import axis_labels, click_selection, finish, highest, rows
 
@@ -49,26 +50,16 @@ def class_chart(
         for row in shown
     ]
     scale = alt.Scale(zero=False, padding=12)
-    y = alt.Y(
-        "label:N",
-        sort=[row["label"] for row in shown],
-        axis=alt.Axis(title=None, labelLimit=110, grid=True, ticks=False, domain=False),
-    )
+    y = alt.Y("label:N", sort=[row["label"] for row in shown], axis=bare_axis(None, labelLimit=110, grid=True))
     axis = alt.Axis(title="active share (blocks that fired)", format=".0%", tickCount=5)
-    tips = [
-        alt.Tooltip("label:N"),
-        alt.Tooltip("words:N", title="mean active share"),
-        alt.Tooltip("half:N", title="middle half"),
-        alt.Tooltip("num:Q", title="samples", format=","),
-    ]
-    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tips)
+    tooltip = tips("label:N", "words:N mean active share", "half:N middle half", "num:Q|, samples")
+    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tooltip)
     wide = base.mark_rule(color=look.link, strokeWidth=1.5).encode(x=alt.X("q05:Q", scale=scale, axis=axis), x2="q95:Q")
     half = base.mark_bar(color=look.link, opacity=0.55, height=9).encode(x=alt.X("q25:Q", scale=scale), x2="q75:Q")
     mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
-    chart = alt.layer(wide, half, mean)
     words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
     summary = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
-    return finish(chart, look, title, words, height=max(60, 25 * len(shown)), summary=summary)
+    return finish(alt.layer(wide, half, mean), look, title, words, height=max(60, 25 * len(shown)), summary=summary)
 
 
 def difficulty_points(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -105,7 +96,6 @@ def difficulty_chart(
     y = alt.Y(
         "loss:Q", scale=alt.Scale(type="sqrt", domainMin=0, nice=True), axis=alt.Axis(title="loss (nats)", tickCount=5)
     )
-    pick = click_selection(SAMPLE_PICK, "sample")
     table = [{**p, "share": numbers.percent(p["active_share"]), "nats": numbers.number(p["loss"])} for p in points]
     chart = (
         alt.Chart(rows(table))
@@ -116,18 +106,12 @@ def difficulty_chart(
             shape=alt.Shape(
                 "verdict:N", legend=None, scale=alt.Scale(domain=["right", "wrong"], range=["circle", _CROSS])
             ),
-            fill=alt.when("datum.verdict === 'right'").then(alt.value(look.module)).otherwise(alt.value(look.ink)),
-            stroke=alt.when("datum.verdict === 'right'").then(alt.value(look.module)).otherwise(alt.value(look.ink)),
+            fill=either("datum.verdict === 'right'", look.module, look.ink),
+            stroke=either("datum.verdict === 'right'", look.module, look.ink),
             opacity=alt.value(0.45 if len(table) > 200 else 0.75),
-            tooltip=[
-                alt.Tooltip("sample:Q"),
-                alt.Tooltip("label:N"),
-                alt.Tooltip("said:N", title="prediction"),
-                alt.Tooltip("share:N", title="active share"),
-                alt.Tooltip("nats:N", title="loss (nats)"),
-            ],
+            tooltip=tips("sample:Q", "label:N", "said:N prediction", "share:N active share", "nats:N loss (nats)"),
         )
-        .add_params(pick)
+        .add_params(click_selection(SAMPLE_PICK, "sample"))
     )
     words = "Circle: the network was right. Cross: it was wrong."
     chart = alt.layer(chart)
@@ -162,9 +146,12 @@ def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
 
 
 def used_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The network and its MLP twin: parameters, mean share used per sample, accuracy."""
-    twin = validation.get("mlp_twin") or {}
-    models = [("RayTracing", validation, validation.get("used_share")), ("MLP twin", twin, 1.0)]
+    """The network and its MLP twins (as large; as large as what it uses): parameters, mean share used, accuracy."""
+    twins = [("MLP twin", validation.get("mlp_twin")), ("Small MLP", validation.get("mlp_as_used"))]
+    models = [
+        ("RayTracing", validation, validation.get("used_share")),
+        *((name, twin or {}, 1.0) for name, twin in twins),
+    ]
     return [
         {
             "model": name,
@@ -201,8 +188,8 @@ def used_chart(
     ]
     y = alt.Y("model:N", sort=[row["model"] for row in shown], axis=None, scale=alt.Scale(paddingInner=0.5))
     axis = alt.Axis(title="parameters (frozen convolutions left out)", format="~s", tickCount=4)
-    tips = [alt.Tooltip("model:N"), alt.Tooltip("uses:N", title="used on average"), alt.Tooltip("has:N", title="all")]
-    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tips)
+    tooltip = tips("model:N", "uses:N used on average", "has:N all")
+    base = alt.Chart(rows(shown)).encode(y=y, tooltip=tooltip)
     whole = base.mark_bar(filled=False, stroke=look.identity, strokeWidth=1.5, height=20).encode(
         x=alt.X("params:Q", axis=axis), x2="zero:Q"
     )
@@ -210,10 +197,9 @@ def used_chart(
     words = base.mark_text(align="left", dx=1, dy=-19, fontSize=look.font_size, color=look.ink, limit=340).encode(
         x=alt.value(0), text="words:N"
     )
-    chart = alt.layer(whole, used, words)
     subtitle = "Filled: used by a sample on average. Outline: all it has."
     return finish(
-        chart,
+        alt.layer(whole, used, words),
         look,
         title,
         subtitle,
@@ -257,18 +243,16 @@ def class_block_chart(
     x = alt.X(
         "x:Q",
         scale=alt.Scale(nice=False, zero=False, padding=0),
-        axis=alt.Axis(
+        axis=bare_axis(
+            None,
             orient="top",
             values=list(firsts.values()),
             grid=False,
-            domain=False,
-            ticks=False,
             labelAlign="left",
             labelExpr=axis_labels({v: f"layer {k}" for k, v in firsts.items()}),
-            title=None,
         ),
     )
-    y = alt.Y("label:N", axis=alt.Axis(title=None, labelLimit=110, ticks=False, domain=False))
+    y = alt.Y("label:N", axis=bare_axis(None, labelLimit=110))
     cells = (
         alt.Chart(rows(shown))
         .mark_rect(strokeWidth=0)
@@ -276,16 +260,8 @@ def class_block_chart(
             x=x,
             x2="x2:Q",
             y=y,
-            color=alt.Color(
-                "share:Q",
-                scale=neutral_scale(1, look),
-                legend=gradient_legend("share of its samples that light the block", format=".0%"),
-            ),
-            tooltip=[
-                alt.Tooltip("label:N"),
-                alt.Tooltip("block:N"),
-                alt.Tooltip("words:N", title="samples that light it"),
-            ],
+            color=shade("share:Q", neutral_scale(1, look), "share of its samples that light the block", format=".0%"),
+            tooltip=tips("label:N", "block:N", "words:N samples that light it"),
         )
     )
     height = max(60, 22 * len({row["label"] for row in table}))
@@ -327,14 +303,7 @@ def sharpening_chart(
         axis=alt.Axis(title="confidence", format=".0%", values=[0, 0.25, 0.5, 0.75, 1]),
     )
     base = alt.Chart(rows(shown)).encode(
-        x=x,
-        y=y,
-        tooltip=[
-            alt.Tooltip("theta:N", title="threshold"),
-            alt.Tooltip("prediction:N"),
-            alt.Tooltip("words:N", title="confidence"),
-            alt.Tooltip("verdict:N"),
-        ],
+        x=x, y=y, tooltip=tips("theta:N threshold", "prediction:N", "words:N confidence", "verdict:N")
     )
     marks = base.mark_point(size=44, strokeWidth=1.7, opacity=1, fill=look.ink, stroke=look.ink).encode(
         shape=alt.Shape(
@@ -347,7 +316,6 @@ def sharpening_chart(
     layers: list[Any] = [base.mark_line(color=look.link, strokeWidth=1.5), marks, names]
     if step is not None:
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers)
     words = "What the output would say if it were read at this step. Circle: right; cross: wrong."
     summary = f"At the end: {shown[-1]['prediction']}, {shown[-1]['words']}." if shown else ""
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(*layers), look, title, words, height=height, summary=summary)

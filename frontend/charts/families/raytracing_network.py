@@ -14,6 +14,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, mix, strong_neutral, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
@@ -34,8 +35,12 @@ class Network:
     wires: dict[tuple[int, int], int]
     """(source, target) → wires; source −j−1 is input module j, target layers·blocks is the output"""
     block_params: tuple[int, ...]
-    fixed_params: int
-    """input modules and output layer: used by every sample"""
+    width: int
+    """neurons of a block: weights of each wire that ends in it"""
+    classes: int
+    input_params: int
+    crosses_all: bool
+    """a signal crosses all layers within a threshold step, not one"""
 
     @property
     def num_blocks(self) -> int:
@@ -43,7 +48,8 @@ class Network:
 
     @property
     def total_params(self) -> int:
-        return sum(self.block_params) + self.fixed_params
+        to_output = sum(count for (_source, end), count in self.wires.items() if end == self.num_blocks)
+        return sum(self.block_params) + self.input_params + (to_output + 1) * self.classes
 
 
 def network_of(run: Mapping[str, Any]) -> Network:
@@ -58,14 +64,16 @@ def network_of(run: Mapping[str, Any]) -> Network:
     params = {(m["step"], m["module"]): int(m["num_params"]) for m in run["modules"] if m["kind"] != "identity"}
     side = int(config["image_size"]) // 2 ** len(config["conv_pools"])
     fan_in = round(config["input_density"] * config["conv_channels"][-1] * side**2)
-    to_output = sum(count for (_source, end), count in wires.items() if end == layers * blocks)
     return Network(
         tuple(config["input_neurons"]),
         layers,
         blocks,
         dict(wires),
         tuple(params[layer, block] for layer in range(layers) for block in range(blocks)),
-        sum(config["input_neurons"]) * (fan_in + 1) + (to_output + 1) * int(config["num_classes"]),
+        int(config["width"]),
+        int(config["num_classes"]),
+        sum(config["input_neurons"]) * (fan_in + 1),
+        config.get("crossing") == "all",
     )
 
 
@@ -75,12 +83,25 @@ def last_step(values: Sequence[Sequence[float]]) -> int:
 
 
 def share_rows(network: Network, values: Sequence[Sequence[float]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Per threshold step until the stop: blocks active now and so far, and the share of parameters used so far."""
-    table, so_far = [], set[int]()
+    """Per threshold step until the stop: blocks active now and so far, and the share of parameters used so far.
+
+    Used are those through which a signal went, the output read at that step: a weight multiplied by zero is not.
+    """
+    table, so_far, sending = [], set[int](), set[int]()
+    carried = set[tuple[int, int]]()
+    """(source, block) whose wires carried something when the block fired"""
     for step in range(last_step(values) + 1):
         now = {block for block, rate in enumerate(values[step]) if rate > 0}
         so_far |= now
-        used = network.fixed_params + sum(network.block_params[block] for block in so_far)
+        if network.crosses_all:
+            sending = now
+        carried |= {(source, end) for source, end in network.wires if end in now and (source < 0 or source in sending)}
+        sending = now
+        weights = sum(network.wires[pair] for pair in carried) + len(so_far)
+        columns = sum(
+            count for (source, end), count in network.wires.items() if end == network.num_blocks and source in now
+        )
+        used = network.input_params + network.width * weights + network.classes * (columns + 1)
         table.append(
             {
                 "step": step,
@@ -133,8 +154,7 @@ def network_chart(
         "its firing rate.",
         "Lines: wires that carry a signal now. Inputs always send; the output fires last.",
     ]
-    chart = alt.layer(*layers)
-    return finish(chart, look, title, words, height=height)
+    return finish(alt.layer(*layers), look, title, words, height=height)
 
 
 def _places(network: Network, height: float) -> dict[int, tuple[int, float]]:
@@ -151,14 +171,12 @@ def _places(network: Network, height: float) -> dict[int, tuple[int, float]]:
 
 def _columns(network: Network) -> alt.Axis:
     names = ["inputs", *(f"layer {layer}" for layer in range(network.layers)), "output"]
-    return alt.Axis(
+    return bare_axis(
+        None,
         orient="top",
         values=list(range(len(names))),
         labelExpr=f"{names}[datum.value]",
-        title=None,
         grid=False,
-        domain=False,
-        ticks=False,
         labelPadding=2,
         labelOverlap=False,
         labelFlush=False,
@@ -187,7 +205,7 @@ def _wires(
             x2="x2:Q",
             y2="y2:Q",
             strokeWidth=alt.StrokeWidth("wires:Q", scale=alt.Scale(domain=[1, 6], range=[0.8, 3]), legend=None),
-            color=alt.when(near).then(alt.value(look.accent)).otherwise(alt.value(look.link)),
+            color=either(near, look.accent, look.link),
             opacity=alt.when(near).then(alt.value(0.9)).otherwise(alt.Opacity("shown:Q", scale=None, legend=None)),
         )
     )
@@ -225,7 +243,7 @@ def _ends(network: Network, place: Mapping[int, Any], fired: bool, look: Theme, 
             y=y,
             size=alt.Size("size:Q", scale=None),
             color=alt.Color("fill:N", scale=None),
-            tooltip=[alt.Tooltip("name:N"), alt.Tooltip("what:N")],
+            tooltip=tips("name:N", "what:N"),
         )
     )
 
@@ -277,12 +295,7 @@ def _blocks(
             .when("datum.rate <= 0")
             .then(alt.value(look.identity))
             .otherwise(alt.value(strong_neutral(look))),
-            tooltip=[
-                alt.Tooltip("name:N", title="block"),
-                alt.Tooltip("words:N", title="firing rate now"),
-                alt.Tooltip("since:N", title="lit since"),
-                alt.Tooltip("params:N", title="parameters"),
-            ],
+            tooltip=tips("name:N block", "words:N firing rate now", "since:N lit since", "params:N parameters"),
         )
     )
 
@@ -334,21 +347,16 @@ def share_chart(
             legend=legend,
             scale=alt.Scale(domain=names, range=[look.ink, look.ink, look.identity][: len(names)]),
         ),
-        tooltip=[
-            alt.Tooltip("what:N"),
-            alt.Tooltip("theta:N", title="threshold"),
-            alt.Tooltip("words:N", title="share"),
-        ],
+        tooltip=tips("what:N", "theta:N threshold", "words:N share"),
     )
     dash = alt.Scale(domain=names, range=[[1, 0], [5, 3], [5, 3]][: len(names)])
     lines = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("what:N", scale=dash, legend=legend))
     layers: list[Any] = [lines, base.mark_point(filled=True, size=26, opacity=1)]
     if step is not None:
         layers.insert(0, alt.Chart(rows([{"step": step}])).mark_rule(color=look.accent, strokeWidth=1.5).encode(x=x))
-    chart = alt.layer(*layers)
     words = "Blocks and parameters that have been needed by each step."
     summary = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(*layers), look, title, words, height=height, summary=summary)
 
 
 def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -401,16 +409,10 @@ def fired_chart(
             x2="hi:Q",
             y=alt.Y("samples:Q", axis=alt.Axis(title="samples", tickCount=3, format="~s")),
             y2="zero:Q",
-            color=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(look.module)),
-            tooltip=[
-                alt.Tooltip("step:Q"),
-                alt.Tooltip("theta:N", title="threshold"),
-                alt.Tooltip("samples:Q", format=","),
-                alt.Tooltip("words:N", title="share"),
-            ],
+            color=either("datum.on", look.accent, look.module),
+            tooltip=tips("step:Q", "theta:N threshold", "samples:Q|,", "words:N share"),
         )
     )
-    chart = alt.layer(bars)
     words = "Samples by the step at which enough signal reached the output."
     summary = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
-    return finish(chart, look, title, words, height=height, summary=summary)
+    return finish(alt.layer(bars), look, title, words, height=height, summary=summary)

@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
@@ -18,6 +19,7 @@ from tokenpaths.frontend.charts.flow.layout import (
     MOST_LINKS,
     OTHER,
     FlowLayout,
+    Link,
     flow_layout,
     least_share,
     ribbon_outline,
@@ -80,8 +82,8 @@ def flow_thumbnail(
     """The flow chart without text, for a card."""
     look = theme_named(theme)
     layout = flow_layout(flow, height=height, most_links=most_links)
-    x = alt.X("x:Q", scale=alt.Scale(domain=domain(layout, 0.2), nice=False, zero=False), axis=None)
-    y = alt.Y("y:Q", scale=alt.Scale(domain=[height + 8, -8], nice=False, zero=False), axis=None)
+    x = alt.X("x:Q", scale=between(*domain(layout, 0.2)), axis=None)
+    y = alt.Y("y:Q", scale=between(height + 8, -8), axis=None)
     chart = alt.layer(
         *_ribbons(layout, look, x, y, set(), False),
         _circles(layout, look, x, y, set(), False),
@@ -138,32 +140,12 @@ def _ribbons(
     A ribbon is one mark with its own outline, not an area through four points: a data flow for each of 2,000 areas took
     the browser seconds. Highlighted ribbons are drawn a second time, so that hovering redraws only them.
     """
-    table = []
-    for link in layout.links:
-        source, target = f"{link.step}.{link.source}", f"{link.step + 1}.{link.target}"
-        tokens, share = numbers.count(link.count), numbers.percent(link.share)
-        table.append(
-            {
-                "link": link.key,
-                "x": link.step,
-                "y": round(link.y0, 2),
-                "outline": ribbon_outline(link),
-                "source": source,
-                "target": target,
-                "tokens": tokens,
-                "share": share,
-                "on": source in chosen and target in chosen,
-                "words": f"link: {link.key}; from module {link.source} at step {link.step} to module {link.target}: "
-                f"{tokens} tokens ({share})",
-            }
-        )
-    data = rows(table)
+    data = rows(_ribbon_row(link, chosen) for link in layout.links)
     same: dict[str, Any] = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
     if not interactive:
         plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
         return [plain.encode(x=x, y=y)]
     hover = hover_selection("hover_link", "link")
-    pick = click_selection(LINK_PICK, "link")
     ribbons = (
         alt.Chart(data)
         .mark_point(
@@ -182,7 +164,7 @@ def _ribbons(
             ),
         )
         .encode(x=x, y=y, description="words:N")
-        .add_params(hover, pick)
+        .add_params(hover, click_selection(LINK_PICK, "link"))
     )
     over_node = "(hover_node.node && (hover_node.node[0] === datum.source || hover_node.node[0] === datum.target))"
     lit = f"datum.on || {over_node} || (hover_link.link && hover_link.link[0] === datum.link)"
@@ -193,6 +175,24 @@ def _ribbons(
         .encode(x=x, y=y)
     )
     return [ribbons, above]
+
+
+def _ribbon_row(link: Link, chosen: set[str]) -> dict[str, Any]:
+    source, target = f"{link.step}.{link.source}", f"{link.step + 1}.{link.target}"
+    tokens, share = numbers.count(link.count), numbers.percent(link.share)
+    return {
+        "link": link.key,
+        "x": link.step,
+        "y": round(link.y0, 2),
+        "outline": ribbon_outline(link),
+        "source": source,
+        "target": target,
+        "tokens": tokens,
+        "share": share,
+        "on": source in chosen and target in chosen,
+        "words": f"link: {link.key}; from module {link.source} at step {link.step} to module {link.target}: "
+        f"{tokens} tokens ({share})",
+    }
 
 
 def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
@@ -241,8 +241,7 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     if not interactive:
         return chart
     hover = hover_selection("hover_node", "node")
-    pick = click_selection(NODE_PICK, "node")
-    return chart.add_params(hover, pick)
+    return chart.add_params(hover, click_selection(NODE_PICK, "node"))
 
 
 def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -325,8 +324,8 @@ def link_rows(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
 def axes(layout: FlowLayout) -> tuple[alt.X, alt.Y]:
     """Steps from left to right, with labels on top; rows in pixels from the top, without an axis."""
     return (
-        alt.X("x:Q", scale=alt.Scale(domain=domain(layout), nice=False, zero=False), axis=_step_axis(layout)),
-        alt.Y("y:Q", scale=alt.Scale(domain=[layout.height, 0], nice=False, zero=False), axis=None),
+        alt.X("x:Q", scale=between(*domain(layout)), axis=_step_axis(layout)),
+        alt.Y("y:Q", scale=between(layout.height, 0), axis=None),
     )
 
 
@@ -339,16 +338,8 @@ def domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
 
 def _step_axis(layout: FlowLayout) -> alt.Axis:
     every = max(1, -(-len(layout.steps) // 12))
-    return alt.Axis(
-        orient="top",
-        values=layout.steps[::every],
-        format="d",
-        title="step",
-        grid=False,
-        domain=False,
-        ticks=False,
-        labelPadding=2,
-        titlePadding=2,
+    return bare_axis(
+        "step", orient="top", values=layout.steps[::every], format="d", grid=False, labelPadding=2, titlePadding=2
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import (
     Theme,
     cdf_colour,
@@ -69,69 +70,45 @@ def token_flow_chart(
     """
     look = theme_named(theme)
     tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
-    one_module = shade != "cdf"
     table = _cells(sample, tokens, shade, set(identities), chosen, look)
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)
     order = [row["label"] for row in table if row["step"] == 0]
-    x = alt.X(
-        "step:O", axis=alt.Axis(orient="top", title="step", labelAngle=0, labelOverlap=True, domain=False, ticks=False)
-    )
+    x = alt.X("step:O", axis=bare_axis("step", orient="top", labelAngle=0, labelOverlap=True))
     y = alt.Y(
         "label:N",
         sort=order,
         scale=alt.Scale(paddingInner=0.08),
-        axis=alt.Axis(
-            title=None, domain=False, ticks=False, labelLimit=110, labelPadding=6, labelFontSize=look.font_size
-        ),
+        axis=bare_axis(None, labelLimit=110, labelPadding=6, labelFontSize=look.font_size),
     )
-    pick = click_selection(TOKEN_PICK, "token")
+    strength = f"overlap:Q|.0% {LEGENDS['overlap']}" if shade == "overlap" else f"weight:Q|.3f {LEGENDS['weight']}"
     cells = (
         alt.Chart(rows(table))
         .mark_rect(cursor="pointer", strokeWidth=2)
         .encode(
             x=x,
             y=y,
-            fill=_shaded(table, shade, look)
-            if one_module
-            else alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
-            stroke=alt.when("datum.on").then(alt.value(look.accent)).otherwise(alt.value(None)),
-            tooltip=[
-                alt.Tooltip("label:N", title="token"),
-                alt.Tooltip("step:O"),
-                alt.Tooltip("modules:N", title="module"),
-                alt.Tooltip("overlap:Q", title=LEGENDS["overlap"], format=".0%")
-                if shade == "overlap"
-                else alt.Tooltip("weight:Q", title=LEGENDS["weight"], format=".3f"),
-                alt.Tooltip("rank:N", title="rank of its path"),
-                alt.Tooltip("cdf:Q", title="CDF", format=".3~p"),
-            ],
+            fill=_fill(table, shade, look),
+            stroke=either("datum.on", look.accent, None),
+            tooltip=tips(
+                "label:N token", "step:O", "modules:N module", strength, "rank:N rank of its path", "cdf:Q|.3~p CDF"
+            ),
         )
+        .add_params(click_selection(TOKEN_PICK, "token"))
     )
     greys = (
         alt.Chart(rows(row for row in table if row["skipped"]))
         .mark_rect(color=look.identity, cursor="pointer")
-        .encode(
-            x=x,
-            y=y,
-            tooltip=[
-                alt.Tooltip("label:N", title="token"),
-                alt.Tooltip("step:O"),
-                alt.Tooltip("mark:N", title="module"),
-            ],
-        )
+        .encode(x=x, y=y, tooltip=tips("label:N token", "step:O", "mark:N module"))
     )
     words = (
         alt.Chart(rows(table))
         .mark_text(fontSize=look.font_size - (1 if wide > 2 else 0), font=look.font, clip=True)
-        .encode(
-            x=x, y=y, text="mark:N", color=_ink(table, shade, look) if one_module else alt.Color("ink:N", scale=None)
-        )
+        .encode(x=x, y=y, text="mark:N", color=_ink(table, shade, look))
+        .transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     )
-    words = words.transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
-    chart = alt.layer(cells.add_params(pick), greys, words)
     subtitle = _subtitle(len(tokens), len(sample.get("tokens") or []), shade)
-    return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
+    return finish(alt.layer(cells, greys, words), look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
 
 
 def _cells(
@@ -187,15 +164,19 @@ def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
     return 1.0 if shade == "overlap" else max([row["weight"] for row in table], default=1.0) or 1.0
 
 
-def _shaded(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
+def _fill(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
+    if shade == "cdf":
+        return alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend())
     legend = gradient_legend(LEGENDS[shade], titleLimit=400)
     scale = neutral_scale(_most(table, shade), look)
     return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
 
 def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
+    if shade == "cdf":
+        return alt.Color("ink:N", scale=None)
     strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
-    return alt.when(strong).then(alt.value(look.background)).otherwise(alt.value(look.ink))
+    return either(strong, look.background, look.ink)
 
 
 def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:

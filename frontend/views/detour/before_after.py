@@ -38,12 +38,12 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
         if after is None
         else "The same sample without and with the edits: only what you clicked is compared here."
     )
-    known = common.weights_known(run)
+    weighted = common.weights_known(run)
     if token is not None:
         what = _named(token)
         later = None if after is None else next((o for o in after["tokens"] if o["token"] == token["token"]), None)
         _part(token_sentence(what, token, later), [*answer_facts(before, after), *token_facts(token, later)], after)
-        _table(step_facts(token, later, weights=known))
+        _table(step_facts(token, later, weights=weighted))
     if node is not None:
         step, module = map(int, node.split("."))
 
@@ -122,8 +122,8 @@ def token_sentence(what: str, before: Mapping[str, Any], after: Mapping[str, Any
     steps = moved_steps(before, after)
     if not steps:
         return f"{what} keeps its path, {numbers.ribbon_words(before['ribbon'])}."
-    told = ", ".join(map(str, steps[:12])) + (" …" if len(steps) > 12 else "")
-    return f"{what} goes another way at step{'s' * (len(steps) > 1)} {told}."
+    listed = ", ".join(map(str, steps[:12])) + (" …" if len(steps) > 12 else "")
+    return f"{what} goes another way at step{'s' * (len(steps) > 1)} {listed}."
 
 
 def token_facts(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[Row]:
@@ -233,8 +233,8 @@ def _members(sample: Sample, chosen: Callable[[Any], bool]) -> set[int]:
 
 
 def _mean_loss(sample: Sample, tokens: set[int]) -> float | None:
-    known = [one["loss"] for one in sample["tokens"] if one["token"] in tokens and one.get("loss") is not None]
-    return sum(known) / len(known) if known else None
+    losses = [one["loss"] for one in sample["tokens"] if one["token"] in tokens and one.get("loss") is not None]
+    return sum(losses) / len(losses) if losses else None
 
 
 def _modules(token: Mapping[str, Any], step: int) -> str:

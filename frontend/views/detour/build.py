@@ -20,8 +20,8 @@ CHOOSES_BY_TOKEN = ("dna", "moe")
 
 def name_of(run: Mapping[str, Any], step: int | None, module: int) -> str:
     """Display name of a module; ids repeat if each step has its own modules."""
-    found = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
-    return f"module {module}" + (f" ({found[0]['name']})" if found and found[0]["step"] is not None else "")
+    matches = [m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)]
+    return f"module {module}" + (f" ({matches[0]['name']})" if matches and matches[0]["step"] is not None else "")
 
 
 def modules_at(run: Mapping[str, Any], step: int | None) -> list[int]:
@@ -121,10 +121,10 @@ def _fields(
         who = {"": "every token"}
         if token is not None and run["family"] in CHOOSES_BY_TOKEN:
             who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
-        told = "Click a token or patch below to choose it."
+        hint = "Click a token or patch below to choose it."
         if run["family"] not in CHOOSES_BY_TOKEN:
-            told = "Single tokens cannot be chosen: this model does not decide for each token by itself."
-        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=told)
+            hint = "Single tokens cannot be chosen: this model does not decide for each token by itself."
+        chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=hint)
         return f"{kind}:{step}.{module}" + (f".{chosen}" if chosen else "")
     if kind == "bias":
         step = step_picker(steps)

@@ -1,8 +1,8 @@
 """Detour view: a sample under edited routes, before and after, and sweeps that ban every module in turn.
 
-The edits are in the URL (``controls``, see ``edits``), so a link shows the same detour again. Our own models run
-interactively: both passes are runs of one sample, and only the last ones are kept, unless they were opened. A Hugging
-Face model may be large, so its detours are jobs (``detour_job``).
+The edits are in the URL (``controls``, see ``edits``), so a link shows the same detour again. One sample runs
+interactively: both passes are runs of one sample, and only the last ones are kept, unless they were opened. Detours
+over many samples, and those of models too large to be run while somebody waits, are jobs (``detour_job``).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def draw(selection: Selection) -> None:
         "What if it had gone elsewhere?",
         "Ban a module, send a token somewhere else, freeze or shuffle a router, and see what that changes.",
     )
-    as_job = sweep.of_huggingface(run)
-    model = sweep.checkpoint(run) if as_job else retrace.model_of(run)
+    model = retrace.model_of(run)
     if model is None:
         return
     kinds = list((model.get("controls") or {}).get("edits") or ())
     if not kinds:
-        widgets.empty(f"Routes of the model {run['model']} cannot be edited.", "Choose a run of another model.")
+        sentence = f"Routes of the model {run['model']} cannot be edited."
+        widgets.empty(widgets.escape(sentence), "Choose a run of another model.")
         return
-    job = detour_job.job_of_address(selection) if as_job else None
+    job = detour_job.job_of_address(selection)
     if number is None:
         widgets.empty("No sample has this label.", "Let go of a chip above.")
     else:
@@ -51,7 +51,7 @@ def draw(selection: Selection) -> None:
     st.divider()
     with widgets.error_boundary("the importance of modules"):
         # A job that is a single edit is shown above.
-        sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model if as_job else None)
+        sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model)
 
 
 def _detour(
@@ -71,10 +71,13 @@ def _detour(
     edits = _edits(run, model, kinds, selection, sample)
     chosen_edits(run, selection)
     builder(run, model, kinds, selection, sample)
-    as_job = sweep.of_huggingface(run)
-    if as_job and edits:
-        detour_job.draw(run, model, selection, sample, edits, job)
-        return
+    as_job = bool(model["job_only"])
+    if edits:
+        size = detour_job.how_many(run, edits, job)
+        finished = detour_job.job_of(job, (), model["model"], run["run"], edits, number, size)
+        if as_job or size > detour_job.THIS or finished is not None:
+            detour_job.draw(run, model, selection, sample, edits, job, size)
+            return
     before = run if as_job else retrace.again(run, sample, {}, slot="detour_before")
     if before is None:
         return
@@ -118,8 +121,6 @@ def _edits(
     )
     for problem in problems:
         st.warning(widgets.escape(problem), icon=":material/link_off:")
-    if not sweep.of_huggingface(run):  # the API refuses the others with its own message
-        return edits
     why = controls.get("no_edits") or {}
     for edit in edits:
         if edit["edit"] not in kinds:

@@ -1,4 +1,4 @@
-"""Detours as jobs, for Hugging Face models that may be too large to run interactively.
+"""Detours as jobs: over many samples, or of models that are too large to run interactively.
 
 The newest job with the edits in the URL is found again by its request, so a link keeps showing the same detour.
 """
@@ -22,7 +22,7 @@ from tokenpaths.frontend.views.jobs import panel
 
 THIS = 1
 OVER = (THIS, 32, 64, 128, 256)
-"""options for the number of texts of a detour; 1 is the selected one"""
+"""options for the number of samples of a detour; 1 is the selected one"""
 
 
 def job_of_address(selection: Selection) -> dict[str, Any] | None:
@@ -36,6 +36,26 @@ def job_of_address(selection: Selection) -> dict[str, Any] | None:
     return job if job["kind"] == "reroute" and job["request"].get("controls") else None
 
 
+def how_many(run: Mapping[str, Any], edits: Sequence[Mapping[str, Any]], named: Mapping[str, Any] | None) -> int:
+    """Draw the choice of the number of samples; returns it. ``named`` is the job in the URL."""
+    there, one = int(run["num_samples"]), "text" if run["modality"] == "text" else "image"
+    offered = [THIS, *(many for many in OVER[1:] if many < there), *([there] if 1 < there <= OVER[-1] else [])]
+    if any(edit.get("tokens") or edit.get("ribbons") for edit in edits):
+        offered = [THIS]  # token positions only apply to one sample
+    size = THIS
+    if named is not None and named["request"].get("run") == run["run"] and named["request"].get("sample") is None:
+        size = named["request"].get("limit")
+    most = st.segmented_control(
+        "Run again",
+        offered,
+        default=size if size in offered else THIS,
+        key="detour_over",
+        required=True,
+        format_func=lambda many: f"this {one}" if many == THIS else f"{'all ' * (many == there)}{many:,} {one}s",
+    )
+    return int(most or THIS)
+
+
 def draw(
     run: Mapping[str, Any],
     model: Mapping[str, Any],
@@ -43,10 +63,24 @@ def draw(
     sample: Mapping[str, Any],
     edits: Sequence[Mapping[str, Any]],
     named: Mapping[str, Any] | None,
+    most: int,
 ) -> None:
-    """Draw the form that starts a job, its progress, and its result; ``named`` is the job in the URL."""
+    """Draw the button that starts a job over ``most`` samples, its progress, and its result.
+
+    ``named`` is the job in the URL.
+    """
     number = int(sample["sample"])
-    most = _start(run, model, number, edits, named)
+    request = {"model": model["model"], "run": run["run"], "controls": {"edits": list(edits)}}
+    request |= {"sample": number} if most == THIS else {"limit": most}
+    st.button(
+        "Run it",
+        key="detour_start",
+        type="primary",
+        icon=":material/play_arrow:",
+        on_click=panel.queue,
+        args=("reroute", request),
+        help="The samples go through the model without and with the edits. Progress stands below.",
+    )
     job = job_of(named, _jobs(), model["model"], run["run"], edits, number, most)
     if job is None:
         panel.refusal()
@@ -57,44 +91,6 @@ def draw(
         job = panel.job_panel(job["job"], key="detour")
     if job["state"] == "succeeded":
         _result(run, selection, sample, job)
-
-
-def _start(
-    run: Mapping[str, Any],
-    model: Mapping[str, Any],
-    number: int,
-    edits: Sequence[Mapping[str, Any]],
-    named: Mapping[str, Any] | None,
-) -> int:
-    """Draw the form that starts a job; returns the number of texts. ``named`` is the job in the URL."""
-    there = int(run["num_samples"])
-    offered = [THIS, *(many for many in OVER[1:] if many < there), *([there] if 1 < there <= OVER[-1] else [])]
-    if any(edit.get("tokens") or edit.get("ribbons") for edit in edits):
-        offered = [THIS]  # token positions only apply to one text
-    size = THIS
-    if named is not None and named["request"].get("run") == run["run"] and named["request"].get("sample") is None:
-        size = named["request"].get("limit")
-    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="detour_fields"):
-        most = st.segmented_control(
-            "Run again",
-            offered,
-            default=size if size in offered else THIS,
-            key="detour_over",
-            required=True,
-            format_func=lambda many: "this text" if many == THIS else f"{'all ' * (many == there)}{many:,} texts",
-        )
-        request = {"model": model["model"], "run": run["run"], "controls": {"edits": list(edits)}}
-        request |= {"sample": number} if most == THIS else {"limit": most}
-        st.button(
-            "Run it",
-            key="detour_start",
-            type="primary",
-            icon=":material/play_arrow:",
-            on_click=panel.queue,
-            args=("reroute", request),
-            help="The texts go through the model without and with the edits. Progress stands below.",
-        )
-    return int(most or THIS)
 
 
 def _jobs() -> list[Mapping[str, Any]]:
@@ -116,8 +112,8 @@ def job_of(
 ) -> Mapping[str, Any] | None:
     """The job shown for these edits of this run.
 
-    That is the job in the URL if its edits match, else the first of ``jobs`` that has them over this text (``most`` 1)
-    or over ``most`` texts and neither failed nor was cancelled; None if there is none.
+    That is the job in the URL if its edits match, else the first of ``jobs`` that has them over this sample
+    (``most`` 1) or over ``most`` samples and neither failed nor was cancelled; None if there is none.
     """
 
     def fits(job: Mapping[str, Any], *, whatever_size: bool) -> bool:
@@ -182,14 +178,15 @@ def _among(after: Mapping[str, Any], sample: Mapping[str, Any]) -> int:
     words = {
         row["sample"]: tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")[:60] for row in rows
     }
-    told = f"{numbers.plural(len(words), 'text')} drawn from the run; the numbers below are over all of them."
+    one = "text" if after["modality"] == "text" else "image"
+    hint = f"{numbers.plural(len(words), one)} drawn from the run; the numbers below are over all of them."
     return int(
         st.selectbox(
-            "Text",
+            one.capitalize(),
             list(words),
             index=next(same, 0),
-            format_func=lambda one: f"{one:,} · {words[one]}",
-            help=told,
+            format_func=lambda number: f"{number:,} · {words[number]}",
+            help=hint,
             key=f"detour_text_{after['run']}_{sample['sample']}",
         )
     )

@@ -107,8 +107,8 @@ def on_path_of(sample: Mapping[str, Any], token: int) -> list[int]:
     def path(one: Mapping[str, Any]) -> list[list[int]]:
         return [sorted(modules) for modules in one["ribbon"]]
 
-    wanted = next((path(one) for one in sample["tokens"] if one["token"] == token), None)
-    return [one["token"] for one in sample["tokens"] if path(one) == wanted]
+    own_path = next((path(one) for one in sample["tokens"] if one["token"] == token), None)
+    return [one["token"] for one in sample["tokens"] if path(one) == own_path]
 
 
 Link = tuple[int, int, int]
@@ -140,8 +140,8 @@ def on_link(sample: Mapping[str, Any], link: Link) -> list[int]:
 
 
 def _swap(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any] | None:
-    found = other(int(value))
-    return None if found is None else {"ribbons": [token["ribbon"] for token in found["tokens"]]}
+    donor = other(int(value))
+    return None if donor is None else {"ribbons": [token["ribbon"] for token in donor["tokens"]]}
 
 
 def _freeze(value: str, sample: Mapping[str, Any], other: Any) -> dict[str, Any]:
@@ -234,5 +234,5 @@ def added(given: Sequence[str], text: str) -> tuple[str, ...]:
     """The URL's edits plus one more, without those that conflict with it: another top-k, another route."""
     kind = text.partition(":")[0]
     alone = {"top_k", "swap"} if kind in ("top_k", "swap") else set()
-    kept = [one for one in given if one != text and one.partition(":")[0] not in alone & {kind}]
-    return (*kept, text)[-16:]
+    rest = [one for one in given if one != text and one.partition(":")[0] not in alone & {kind}]
+    return (*rest, text)[-16:]

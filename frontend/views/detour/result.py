@@ -16,7 +16,8 @@ from tokenpaths.frontend.charts.effects import (
     token_loss_chart,
 )
 from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.components.explorer import explorer, explorer_data
+from tokenpaths.frontend.components.explorer import explorer
+from tokenpaths.frontend.components.explorer_data import Tint, explorer_data
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -30,7 +31,7 @@ HELP = (
     "mean over outputs. Flow that moved = ½ Σ |f′ − f| / T, mean over pairs of steps: 0 = the same flow, 1 = no link "
     "in common."
 )
-ERROR = "± one standard error, the tokens taken as independent of each other."
+ERROR = "± one standard error over samples, whose predictions rise and fall together. One sample has none."
 RANKS = "Paths are counted within this one sample: ranks and colours here are not those of the run."
 MOST_LINKS = 120
 
@@ -93,12 +94,13 @@ def _verdict(
             sentence += f"; the answer turns from {was} to {now}."
     elif effect.get("loss"):
         change = effect["loss"]["change"]
-        error = ((outputs.get("loss") or {}).get("error")) or 0.0
-        if abs(change) <= 2 * error:
-            is_hard = "the text is" if effect["num_samples"] == 1 else "the texts are"
-            sentence += f"; how hard {is_hard} to predict changes by no more than chance would."
+        error, one = (outputs.get("loss") or {}).get("error"), effect["num_samples"] == 1
+        if not change:
+            sentence += f"; {'the text stays' if one else 'the texts stay'} as hard to predict."
+        elif error is not None and abs(change) <= 2 * error:
+            sentence += "; how hard the texts are to predict changes by no more than chance would."
         else:
-            becomes = "the text becomes" if effect["num_samples"] == 1 else "the texts become"
+            becomes = "the text becomes" if one else "the texts become"
             sentence += f"; {becomes} {'harder' if change > 0 else 'easier'} to predict by "
             sentence += f"{numbers.number(abs(change))} nats a token."
     st.subheader(widgets.escape(sentence), anchor=False, help=HELP)
@@ -125,8 +127,8 @@ def moved_words(effect: Mapping[str, Any], parts: str) -> str:
     if not effect["paths_changed"]:
         return f"all {parts} keep their paths"
     if not steps:
-        told = numbers.percent(effect["paths_changed"])
-        return f"{told} of the {parts} take another path, at steps that are edited themselves"
+        share = numbers.percent(effect["paths_changed"])
+        return f"{share} of the {parts} take another path, at steps that are edited themselves"
     moved = f"{numbers.percent(effect['paths_changed_after'])} of the {parts} take another path"
     if len(steps) == 1:
         return f"{moved} behind the edit, at step {steps[0]}"
@@ -139,8 +141,8 @@ def moved_words(effect: Mapping[str, Any], parts: str) -> str:
 def change_words(pair: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
     """“+0.0123 ± 0.0045”; without an error if nothing was measured per row."""
     change, error = pair["change"], (measured or {}).get("error")
-    told = ("−" if change < 0 else "+" if change > 0 else "") + numbers.number(abs(change))
-    return told + (f" ± {numbers.number(error, 2)}" if error else "")
+    amount = ("−" if change < 0 else "+" if change > 0 else "") + numbers.number(abs(change))
+    return amount + (f" ± {numbers.number(error, 2)}" if error else "")
 
 
 def _parts(run: Mapping[str, Any]) -> str:
@@ -170,15 +172,17 @@ def one_side(
     data = explorer_data(
         sample,
         client.ask(one["run"], "flow", limit=300, **common.merging(one, selection.change(merge=None))),
-        theme=widgets.theme(),
+        Tint(
+            widgets.theme(),
+            num_paths=int(one["num_paths"]),
+            opacity=selection.opacity / 100,
+            step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
+            identities=common.identities(run),
+            of="sample" if one["num_samples"] == 1 else "run",
+        ),
         image=data_url(client.image(one["run"], sample["sample"])) if sample.get("has_image") else None,
-        num_paths=int(one["num_paths"]),
-        opacity=selection.opacity / 100,
-        step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
         chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,
-        identities=common.identities(run),
         kept=kept,
-        of="sample" if one["num_samples"] == 1 else "run",
         modules=run["modules"],
         chosen_link=None if link is None else "{0}.{1}>{3}.{2}".format(*link, link[0] + 1),
     )

@@ -19,11 +19,11 @@ from tokenpaths.frontend.views.jobs import panel
 QUESTION = "What is each module good for?"
 HELP = (
     "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
-    "± one standard error of the change, outputs taken as independent."
+    "± one standard error of the change over samples."
 )
 EXPERTS_HELP = (
     "Each expert of each layer is banned in turn: the layer's gate chooses among those that are left, and all texts "
-    "are run again. ± one standard error of the change, outputs taken as independent."
+    "are run again. ± one standard error of the change over samples."
 )
 WORDS = {"modules": "each module in turn", "shares": "the busiest share of each step"}
 EXPERTS_WORDS = {"modules": "each expert in turn", "shares": "the busiest share of each layer"}
@@ -32,44 +32,14 @@ FEW_ANSWERS = 30
 """with fewer correct answers, changes in loss are noise: the change of the answers is shown instead"""
 
 
-def of_huggingface(run: Mapping[str, Any]) -> bool:
-    """Whether a run was traced from a Hugging Face checkpoint (``hf:…``)."""
-    return "huggingface" in (run.get("config") or {})
-
-
-def checkpoint_of(run: Mapping[str, Any]) -> str:
-    """The checkpoint name that jobs use; a folder's name does not include the owner on the hub.
-
-    >>> checkpoint_of({"model": "allenai/OLMoE-1B-7B-0924"})
-    'hf:OLMoE-1B-7B-0924'
-    """
-    return "hf:" + str(run["model"]).rsplit("/", 1)[-1]
-
-
-def checkpoint(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The API's description of the run's checkpoint; shows a message and returns None if jobs cannot load it."""
-    try:
-        return widgets.client().model(checkpoint_of(run))
-    except NotFound as error:
-        widgets.empty(
-            widgets.escape(f"The experts of {run['model']} cannot be banned from here. ") + widgets.error_text(error),
-            "Put its checkpoint into the folder of the setting huggingface_dir, and start Tokenpaths again if that is "
-            "new.",
-        )
-    except ApiError as error:
-        widgets.show_error(error)
-    return None
-
-
-def draw(
-    run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, experts: Mapping[str, Any] | None = None
-) -> None:
-    """The form that starts a sweep of this run, and its heat map; ``experts`` is the Hugging Face model."""
-    words = WORDS if experts is None else EXPERTS_WORDS
-    st.header(QUESTION, anchor=False, help=HELP if experts is None else EXPERTS_HELP)
+def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, model: Mapping[str, Any]) -> None:
+    """The form that starts a sweep of this run, and its heat map; ``model`` is the API's description of its model."""
+    of_experts = model["family"] == "moe"
+    words = EXPERTS_WORDS if of_experts else WORDS
+    st.header(QUESTION, anchor=False, help=EXPERTS_HELP if of_experts else HELP)
     if "ban" not in kinds:
         return
-    name = run["model"] if experts is None else experts["model"]
+    name = model["model"]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
             "Ban",
@@ -88,8 +58,8 @@ def draw(
             on_click=panel.queue,
             args=("reroute", request),
         )
-    if experts is not None:
-        st.caption(widgets.escape(_how_many(experts, str(sweep), limit)))
+    if of_experts:
+        st.caption(widgets.escape(_how_many(model, str(sweep), limit)))
     job = _sweep_of(run, name, selection)
     if job is None:
         panel.refusal()
@@ -99,8 +69,8 @@ def draw(
         job = panel.job_panel(job["job"], key="sweep")
     if "importance.json" not in job["artifacts"]:
         return
-    found = json.loads(widgets.client().artifact(job["job"], "importance.json"))
-    _sweep_charts(found, selection)
+    table = json.loads(widgets.client().artifact(job["job"], "importance.json"))
+    _sweep_charts(table, selection)
 
 
 def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
@@ -137,9 +107,9 @@ def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None
         return None
     wanted["run"] = run["run"]
     for job in jobs:
-        asked = job["request"]
-        fits = all(asked.get(name) == value for name, value in wanted.items())
-        if fits and asked.get("sweep") and "importance.json" in job["artifacts"]:
+        request = job["request"]
+        fits = all(request.get(name) == value for name, value in wanted.items())
+        if fits and request.get("sweep") and "importance.json" in job["artifacts"]:
             return dict(job)
     return None
 
@@ -168,15 +138,15 @@ def samples_told(found: Mapping[str, Any]) -> str:
 
 def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     table = found["rows"]
-    told = f"{samples_told(found)} of {found.get('data', 'the run')}"
+    caption = f"{samples_told(found)} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
-        told += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
+        caption += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
     if len(table) < found["rows_in_all"]:
-        told += f"; {len(table)} of {found['rows_in_all']} rows so far"
-    known = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
-    losses = known >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
+        caption += f"; {len(table)} of {found['rows_in_all']} rows so far"
+    answers = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
+    losses = answers >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
     if found["sweep"] == "shares":
-        st.caption(widgets.escape(told + "."))
+        st.caption(widgets.escape(caption + "."))
         measure = "loss_change" if losses else "kl"
         widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None))
     else:
@@ -188,7 +158,7 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             key="sweep_measure",
             required=True,
         )
-        st.caption(widgets.escape(f"{told}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
         widgets.chart(
             importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",

@@ -9,8 +9,10 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import with_text
 from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.components.explorer import MOST_LINKS, explorer, explorer_data
+from tokenpaths.frontend.components.explorer import explorer
+from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -64,7 +66,8 @@ def draw(selection: Selection) -> None:
     earlier = _earlier(run)
     if not kinds:
         widgets.empty(
-            f"The model of this run ({run['family']}) cannot dream: its decisions have no gradient to follow.",
+            f"The model of this run ({widgets.escape(run['family'])}) cannot dream: its decisions have no gradient to "
+            "follow.",
             "Choose a run of another model.",
         )
     elif options["of"] == "choices" and number is None:
@@ -143,7 +146,7 @@ def _ask(
     chosen, image, among = selection.token, run["modality"] == "vision", None
     if left is not None and number is not None:
         with left:
-            sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=int(number)))
+            sample = with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=int(number)))
             if chosen is not None and chosen >= len(sample["tokens"]):
                 chosen = None
             among = None if image else stretch(options, len(sample["tokens"]))
@@ -374,13 +377,9 @@ def _explorer(
     data = explorer_data(
         sample,
         widgets.client().ask(run["run"], "flow", limit=MOST_LINKS, **common.merging(run, Selection())),
-        theme=widgets.theme(),
+        Tint(widgets.theme(), int(run["num_paths"]), 0.4, identities=common.identities(run)),
         image=image,
-        num_paths=int(run["num_paths"]),
-        opacity=0.4,
-        step=None,
         chosen=None if options["group"] == "picked" else chosen,
-        identities=common.identities(run),
         kept=lambda token: group is None or not group or token["token"] in group,
     )
     explorer(

@@ -96,11 +96,11 @@ def marked(dream: Mapping[str, Any]) -> str:
     pieces = []
     for piece in text_pieces(text, placed):
         word = re.sub(r"\s+", " ", piece.text)
-        bare, wanted = word.strip(), bool(targets & set(piece.tokens))
-        core = bare or ("↵" if "\n" in piece.text else "␣") if wanted else bare  # make a target line break visible
-        shown = f"**{widgets.escape(core)}**" if wanted else widgets.escape(core)
+        bare, is_target = word.strip(), bool(targets & set(piece.tokens))
+        core = bare or ("↵" if "\n" in piece.text else "␣") if is_target else bare  # make a target line break visible
+        shown = f"**{widgets.escape(core)}**" if is_target else widgets.escape(core)
         # Markdown's stars do not mark text between punctuation and a letter, so separate them with a hair space.
-        before, after = (HAIR if wanted and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
+        before, after = (HAIR if is_target and core and not edge.isalnum() else "" for edge in (core[:1], core[-1:]))
         pieces.append(
             (" " if word.startswith(" ") else before) + shown + (" " if word.endswith(" ") and bare else after)
         )

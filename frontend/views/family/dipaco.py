@@ -17,6 +17,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.sample import retrace
 
+TITLE = "Documents"
 LISTED = 300
 FEW = 6
 """with at most this many paths, another chart fits below the matrix"""
@@ -270,14 +271,14 @@ def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 
 def recoloured(tokens: Sequence[Mapping[str, Any]], paths: Paths) -> list[dict[str, Any]]:
     """Tokens of another trace with rank and CDF of their paths in this run; an unknown path counts as the rarest."""
-    known = {dipaco_shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
+    drawn = {dipaco_shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
     ranks = {
-        modules: len(known) + 1 + i for i, modules in enumerate(sorted({dipaco_shards.modules_of(t) for t in tokens}))
+        modules: len(drawn) + 1 + i for i, modules in enumerate(sorted({dipaco_shards.modules_of(t) for t in tokens}))
     }
     return [
         {**token, "rank": rank, "cdf": cdf}
         for token in tokens
-        for rank, cdf in (known.get(dipaco_shards.modules_of(token), (ranks[dipaco_shards.modules_of(token)], 1.0)),)
+        for rank, cdf in (drawn.get(dipaco_shards.modules_of(token), (ranks[dipaco_shards.modules_of(token)], 1.0)),)
     ]
 
 

@@ -27,6 +27,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.sample import retrace
 
+TITLE = "Gates"
 HELP = {
     "gates": (
         "Each head owns unit directions d in its output. Per text, the layer's router gives each a gate r = "
@@ -264,6 +265,7 @@ def _ablation(run: Mapping[str, Any]) -> None:
     )
 
 
+@address.unless_embedded
 def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> None:
     st.header("What if the gates were fixed?", anchor=False, help=HELP["live"])
     model = retrace.model_of(run)

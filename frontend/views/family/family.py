@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 
-VIEWS = {
-    "hmodel": "tokenpaths.frontend.views.family.hmodel",
-    "dipaco": "tokenpaths.frontend.views.family.dipaco",
-    "directional": "tokenpaths.frontend.views.family.directional",
-    "raytracing": "tokenpaths.frontend.views.family.raytracing",
-    "moe": "tokenpaths.frontend.views.family.experts",
-}
-"""module of each family's view, with ``draw(run, selection)``; imported on first use"""
-NAMES = {
-    "hmodel": "Connections",
-    "dipaco": "Documents",
-    "directional": "Gates",
-    "raytracing": "Lights",
-    "moe": "Experts",
-}
-"""short title of each family's view"""
+
+def view_of(family: str) -> Any:
+    """The view of a family: the module of this folder that has its name, with ``TITLE`` and ``draw(run, selection)``.
+
+    None if the family has none. Imported on first use.
+    """
+    if not re.fullmatch("[a-z0-9]{1,32}", family) or find_spec(f"{__package__}.{family}") is None:
+        return None
+    module = import_module(f"{__package__}.{family}")
+    return module if hasattr(module, "TITLE") else None
 
 
 def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    if run["family"] in VIEWS:
-        import_module(VIEWS[run["family"]]).draw(run, selection)
+    if view := view_of(run["family"]):
+        view.draw(run, selection)
         return
     with widgets.controls():
         common.run_picker(run)
@@ -41,6 +38,5 @@ def draw(selection: Selection) -> None:
     )
     widgets.empty(
         "Flow, Paths, Sample and Modules show everything that this run's routers decided.",
-        "Choose a run of an H-Model, DiPaCo, Directional Routing, RayTracing or a mixture of experts to see its own "
-        "picture here.",
+        "Choose a run of another family to see its own picture here.",
     )

@@ -24,6 +24,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.sample import retrace
 
+TITLE = "Connections"
 MOST_LABELS = 12
 HELP = {
     "graph": (
@@ -194,6 +195,7 @@ def _untrained(run: Mapping[str, Any]) -> str:
     )
 
 
+@address.unless_embedded
 def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], graph: Mapping[str, Any]) -> None:
     st.header("What if the connections were sharper?", anchor=False, help=HELP["live"])
     model = retrace.model_of(run)

@@ -17,6 +17,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.walls import sample_wall
 
+TITLE = "Lights"
 LISTED = 300
 AT_EACH_END = 12
 READ_AT_MOST = 5000
@@ -28,15 +29,19 @@ HELP = {
         "exceeds θ_out."
     ),
     "share": (
-        "Active share = blocks that fired at any step so far / all blocks. Used-parameter share = parameters of those "
-        "blocks, of the input modules and of the output layer / all parameters (frozen convolutions left out)."
+        "Active share = blocks that fired at any step so far / all blocks. Used-parameter share = parameters through "
+        "which a signal went / all parameters (frozen convolutions left out): weights of wires that carried nothing "
+        "when their block fired, or when the output was read, are multiplied by zero and not counted."
     ),
     "correlation": (
         "Pearson’s r of active share and loss over samples, with a 95 % interval: by bootstrap for the whole run, by "
         "Fisher’s z for one label."
     ),
     "fired": "Threshold steps until the signal at the output exceeded θ_out; the last step at which a block was lit.",
-    "used": "Mean over the test samples of the used-parameter share; the MLP twin always uses all it has.",
+    "used": (
+        "Mean over the test samples of the used-parameter share. The MLPs use all they have: one has as many "
+        "parameters as the network, one as many as the network uses."
+    ),
     "class_blocks": "Share of the samples of a class in which the block fired at any threshold step.",
 }
 SHARPENED = "sharpened"
@@ -160,7 +165,8 @@ def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
 def _slider(names: Sequence[str], last: int, step: int) -> None:
     if last == 0:
         widgets.empty(
-            f"This sample’s output fired at the first threshold ({names[0]}), so there is nothing to slide through."
+            f"This sample’s output fired at the first threshold ({widgets.escape(names[0])}), so there is nothing to "
+            "slide through."
         )
         return
     address.bound(
@@ -169,7 +175,7 @@ def _slider(names: Sequence[str], last: int, step: int) -> None:
         "Threshold",
         step,
         list(range(last + 1)),
-        format_func=lambda t: f"{names[t]} (step {t})",
+        format_func=lambda t: widgets.escape(f"{names[t]} (step {t})"),
         read=lambda t: None if t == last else int(t),
         help="Move left for a higher threshold: fewer blocks are lit. At the right end the output fires.",
     )
@@ -354,18 +360,24 @@ def twin_words(table: Sequence[Mapping[str, Any]]) -> str:
     """Comparison with the MLP twin in one sentence."""
     if len(table) < 2:
         return "Filled: used by a sample on average. Outline: all parameters. No MLP twin was measured."
-    own, twin = table
-    points = 100 * (own["accuracy"] - twin["accuracy"])
-    many = f"{numbers.number(abs(points), 2)} percentage point{'' if abs(points) == 1 else 's'}"
-    than = f"{many} {'more' if points > 0 else 'less'} accurate than" if points else "as accurate as"
+    own, twin, *as_used = table
     fewer = 1 - own["used"] / twin["used"]
+    small = f", and {_than(own, as_used[0])} an MLP with only as many as it uses" if as_used else ""
     return (
-        f"On its test data the network is {than} its MLP twin, with {numbers.percent(abs(fewer))} "
-        f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample. Filled: used on average. Outline: all it has. "
+        f"On its test data the network is {_than(own, twin)} its MLP twin, with {numbers.percent(abs(fewer))} "
+        f"{'fewer' if fewer >= 0 else 'more'} parameters used a sample{small}. Filled: used on average. Outline: all "
+        "it has. "
         "The other numbers of this page are of this run's images, which the network may have been trained on."
     )
 
 
+def _than(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    points = 100 * (own["accuracy"] - other["accuracy"])
+    many = f"{numbers.number(abs(points), 2)} percentage point{'' if abs(points) == 1 else 's'}"
+    return f"{many} {'more' if points > 0 else 'less'} accurate than" if points else "as accurate as"
+
+
+@address.unless_embedded
 def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequence[str], last: int, step: int) -> None:
     """A button that requests the predictions by step, then their chart."""
     st.subheader("How does the prediction sharpen?", anchor=False, help=SHARPENING_HELP)

@@ -228,7 +228,8 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     other = None if selection.other == ALL_LABELS else selection.other
     if other == selection.label:
         widgets.heading("Where do they part?", "")
-        widgets.empty(f"Both sides are {_label_name(other)}.", "Choose another label, or nothing, under *Beside*.")
+        same = widgets.escape(f"Both sides are {_label_name(other)}.")
+        widgets.empty(same, "Choose another label, or nothing, under *Beside*.")
         return
     names = (_label_name(selection.label), _label_name(other))
     sides = (selection, selection.change(label=other))
@@ -237,7 +238,8 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
     if empty:
         widgets.heading("Where do they part?", "")
-        widgets.empty(f"No token of {' or of '.join(empty)} passes all of these filters.", "Let go of a chip above.")
+        none = f"No token of {' or of '.join(empty)} passes all of these filters."
+        widgets.empty(widgets.escape(none), "Let go of a chip above.")
         return
     # Request both sides unmerged: modules merged on one side only would count as zero there.
     whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]

@@ -15,14 +15,18 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.family.family import NAMES
+from tokenpaths.frontend.views.family.family import view_of
+from tokenpaths.frontend.views.jobs import panel
 
 CARDS = 8
 """cards shown at first, newest first, so that the page fits on one screen"""
 MOST_CARDS = 60
 REFRESH_SECONDS = 2.0
 NAMED = 4
-"""maximum number of names listed of runs being read"""
+"""maximum number of names listed of runs being taken in"""
+MAKE_RUNS = ("trace", "import")
+"""kinds of jobs that end in a run"""
+MOST_JOBS = 100
 PICTURE = 74
 """height of a card's flow chart in pixels"""
 
@@ -35,19 +39,23 @@ def draw(selection: Selection) -> None:
         "modules it passes. "
         "Here you see the paths that tokens really took.",
     )
-    whole = [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
+    whole = _sealed(cards)
     tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
     broken = [card for card in cards if card["status"] == "unreadable"]
-    reading = common.being_read(cards)
+    reading = common.being_taken_in(cards)
     _guides(whole)
+    waiting = _jobs_alive()
+    if waiting:
+        st.fragment(_to_come, run_every=REFRESH_SECONDS, key="runs_to_come")([card["run"] for card in whole])
     if whole:
         _cards(whole, selection.q)
-    elif not reading:
+    elif not reading and not waiting:
         widgets.empty(
-            "There is no run yet.", "Trace a model as below, or open *Try it* with one of the shipped models."
+            f"There is no run{' of a data set' if tries else ''} yet.",
+            "Trace a model as below, or open *Try it* with one of the shipped models.",
         )
     if reading:
-        st.fragment(_being_read, run_every=REFRESH_SECONDS, key="being_read")(reading)
+        st.fragment(_being_taken_in, run_every=REFRESH_SECONDS, key="being_read")(reading)
     if broken:
         _broken(broken)
     detours = [card for card in tries if card["split"] == common.DETOUR]
@@ -56,6 +64,44 @@ def draw(selection: Selection) -> None:
     if detours:
         _tries("Detours, without and with an edit", detours)
     _own()
+
+
+def _jobs_alive() -> list[dict[str, Any]]:
+    """Jobs that will become runs and are running, waiting or paused, in the order of their turn.
+
+    Empty if the list of jobs cannot be read now: runs are shown all the same.
+    """
+    try:
+        jobs = widgets.client().jobs(most=MOST_JOBS, state=panel.ALIVE, kind=MAKE_RUNS)["jobs"]
+    except ApiError:
+        return []
+    return sorted(jobs, key=lambda job: (job["state"] == "waiting", job["place"] or 0))
+
+
+def _to_come(known: Sequence[str]) -> None:
+    """Runs that jobs are making; redraws the page when one is there or the last job is over."""
+    try:
+        sealed = {card["run"] for card in _sealed(widgets.client().runs())}
+    except ApiError as error:
+        widgets.show_error(error)
+        return
+    jobs = _jobs_alive()
+    if not jobs or sealed != set(known):
+        st.rerun()
+    first = jobs[0]
+    with st.container(border=True, gap="xsmall", key="to_come"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            panel.state_badge(first)
+            st.markdown(f"**{widgets.escape(panel.job_title(first))}**", width="content")
+            st.caption(widgets.escape(panel.state_words(first)), width="content")
+            more = f"{numbers.plural(len(jobs) - 1, 'more run')} to come" if len(jobs) > 1 else "Its job"
+            st.button(f":primary[{more}]", key="open_jobs", type="tertiary", on_click=_open, kwargs={"view": "jobs"})
+        panel.progress_bar(first)
+
+
+def _sealed(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Whole runs, without those of one sample."""
+    return [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
 
 
 def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
@@ -197,8 +243,8 @@ def _card(card: Mapping[str, Any]) -> None:
         st.caption(widgets.escape(card_words(card)))
         with st.container(horizontal=True, gap="small"):
             views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
-            if name := NAMES.get(card["family"]):
-                views["family"] = name
+            if family := view_of(card["family"]):
+                views["family"] = family.TITLE
             for view, words in list(views.items())[1:]:
                 st.button(
                     words,
@@ -230,30 +276,35 @@ def card_words(card: Mapping[str, Any]) -> str:
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 
-def _being_read(known: Sequence[str]) -> None:
-    """Runs being read for the first time; redraws the page when one becomes available or is refused."""
+def _being_taken_in(known: Sequence[Mapping[str, Any]]) -> None:
+    """Runs that are being taken in; redraws the page when one becomes available or is refused."""
     try:
         now = widgets.client().runs()
     except ApiError as error:
         widgets.show_error(error)
         return
-    if common.being_read(now) != list(known):
+    waiting = common.being_taken_in(now)
+    if {card["run"] for card in waiting} != {card["run"] for card in known}:
         st.rerun()
-    widgets.empty(reading_words(known))
+    widgets.empty(intake_words(waiting))
 
 
-def reading_words(names: Sequence[str]) -> str:
-    """Message about runs that cannot be opened yet."""
+def intake_words(cards: Sequence[Mapping[str, Any]]) -> str:
+    """Message about runs that cannot be opened yet, with how far the one in hand is."""
+    names = [str(card["run"]) for card in cards]
+    shares = [card["progress"] for card in cards if card.get("progress") is not None]
+    share = f" ({numbers.percent(max(shares))} of {'it' if len(names) == 1 else 'the one in hand'})" if shares else ""
     named = ", ".join(f"**{widgets.escape(name)}**" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     if len(names) == 1:
         return (
-            f"The run {named} was copied here or is of an older version, and is being read to its end before it is "
-            "opened. It appears here by itself."
+            f"The run {named} was copied here or is of an older version, and is being taken in{share}: what it says "
+            "is checked and written into a file of this program. It appears here by itself."
         )
     return (
-        f"{len(names)} runs were copied here or are of an older version, and are being read to their end before they "
-        f"are opened, a second or more each: {named}{more}. Each appears here by itself."
+        f"{len(names)} runs were copied here or are of an older version, and are being taken in, some seconds each: "
+        f"what they say is checked and written into files of this program: {named}{more}{share}. Each appears here by "
+        "itself."
     )
 
 
@@ -289,4 +340,4 @@ def _own() -> None:
     trace = command("tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl")
     where = f", runs_dir={runs_dir()!r}" if runs_dir() else ""
     record = f'with tokenpaths.record(model, run="mine"{where}): model(batch)'
-    st.html(typed_html({trace: "or a shipped model over your images", record: "or any PyTorch model with routers"}))
+    st.html(typed_html({trace: "also a shipped model over your images", record: "or any PyTorch model with routers"}))

@@ -21,6 +21,8 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.sample import sample
 
 MOST_CHARACTERS = 20_000
+MOST_BROKEN = 3
+"""models that cannot be used of which the page says why"""
 IMAGE_TYPES = ["png", "jpg", "jpeg", "webp", "gif", "bmp"]
 SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
 MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
@@ -37,8 +39,10 @@ def draw(selection: Selection) -> None:
     )
     models = [model for model in listed if not model.get("problem")]
     broken = [model for model in listed if model.get("problem")]
-    for model in broken:
+    for model in broken[:MOST_BROKEN]:
         st.warning(widgets.escape(_cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
+    if names := [model["model"] for model in broken[MOST_BROKEN:]]:
+        st.caption(widgets.escape(f"Nor can {', '.join(names)}; `tokenpaths ls models` says why."))
     if not models:
         widgets.empty(
             "There is no model to try.",
@@ -46,7 +50,12 @@ def draw(selection: Selection) -> None:
         )
         return
     chosen = _model_picker(models, selection)
-    if chosen["modality"] == "vision":
+    if chosen.get("job_only"):
+        st.info(
+            widgets.escape(f"{chosen['model']} is too large to be run while you wait; trace a file with it in Jobs."),
+            icon=":material/hourglass:",
+        )
+    elif chosen["modality"] == "vision":
         _image(chosen)
     else:
         _text(chosen)
@@ -74,10 +83,9 @@ def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[st
 
     def words(value: str) -> str:
         model = by_name[value]
-        return (
-            f"{value} · {'images' if model['modality'] == 'vision' else 'texts'}, "
-            f"{numbers.short(model.get('num_params'))} parameters"
-        )
+        size = model.get("num_params")
+        kind = "images" if model["modality"] == "vision" else "texts"
+        return f"{value} · {kind}" + (f", {numbers.short(size)} parameters" if size is not None else "")
 
     address.bound(st.selectbox, "model", "Model", name, list(by_name), format_func=words)
     return by_name[name]
@@ -116,13 +124,7 @@ def _image(model: Mapping[str, Any]) -> None:
 
 
 def _text(model: Mapping[str, Any]) -> None:
-    st.text_area(
-        "A text",
-        key="try_text",
-        height=140,
-        placeholder="Paste or write something, then press “Trace it”.",
-        max_chars=MOST_CHARACTERS,
-    )
+    st.text_area("A text", key="try_text", height=140, placeholder="Paste or write something, then press “Trace it”.")
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.button(
             "Trace it",
@@ -147,11 +149,18 @@ def _trace(model: str, *, image: tuple[str, bytes] | None = None, text: str | No
     if text is not None and not text.strip():
         st.session_state["try_error"] = ApiError("There is no text to trace.", "Write or paste at least one word.")
         return
+    # Counted here: a box with a limit of its own drops a longer paste without a word.
+    if text is not None and len(text) > MOST_CHARACTERS:
+        st.session_state["try_error"] = ApiError(
+            f"The text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are traced at once here.",
+            "Paste a part of it, or trace it as a data set: `tokenpaths trace --data`, or *Jobs*.",
+        )
+        return
     if image is not None and not image[1]:
         st.session_state["try_error"] = ApiError("This file is empty.", "Choose another image.")
         return
     try:
-        with st.spinner(f"{model} is tracing it …"):
+        with st.spinner(f"{widgets.escape(model)} is tracing it …"):
             answer = widgets.client().trace(model, image=image, text=text)
     except ApiError as error:
         st.session_state["try_error"] = error

@@ -21,11 +21,14 @@ SETS = {
     "vision": {
         "bundled:scenes": "drawn scenes",
         "bundled:photos": "crops of two photographs",
+        "bundled:pictures": "six pictures",
         "bundled:digits": "digits",
     },
     "text": {"bundled:texts": "texts", "bundled:languages": "six languages"},
 }
 OWN = "own"
+REFUSED = "start_refusal"
+"""session state: why the form below the list was refused"""
 
 
 def draw(selection: Selection) -> None:
@@ -70,6 +73,8 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
     alive = [job for job in jobs if job["state"] in panel.ALIVE]
     over = [job for job in jobs if job["state"] not in panel.ALIVE]
     if alive and not listed["workers"]:
+        for problem in widgets.client().problems():
+            st.warning(widgets.escape(problem), icon=":material/error:")
         st.warning(
             f"No worker is alive, so nothing begins. `{command('tokenpaths up')}` starts one, "
             f"`{command('tokenpaths worker')}` a further one.",
@@ -121,7 +126,8 @@ def _words(job: Mapping[str, Any]) -> str:
 
 def _start(selection: Selection) -> None:
     """A form for a trace over a data set; dreams and detours start in their own views."""
-    with st.expander("Trace a data set, or import a log", icon=":material/add:"):
+    refused = st.session_state.pop(REFUSED, None)
+    with st.expander("Trace a data set, or import a log", icon=":material/add:", expanded=refused is not None):
         try:
             models = sorted(
                 (model for model in widgets.client().models() if not model.get("problem")),
@@ -137,6 +143,14 @@ def _start(selection: Selection) -> None:
             _start_trace(models, selection)
         else:
             widgets.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
+        if refused is not None:
+            widgets.show_error(refused)
+
+
+def _submit(kind: str, request: Mapping[str, Any]) -> None:
+    """``panel.submit`` for this form, which stays open and shows beside its button why it was refused."""
+    if panel.submit(kind, request) is None:
+        st.session_state[REFUSED] = st.session_state.pop("job_refusal")
 
 
 def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> None:
@@ -152,11 +166,15 @@ def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> N
             format_func=lambda value: "a file of mine" if value == OWN else f"{sets[value]} (bundled)",
         )
         limit = st.number_input("At most so many samples", 1, 1_000_000, 200, key="start_limit")
+    split = ""
     if data == OWN:
         data = _inbox_name("Name of the file or folder", "start_file")
+        help = "Of a data set that has several, such as test. Otherwise leave it empty."
+        split = str(st.text_input("Split", key="start_split", help=help) or "")
 
     def start() -> None:
-        panel.submit("trace", {"model": model, "data": data or "", "limit": int(limit)})
+        chosen = {"split": split} if split else {}
+        _submit("trace", {"model": model, "data": data or "", "limit": int(limit)} | chosen)
 
     st.button("Trace it", type="primary", icon=":material/play_arrow:", key="start_trace", on_click=start)
 
@@ -165,7 +183,7 @@ def _start_import() -> None:
     file = _inbox_name("Name of the log", "start_log")
 
     def start() -> None:
-        panel.submit("import", {"file": file or ""})
+        _submit("import", {"file": file or ""})
 
     st.button("Import it", type="primary", icon=":material/play_arrow:", key="start_import", on_click=start)
 

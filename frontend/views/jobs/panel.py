@@ -201,6 +201,7 @@ def progress_bar(job: Mapping[str, Any]) -> None:
         st.progress(min(1.0, progress["done"] / progress["total"]))
 
 
+@address.unless_embedded
 def buttons(job: Mapping[str, Any], key: str) -> None:
     """Cancel, retry and remove buttons, depending on the job's state."""
     name = job["job"]
@@ -340,13 +341,11 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if not run:
         return []
     if job["kind"] == "reroute":
-        # A Hugging Face detour is shown from its job; ours is computed again.
-        named = job["job"] if str(request.get("model")).startswith("hf:") else None
-        return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], named)
+        return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], job["job"])
     return [("Open the run", Selection(view="flow", run=str(run)))]
 
 
-def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str | None) -> list[Link]:
+def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str) -> list[Link]:
     """The detour of a first sample if the URL can express its edits, then both runs."""
     links: list[Link] = []
     before = next((run for run in runs if run != after), None)

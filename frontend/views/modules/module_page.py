@@ -15,7 +15,7 @@ from tokenpaths.frontend.charts.usage import served_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.detour.sweep import newest_sweep, of_huggingface, samples_told
+from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
 from tokenpaths.frontend.views.walls import token_wall
 
 MOST_WORDS = 24
@@ -84,7 +84,7 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
             ("dream", "Dream of it", ":material/bedtime:", wished),
         ):
             ours = run.get("family") in ("dna",)
-            if key in ("ban", "dream") and not (ours or key == "ban" and of_huggingface(run)):
+            if key in ("ban", "dream") and not (ours or key == "ban" and common.of_huggingface(run)):
                 continue
             st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
 

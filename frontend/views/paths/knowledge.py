@@ -33,7 +33,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         "nmi",
     )
     if answer["reason"]:
-        widgets.empty(widgets.with_full_stop(answer["reason"].capitalize()), "There is nothing to draw.")
+        reason = widgets.with_full_stop(answer["reason"].capitalize())
+        widgets.empty(widgets.escape(reason), "There is nothing to draw.")
     else:
         if common.all_differ(run):
             st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
@@ -73,7 +74,8 @@ def _how(answer: Mapping[str, Any]) -> str:
 def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
     if len([row for row in run["labels"] if row["label"] is not None]) < 2:
-        widgets.empty(widgets.with_full_stop(widgets.client().ask(run["run"], "specific")["reason"].capitalize()))
+        reason = widgets.client().ask(run["run"], "specific")["reason"]
+        widgets.empty(widgets.escape(widgets.with_full_stop(reason.capitalize())))
         return
     left, right = st.columns(2, gap="large")
     with left:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.paths import RANK_PICK, WHO, law_rows, path_rows, rank_frequency_chart, verdict_words
+from tokenpaths.frontend.charts.slopes import slope_growth_chart, slope_words
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
 from tokenpaths.frontend.views import common
@@ -51,6 +52,8 @@ def draw(selection: Selection) -> None:
         )
     with widgets.error_boundary("the goodness of fit"):
         judge()
+    with widgets.error_boundary("slopes at equal numbers of tokens"):
+        _slopes(run)
     with widgets.error_boundary("what paths know"):
         knowledge.draw(run, selection)
 
@@ -107,6 +110,22 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
             _law_table(table, fit, judged)
 
     return judge
+
+
+def _slopes(run: Mapping[str, Any]) -> None:
+    """Slopes at equal numbers of tokens, where there is a curve at all."""
+    if run["num_paths"] <= 1:
+        return
+    widgets.heading(
+        "Steeper than chance?",
+        "The slope over all ranks falls with the number of tokens. Compare the slope of a window of ranks, and only at "
+        "equal numbers of tokens.",
+        "slopes",
+    )
+    slopes = widgets.client().ask(run["run"], "paths/slopes")
+    st.markdown(f"**{widgets.escape(slope_words(slopes))}**")
+    widgets.chart(slope_growth_chart(slopes, theme=widgets.theme(), title=None), key=f"slopes_{run['run']}")
+    widgets.numbers_behind(slopes["observed"], "slopes of this run")
 
 
 def _law_table(place: Any, fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:

@@ -116,9 +116,7 @@ def bar(run: Mapping[str, Any], selection: Selection) -> None:
         )
         with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
             _more(run, selection, text)
-        saved = st.popover("Saved", icon=":material/bookmark:", help="Searches kept on this computer")
-        with saved, widgets.error_boundary("saved searches"):
-            _saved(selection)
+        _saved_popover(selection)
         with st.popover("Link", icon=":material/link:", help="An address that shows what you see now"):
             st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
             st.code(downloads.link(selection), language=None, wrap_lines=True)
@@ -166,6 +164,13 @@ def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most:
                 part=f"_{end}",
                 read=read(end),
             )
+
+
+@address.unless_embedded
+def _saved_popover(selection: Selection) -> None:
+    saved = st.popover("Saved", icon=":material/bookmark:", help="Searches kept on this computer")
+    with saved, widgets.error_boundary("saved searches"):
+        _saved(selection)
 
 
 def _saved(selection: Selection) -> None:
@@ -265,7 +270,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
             widgets.chart(contrast_chart(matches, theme=widgets.theme(), title=None))
             widgets.numbers_behind(matches["modules"], "modules")
         else:
-            widgets.empty(widgets.with_full_stop(matches["modules_reason"].capitalize()))
+            widgets.empty(widgets.escape(widgets.with_full_stop(matches["modules_reason"].capitalize())))
     with st.expander(f"See {len(matches['examples'])} of them", expanded=not selection.paths):
         token_wall(matches["examples"], f"found_{_key(selection)}")
 

@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.charts.effects import loss_rows, token_loss_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
 
 LISTED = 200
 KEPT = "retraced"
@@ -84,8 +85,8 @@ def control(
     elif part.get("type") == "integer" and high is not None:
         values = list(range(int(low or 0), min(int(high), int(low or 0) + 255) + 1))
     elif part.get("type") == "number" and low is not None and high is not None:
-        wanted = [value for value in named if value is not None and low <= value <= high]
-        values = wanted or steps(float(low), float(high))
+        presets = [value for value in named if value is not None and low <= value <= high]
+        values = presets or steps(float(low), float(high))
     else:
         return None
     if trained is not None and trained not in values:
@@ -137,6 +138,7 @@ def _read_control(control: Control, text: str | None) -> tuple[str, ...]:
     return changed(address.current(), control.name, control.read(text or ""), control.trained)
 
 
+@address.unless_embedded
 def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, disabled: Sequence[str] = ()) -> None:
     """Widgets bound to the URL: sliders for ordered values with a trained one, buttons for a few values, else a list.
     Also shows controls in the URL that no widget covers.
@@ -164,6 +166,7 @@ def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, d
         )
 
 
+@address.unless_embedded
 def again(
     run: Mapping[str, Any], sample: Mapping[str, Any], values: Mapping[str, Any], *, slot: str = KEPT
 ) -> dict[str, Any] | None:
@@ -171,10 +174,10 @@ def again(
 
     The last run of each ``slot`` is kept.
     """
-    wanted = (run["run"], sample["sample"], tuple(sorted((name, as_text(value)) for name, value in values.items())))
+    identity = (run["run"], sample["sample"], tuple(sorted((name, as_text(value)) for name, value in values.items())))
     last = st.session_state.get(slot)
     client = widgets.client()
-    if last and last["of"] == wanted:
+    if last and last["of"] == identity:
         try:
             return client.ask(last["run"], "")
         except NotFound:
@@ -183,15 +186,15 @@ def again(
     try:
         with st.spinner("Running it again …"):
             if sample.get("text") is not None:
-                answer = client.trace(run["model"], text=sample["text"], controls=values, purpose="detour")
+                answer = client.trace(common.model_name(run), text=sample["text"], controls=values, purpose="detour")
             else:
                 picture = client.image(run["run"], sample["sample"])
                 file = ("sample.png", picture)
-                answer = client.trace(run["model"], image=file, controls=values, purpose="detour")
+                answer = client.trace(common.model_name(run), image=file, controls=values, purpose="detour")
     except ApiError as error:
         widgets.show_error(error)
         return None
-    st.session_state[slot] = {"of": wanted, "run": answer["run"]}
+    st.session_state[slot] = {"of": identity, "run": answer["run"]}
     return client.ask(answer["run"], "")
 
 
@@ -226,7 +229,7 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
         elif before.get("prediction"):
             for words, sample in (("Prediction unchanged", before), ("Prediction changed", after)):
                 prediction = f"{sample.get('prediction')} ({numbers.percent(sample.get('confidence'))})"
-                st.metric(words, prediction, width="content")
+                st.metric(words, widgets.escape(prediction), width="content")
         st.button("Open the changed run", on_click=keep, args=(run,), icon=":material/open_in_new:")
     table = loss_rows(before.get("tokens") or [], after.get("tokens") or [])
     if not table:
@@ -283,10 +286,16 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
 
 def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The API's description of a run's model; None, with a message, if it no longer exists."""
+    sentence, put = f"The model {run['model']} cannot be run again. ", None
+    if common.of_huggingface(run):
+        put = "Put its checkpoint into the folder of the setting huggingface_dir, or into `models` of the data folder."
     try:
-        return widgets.client().model(run["model"])
+        model = widgets.client().model(common.model_name(run))
     except ApiError as error:
-        widgets.empty(
-            widgets.escape(f"The model {run['model']} cannot be run again. ") + widgets.error_text(error), error.todo
-        )
+        todo = put if put and isinstance(error, NotFound) else error.todo
+        widgets.empty(widgets.escape(sentence) + widgets.error_text(error), todo)
         return None
+    if model.get("problem"):
+        widgets.empty(widgets.escape(sentence + str(model["problem"])), put or "Train it again, or copy it again.")
+        return None
+    return model

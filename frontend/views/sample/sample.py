@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
 from tokenpaths.frontend.charts.flow.token_flow import (
     MOST_ROWS,
     TOKEN_PICK,
@@ -18,7 +18,8 @@ from tokenpaths.frontend.charts.flow.token_flow import (
     token_rows,
 )
 from tokenpaths.frontend.charts.patches import data_url
-from tokenpaths.frontend.components.explorer import MOST_LINKS, explorer, explorer_data
+from tokenpaths.frontend.components.explorer import explorer
+from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -58,16 +59,16 @@ def draw(selection: Selection) -> None:
 
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     """Draw one sample; used by *Sample* and *Try it*."""
-    sample = common.with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
+    sample = with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
         "What happened inside this text?" if is_text else "What happened inside this image?", _facts(sample), "cdf"
     )
     if sample.get("made_up"):
-        known = any(token.get("token_id") is not None for token in sample["tokens"])
+        has_ids = any(token.get("token_id") is not None for token in sample["tokens"])
         st.caption(
             "This run holds no text, so "
-            + ("tokens stand as # and their vocabulary id." if known else "tokens stand by their position.")
+            + ("tokens stand as # and their vocabulary id." if has_ids else "tokens stand by their position.")
         )
     if not sample["tokens"]:
         widgets.empty("This sample has no tokens.", "Choose another one.")
@@ -198,13 +199,9 @@ def _explorer(
     data = explorer_data(
         sample,
         flow,
-        theme=widgets.theme(),
+        Tint(widgets.theme(), int(run["num_paths"]), opacity, tint, common.identities(run)),
         image=image,
-        num_paths=int(run["num_paths"]),
-        opacity=opacity,
-        step=tint,
         chosen=chosen,
-        identities=common.identities(run),
         kept=kept,
     )
     explorer(
@@ -249,12 +246,12 @@ def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int)
         "gate entropy": numbers.number(token.get("gate_entropy")),
         "FLOPs": numbers.short(token.get("flops")),
     }
-    known = common.weights_known(run)
+    weighted = common.weights_known(run)
     steps = [
         {
             "step": step,
             "modules": " + ".join(map(str, modules)),
-            "weights": " + ".join(numbers.number(w) for w in weights) if known else "not in the log",
+            "weights": " + ".join(numbers.number(w) for w in weights) if weighted else "not in the log",
         }
         for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
     ]
@@ -269,8 +266,8 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
     if common.all_differ(run):
         shade = "weight" if common.weights_known(run) else "overlap"
     st.caption(f"One row a token, one column a step; {CELLS[shade]}")
-    wanted = selection.first if selection.first or chosen is None else chosen
-    first = min(wanted, max(0, total - 1)) // MOST_ROWS * MOST_ROWS
+    place = selection.first if selection.first or chosen is None else chosen
+    first = min(place, max(0, total - 1)) // MOST_ROWS * MOST_ROWS
     if total > MOST_ROWS:
         starts = list(range(0, total, MOST_ROWS))
         address.bound(

@@ -85,6 +85,7 @@ def _made(job: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return made
 
 
+@address.unless_embedded
 def _buttons(
     run: Mapping[str, Any], selection: Selection, job: Mapping[str, Any] | None, made: Mapping[str, Any] | None
 ) -> None:

@@ -10,10 +10,10 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import token_name
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
-from tokenpaths.frontend.views import common
 
 SAMPLES = 12
 PATHS = 6
@@ -151,7 +151,7 @@ def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: 
                 "before": _line(example.get("before"))[-CONTEXT:],
                 "text": text,
                 "after": _line(example.get("after"))[:CONTEXT],
-                "shown": common.named({**example, "text": text.strip()}),
+                "shown": token_name({**example, "text": text.strip()}),
             }
         items.append(item)
     wall(

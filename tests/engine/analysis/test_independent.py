@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from tokenpaths.engine.analysis.path_statistics import (
     rank_frequency_fit,
 )
 from tokenpaths.engine.analysis.power_law import Histogram, against_lognormal, fit_power_law, goodness_of_fit
+from tokenpaths.engine.analysis.slope_growth import slope_growth, thinned, window_fit
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -95,6 +97,47 @@ def test_the_rank_frequency_slope_is_scipys_regression(sealed, name):
     assert rank_frequency_fit(counts).slope == pytest.approx(
         np.polyfit(np.log(np.arange(1, len(counts) + 1)), np.log(counts), 1)[0]
     )
+
+
+@BOTH
+def test_slopes_at_equal_numbers_of_tokens_are_those_of_drawn_tokens(sealed, name):
+    """Of the whole run by SciPy; thinned: the mean over runs whose tokens Python draws one by one."""
+    run, made = sealed[name]
+    words = words_of(made)
+    sizes, draws = [len(words) // 4, len(words) // 2, len(words)], 40
+    histogram = Histogram.of(np.array(list(Counter(words).values())))
+    for size, point in zip(sizes, slope_growth(histogram, sizes, draws, seed=0), strict=True):
+        lines, num_paths = [], []
+        for seed in range(draws):
+            counts = np.array(sorted(Counter(random.Random(seed).sample(words, size)).values(), reverse=True))
+            lines.append(scipy.stats.linregress(np.log(np.arange(1, len(counts) + 1)), np.log(counts)).slope)
+            num_paths.append(len(counts))
+        # The number of tokens varies where each is kept by chance, which a sample of fixed size does not.
+        assert point.slope == pytest.approx(np.mean(lines), abs=0.02 if size < len(words) else 1e-9)
+        assert point.num_paths == pytest.approx(np.mean(num_paths), rel=0.04)
+    answer = run.slopes()["observed"]
+    assert answer[-1]["num_tokens"] == len(words)
+    assert answer[-1]["slope"] == pytest.approx(run.fit()["observed"]["slope"])
+
+
+def test_the_slope_of_a_window_is_numpys_line_through_its_ranks():
+    counts = np.sort(np.random.default_rng(1).zipf(1.7, 5000))[::-1]
+    ranks = np.arange(10, 1001)
+    assert window_fit(counts).slope == pytest.approx(np.polyfit(np.log(ranks), np.log(counts[9:1000]), 1)[0])
+    assert window_fit(counts[:58]).slope is None
+    assert window_fit(counts[:59]).slope is not None
+
+
+def test_thinned_paths_are_a_binomial_share_of_each():
+    """Paths of one count that are thinned together are spread as SciPy's binomial says."""
+    histogram = Histogram(np.array([1, 3, 5000]), np.array([40_000, 20_000, 2]))
+    counts = thinned(histogram, 0.3, np.random.default_rng(0))
+    assert (np.diff(counts) <= 0).all()
+    assert counts[:2] == pytest.approx([1500, 1500], abs=5 * (5000 * 0.21) ** 0.5)
+    ones = 40_000 * 0.3 + 20_000 * scipy.stats.binom.pmf(1, 3, 0.3)
+    assert (counts == 1).sum() == pytest.approx(ones, abs=5 * ones**0.5)
+    threes = 20_000 * 0.3**3
+    assert (counts == 3).sum() == pytest.approx(threes, abs=5 * threes**0.5)
 
 
 def test_path_distance_is_scipys_hamming_and_sets_for_several_slots():

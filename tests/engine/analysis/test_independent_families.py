@@ -40,7 +40,6 @@ from tokenpaths.engine.analysis.families.lights import (
     lit_share,
     share_by_class,
     steps_until_output,
-    used_share,
 )
 from tokenpaths.engine.analysis.paired_runs import load_difference, pearson, spearman
 from tokenpaths.engine.analysis.path_distance import profile_distance, profiles
@@ -239,7 +238,6 @@ def test_raytracing_shares_are_counted_with_sets():
     rates = rng.random((20, 5, 8)) * (rng.random((20, 5, 8)) < 0.25)
     rates[3] = 0
     rates[4, 2:] = 0
-    params = rng.integers(10, 500, 8)
     for n, sample in enumerate(rates.tolist()):
         lit: set[int] = set()
         last = 0
@@ -249,8 +247,6 @@ def test_raytracing_shares_are_counted_with_sets():
             last = step + 1 if fired else last
             assert active_share(rates)[n, step] == pytest.approx(len(fired) / 8)
             assert lit_share(rates)[n, step] == pytest.approx(len(lit) / 8)
-            used = sum(int(params[block]) for block in lit) + 77
-            assert used_share(rates, params, always=77)[n, step] == pytest.approx(used / (int(params.sum()) + 77))
         assert steps_until_output(rates)[n] == last
 
 

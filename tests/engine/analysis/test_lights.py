@@ -15,7 +15,6 @@ from tokenpaths.engine.analysis.families.lights import (
     lit_share,
     share_by_class,
     steps_until_output,
-    used_share,
 )
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.raytracing import RayTracing
@@ -33,13 +32,9 @@ RATES = np.array(
 )
 
 
-def test_active_lit_and_used_shares_of_three_samples():
+def test_active_and_lit_shares_of_three_samples():
     np.testing.assert_allclose(active_share(RATES), [[2 / 4, 0, 0], [1 / 4, 1 / 4, 2 / 4], [0, 0, 0]])
     np.testing.assert_allclose(lit_share(RATES), [[2 / 4] * 3, [1 / 4, 2 / 4, 3 / 4], [0] * 3])
-    params = np.array([1, 2, 3, 4])
-    expected = [[15 / 20] * 3, [11 / 20, 13 / 20, 16 / 20], [10 / 20] * 3]
-    np.testing.assert_allclose(used_share(RATES, params, always=10), expected)
-    np.testing.assert_allclose(used_share(RATES, params)[0], [5 / 10] * 3)
 
 
 def test_steps_until_the_output_fired():
@@ -67,10 +62,6 @@ def test_a_models_own_counts_agree():
     rates = output.rates.numpy()
     assert steps_until_output(rates).tolist() == output.theta_steps.tolist()
     assert len(set(output.theta_steps.tolist())) > 2
-    params = model.block_params().numpy()
-    always = model.trainable_params - int(params.sum())
-    used = used_share(rates, params, always)[:, -1]
-    np.testing.assert_allclose(used * model.trainable_params, model.used_params(output.fired).numpy())
     np.testing.assert_allclose(lit_share(rates)[:, -1], output.fired.float().mean(dim=1).numpy(), rtol=1e-6)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tokenpaths.engine.data.bundled import scenes, texts
+from tokenpaths.engine.data.bundled.sample_pictures import FOLDER
 from tokenpaths.engine.data.bundled.shapes import SHAPES
 from tokenpaths.engine.data.bundled.textures import GROUNDS, WALLS, landscape
 from tokenpaths.engine.data.datasets import open_dataset
@@ -90,6 +91,17 @@ def test_photos() -> None:
     assert [s.source for s in some] == [s.source for s in samples]
 
 
+def test_pictures_begin_with_a_photograph_of_a_class_that_the_model_knows() -> None:
+    samples = list(open_dataset("bundled:pictures", "vision"))
+    assert [sample.label for sample in samples[:2]] == ["espresso", "cat"]
+    assert len(samples) == 6
+    for sample in samples:
+        assert 96 <= sample.image.width <= 256
+        assert np.asarray(sample.image).std() > 5
+    config = json.loads((FOLDER.parent / "models" / "dna-vision-top1" / "config.json").read_text())
+    assert samples[0].label in config["classes"]
+
+
 def test_texts() -> None:
     data = open_dataset("bundled:texts", "text")
     samples = list(data)
@@ -156,12 +168,12 @@ def test_passages_end_where_a_reader_pauses() -> None:
 def test_examples_of_the_page() -> None:
     """data/samples: everything in the index exists, decodes, is small, and nothing else lies there."""
     index = json.loads((SAMPLES / "index.json").read_text(encoding="utf-8"))
-    assert len(index["images"]) == 4
+    assert len(index["images"]) == 6
     assert 3 <= len(index["texts"]) <= 4
     listed = {"index.json"}
     for entry in index["images"]:
         assert set(entry) == {"file", "title", "label"}
-        assert decode_upload((SAMPLES / entry["file"]).read_bytes()).size == (128, 128)
+        assert decode_upload((SAMPLES / entry["file"]).read_bytes()).size in ((128, 128), (256, 256))
         listed.add(entry["file"])
     for entry in index["texts"]:
         assert set(entry) == {"file", "title", "label"}
@@ -169,12 +181,14 @@ def test_examples_of_the_page() -> None:
         assert 200 < len(text) < 2000
         listed.add(entry["file"])
     assert {file.name for file in SAMPLES.iterdir()} == listed
-    assert sum(file.stat().st_size for file in SAMPLES.iterdir()) < 200_000
+    assert sum(file.stat().st_size for file in SAMPLES.iterdir()) < 400_000
 
 
 def test_example_scenes_are_what_the_code_draws() -> None:
     index = json.loads((SAMPLES / "index.json").read_text(encoding="utf-8"))
-    for entry in index["images"]:
+    scenes_drawn = [entry for entry in index["images"] if "photograph" not in entry["title"]]
+    assert len(scenes_drawn) == 4
+    for entry in scenes_drawn:
         number = int(entry["file"].removesuffix(".png").rsplit("-", 1)[1])
         drawn = scenes.draw_scene(number)
         stored = decode_upload((SAMPLES / entry["file"]).read_bytes())

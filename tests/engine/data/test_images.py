@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -118,6 +119,37 @@ def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
     assert np.asarray(decode_upload(encoded(Image.fromarray(dark)))).max() == 1
 
 
+def png_with_tone(depth: int, samples: list[int], tone: tuple[int, ...]) -> bytes:
+    """A PNG of one row, grey or (with a tone of three) RGB, whose chunk tRNS makes ``tone`` transparent."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    row = b"\0" + struct.pack(f">{len(samples)}{'H' if depth == 16 else 'B'}", *samples)
+    head = struct.pack(">IIBBBBB", len(samples) // len(tone), 1, depth, 2 if len(tone) == 3 else 0, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"tRNS", struct.pack(f">{len(tone)}H", *tone)), (b"IDAT", zlib.compress(row))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in [*chunks, (b"IEND", b"")])
+
+
+@pytest.mark.parametrize(
+    ("depth", "samples", "tone", "expected"),
+    [
+        (16, [0, 1, 257, 65535], (0,), [255, 0, 1, 255]),
+        (16, [0, 1, 257, 32896], (32896,), [0, 0, 1, 255]),
+        (16, [0, 1, 257, 514], (257,), [0, 0, 255, 2]),
+        (8, [0, 1, 128, 255], (0,), [255, 1, 128, 255]),
+        (16, [0, 0, 0, 0x1234, 0x5600, 0x7800], (0x1234, 0x5600, 0x7800), [0, 255]),
+        (16, [0, 0, 0, 0x3412, 0, 0], (0x1234, 0, 0), [0, 0x34]),
+        (16, [0, 0, 0, 0x0100, 0, 0], (0, 0, 0), [255, 1]),
+        (8, [0, 0, 0, 1, 0, 0], (1, 0, 0), [0, 255]),
+    ],
+)
+def test_a_transparent_tone_lies_over_white(
+    depth: int, samples: list[int], tone: tuple[int, ...], expected: list[int]
+) -> None:
+    assert np.asarray(decode_upload(png_with_tone(depth, samples, tone)))[0, :, 0].tolist() == expected
+
+
 def test_dark_mode_i_is_left_alone() -> None:
     assert to_rgb(Image.new("I", (2, 2), 200)).getpixel((0, 0)) == (200, 200, 200)
 
@@ -179,6 +211,67 @@ def test_truncated_pictures_are_refused(kind: str) -> None:
         with pytest.raises(ImageError) as caught:
             decode_upload(data[: int(len(data) * share)])
         assert caught.value.status == 422
+
+
+def noise(side: int = 160) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
+
+
+DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
+    "zeros": lambda data, at: data[:at] + bytes(len(data) - at - 2) + data[-2:],
+    "no end": lambda data, at: data[:at],
+    "a hole": lambda data, at: data[:at] + data[at + 1500 :],
+    "other bytes": lambda data, at: data[:at] + bytes(b ^ 0x55 for b in data[at : at + 300]) + data[at + 300 :],
+    "the end after a piece": lambda data, at: data[:at] + data[-2:],
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"quality": 95, "subsampling": 0}, {"restart_marker_rows": 1}], ids=str
+)
+def test_a_jpeg_with_a_destroyed_scan_is_refused(options: dict[str, object], how: str) -> None:
+    """libjpeg fills in what is missing and only warns, and Pillow hides its warnings."""
+    data = encoded(noise(), "JPEG", **options)
+    assert decode_upload(data).size == (160, 160)
+    scan = data.index(b"\xff\xda") + 20
+    for share in (0.1, 0.4, 0.7):
+        with pytest.raises(ImageError, match="(damaged|cut off)"):
+            decode_upload(DAMAGE[how](data, scan + int(share * (len(data) - scan))))
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_sound_jpegs_of_every_kind_are_taken(mode: str) -> None:
+    for side in (1, 7, 16, 301):
+        for options in ({}, {"progressive": True}, {"optimize": True}):
+            assert decode_upload(encoded(noise(side).convert(mode), "JPEG", **options)).size == (side, side)
+    data = encoded(noise().convert(mode), "JPEG")
+    assert decode_upload(data + b"a trailer of some camera").size == (160, 160)
+
+
+def png_of(width: int, height: int, rows: bytes, interlaced: int = 0) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, interlaced)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_a_png_with_rows_missing_is_refused() -> None:
+    """Its sums are right and its end is there: Pillow leaves the rows black."""
+    row = b"\0" + bytes([50, 60, 70]) * 10
+    assert decode_upload(png_of(10, 8, row * 8)).getpixel((9, 7)) == (50, 60, 70)
+    assert decode_upload(png_of(10, 8, row * 7 + bytes(31))).getpixel((9, 7)) == (0, 0, 0), "black is no damage"
+    for rows in (row * 7, row * 8, b""):
+        data = png_of(10, 8, rows[:-1])
+        with pytest.raises(ImageError, match="(damaged|cut off)"):
+            decode_upload(data)
+    interlaced = Image.new("RGB", (9, 7), (1, 2, 3))
+    sizes = [(2, 1), (1, 1), (3, 1), (2, 2), (5, 2), (4, 4), (9, 3)]
+    whole = b"".join((b"\0" + bytes((1, 2, 3)) * columns) * rows for columns, rows in sizes)
+    assert np.array_equal(decode_upload(png_of(9, 7, whole, 1)), interlaced)
+    with pytest.raises(ImageError, match="(damaged|cut off)"):
+        decode_upload(png_of(9, 7, whole[:-28], 1))
 
 
 def test_the_cap_is_inclusive() -> None:

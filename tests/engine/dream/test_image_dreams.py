@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.checkpoints import tiny_config
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, follow_path
@@ -17,7 +18,7 @@ from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.dream.transforms import affine_of, draw, generator_of, move
 from tokenpaths.engine.families.presets import mixture_of_depths
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
-from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.raytracing import RayTracing
 
 SETTINGS = ImageSettings(iterations=20, rate=0.05)
@@ -26,23 +27,7 @@ SETTINGS = ImageSettings(iterations=20, rate=0.05)
 @pytest.fixture(scope="module")
 def model() -> DNA:
     torch.manual_seed(0)
-    config = DNAConfig(
-        modality="vision",
-        width=32,
-        heads=2,
-        mlp_width=64,
-        backbone=1,
-        steps=3,
-        top_k=2,
-        transformers=4,
-        identities=2,
-        skip_ratio=0.25,
-        skip_speed=0.01,
-        image_size=32,
-        patch_size=8,
-        num_classes=3,
-    )
-    made = DNA(config)
+    made = DNA(tiny_config("vision"))
     for router in made.routers:
         router.weight.data.mul_(40)
     return made.eval().requires_grad_(False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.naive_routing import logits_of, watch
-from tests.support.tiny_huggingface import TEXTS, effect_over, save_tiny
+from tests.support.tiny_huggingface import TEXTS, effect_over, saved_tiny
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder
 from tokenpaths.engine.adapters.huggingface.gates import Said
 from tokenpaths.engine.adapters.huggingface.inspection import find_model
@@ -49,9 +48,7 @@ NEVER = -1000.0
 
 @functools.cache
 def loaded_of(model_type: str) -> HuggingFaceModel:
-    with tempfile.TemporaryDirectory() as folder:
-        source = find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type)}")
-        return load(source, device="cpu", twin=False)
+    return load(find_model(f"hf:{saved_tiny(model_type)}"), device="cpu")
 
 
 def busiest(loaded: HuggingFaceModel) -> list[dict]:

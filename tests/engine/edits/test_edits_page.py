@@ -9,8 +9,9 @@ from pathlib import Path
 from benchmarks.importance import BEGIN, END, tables
 from tokenpaths.engine.adapters.huggingface.config import Layout
 from tokenpaths.engine.families.edit_values import KINDS
+from tokenpaths.engine.jobs.model_outline import ExpertsOutline
 from tokenpaths.engine.jobs.registry import read_request
-from tokenpaths.engine.jobs.reroute import RerouteJob, check_experts
+from tokenpaths.engine.jobs.reroute import RerouteJob
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "edits.md").read_text(encoding="utf-8")
@@ -37,7 +38,7 @@ def test_requests_are_read():
     assert [one.sweep for one in found] == ["modules", None, "shares", "modules", None, None]
     assert [one.model for one in found[2:]] == ["hf:OLMoE-1B-7B-0924"] * 4
     for one in found[4:]:
-        check_experts(one, Layout(layers=16, choices=64, top_k=8))
+        ExpertsOutline(one.model, Layout(layers=16, choices=64, top_k=8)).check_controls(one.controls)
 
 
 def test_every_edit_is_on_the_page():

@@ -72,15 +72,16 @@ def test_outputs_by_hand():
     """Two classes: (¾, ¼) becomes (¼, ¾). KL = ¾ ln 3 − ¼ ln 3; the right class was the first."""
     before, after = torch.tensor([[0.75, 0.25]]).log(), torch.tensor([[0.25, 0.75]]).log()
     change = OutputChange()
-    change.add(before, after, torch.tensor([0]))
-    change.add(before, before, torch.tensor([-100]))
+    change.add(before, after, torch.tensor([0]), torch.tensor([0]))
+    change.add(before, before, torch.tensor([-100]), torch.tensor([1]))
     answer = change.answer()
     assert answer["kl"] == pytest.approx(0.5 * math.log(3) / 2)
     assert answer["top1_changed"] == 0.5
     assert answer["top5_changed"] == 0.0  # both classes are in both lists
     assert answer["num_targets"] == 1
+    assert answer["loss"].pop("error") is None, "one text says nothing about others"
     assert answer["loss"] == pytest.approx(
-        {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3), "error": 0.0}, rel=1e-5
+        {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3)}, rel=1e-5
     )
     assert answer["accuracy"] == {"before": 1.0, "after": 0.0, "change": -1.0}
 
@@ -91,7 +92,7 @@ def test_outputs_equal_a_loop_over_rows():
     targets = torch.randint(-1, 30, (1100,), generator=rng)
     targets[targets < 0] = -100
     change = OutputChange()
-    change.add(before, after, targets)
+    change.add(before, after, targets, torch.arange(1100))
     p, q = before.double().softmax(1).numpy(), after.double().softmax(1).numpy()
     kl = np.mean([sum(a * math.log(a / b) for a, b in zip(x, y, strict=True)) for x, y in zip(p, q, strict=True)])
     gone = np.mean([len(set(np.argsort(-x)[:5]) - set(np.argsort(-y)[:5])) / 5 for x, y in zip(p, q, strict=True)])
@@ -105,7 +106,27 @@ def test_outputs_equal_a_loop_over_rows():
     assert answer["loss"]["error"] == pytest.approx(np.std(rises, ddof=1) / math.sqrt(len(known)), rel=1e-4)
     assert answer["accuracy"]["before"] == pytest.approx(np.mean([p[i].argmax() == targets[i] for i in known]))
     with pytest.raises(UserError, match="NaN or infinite"):
-        OutputChange().add(before, after * float("nan"), targets)
+        OutputChange().add(before, after * float("nan"), targets, torch.arange(1100))
+
+
+def test_the_error_of_a_change_is_that_of_samples():
+    """Every prediction of a text twice over, in three calls: the error of texts stays, that of tokens would shrink."""
+    rng = torch.Generator().manual_seed(1)
+    before, after = torch.randn(600, 9, generator=rng), torch.randn(600, 9, generator=rng)
+    targets = torch.randint(0, 9, (600,), generator=rng)
+    samples = torch.sort(torch.randint(0, 20, (600,), generator=rng)).values
+    once, twice = OutputChange(), OutputChange()
+    once.add(before, after, targets, samples)
+    for part in torch.arange(600).repeat_interleave(2).split(500):
+        twice.add(before[part], after[part], targets[part], samples[part])
+    error = once.answer()["loss"]["error"]
+    assert twice.answer()["loss"]["error"] == pytest.approx(error)
+    # The bootstrap over texts, which knows no formula, agrees.
+    rows = torch.arange(600).unsqueeze(1)
+    rise = (before.log_softmax(1) - after.log_softmax(1)).gather(1, targets[:, None])[rows[:, 0], 0].numpy()
+    total, count = np.bincount(samples, rise), np.bincount(samples)
+    drawn = np.random.default_rng(0).integers(0, 20, (4000, 20))
+    assert error == pytest.approx(np.std(total[drawn].sum(1) / count[drawn].sum(1)), rel=0.1)
 
 
 def test_a_step_that_an_edit_changes_by_itself_is_not_behind_it():

@@ -10,8 +10,9 @@ import torch
 from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_values import KINDS
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 from tokenpaths.engine.models.directional_gates import FULL, OFF, GateEdit, Interventions
-from tokenpaths.engine.models.family import FAMILIES, family_class
+from tokenpaths.engine.models.family import family_class
 
 
 def under(model, edits, x, valid=None, **controls):
@@ -177,7 +178,7 @@ def test_raytracing_without_the_block_before(execution):
 # All families ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_CONTROLS)
 def test_a_family_says_which_edits_it_has_and_why_not_the_others(family):
     controls = family_class(family).Controls
     assert family == controls.FAMILY

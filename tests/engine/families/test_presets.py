@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tokenpaths.engine.base.routing import route, route_expert_choice
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 SIZE = dict(width=16, heads=2, mlp_width=32, vocab_size=50, context=24)

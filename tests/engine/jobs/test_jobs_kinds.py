@@ -247,7 +247,7 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     kind.check(request, context)
     job = kind.start(request, folder, context)
     while not (progress := job.advance()).finished:  # on a busy machine it takes more than one slice
-        assert progress.done == 6
+        assert progress.done in (0, 6)  # while it counts, and after
     job.close()
     assert progress.result["run"] == "served"
     assert any("4 experts a layer" in note for note in progress.result["notes"])

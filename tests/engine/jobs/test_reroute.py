@@ -441,6 +441,6 @@ def test_the_run_of_another_job_is_not_taken_for_its_own(home, tmp_path, monkeyp
 
 def test_the_queue_finds_the_kind_without_torch():
     assert find_kind("reroute") is RerouteJob
-    modules = "tokenpaths.engine.jobs.reroute, tokenpaths.engine.families.edit_fits"
+    modules = "tokenpaths.engine.jobs.reroute, tokenpaths.engine.families.family_controls"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -27,8 +27,9 @@ from tokenpaths.engine.edits.measure import Measurement, measure_effect
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.edits.sweep import usage_of, with_share
 from tokenpaths.engine.jobs import reroute
+from tokenpaths.engine.jobs.model_outline import ExpertsOutline
 from tokenpaths.engine.jobs.registry import JobContext, read_request
-from tokenpaths.engine.jobs.reroute import RerouteJob, check_experts
+from tokenpaths.engine.jobs.reroute import RerouteJob
 from tokenpaths.engine.jobs.titles import job_title
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.trace_run import trace_samples
@@ -48,7 +49,7 @@ def request_of(kind: str = "mixtral", **values: Any) -> Any:
 
 
 def model_of(home: Path, kind: str = "mixtral") -> HuggingFaceModel:
-    return context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
+    return context_of(home).load_model(f"hf:tiny-{kind}.v1")
 
 
 def kept(home: Path, run_id: str) -> list[Any]:
@@ -79,7 +80,7 @@ def test_a_job_gives_the_numbers_of_the_python_functions(
     assert effect["num_samples"] == len(SAMPLES)
     before, after = progress.result["runs"]
     assert progress.result["run"] == after
-    how: Any = {"dataset": "words", "batch_size": PASS_TOKENS // 64, "overwrite": True}
+    how: Any = {"dataset": "words", "batch_size": PASS_TOKENS // 64, "overwrite": True, "twin": False}
     trace_samples(loaded, texts_of(home), home / "runs", run_id="by-hand-before", **how)
     trace_samples(edited, texts_of(home), home / "runs", run_id="by-hand", findings={"effect": effect}, **how)
     assert kept(home, before) == kept(home, "by-hand-before")
@@ -127,7 +128,7 @@ def test_samples_of_a_run_and_the_run_itself_as_the_unchanged_one(home: Path, tm
 
 
 def test_a_run_of_another_number_format_is_not_the_unchanged_one(home: Path, tmp_path: Path) -> None:
-    half = load(find_model(f"hf:{home / 'checkpoints' / 'tiny-mixtral.v1'}"), "cpu", "bfloat16", twin=False)
+    half = load(find_model(f"hf:{home / 'checkpoints' / 'tiny-mixtral.v1'}"), "cpu", "bfloat16")
     trace_samples(half, SAMPLES, home / "runs", run_id="in-bfloat16", dataset="toy")
     before, after = run_to_the_end(home, tmp_path / "job", request_of(data=None, run="in-bfloat16")).result["runs"]
     assert before != "in-bfloat16"
@@ -199,7 +200,7 @@ def test_a_cancel_acts_behind_the_pass_at_hand_and_leaves_the_model_as_it_was(
     (home / "inbox" / "long.txt").write_text(" ".join(sample.text or "" for sample in SAMPLES * 12))
     loaded, passes, decide = model_of(home), [], HuggingFaceModel._pass
     monkeypatch.setattr(HuggingFaceModel, "_pass", lambda *given: passes.append(1) or decide(*given))
-    context = JobContext(home, huggingface_dir=home / "checkpoints", huggingface_loader=lambda model: loaded)
+    context = JobContext(home, huggingface_dir=home / "checkpoints", loader=lambda model: loaded)
     there = sorted((home / "runs").iterdir())
     (tmp_path / "job").mkdir()
     work = RerouteJob.start(request_of(data="long.txt", controls={"edits": BANS}), tmp_path / "job", context)
@@ -313,10 +314,10 @@ def parent_of(folder: Path) -> Path:
 def test_what_a_configuration_does_not_tell_is_refused_when_the_job_begins(home: Path, tmp_path: Path) -> None:
     layout = layout_of(read_config(home / "checkpoints" / "tiny-mixtral.v1"))
     request = request_of(controls={"edits": [{"edit": "ban", "modules": [8]}]})
-    check_experts(request, replace(layout, choices=None))
-    check_experts(request, replace(layout, layers=None))
+    ExpertsOutline(request.model, replace(layout, choices=None)).check_controls(request.controls)
+    ExpertsOutline(request.model, replace(layout, layers=None)).check_controls(request.controls)
     with pytest.raises(UserError, match="there is no module 8"):
-        check_experts(request, layout)
+        ExpertsOutline(request.model, layout).check_controls(request.controls)
     with pytest.raises(UserError, match="there is no module 8") as found:
         RerouteJob.start(request, tmp_path, context_of(home))
     assert found.value.field == "controls.edits.0.modules"

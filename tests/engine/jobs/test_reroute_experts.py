@@ -52,9 +52,9 @@ def context_of(home: Path, loads: bool = True, folder: str = "checkpoints") -> J
     parent = home / folder
 
     def open_model(model: str) -> HuggingFaceModel:
-        return load(find_model(f"hf:{parent / model.removeprefix('hf:')}"), device="cpu", twin=False)
+        return load(find_model(f"hf:{parent / model.removeprefix('hf:')}"), device="cpu")
 
-    return JobContext(home, huggingface_dir=parent, huggingface_loader=open_model if loads else None)
+    return JobContext(home, huggingface_dir=parent, loader=open_model if loads else None)
 
 
 def request_of(kind: str = "mixtral", **values: object):
@@ -81,7 +81,7 @@ def table_of(folder: Path) -> dict:
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_expert_banned_gives_the_numbers_of_measure_effect(home: Path, tmp_path: Path, kind: str) -> None:
     progress = run_to_the_end(home, tmp_path / "job", request_of(kind))
-    table, loaded = table_of(tmp_path / "job"), context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
+    table, loaded = table_of(tmp_path / "job"), context_of(home).load_model(f"hf:tiny-{kind}.v1")
     rows = module_rows(loaded.modules, 3)
     assert (progress.done, progress.total, len(table["rows"])) == (24, 24, 24)
     assert [(row["step"], row["module"]) for row in table["rows"]] == [(s, m) for s in range(3) for m in range(8)]
@@ -98,7 +98,7 @@ def test_every_expert_banned_gives_the_numbers_of_measure_effect(home: Path, tmp
 @pytest.mark.parametrize("kind", MODELS)
 def test_shares_of_each_layer_give_the_numbers_of_ban_share(home: Path, tmp_path: Path, kind: str) -> None:
     run_to_the_end(home, tmp_path / "job", request_of(kind, sweep="shares", shares=(0.25, 0.9), seed=3))
-    table, loaded = table_of(tmp_path / "job"), context_of(home).load_traceable(f"hf:tiny-{kind}.v1")
+    table, loaded = table_of(tmp_path / "job"), context_of(home).load_model(f"hf:tiny-{kind}.v1")
     usage = usage_of(loaded, prepare(loaded, SAMPLES))
     rows = share_rows(usage, (0.25, 0.9), [range(8)] * 3, 2, 3)
     found = {(row["share"], row["which"]): row for row in table["rows"]}
@@ -120,8 +120,8 @@ def test_a_killed_sweep_goes_on_and_does_at_most_one_row_again(home: Path, tmp_p
     answer, advance = Measurement.answer, Measurement.advance
     monkeypatch.setattr(Measurement, "answer", lambda self: measured.append(self._model.controls) or answer(self))
     context = context_of(home)
-    kept = context.load_traceable("hf:tiny-qwen2_moe.v1")
-    context = JobContext(home, huggingface_dir=home / "checkpoints", huggingface_loader=lambda model: kept)
+    kept = context.load_model("hf:tiny-qwen2_moe.v1")
+    context = JobContext(home, huggingface_dir=home / "checkpoints", loader=lambda model: kept)
     request, count = request_of("qwen2_moe", limit=3), [0]
     whole = run_to_the_end(home, tmp_path / "whole", request, context)
     assert len(measured) == 24
@@ -184,7 +184,7 @@ def test_a_slice_ends_behind_the_pass_at_hand(home: Path, tmp_path: Path, monkey
 
 
 def test_a_run_of_other_weights_is_not_measured(home: Path, tmp_path: Path) -> None:
-    loaded = context_of(home).load_traceable("hf:tiny-mixtral.v1")
+    loaded = context_of(home).load_model("hf:tiny-mixtral.v1")
     trace_samples(loaded, SAMPLES, home / "runs", run_id="seen")
     request = request_of("mixtral", data=None, run="seen", sweep="shares", shares=(0.25,))
     run_to_the_end(home, tmp_path / "same", request)
@@ -249,7 +249,7 @@ def test_a_folder_that_is_not_set_is_named(home: Path) -> None:
 @pytest.mark.parametrize("kind", [*MODELS, "zaya", "longcat_flash", "deepseek_v3", "jamba", "llama4", "dbrx"])
 def test_layers_and_experts_are_counted_without_the_model(tmp_path: Path, kind: str) -> None:
     folder = save_tiny(tmp_path / kind, kind)
-    gates = load(find_model(f"hf:{folder}"), device="cpu", twin=False).gates
+    gates = load(find_model(f"hf:{folder}"), device="cpu").gates
     found = layout_of(read_config(folder))
     assert (found.layers, found.choices, found.top_k) == (len(gates), gates[0].num_choices, gates[0].top_k)
 

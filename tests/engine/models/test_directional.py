@@ -9,7 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig, Layer, Router
 from tokenpaths.engine.models.directional_gates import OFF, Interventions, naive_suppress, pool, suppress
 from tokenpaths.engine.models.family import family_class

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.support.checkpoints import tiny_config
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.models.losses import linear_cross_entropy
 
@@ -139,26 +140,7 @@ def test_a_configuration_that_cannot_work_is_refused_in_words(changes, words):
 
 
 def small(**changes) -> DNAConfig:
-    return DNAConfig(
-        **(
-            dict(
-                modality="text",
-                width=32,
-                heads=2,
-                mlp_width=64,
-                backbone=1,
-                steps=3,
-                top_k=2,
-                transformers=4,
-                identities=2,
-                skip_ratio=0.3,
-                skip_speed=0.05,
-                vocab_size=30,
-                context=16,
-            )
-            | changes
-        )
-    )
+    return tiny_config("text", **(dict(skip_ratio=0.3, skip_speed=0.05, vocab_size=30) | changes))
 
 
 def test_the_bias_changes_once_an_iteration_for_identities_only_and_carries_no_gradient():

@@ -9,8 +9,9 @@ from torch import nn
 
 from tests.engine.models.test_hmodel import BOTH, IMAGE, TEXT, make, tokens
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.pretrained_layers import check_layer, take_layer
 
@@ -153,7 +154,7 @@ def test_without_transformers_the_refusal_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "transformers", None)
     spec = HiddenLayerConfig(kind="pretrained", width=16, path="layer.0", architecture={"model_type": "bert"})
-    with pytest.raises(UserError, match=r"tokenpaths\[huggingface\]") as error:
+    with pytest.raises(UserError, match="run `pip install transformers`") as error:
         HModel(HModelConfig(**TEXT, hidden=(spec,), iterations=1))
     assert error.value.field == "hidden"
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from tests.engine.models.test_hmodel import BOTH, IMAGE, TEXT, make, tokens
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections, plain_transformer
 

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from tokenpaths.engine.analysis.ribbon_costs import compute, module_units
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
-from tokenpaths.engine.models.checkpoint import CONFIG, build_model, read_checkpoint, save_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.raytracing import MLPTwin, RayTracing, trainable_params
 from tokenpaths.engine.tracing.loaded_model import to_host
 
@@ -108,6 +109,20 @@ def test_a_network_of_two_blocks_is_what_the_equations_give_by_hand(execution):
 
 
 @pytest.mark.parametrize("execution", ["batched", "naive"])
+def test_where_signals_cross_all_layers_in_a_step_block_1_hears_block_0_at_once(execution):
+    """The same network: block 1 reads what block 0 sends at this θ, not at the one before.
+
+    θ = 1: r = (1.5, 0.5 + 0.375), block 1 is silent; 0.125 reach the output.
+    θ = 1/2: block 0 sends 1·(3/4, 1/4), block 1 reads 1.25 and sends 0.75·(3/4, 1/4); 1 reaches the output.
+    θ = 1/4: block 1 reads 0.5 + 1.25·3/4; 0.3125 + 1.1875 reach the output, over 1.3.
+    """
+    output = by_hand(execution, crossing="all")(torch.zeros(1, 3, 1, 1), keep_steps=True)
+    assert output.theta_steps.tolist() == [3]
+    torch.testing.assert_close(output.rates[0, :3], torch.tensor([[1.5, 0], [1.5, 1.25], [1.5, 1.4375]]))
+    torch.testing.assert_close(output.step_logits[0, :2], torch.tensor([[0.125, 0], [0.25, 0.5625 + 1.875]]))
+
+
+@pytest.mark.parametrize("execution", ["batched", "naive"])
 def test_an_output_that_never_fires_stops_at_the_cap_and_says_so(execution):
     model = by_hand(execution, theta_steps=2)
     output = model(torch.zeros(2, 3, 1, 1))
@@ -136,6 +151,8 @@ CASES = {
     "one layer": dict(layers=1, theta_out=2.3),
     "no skips": dict(next_layer=1.0, theta_out=3.5),
     "all skip": dict(next_layer=0.0, theta_out=3.5),
+    "all layers in a step": dict(theta_out=2.0, crossing="all"),
+    "all layers in each of many steps": dict(theta_out=4.0, decay=0.8, next_layer=0.3, crossing="all"),
     "a block without wires": dict(blocks=6, theta_out=3.5, next_layer=0.2),
 }
 
@@ -347,16 +364,90 @@ def test_a_nan_weight_never_becomes_a_run():
         to_host(model.trace(images(2, model.config)))
 
 
-def test_used_parameters_are_those_of_the_blocks_that_fired():
+def test_parameters_of_blocks_that_fired():
     model = by_hand("batched")
     # Block 0: 1 wire × 2 + 2; block 1: 2 × 2 + 2; inputs: 2 × 1 + 2; output: 3 × 2 + 2.
     assert model.block_params().tolist() == [4, 6]
     fired = torch.tensor([[False, False], [True, False], [True, True]])
-    assert model.used_params(fired).tolist() == [12, 16, 22]
-    assert model.used_params(fired, sparse_readout=True).tolist() == [4 + 2, 4 + 2 + 4 + 2, 22]
+    assert model.lit_params(fired).tolist() == [12, 16, 22]
     assert trainable_params(model.config) == model.trainable_params == 22
     table = {(m.step, m.module): (m.kind, m.num_params) for m in model.module_table()}
     assert table == {(0, 0): ("block", 4), (0, 1): ("identity", 0), (1, 0): ("block", 6), (1, 1): ("identity", 0)}
+
+
+def signal_parameters(model: RayTracing, features: torch.Tensor) -> set[tuple]:
+    """Parameters through which a signal went, each by name and index: one sample, wire by wire."""
+    config, limit = model.config, model.config.theta_out
+    *sources, ends = config.sources()
+    signal = [*model.inputs(features[None])[0].tolist(), *[0.0] * (config.num_blocks * config.width)]
+    used = {("input_weight", *at) for at in np.ndindex(*model.input_weight.shape)}
+    used |= {("input_bias", at) for at in range(config.signal)}
+    used |= {("readout.bias", at) for at in range(config.num_classes)}
+    theta = config.theta
+    for _ in range(config.theta_steps):
+        before = list(signal) if config.crossing == "one" else signal
+        row = 0
+        for block, wires in enumerate(sources):
+            z = [before[wire] for wire in wires]
+            sent = [0.0] * config.width
+            if sum(z) > theta:
+                used |= {("gate_bias", block, neuron) for neuron in range(config.width)}
+                used |= {
+                    ("gate_weight", row + i, neuron) for i, x in enumerate(z) if x for neuron in range(config.width)
+                }
+                weight = model.gate_weight[row : row + len(wires)]
+                gates = (torch.tensor(z) @ weight + model.gate_bias[block]).softmax(dim=0)
+                sent = ((sum(z) - theta) * gates).tolist()
+            row += len(wires)
+            first = config.signal + block * config.width
+            signal[first : first + config.width] = sent
+        arrived = [signal[wire] for wire in ends]
+        if sum(arrived) > limit:
+            break
+        theta *= config.decay
+    columns = [column for column, x in enumerate(arrived) if x]
+    return used | {("readout.weight", label, column) for column in columns for label in range(config.num_classes)}
+
+
+@pytest.mark.parametrize("crossing", ["one", "all"])
+@pytest.mark.parametrize("theta_out", [0.5, 3.0])
+def test_used_are_the_parameters_through_which_a_signal_went(crossing, theta_out):
+    config = small(theta_out=theta_out, decay=0.8, next_layer=0.4, crossing=crossing, theta_steps=8)
+    model = lively(config)
+    features = model.features(images(12, config))
+    with torch.no_grad():
+        output = model.relax(features)
+        ways = [signal_parameters(model, one) for one in features]
+    assert model.used_params(output.rates).tolist() == [len(way) for way in ways]
+    assert model.reachable_params(output.rates) == len(set.union(*ways))
+    lit = model.lit_params(output.fired)
+    assert (model.used_params(output.rates) <= lit).all()
+    assert (model.used_params(output.rates) < lit).any()
+    # What learns from a sample has been used by it.
+    for i, way in enumerate(ways):
+        for name, gradient in gradients_of(model, features[i : i + 1]).items():
+            assert {(name, *at) for at in gradient.nonzero().tolist()} <= way
+
+
+def gradients_of(model: RayTracing, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model.relax(features).logits.square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+
+
+def test_with_the_papers_limit_no_weight_between_blocks_ever_learns():
+    """Every sample stops at the first threshold, when no wire between blocks carries anything."""
+    model = RayTracing(RayTracingConfig())
+    features = torch.randn(64, model.config.num_features, generator=torch.Generator().manual_seed(0)).relu()
+    assert model.relax(features).theta_steps.tolist() == [1] * 64
+    of_inputs, row = torch.zeros(len(model.gate_weight), dtype=torch.bool), 0
+    for wires in model.config.sources()[:-1]:
+        of_inputs[row : row + len(wires)] = torch.tensor(wires, dtype=torch.long) < model.config.signal
+        row += len(wires)
+    assert int((~of_inputs).sum()) * 16 == 8_416
+    assert not gradients_of(model, features)["gate_weight"][~of_inputs].any()
+    through = RayTracing(RayTracingConfig(crossing="all"))
+    assert gradients_of(through, features)["gate_weight"][~of_inputs].any()
 
 
 @pytest.mark.parametrize("changes", [dict(), dict(seed=5, num_classes=50), dict(image_size=8, conv_pools=(0,))])

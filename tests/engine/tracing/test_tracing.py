@@ -10,17 +10,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import tokenpaths.engine.tracing.loaded_model
 from tests.support.checkpoints import CLASSES, save_tiny
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.base.files import SHIPPED_MODELS, is_name
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, list_models, read_checkpoint
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
+from tokenpaths.engine.models.checkpoint import build_model
+from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.tracing.loaded_model import list_models, load_model
+from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import new_run_id, trace_samples
 
 
@@ -215,17 +217,43 @@ def test_an_odd_configuration_is_said_and_hides_no_other_model(tmp_path, changes
     assert "odd: " in rows["odd"]
 
 
-def test_a_model_that_cannot_be_built_hides_no_other(tmp_path, monkeypatch):
+def test_parameters_are_counted_without_weights(tmp_path):
+    """By the configuration; of an older folder by the header, which holds buffers too."""
+    save_tiny(tmp_path / "new", "vision")
+    save_tiny(tmp_path / "old", "vision")
+    about = json.loads((tmp_path / "old" / "config.json").read_text())
+    num_params = about.pop("num_params")
+    (tmp_path / "old" / "config.json").write_text(json.dumps(about))
+    model = build_model(read_checkpoint(tmp_path / "new"))
+    assert num_params == sum(p.numel() for p in model.parameters())
+    stored = sum(tensor.numel() for tensor in load_file(tmp_path / "old" / "model.safetensors").values())
+    rows = {row["model"]: row["num_params"] for row in list_models([tmp_path])}
+    assert rows == {"new": num_params, "old": stored}
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in SHIPPED_MODELS.glob("*/config.json")))
+def test_shipped_models_say_how_large_they_are(name):
+    checkpoint = read_checkpoint(SHIPPED_MODELS / name)
+    with torch.device("meta"):
+        model = family_class(checkpoint.family)(checkpoint.config)
+    assert checkpoint.num_params == sum(p.numel() for p in model.parameters())
+
+
+def test_families_declare_the_configuration_of_their_model():
+    for family, controls in FAMILY_CONTROLS.items():
+        assert family_class(family).Config is controls.CONFIG
+
+
+def test_a_model_that_nobody_foresaw_hides_no_other(tmp_path, monkeypatch):
     save_tiny(tmp_path / "good", "vision")
     save_tiny(tmp_path / "text", "text")
-    real = tokenpaths.engine.tracing.loaded_model.family_class("dna")
 
-    def build(config):
-        if config.modality == "text":
+    def read(folder):
+        if folder.name == "text":
             raise MemoryError
-        return real(config)
+        return read_checkpoint(folder)
 
-    monkeypatch.setattr("tokenpaths.engine.tracing.loaded_model.family_class", lambda name: build)
+    monkeypatch.setattr("tokenpaths.engine.families.checkpoint_config.read_checkpoint", read)
     rows = {row["model"]: row["problem"] for row in list_models([tmp_path])}
     assert rows["good"] is None
     assert "MemoryError" in rows["text"]

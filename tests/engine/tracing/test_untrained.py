@@ -11,7 +11,8 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.tracing.loaded_model import as_untrained, load_model
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.traceable import as_untrained
 
 
 def traced(tmp_path: Path, **request: object) -> Path:
@@ -55,4 +56,4 @@ def test_edits_and_an_untrained_model_do_not_go_together(tmp_path: Path, capsys:
     command = ["trace", "--model", "dna-vision-top1", "--data", "bundled:scenes", "--data-dir", str(tmp_path)]
     code = main([*command, "--untrained", "--controls", '{"edits": [{"edit": "ban", "modules": [0], "step": 1}]}'])
     assert code == 2
-    assert "--untrained is for models of this program as they are" in capsys.readouterr().err
+    assert "--untrained is for models as they are" in capsys.readouterr().err

@@ -12,7 +12,8 @@ import pytest
 from tokenpaths.cli.main import main
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
@@ -71,7 +72,7 @@ def small(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             outer_steps=2,
             warmup=1,
             router_share=0.2,
-            **({"reshard_at": 1} if name != "base" else {}),
+            **({"reshard_at": (1,)} if name != "base" else {}),
         )
     digits = raytracing_recipe.RECIPES["raytracing-digits"]
     monkeypatch.setitem(

@@ -165,6 +165,14 @@ def test_paths_are_weighed_by_their_shards_and_scaled_by_the_root_of_their_numbe
     assert path_weights(sizes, [3], recipe()) == {3: 1.0}
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_ships_moves_by_the_plain_mean(name):
+    """Four paths that agree on a change move what they share by that change, not by twice as much."""
+    plan = RECIPES[name]
+    assert sum(path_weights([5, 5, 5, 5], [0, 1, 2, 3], plan).values()) == pytest.approx(1.0)
+    assert (plan.outer_rate, plan.outer_momentum) == (1.0, 0.0)
+
+
 def test_modules_move_by_the_mean_change_of_the_paths_through_them(sequences, tmp_path):
     """Every parameter against a plain loop over the files that the paths left."""
     made = config(path_blocks=(2,), blocks=(1, 2))
@@ -172,7 +180,7 @@ def test_modules_move_by_the_mean_change_of_the_paths_through_them(sequences, tm
     before = {k: v.clone() for k, v in started.model.state_dict().items()}
     run = train(recipe(made), sequences, tmp_path, until=1)
     after = dict(run.model.named_parameters())
-    files = [load_file(tmp_path / f"path-{p:03d}-0000.safetensors") for p in range(4)]
+    files = [load_file(tmp_path / f"path-{p:03d}-00-0000.safetensors") for p in range(4)]
 
     def change(name, mine, paths):
         share = torch.tensor([run.sizes[p] for p in paths], dtype=torch.float32)
@@ -244,11 +252,26 @@ def test_every_recipe_says_what_it_is(name):
     assert DiPaCoRecipe.model_validate_json(plan.model_dump_json()) == plan
     assert plan.model.num_blocks == 4
     # All see the same documents set aside, none of which the base has learnt.
-    assert plan.seed == RECIPES["base"].seed
+    assert plan.split_seed == RECIPES["base"].split_seed
     assert plan.router_share + plan.stop_share <= RECIPES["base"].router_share + RECIPES["base"].stop_share
 
 
 # Whole runs
+
+
+@pytest.mark.parametrize("router", ["kmeans", "product"])
+def test_standardised_features_weigh_every_dimension_alike(router, sequences, tmp_path):
+    """Clusters of features that were scaled beforehand; without, the largest dimension decides alone."""
+    split = split_documents(sequences, 0.1, 0.1, 0)
+    features = torch.randn(len(sequences), 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 3, 16)
+    made = config(router=router)
+    scale = features[split.train].std(dim=0, correction=0)
+    plain = open_run(recipe(made), sequences, split, tmp_path / "0", None, CPU, features)
+    own = open_run(recipe(made, standardise=True), sequences, split, tmp_path / "1", None, CPU, features)
+    beforehand = open_run(recipe(made), sequences, split, tmp_path / "2", None, CPU, features / scale)
+    paths = lambda run, z: run.model.router.scores(z).argmax(dim=1)  # noqa: E731
+    assert torch.equal(paths(own, features), paths(beforehand, features / scale))
+    assert not torch.equal(paths(own, features), paths(plain, features))
 
 
 # Refusals
@@ -258,9 +281,10 @@ def test_every_recipe_says_what_it_is(name):
     ("changes", "words"),
     [
         (dict(overlap=5), "overlap 5 is larger than the 4 paths"),
-        (dict(reshard_at=1), "reshard_at 1 and router 'kmeans'"),
-        (dict(model=config(router="discriminative")), "reshard_at None and router 'discriminative'"),
-        (dict(model=config(router="discriminative"), reshard_at=2), "not before outer_steps 2"),
+        (dict(reshard_at=(1,)), r"reshard_at \[1\] and router 'kmeans'"),
+        (dict(model=config(router="discriminative")), r"reshard_at \[\] and router 'discriminative'"),
+        (dict(model=config(router="discriminative"), reshard_at=(2,)), "not before outer_steps 2"),
+        (dict(model=config(router="discriminative"), reshard_at=(1, 1)), "each outer step once"),
         (dict(patience=1, stop_share=0.0), "stop_share above 0"),
         (dict(outer_momentum=1.0), "outer_momentum"),
         (dict(surprise=1), "surprise"),
@@ -280,7 +304,7 @@ def test_more_paths_than_documents_are_refused(tmp_path):
 
 
 def test_a_discriminative_router_without_documents_to_learn_from_is_refused(sequences, tmp_path):
-    plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.001)
+    plan = recipe(config(router="discriminative"), reshard_at=(1,), router_share=0.001)
     with pytest.raises(UserError, match="router_share 0.001 sets 0 documents apart.* as there are paths, 4") as error:
         train(plan, sequences, tmp_path)
     assert error.value.field == "router_share"
@@ -296,7 +320,7 @@ def test_a_path_that_is_nobodys_best_keeps_documents(sequences, tmp_path, monkey
         return scores
 
     monkeypatch.setattr(train_dipaco, "path_scores", one_is_worst)
-    plan = recipe(config(router="discriminative"), reshard_at=1, router_share=0.4, outer_steps=2, stop_share=0.0)
+    plan = recipe(config(router="discriminative"), reshard_at=(1,), router_share=0.4, outer_steps=2, stop_share=0.0)
     run = train(plan, sequences, tmp_path)
     assert run.resharded
     assert min(run.sizes) >= 1
@@ -305,7 +329,7 @@ def test_a_path_that_is_nobodys_best_keeps_documents(sequences, tmp_path, monkey
 def test_paths_that_all_stop_are_sharded_again_before_the_end(sequences, tmp_path):
     plan = recipe(
         config(router="discriminative"),
-        reshard_at=5,
+        reshard_at=(5,),
         router_share=0.3,
         outer_steps=6,
         learning_rate=0.5,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.engine.train.test_dipaco_training import CPU, config, one_thread, recipe, sequences, weights  # noqa: F401 (fixtures)
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_router import nearest
 from tokenpaths.engine.train.cards import note
@@ -27,7 +27,14 @@ from tokenpaths.engine.train.dipaco.finish_dipaco import (
     train_rerouter,
 )
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths
-from tokenpaths.engine.train.dipaco.path_workers import DEATHS, PathTask, WorkerPool, global_file, save_sequences
+from tokenpaths.engine.train.dipaco.path_workers import (
+    DEATHS,
+    PathTask,
+    PathWorker,
+    WorkerPool,
+    global_file,
+    save_sequences,
+)
 from tokenpaths.engine.train.dipaco.train_dipaco import Resources, best_path, branch, open_run, train
 from tokenpaths.engine.train.loop import TrainingDiverged
 
@@ -58,7 +65,7 @@ def test_an_interrupted_run_resumed_equals_an_uninterrupted_one_bit_for_bit(sequ
     with pytest.raises(Stop):
         train(recipe(outer_steps=3), sequences, tmp_path / "parts", on_progress=interrupt)
     assert global_file(tmp_path / "parts", 1).exists()
-    assert (tmp_path / "parts" / "path-000-0001.safetensors").exists()
+    assert (tmp_path / "parts" / "path-000-00-0001.safetensors").exists()
     heard = []
     resumed = train(recipe(outer_steps=3), sequences, tmp_path / "parts", on_progress=heard.append)
     assert heard[0].iteration == 16  # 12 of the first outer step, 3 of the finished path, this one
@@ -103,7 +110,7 @@ def test_nan_stops_with_the_iteration_and_the_last_good_state_kept(sequences, tm
     run = train(recipe(), sequences, tmp_path, until=1)
     good = weights(run)
     # The moments of path 2 go bad: its next update is NaN, the loss after it too.
-    file = tmp_path / "path-002-0000.safetensors"
+    file = tmp_path / "path-002-00-0000.safetensors"
     from safetensors.torch import save_file
 
     tensors = load_file(file)
@@ -126,7 +133,7 @@ def test_overlapping_shards_hold_each_sequence_twice(sequences, tmp_path):  # no
 
 
 def test_resharding_follows_the_paths_and_a_branch_equals_a_run_of_its_own(sequences, tmp_path):  # noqa: F811
-    disc = recipe(config(router="discriminative"), name="d", outer_steps=3, reshard_at=1, router_share=0.3)
+    disc = recipe(config(router="discriminative"), name="d", outer_steps=3, reshard_at=(1,), router_share=0.3)
     kmeans = recipe(name="k", outer_steps=3, router_share=0.3)
     whole = train(disc, sequences, tmp_path / "whole")
     assert whole.shards == 1
@@ -140,6 +147,30 @@ def test_resharding_follows_the_paths_and_a_branch_equals_a_run_of_its_own(seque
         branch(tmp_path / "k", tmp_path / "late", disc)
     with pytest.raises(UserError, match="is not k with"):
         branch(tmp_path / "k", tmp_path / "other", disc.model_copy(update={"batch_size": 5}))
+
+
+def test_sharding_again_twice_is_two_phases(sequences, tmp_path):  # noqa: F811
+    plan = recipe(config(router="discriminative"), outer_steps=4, reshard_at=(1, 3), router_share=0.3)
+    train(plan, sequences, tmp_path, until=2)
+    run = train(plan, sequences, tmp_path, until=3)
+    assert (run.resharded, run.shards) == (1, 1)
+    run = train(plan, sequences, tmp_path)
+    assert (run.resharded, run.shards) == (2, 3)
+
+
+def test_replicas_of_one_path_share_its_documents_and_move_it_by_their_mean(sequences, tmp_path):  # noqa: F811
+    """DiLoCo: after one plain outer step the path is the mean of its workers, which saw each document once."""
+    made = config(levels=(1,), blocks=(2,))
+    plan = recipe(made, replicas=3, outer_steps=1, outer_rate=1.0, outer_momentum=0.0)
+    run = train(plan, sequences, tmp_path)
+    files = sorted(tmp_path.glob("path-000-*-0000.safetensors"))
+    assert len(files) == 3
+    after = [load_file(file)["after.ends.positions"] for file in files]
+    assert not torch.equal(after[0], after[1])
+    assert torch.allclose(run.model.path_model(0).ends.positions, sum(after) / 3, atol=1e-6)
+    worker = PathWorker(plan, sequences, tmp_path, torch.device("cpu"))
+    parts = torch.cat([worker.shard(PathTask(0, 0, replica), 0) for replica in range(3)])
+    assert sorted(parts.tolist()) == sorted(split_documents(sequences, 0.1, 0.1, 0).train.tolist())
 
 
 def test_paths_stop_early_keep_their_best_and_leave_shared_modules_to_the_others(sequences, tmp_path):  # noqa: F811
@@ -202,7 +233,7 @@ def test_an_exported_model_reads_back_with_its_router_card_and_numbers(sequences
     texts = [" ".join(["path", "router", "module", "token"][i % 4 : i % 4 + 2]) for i in range(20)]
     tokenizer = TextTokenizer.train(texts, 280)
     made = config(vocab_size=tokenizer.vocab_size, rerouter=True, router="discriminative")
-    plan = recipe(made, reshard_at=1, router_share=0.3)
+    plan = recipe(made, reshard_at=(1,), router_share=0.3)
     run = train(plan, sequences, tmp_path / "work")
     out = tmp_path / "small"
     model = export(run, out, tokenizer, "python -m benchmarks.dipaco", run)

@@ -14,7 +14,7 @@ import torch
 from benchmarks import directional as figures
 from benchmarks import induction as copying
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.checkpoint import read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.directional import DirectionalConfig
 from tokenpaths.engine.train import directional_recipes
 from tokenpaths.engine.train.cards import finish, note, write_card

@@ -11,7 +11,8 @@ import torch
 from benchmarks.hmodel import leak, output_depth, traced
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.store.ask.run import Run

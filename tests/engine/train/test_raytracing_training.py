@@ -18,8 +18,9 @@ from tokenpaths.engine.data.bundled import digits
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
+from tokenpaths.engine.families.checkpoint_config import CARD, read_checkpoint
 from tokenpaths.engine.families.raytracing_config import RayTracingConfig
-from tokenpaths.engine.models.checkpoint import CARD, build_model, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.train import raytracing_fit
 from tokenpaths.engine.train.loop import STATE, TrainingDiverged
@@ -264,7 +265,12 @@ def test_training_learns_freezes_the_convolutions_and_exports_what_it_measured(c
     assert before < 0.3
     assert after["accuracy"] > 0.6
     assert 0 < after["active_share"] < 1
-    assert after["used_share_sparse_readout"] <= after["used_share"] < 1
+    assert 0 < after["used_share"] < after["lit_params_share"] < 1
+    assert after["used_share"] <= after["reachable_share"] <= 1
+    used = after["used_share"] * after["params"]
+    # An MLP has whole neurons: as close as one of them comes.
+    neuron = TINY.num_features + 1 + TINY.num_classes
+    assert abs(trained.used_twin.trainable_params - used) <= max(neuron, 0.2 * used)
     assert after["params"] == trained.model.trainable_params
 
     numbers = finish(trained, tmp_path / "models" / "tiny", "tokenpaths train tiny")

@@ -9,7 +9,8 @@ import pytest
 from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
 from tokenpaths.cli.main import main
 from tokenpaths.engine.base.files import HolderLock
-from tokenpaths.engine.models.checkpoint import build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.train import recipes
 
 OPTIONS = ["--device", "cpu", "--threads", "1"]

@@ -15,7 +15,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.models.checkpoint import CARD, WEIGHTS, CheckpointError, build_model, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CARD, WEIGHTS, CheckpointError, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.train.cards import finish
 from tokenpaths.engine.train.corpora import load_corpora
@@ -271,11 +272,12 @@ def test_a_damaged_state_is_said(data, tmp_path, how):
 @pytest.mark.parametrize(
     ("recipe", "columns", "words"),
     [
-        (text_recipe, {"text": ["a path", None]}, "row 1 of the column text holds no text"),
+        (text_recipe, {"text": ["a path", None]}, "row 1: the text is missing"),
         (text_recipe, {"text": pa.array([], pa.string())}, "no rows"),
         (text_recipe, {"text": ["a path"] * 5}, "one batch takes 121"),
-        (vision_recipe, {"image": [b"broken"] * 3, "label": ["r", "g", "b"]}, "row 0: no picture"),
-        (vision_recipe, {"image": [None] * 3, "label": ["r", "g", "b"]}, "row 0: no picture"),
+        (vision_recipe, {"image": [b"broken"] * 3, "label": ["r", "g", "b"]}, "row 0: "),
+        (vision_recipe, {"image": pa.array([None] * 3, pa.binary()), "label": ["r", "g", "b"]}, "row 0: There are no"),
+        (vision_recipe, {"image": "first three", "label": ["r", None, "b"]}, "row 1: the column label holds no label"),
         (vision_recipe, {"image": "first three", "label": ["r", "g", "b"]}, "holds 3 images, one batch takes 16"),
     ],
 )

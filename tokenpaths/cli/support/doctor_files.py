@@ -13,9 +13,9 @@ from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.jobs.rows import JobRow
-    from tokenpaths.backend.runs.foreign_files import ForeignFiles
     from tokenpaths.backend.settings import Settings
     from tokenpaths.cli.support.progress_bar import Bar
+    from tokenpaths.engine.store.intake.gate import RunGate
 
     Bars = Callable[[str, int | None, str], AbstractContextManager[Bar]]
     """``progress_bar.bar``, or ``no_bar``"""
@@ -40,22 +40,23 @@ def no_bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
 
 def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every run, read whole; what killed writers left behind; marks of runs that somebody deleted by hand."""
-    from tokenpaths.backend.runs.foreign_files import ForeignFiles
+    from tokenpaths.backend.runs.open_runs import gate_of
     from tokenpaths.engine.base.files import RUN_SUFFIX
-    from tokenpaths.engine.base.trusted_files import forget_deleted
+    from tokenpaths.engine.base.seal_marks import forget_deleted
 
     files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
     good, tokens, findings = 0, 0, []
-    foreign_files = ForeignFiles(settings.check_seconds, settings.check_megabytes)
+    gate = gate_of(settings)
     with bar("reading runs", len(files), "runs") as shown:
         for number, file in enumerate(files):
             shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
-            read = _read_run(file, foreign_files)
+            read = _read_run(file, gate)
             if isinstance(read, Finding):
                 findings.append(read)
             else:
                 good, tokens = good + 1, tokens + read
         shown.update(len(files))
+    gate.sweep({file.name for file in files})
     yield from findings  # after the progress bar, which owns the terminal lines until then
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
@@ -65,9 +66,9 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     yield Finding("ok", "runs", f"{good} whole, {tokens:,} tokens read")
 
 
-def _read_run(file: Path, foreign_files: ForeignFiles) -> Finding | int:
+def _read_run(file: Path, gate: RunGate) -> Finding | int:
     """The tokens of a run that is whole, or what is wrong with it."""
-    from tokenpaths.backend.runs.registry import NO_NAME
+    from tokenpaths.backend.runs.open_runs import NO_NAME
     from tokenpaths.engine.base.errors import NotEnoughMemory
     from tokenpaths.engine.base.files import is_name
     from tokenpaths.engine.store.file.verification import verify_run
@@ -77,14 +78,12 @@ def _read_run(file: Path, foreign_files: ForeignFiles) -> Finding | int:
     if file.exists() and not file.is_file():  # not listed as a run; and opening a pipe would block without a writer
         return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
     try:
-        problem = foreign_files.problem(file)  # first, so that a file from elsewhere does not end this process
-        if problem is not None:
-            return Finding("note" if foreign_files.may_pass(file) else "broken", "runs", problem)
-        return verify_run(file)["token"]
+        return verify_run(gate.passage(file))["token"]  # of a run from elsewhere its copy
     except NotEnoughMemory as error:
         return Finding("note", "runs", f"{error}; nothing is known of it")
     except UserError as error:
-        return Finding("broken", "runs", str(error))
+        standing = gate.standing(file) if file.exists() else None
+        return Finding("note" if standing is not None and standing.passing else "broken", "runs", str(error))
     except OSError as error:  # a dangling link, or deleted meanwhile
         return Finding("broken", "runs", f"{file.name} cannot be read: {error.strerror or error}")
 
@@ -102,7 +101,7 @@ def sandbox(settings: Settings) -> Iterator[Finding]:
     import sys
 
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "tokenpaths.backend.worker.syscalls"],
+        [sys.executable, "-P", "-m", "tokenpaths.engine.confined.syscalls"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -123,24 +122,34 @@ def sandbox(settings: Settings) -> Iterator[Finding]:
 
 
 def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
-    """Every checkpoint, its weights loaded, their sum compared and their shapes with the configuration."""
-    from tokenpaths.engine.models.checkpoint import CheckpointError, build_model, read_checkpoint
-    from tokenpaths.engine.tracing.loaded_model import list_models
+    """Every checkpoint: of ours the weights loaded, their sum compared and their shapes with the configuration;
+    those of Hugging Face, which may be large, as far as their configuration goes.
+    """
+    from tokenpaths.engine.adapters.find_traceable import find_traceable, list_traceable
+    from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
+    from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+    from tokenpaths.engine.models.checkpoint import build_model
 
-    rows, good, findings = list_models(settings.all_models_dirs), [], []
+    rows, good, findings = list_traceable(settings.all_models_dirs, settings.checkpoints_dir), [], []
     with bar("loading models", len(rows), "models") as shown:
         for number, row in enumerate(rows):
             name = row["model"]
             shown.update(number, name)
+            state: Literal["note", "broken"] = (
+                "note" if is_huggingface(name) else "broken"
+            )  # a dense model is no broken one
             if row.get("problem"):
-                findings.append(Finding("broken", "models", f"{name}: {row['problem']}"))
+                findings.append(Finding(state, "models", f"{name}: {row['problem']}"))
                 continue
-            folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
             try:
-                build_model(read_checkpoint(folder))
+                if is_huggingface(name):
+                    find_traceable(f"{PREFIX}{settings.checkpoints_dir / name.removeprefix(PREFIX)}", ())
+                else:
+                    folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
+                    build_model(read_checkpoint(folder))
                 good.append(name)
-            except CheckpointError as error:
-                findings.append(Finding("broken", "models", str(error)))
+            except UserError as error:
+                findings.append(Finding(state, "models", str(error)))
         shown.update(len(rows))
     yield from findings
     yield Finding("ok" if good else "note", "models", ", ".join(good) or "none: `tokenpaths train` makes one")
@@ -170,7 +179,7 @@ def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     with bar("reading files of jobs", len(rows), "jobs") as shown:
         for number, row in enumerate(rows):
             shown.update(number, row.job)
-            findings += _about(row, row.job in abandoned)
+            findings += abandoned_or_failed(row, row.job in abandoned)
             bad = _bad_artifacts(settings.data_dir / "jobs" / row.job)
             findings += [Finding("broken", "jobs", f"{row.job}: {text}") for text in bad]
         shown.update(len(rows))
@@ -183,7 +192,8 @@ def jobs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     yield Finding("ok", "jobs", f"{len(rows)} in the list, {num_files} files of theirs")
 
 
-def _about(row: JobRow, abandoned: bool) -> Iterator[Finding]:
+def abandoned_or_failed(row: JobRow, abandoned: bool) -> Iterator[Finding]:
+    """What is worth knowing of a job in the list."""
     if abandoned:
         yield Finding("note", "jobs", f"{row.job}: its worker is gone; the next worker goes on with it")
     elif row.state == "failed":

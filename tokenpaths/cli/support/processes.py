@@ -1,13 +1,15 @@
 """Child processes of ``tokenpaths up``: start, watch, start again, stop.
 
 Children live in sessions of their own, so that Ctrl-C reaches only the parent, which then stops them in order.
-On Linux the kernel ends them when the parent is killed outright.
+On Linux the kernel ends them when the parent is killed outright. Each is watched by itself: one that dies or hangs is
+started again, one that keeps dying is paused for longer and longer, and the others go on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import http.client
+import json
 import os
 import signal
 import socket
@@ -16,17 +18,32 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from tokenpaths.backend.loops import keep_running
+from tokenpaths.backend.process_states import ProcessState, State, write_states
+from tokenpaths.cli.support.log_files import LogFile, follow
 from tokenpaths.engine.base.errors import UserError
 
-RESTARTS = 5
-RESTART_WINDOW_SECONDS = 60.0
+RESTARTS = 3
+"""times that a process is started again at once; then pauses grow"""
+FIRST_PAUSE_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 300.0
+LONGEST_PAUSE_AFTER_ANSWERS_SECONDS = 15.0
+"""of a process that did answer, so that what ends it is not its start"""
+CALM_SECONDS = 60.0
+"""a process that lived this long has its failures forgotten"""
+START_SECONDS = 180.0
+"""longest time until the first answer"""
+BUSY_TIMES = 4
+"""how much longer a process may be silent that uses the processor meanwhile"""
+LOOK_SECONDS = 1.0
 STOP_SECONDS = 8.0
-MAX_LOG_BYTES = 10_000_000
+LOOK_BYTES = 10_000
 
 
 @dataclass
@@ -38,62 +55,146 @@ class Child:
     health_url: str
     log_file: Path
     environment: dict[str, str]
+    health_headers: Mapping[str, str] = field(default_factory=dict)
+    hung_s: float = 30.0
+    """longest silence of a process that does not use the processor"""
     process: subprocess.Popen[bytes] | None = None
-    starts: deque[float] = field(default_factory=deque)
+    state: State = "starting"
+    problem: str | None = None
+    failures: int = 0
+    """lives in a row that were shorter than ``CALM_SECONDS``"""
+    answered: bool = False
+    """whether it has answered since it was started"""
+    refusal: str | None = None
+    """why it says itself that it should be started again"""
+
+    def __post_init__(self) -> None:
+        self.log = LogFile(self.log_file)
+        self.started_at = self.heard_at = self.again_at = 0.0
+        self.cpu_when_heard = 0.0
 
     def start(self) -> None:
         """Start it; its output goes to the log file."""
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        if self.log_file.exists() and self.log_file.stat().st_size > MAX_LOG_BYTES:
-            self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        with open(self.log_file, "ab") as log:
-            self.process = subprocess.Popen(
-                list(self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        self.starts.append(time.monotonic())
+        self.process = subprocess.Popen(
+            list(self.command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        assert self.process.stdout is not None
+        follow(self.process.stdout, self.log)
+        self.started_at = self.heard_at = time.monotonic()
+        self.state, self.answered, self.refusal, self.cpu_when_heard = "starting", False, None, 0.0
 
     def has_ended(self) -> bool:
         """Whether it is not running."""
         return self.process is None or self.process.poll() is not None
 
-    def may_restart(self) -> bool:
-        """Whether it was started fewer times than the limit in the last minute."""
-        while self.starts and time.monotonic() - self.starts[0] > RESTART_WINDOW_SECONDS:
-            self.starts.popleft()
-        return len(self.starts) <= RESTARTS
-
-    def is_healthy(self) -> bool:
-        """Whether it answers."""
+    def look(self, timeout_s: float) -> None:
+        """Ask for its health and note the answer, or that there is none; blocks for up to ``timeout_s``."""
+        process = self.process
+        request = urllib.request.Request(self.health_url, headers=dict(self.health_headers))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        refusal: str | None = None
         try:
-            with opener.open(self.health_url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError, ValueError):
-            return False
+            with opener.open(request, timeout=timeout_s) as answer:
+                answer.read(1)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                return
+            with error, suppress(ValueError, OSError, AttributeError):
+                body = json.loads(error.read(LOOK_BYTES))
+                refusal = str(body.get("problem") or "it says so") if body.get("restart") else None
+        except (OSError, ValueError, http.client.HTTPException):  # URLError is an OSError
+            return
+        if process is not None and process is self.process:
+            self.heard_at, self.cpu_when_heard = time.monotonic(), cpu_seconds(process.pid) or 0.0
+            self.answered, self.refusal = True, refusal
+
+    def why_hung(self) -> str | None:
+        """Why a running process counts as hung, in words that follow its name; None while it does not."""
+        if self.refusal is not None:
+            return f"hangs: {self.refusal}"
+        silent_s = time.monotonic() - self.heard_at
+        if not self.answered:
+            return f"did not answer within {START_SECONDS:g} s of its start" if silent_s > START_SECONDS else None
+        if silent_s < self.hung_s:
+            return None
+        cpu_s = cpu_seconds(self.process.pid) if self.process is not None else None
+        stands_still = cpu_s is not None and cpu_s - self.cpu_when_heard < 0.01 * silent_s
+        if stands_still or silent_s > BUSY_TIMES * self.hung_s:
+            return f"has not answered for {silent_s:.0f} s"
+        return None
+
+    def tend(self, say: Callable[[str], None]) -> None:
+        """Start it again if it ended, hangs, or its pause is over."""
+        now = time.monotonic()
+        if self.state == "paused":
+            if now >= self.again_at:
+                self.start()
+        elif self.has_ended():
+            code = self.process.returncode if self.process is not None else None
+            self._fail(f"ended (code {code})", say)
+        elif (why := self.why_hung()) is not None:
+            self._kill_hung()
+            self._fail(why, say)
+        elif self.answered:
+            self.state = "up"
+            if now - self.started_at > CALM_SECONDS:
+                self.failures, self.problem = 0, None
+
+    def _fail(self, why: str, say: Callable[[str], None]) -> None:
+        lived_s = time.monotonic() - self.started_at
+        self.failures = 1 if lived_s > CALM_SECONDS else self.failures + 1
+        if self.failures <= RESTARTS:
+            self.problem = f"The {self.name} {why}; starting it again."
+            say(f"{self.problem} Log: {self.log_file}")
+            self.start()
+            return
+        longest_s = LONGEST_PAUSE_AFTER_ANSWERS_SECONDS if self.answered else LONGEST_PAUSE_SECONDS
+        pause_s = min(longest_s, FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures - RESTARTS - 1, 16))
+        self.again_at, self.state = time.monotonic() + pause_s, "paused"
+        last = f" Its last line: {self.log.last_line}" if self.log.last_line else ""
+        self.problem = (
+            f"The {self.name} {why}, {self.failures} times in a row; it is paused and started again after "
+            f"{pause_s:g} s, the rest goes on. Its log, {self.log_file.name}, may say why."
+        )
+        say(f"{self.problem}{last}")
+
+    def _kill_hung(self) -> None:
+        """End it at once, after it wrote where its threads stand (``faulthandler`` in ``backend.serve``)."""
+        if self.process is None:
+            return
+        with suppress(OSError):
+            if self.answered and hasattr(signal, "SIGUSR1") and self.name != "page":
+                self.process.send_signal(signal.SIGCONT)
+                self.process.send_signal(signal.SIGUSR1)
+                time.sleep(0.2)
+            self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
         """Ask it to end, wait, then make it."""
-        if self.process is None or self.has_ended():
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None and not self.has_ended():
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
 
-    def last_words(self) -> str:
-        """The last line of its log that says something."""
-        with contextlib.suppress(OSError):
-            lines = self.log_file.read_bytes()[-4000:].decode("utf-8", "replace").splitlines()
-            return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-        return ""
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, in seconds; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def die_with_parent() -> Callable[[], None] | None:
@@ -127,15 +228,23 @@ def pick_port(host: str, port: int, flag: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until_healthy(children: Sequence[Child], limit_s: float) -> None:
-    """Return when all answer; UserError with the end of the log when one died or takes too long."""
+def wait_until_healthy(children: Sequence[Child], limit_s: float, dispensable: Sequence[str] = ()) -> None:
+    """Return when all answer; UserError with the end of the log when one died or takes too long.
+
+    Those called as in ``dispensable`` may die: ``watch`` starts them again.
+    """
     ends = time.monotonic() + limit_s
     waiting = list(children)
     while waiting:
+        for child in list(waiting):
+            if child.has_ended() and child.name in dispensable:
+                waiting.remove(child)
+            elif child.has_ended():
+                time.sleep(0.1)  # its last line is on its way
+                raise UserError(f"The {child.name} did not start: {child.log.last_line} (log: {child.log_file})")
         for child in waiting:
-            if child.has_ended():
-                raise UserError(f"The {child.name} did not start: {child.last_words()} (log: {child.log_file})")
-        waiting = [child for child in waiting if not child.is_healthy()]
+            child.look(2.0)
+        waiting = [child for child in waiting if not child.answered]
         if waiting and time.monotonic() > ends:
             late = waiting[0]
             raise UserError(f"The {late.name} did not answer within {limit_s:g} s (log: {late.log_file})")
@@ -143,17 +252,30 @@ def wait_until_healthy(children: Sequence[Child], limit_s: float) -> None:
             time.sleep(0.15)
 
 
-def watch(children: Sequence[Child], say: Callable[[str], None], stopped: Callable[[], bool]) -> int:
-    """Restart children that end until ``stopped``; 1 when one keeps ending, else 0."""
+def watch(
+    children: Sequence[Child], say: Callable[[str], None], stopped: Callable[[], bool], states_file: Path | None = None
+) -> None:
+    """Tend each child until ``stopped``; their states go to ``states_file`` when they change."""
+    for child in children:
+        keep_running(f"health of the {child.name}", partial(_look_again_and_again, child))
+    told: dict[str, ProcessState] = {}
     while not stopped():
         for child in children:
-            if not child.has_ended():
-                continue
-            code = child.process.returncode if child.process else None
-            if not child.may_restart():
-                say(f"The {child.name} ended {RESTARTS + 1} times within a minute; giving up. Log: {child.log_file}")
-                return 1
-            say(f"The {child.name} ended (code {code}); starting it again. Log: {child.log_file}")
-            child.start()
+            try:
+                child.tend(say)
+            except OSError as error:  # no process can be started now: no memory, no descriptors
+                child.state, child.again_at = "paused", time.monotonic() + FIRST_PAUSE_SECONDS
+                child.problem = f"The {child.name} cannot be started now ({error.strerror or error})."
+        states = {child.name: ProcessState(child.state, child.problem) for child in children}
+        if states != told and states_file is not None:
+            with suppress(OSError):
+                write_states(states_file, states)
+                told = states
         time.sleep(0.3)
-    return 0
+
+
+def _look_again_and_again(child: Child) -> None:
+    while True:
+        if child.state != "paused" and not child.has_ended():
+            child.look(child.hung_s)
+        time.sleep(LOOK_SECONDS)

@@ -23,6 +23,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from tokenpaths.cli.support.terminal import cell, raw_stream
+
 FIRST_LINE_SECONDS = 2.0
 LINE_SECONDS = 10.0
 
@@ -73,26 +75,26 @@ class _Drawn(Bar):
 
     def update(self, done: int, note: str = "") -> None:
         super().update(done, note)
-        self._progress.update(self._task, completed=done, note=note)
+        self._progress.update(self._task, completed=done, note=cell(note))
 
 
 @contextmanager
 def bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
     """A bar on stderr with rate and time left; on a pipe a line after two seconds, then every ten."""
-    console = Console(stderr=True)
+    console = Console(file=raw_stream(sys.stderr))
     if not console.is_terminal:
         with _lines(Bar(label, total, unit)) as lines:
             yield lines
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(unit),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console) as progress:
         yield _Drawn(label, total, unit, progress, progress.add_task(label, total=total, note=""))
@@ -101,12 +103,12 @@ def bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
 @contextmanager
 def waiting(label: str) -> Iterator[None]:
     """Say what is going on while nothing can be counted; leaves no trace on a terminal."""
-    console = Console(stderr=True)
+    console = Console(file=raw_stream(sys.stderr))
     if not console.is_terminal:
         with _lines(Bar(label, None, "")):
             yield
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task(label, total=None)
         yield

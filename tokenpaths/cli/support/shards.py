@@ -200,10 +200,12 @@ def worker_arguments(context: typer.Context) -> list[str]:
 
 
 def _absolute(text: str) -> str:
-    """A path that exists here, from the root on; names as they are."""
+    """A path that exists here, or a pattern of shards, from the root on; names as they are."""
+    from tokenpaths.engine.data.sources.shard_names import shard_names
+
     head, colon, rest = text.rpartition("hf:")
     path = Path(rest if colon and not head else text).expanduser()
-    return f"{head}{colon}{path.resolve()}" if "/" in text and path.exists() else text
+    return f"{head}{colon}{path.resolve()}" if "/" in text and (path.exists() or shard_names(text)) else text
 
 
 def _refuse_other_numbers(folder: Path, shards: int) -> None:

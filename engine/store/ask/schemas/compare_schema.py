@@ -7,7 +7,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tokenpaths.engine.store.ask.schemas.run_schema import Card
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Compute, Count, Counted, Reuse, Ribbon, Share
+from tokenpaths.engine.store.ask.schemas.schema_values import (
+    AnswerModel,
+    Compute,
+    Count,
+    Counted,
+    ModuleAtStep,
+    Reuse,
+    Ribbon,
+    Share,
+)
 
 Measure = Literal["reuse", "compute", "skip", "loss"]
 
@@ -73,13 +82,9 @@ class Grouping(AnswerModel):
     reason: str | None = Field(description="Why there is none")
 
 
-class DifferentNode(AnswerModel):
+class DifferentNode(ModuleAtStep):
     """A module at a step, and the share of the tokens that it got in both runs."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     before: Share = Field(description="In `a`")
     after: Share = Field(description="In `b`")
     change: float
@@ -230,7 +235,9 @@ class Change(AnswerModel):
     before: float
     after: float
     change: float
-    error: float | None = Field(None, description="Standard error of `change`, where each output was measured")
+    error: float | None = Field(
+        None, description="Standard error of `change` over samples, where each output was measured; null of one sample"
+    )
 
 
 class Likely(AnswerModel):

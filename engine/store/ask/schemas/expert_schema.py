@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Count, Counted, Share
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Count, Counted, ModuleAtStep, Share
 
 
 class SoftAxis(AnswerModel):
@@ -47,13 +47,9 @@ class Preference(AnswerModel):
     share: Share
 
 
-class Specialised(AnswerModel):
+class Specialised(ModuleAtStep):
     """One module and what it prefers."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     count: int = Field(description="Tokens that chose it, of those that were counted")
     prefers: list[Preference] = Field(description="Every listed label, or the token ids with the largest shares")
 
@@ -76,13 +72,9 @@ class Specialisation(AnswerModel):
     more: int = Field(description="Modules that are not listed")
 
 
-class SharedModule(AnswerModel):
+class SharedModule(ModuleAtStep):
     """One module of a co-activation table."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     count: int = Field(description="N_i: tokens that chose it")
 
 

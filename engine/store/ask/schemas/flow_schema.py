@@ -6,16 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Count, Share
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Count, ModuleAtStep, Share
 
 
-class FlowNode(AnswerModel):
+class FlowNode(ModuleAtStep):
     """One module at one step."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     count: float = Field(description="Tokens that chose it, in any of their K slots")
     share: Share
     num_modules: int | None = Field(
@@ -83,13 +79,9 @@ class StepUsage(AnswerModel):
     dead: list[int] = Field(description="Modules that no token chose")
 
 
-class ModuleUsage(AnswerModel):
+class ModuleUsage(ModuleAtStep):
     """How much one module is used at one step."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     count: Count
     share: Share
     utilisation: float | None = Field(description="count × modules / all choices of the step; 1 = fair, 0 = dead")

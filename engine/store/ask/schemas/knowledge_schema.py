@@ -14,6 +14,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
     High,
     Lift,
     Low,
+    ModuleAtStep,
     Rank,
     Ribbon,
     Share,
@@ -138,13 +139,9 @@ class TakenPath(AnswerModel):
     high: High
 
 
-class TakenModule(AnswerModel):
+class TakenModule(ModuleAtStep):
     """How much more, or less, the found tokens choose a module than the others."""
 
-    step: int
-    module: int
-    name: str
-    kind: str
     count: int = Field(description="Found tokens that choose it")
     share: float = Field(description="Of the found tokens")
     share_of_others: float = Field(description="Of all other tokens")

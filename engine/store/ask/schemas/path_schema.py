@@ -119,6 +119,31 @@ class PathLaw(AnswerModel):
     independent: Law | None = Field(description="Each step's choices shuffled over tokens")
 
 
+class SlopePoint(AnswerModel):
+    """Slopes at a number of tokens: means over thinned runs, with their standard deviation."""
+
+    num_tokens: int
+    num_paths: float
+    slope: float | None = Field(description="Over all ranks; falls with the number of tokens")
+    slope_std: float | None
+    window_slope: float | None = Field(description="Over the ranks of `window`; null with fewer than 50 of them")
+    window_std: float | None
+
+
+class PathSlopes(AnswerModel):
+    """Slopes of the run and of its two nulls at equal numbers of tokens."""
+
+    run: str
+    draws: int
+    seed: int
+    window: list[int] = Field(description="First and last rank")
+    observed: list[SlopePoint]
+    untrained: list[SlopePoint] | None = Field(
+        description="The same architecture untrained; null where it was not traced"
+    )
+    independent: list[SlopePoint] | None = Field(description="Each step's choices shuffled over tokens")
+
+
 class PathExamples(AnswerModel):
     """Tokens on one path, drawn by a seed."""
 

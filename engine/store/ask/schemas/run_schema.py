@@ -33,9 +33,10 @@ class Card(AnswerModel):
         "take samples as independent, and these are not",
     )
     status: Literal["sealed", "being_read", "unreadable"] = Field(
-        description="`being_read`: it came from elsewhere and is read for the first time, so that the rest of the card "
-        "is not known yet; `unreadable`: it cannot be read, see `problem`"
+        description="`being_read`: it came from elsewhere and is being taken in, or is opened for its first card, so "
+        "that the rest of the card is not known yet; `unreadable`: it cannot be read, see `problem`"
     )
+    progress: float | None = Field(None, description="Finished share of an intake in progress, while `being_read`")
     problem: str | None = Field(None, description="What is wrong with the file, and what to do")
 
 
@@ -96,6 +97,10 @@ class RunDetails(Card):
     engine_version: str
     schema_version: int
     labels: list[Label]
+    look_alikes: list[list[Label]] = Field(
+        description="Groups of labels that look alike (case, blanks, invisible characters), the largest of each first; "
+        "`labels=merged` counts each group as its first"
+    )
     modules: list[Module]
     summary: RunSummary
     associations: list[Association]

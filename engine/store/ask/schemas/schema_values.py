@@ -36,6 +36,15 @@ class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class ModuleAtStep(AnswerModel):
+    """One module at one step."""
+
+    step: int
+    module: int
+    name: str
+    kind: str
+
+
 class Counted(AnswerModel):
     """How many tokens an answer was counted on: all of them, or those of a seeded draw of whole samples."""
 

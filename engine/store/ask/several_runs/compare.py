@@ -74,7 +74,7 @@ def compare(
             raise UserError(f"{name} is {value}, it should be 1 to {most}", field=name)
     matched = _match(a, b)
     pairs = matched.pairs
-    values_a, values_b, known = _values(pairs, measure)
+    values_a, values_b, measured = _values(pairs, measure)
     return {
         "a": card(a),
         "b": card(b),
@@ -85,9 +85,9 @@ def compare(
         "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
         "grouping": _grouping(a, b, pairs) if grouping else None,
         "flow": _flow(a, b, matched, links),
-        "points": _points(a, pairs, values_a, values_b, known, points),
-        "points_of": int(known.sum()),
-        "most": _most(a, pairs, values_a, values_b, known, limit),
+        "points": _points(a, pairs, values_a, values_b, measured, points),
+        "points_of": int(measured.sum()),
+        "most": _most(a, pairs, values_a, values_b, measured, limit),
     }
 
 
@@ -176,8 +176,8 @@ def _correlation(
     a: RunFile, b: RunFile, pairs: pd.DataFrame, measure: str, known_coefficients: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Both coefficients of a measure over the pairs, and the means; ``reason`` explains missing coefficients."""
-    x, y, known = _values(pairs, measure)
-    x, y = x[known], y[known]
+    x, y, measured = _values(pairs, measure)
+    x, y = x[measured], y[measured]
     answer = {
         "measure": measure,
         "num": len(x),
@@ -211,8 +211,8 @@ def _within(run: RunFile, pairs: pd.DataFrame, side: str) -> dict[str, Any]:
     """Skip against reuse inside one run, over the paired samples."""
     reuse = pairs[f"reuse_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
     skip = 1 - pairs[f"compute_{side}"].to_numpy(dtype=np.float64, na_value=np.nan)
-    known = np.isfinite(reuse) & np.isfinite(skip)
-    skip, reuse = skip[known], reuse[known]
+    finite = np.isfinite(reuse) & np.isfinite(skip)
+    skip, reuse = skip[finite], reuse[finite]
     reason = _no_correlation(skip, skip, "skip", run.run_id, run.run_id)
     reason = reason or _no_correlation(reuse, reuse, "reuse", run.run_id, run.run_id)
     r = pearson(skip, reuse) if reason is None else None
@@ -319,8 +319,8 @@ def _grouping(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> dict[str, Any]:
 
 def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, np.ndarray]:
     """path_id and token_id (−1: unknown) of the tokens of these samples, in order."""
-    known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
-    columns = run.arrays(Query(f"SELECT path_id, {known} AS token_id FROM token"))  # in the order of rowid
+    token_id = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
+    columns = run.arrays(Query(f"SELECT path_id, {token_id} AS token_id FROM token"))  # in the order of rowid
     first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
     rows = np.repeat(first - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
     return columns["path_id"][rows], columns["token_id"][rows]

@@ -118,11 +118,11 @@ def _check_samples(after: RunFile, before: RunFile, num_samples: int) -> None:
     """Refuse whole runs whose samples differ in label or source."""
     query = Query("SELECT source, label FROM sample WHERE sample < ? ORDER BY sample", (num_samples,))
     for place, (edited, unedited) in enumerate(zip(after.rows(query), before.rows(query), strict=True)):
-        for name, value, wanted in zip(("source", "label"), edited, unedited, strict=True):
-            if value != wanted:
+        for name, value, expected in zip(("source", "label"), edited, unedited, strict=True):
+            if value != expected:
                 raise UserError(
-                    f"{name} of sample {place} is {value!r} in {after.run_id!r}, {wanted!r} in {before.run_id!r}: they "
-                    "are not of the same inputs",
+                    f"{name} of sample {place} is {value!r} in {after.run_id!r}, {expected!r} in {before.run_id!r}: "
+                    "they are not of the same inputs",
                     field="of",
                 )
 
@@ -194,9 +194,9 @@ def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, in
         return answer
     query = Query("SELECT label, prediction, loss FROM sample WHERE sample BETWEEN ? AND ? ORDER BY sample")
     rows = [run.rows(Query(query.sql, (pairs[0][side], pairs[-1][side]))) for run, side in ((before, 1), (after, 0))]
-    known = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
-    if known:
-        sides = list(zip(*known, strict=True))
+    both_losses = [both for both in zip(*rows, strict=True) if both[0][2] is not None and both[1][2] is not None]
+    if both_losses:
+        sides = list(zip(*both_losses, strict=True))
         answer["loss"] = change_of(*(float(np.mean([row[2] for row in side])) for side in sides))
         if not text:
             answer["accuracy"] = change_of(*(float(np.mean([row[0] == row[1] for row in side])) for side in sides))
@@ -211,7 +211,7 @@ def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
         "USING (sample) WHERE mean IS NOT NULL AND NOT isnan(mean)",
         (first_row, first_row + size - 1),
     )
-    ((mean,),) = run.rows(query)
+    mean: float | None = run.rows(query)[0][0]
     return mean
 
 

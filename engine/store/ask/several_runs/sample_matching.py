@@ -134,8 +134,8 @@ def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
 
 def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
     """Whether each pair of one source has the same content; True if one side stores neither text nor picture."""
-    same = (pairs["content_a"] == pairs["content_b"]) | pairs["content_a"].isna() | pairs["content_b"].isna()
-    same = same.to_numpy(dtype=bool, copy=True)
+    unknown = pairs["content_a"].isna() | pairs["content_b"].isna()
+    same: np.ndarray = ((pairs["content_a"] == pairs["content_b"]) | unknown).to_numpy(dtype=bool, copy=True)
     doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
     numbers = [pairs[f"sample_{side}"].to_numpy() for side in "ab"]
     for first in range(0, len(doubtful), AT_ONCE):

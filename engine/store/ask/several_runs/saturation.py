@@ -94,7 +94,8 @@ def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "
     for token in range(num_tokens):
         for step in range(num_steps):
             total[step] += len(set(one[token, step].tolist()) & set(other[token, step].tolist())) / top_k
-    return total / num_tokens
+    share: np.ndarray = total / num_tokens
+    return share
 
 
 def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> list[SeriesRun]:
@@ -115,8 +116,8 @@ def runs(series: str | None = None, *, runs_dir: Path | str | None = None) -> li
         return places
     chosen = [row for row in places if row.series == series]
     if not chosen:
-        known = ", ".join(sorted({row.series for row in places if row.series})) or "none yet"
-        raise UserError(f"no run belongs to the series {series[:60]!r}; there are: {known}", field="series")
+        names = ", ".join(sorted({row.series for row in places if row.series})) or "none yet"
+        raise UserError(f"no run belongs to the series {series[:60]!r}; there are: {names}", field="series")
     return sorted(chosen, key=lambda row: (row.iteration or 0, row.run))
 
 
@@ -267,7 +268,8 @@ def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | No
         return None
     residual_m = kept_m - kept_m.sum() / total * tokens_m
     variance = (1 - drawn) * count / (count - 1) * float((residual_m**2).sum()) / total**2
-    return 1.96 * max(0.0, variance) ** 0.5
+    half: float | None = 1.96 * max(0.0, variance) ** 0.5
+    return half
 
 
 def _place(run: RunFile) -> SeriesRun:
@@ -312,9 +314,9 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
         places = {"sample": drawn.samples_n, "token": drawn.tokens_n, "token_id": drawn.token_ids_n}
         yield _Part(places, drawn.ids_nSK)
         return
-    known = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
+    token_id = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     sql = (
-        f"SELECT sample, token, {known} AS token_id, {columns_sql(run.layout)} FROM token "
+        f"SELECT sample, token, {token_id} AS token_id, {columns_sql(run.layout)} FROM token "
         "WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
     )
     for first in range(0, int(run.row["num_tokens"]), CHUNK_TOKENS):

@@ -26,7 +26,8 @@ def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[
         entry = _ENTRIES.get(key)
         if entry is not None and entry[0]() is run:
             _ENTRIES.move_to_end(key)
-            return entry[1]
+            hit: T = entry[1]
+            return hit
     value = load()
     size = num_bytes(value)
     with _LOCK:

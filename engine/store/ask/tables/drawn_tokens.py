@@ -54,14 +54,14 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
         columns = ", ".join(layout.module_columns())
     else:
         columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))
-    known = [
+    fields = [
         f"coalesce({name}, -1) AS {name}" if name in run.token_columns else f"-1 AS {name}"
         for name in ("token_id", "predicted_id")
     ]
     parts = list(
         run.chunks(
             Query(
-                f"SELECT sample, token, {', '.join(known)}, {columns} FROM token WHERE {condition.sql} "
+                f"SELECT sample, token, {', '.join(fields)}, {columns} FROM token WHERE {condition.sql} "
                 "ORDER BY sample, token",
                 condition.parameters,
             ),

@@ -50,7 +50,8 @@ class Part:
             for own in own_SK[step].tolist():
                 for slot in range(top_k):
                     shared += self.ids_VP[step * top_k + slot] == own
-        return np.subtract(shared.dtype.type(num_steps * top_k), shared, out=shared)
+        distance: np.ndarray = np.subtract(shared.dtype.type(num_steps * top_k), shared, out=shared)
+        return distance
 
 
 @dataclass(frozen=True)

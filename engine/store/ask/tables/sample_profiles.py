@@ -25,7 +25,8 @@ BLOCK_SAMPLES = 512
 def has_profiles(run: RunFile) -> bool:
     """Whether the file holds the counts; small runs are counted on demand."""
     count = Query("SELECT count(*) FROM profile_page")
-    return cached(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
+    any_page: bool = cached(run, "num_profile_pages", lambda: run.rows(count)[0][0], lambda _: 0) > 0
+    return any_page
 
 
 def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
@@ -36,8 +37,8 @@ def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
         all_pages = cached(
             run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts)
         )
-        wanted = range(len(all_pages)) if numbers is None else np.unique(numbers // size).tolist()
-        yield from (all_pages[place] for place in wanted)
+        places = range(len(all_pages)) if numbers is None else np.unique(numbers // size).tolist()
+        yield from (all_pages[place] for place in places)
         return
     yield from _read(run, None if numbers is None else (np.unique(numbers // size) * size).tolist())
 
@@ -90,11 +91,11 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
         for start in range(0, len(page.low_nD), BLOCK_SAMPLES):
             counts = page.block(start, start + BLOCK_SAMPLES)
             visits = page.visits_n[start : start + BLOCK_SAMPLES]
-            known = visits > 0
-            scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=known))
+            visited = visits > 0
+            scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=visited))
             shared = (np.sqrt(counts, out=counts) @ own) * scale
             first = page.first + start
-            squared[first : first + len(visits)] = length + np.where(known, 0.5, 0.0) - 2 * shared
+            squared[first : first + len(visits)] = length + np.where(visited, 0.5, 0.0) - 2 * shared
     return squared
 
 

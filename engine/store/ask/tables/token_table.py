@@ -122,7 +122,8 @@ class TokenTable:
         key = f"chosen at {step}"
         if key not in self.cache:
             self.cache[key] = self.chosen_at(step, np.arange(self.num_modules)).astype(np.int32)
-        return self.cache[key][:, modules_I] - hits_NI
+        rest_NI: np.ndarray = self.cache[key][:, modules_I] - hits_NI
+        return rest_NI
 
     def weighted_at(self, step: int, count_P: np.ndarray) -> np.ndarray:
         """(M,) visits of each module at ``step``, where ``count_P`` tokens take each path."""
@@ -130,7 +131,8 @@ class TokenTable:
         ids_PK = self.ribbon_PSK[taken, step] if 2 * len(taken) < len(count_P) else self.ribbon_PSK[:, step]
         weights = count_P[taken] if 2 * len(taken) < len(count_P) else count_P
         slots = range(ids_PK.shape[1])
-        return np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
+        counts: np.ndarray = np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
+        return counts
 
     @cached_property
     def num_modules(self) -> int:
@@ -147,7 +149,8 @@ class TokenTable:
         key = f"visits at {step}"
         if key not in self.cache:
             self.cache[key] = self.weighted_at(step, self.tokens_of_path)
-        return self.cache[key]
+        counts: np.ndarray = self.cache[key]
+        return counts
 
     def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
         """(N,) number of tokens of each sample, restricted to ``mask_n``."""
@@ -295,10 +298,10 @@ def _compact(path_ids_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _tokens(run: RunFile, condition: Query) -> dict[str, np.ndarray]:
     names = ("token_id", "predicted_id", "col", "region", "char_start", "char_end")
-    known = [f"coalesce({name}::INTEGER, -1) AS {name}" for name in names if name in run.token_columns]
+    fields = [f"coalesce({name}::INTEGER, -1) AS {name}" for name in names if name in run.token_columns]
     if "row" in run.token_columns:
-        known.append("coalesce(row::INTEGER, -1) AS grid_row")
-    columns = ", ".join(["rowid::BIGINT AS place", "sample", "token", "path_id", *known])
+        fields.append("coalesce(row::INTEGER, -1) AS grid_row")
+    columns = ", ".join(["rowid::BIGINT AS place", "sample", "token", "path_id", *fields])
     return run.arrays(Query(f"SELECT {columns} FROM token WHERE {condition.sql} ORDER BY rowid", condition.parameters))
 
 

@@ -10,7 +10,6 @@ from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.sample_schema import Distribution
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.file.filters import check_choice
@@ -44,7 +43,7 @@ def _page_distributions(run: RunFile) -> Iterator[dict[str, Any]]:
 
 @question(
     "distributions/{measure}",
-    Distribution,
+    "sample_schema.Distribution",
     tag="runs",
     description="How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label.",
     frames={
@@ -57,7 +56,7 @@ def distribution(
     run: RunFile,
     measure: Annotated[str, Argument()],
     per: Annotated[Literal["sample", "token"], Argument("What is counted")] = "sample",
-    bins: Annotated[int, Argument("Bars of the histogram", ge=1, le=200)] = SEALED_BINS,
+    bins: Annotated[int, Argument("Bars of the histogram", ge=1, le=MOST_BINS)] = SEALED_BINS,
     label: LabelFilter = None,
 ) -> dict[str, Any]:
     """Moments, quantiles and histogram of compute, reuse, loss or gate_entropy per sample or token.
@@ -67,8 +66,6 @@ def distribution(
     """
     label_id = run.label_id(label)
     check_choice(measure, MEASURES, "measure")
-    if not 1 <= bins <= MOST_BINS:
-        raise UserError(f"bins is {bins}, it should be 1 to {MOST_BINS}", field="bins")
     histogram = run.rows(queries.sealed_distribution(measure, bins)) if per == "token" and label is None else []
     if histogram:
         described = json.loads(histogram[0][0])

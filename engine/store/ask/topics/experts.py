@@ -17,11 +17,9 @@ from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, StepNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.expert_schema import CoActivation, Repetition, Specialisation
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
-from tokenpaths.engine.store.file.filters import check_page
 
 MOST_LABELS = 40
 MOST_MODULES = 256
@@ -39,7 +37,7 @@ def _page_specialisations(run: RunFile) -> Iterator[dict[str, Any]]:
 
 @question(
     "specialisation",
-    Specialisation,
+    "expert_schema.Specialisation",
     tag="experts",
     description="What the modules of one step prefer, beside the share that even routing would give them.",
     frames={
@@ -71,8 +69,6 @@ def specialisation(
     The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
     """
     run.check_step(step)
-    check_page(limit, 0, MOST_MODULES)
-    check_page(each, 0, 100)
     offered = run.bank.offered(step)
     head = {
         "run": run.run_id,
@@ -182,7 +178,7 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
 
 @question(
     "co_activation",
-    CoActivation,
+    "expert_schema.CoActivation",
     tag="experts",
     description="Which modules of one step are chosen together, over all pairs that a token chooses.",
     frames={
@@ -200,7 +196,6 @@ def co_activation(
 ) -> dict[str, Any]:
     """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
     run.check_step(step)
-    check_page(limit, 0, MOST_MODULES)
     if run.layout.top_k == 1:
         raise UserError(
             f"run {run.run_id!r} chooses one module a step (top-1), so no two are ever chosen together", field="run"
@@ -267,7 +262,7 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
 
 @question(
     "repetition",
-    Repetition,
+    "expert_schema.Repetition",
     tag="experts",
     description="How often neighbouring tokens choose the same modules, per step, beside two baselines.",
     rows="steps",

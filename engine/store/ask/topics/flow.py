@@ -23,15 +23,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
-from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Points, Ranks, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
-from tokenpaths.engine.store.ask.schemas.flow_schema import Flow
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
-    check_page,
     check_steps,
     parse_steps,
     path_condition,
@@ -52,7 +49,7 @@ was not read)"""
 
 @question(
     "flow",
-    Flow,
+    "flow_schema.Flow",
     tag="runs",
     description="Where tokens go: modules as nodes, flows between consecutive steps as links.",
     frames={
@@ -93,19 +90,18 @@ def flow(
     counts are scaled to the run, shares have both ends of a 95 % interval, ``counted`` says of how many.
     """
     first, stop = check_steps(steps, run.layout)
-    _check(limit, min_share, merge_share, most_modules)
     filters, label_id = run.filters(label, paths, through)
     merging, counted = (float(merge_share), most_modules), None
     if not filters.need_tokens:
         num_tokens = run.num_tokens(label)
         usage = run.rows(queries.sealed_usage(label_id))
-        kept = kept_modules(usage, (first, stop), num_tokens, *merging)
-        links = run.rows(queries.largest_links(label_id, first, stop, kept, min_share * num_tokens, limit))
+        modules = kept_modules(usage, (first, stop), num_tokens, *merging)
+        links = run.rows(queries.largest_links(label_id, first, stop, modules, min_share * num_tokens, limit))
     else:
         counted, (num_tokens, columns, usage) = _count(run, filters, label_id, first, stop, sampled=sampled)
-        kept = kept_modules(usage, (first, stop), num_tokens, *merging)
-        if kept is not None:
-            columns = merge_links(columns, kept, run.layout.num_modules)
+        modules = kept_modules(usage, (first, stop), num_tokens, *merging)
+        if modules is not None:
+            columns = merge_links(columns, modules, run.layout.num_modules)
         links = cut_links(columns, min_share * num_tokens, limit)
     shown = {
         "steps": [first, stop],
@@ -115,19 +111,10 @@ def flow(
         "merge_share": merge_share,
         "most_modules": most_modules,
     }
-    answer = _answer(run, links, usage, (first, stop), num_tokens, kept)
+    answer = _answer(run, links, usage, (first, stop), num_tokens, modules)
     if counted is not None:
         answer = with_error_bars(answer, counted, run.row["num_tokens"])
     return {"run": run.run_id, "filters": shown, **answer}
-
-
-def _check(limit: int, min_share: float, merge_share: float, most_modules: int | None) -> None:
-    check_page(limit, 0, MOST_LINKS)
-    for name, value in (("min_share", min_share), ("merge_share", merge_share)):
-        if not 0.0 <= value <= 1.0:
-            raise UserError(f"{name} is {value}, it should be between 0 and 1", field=name)
-    if most_modules is not None and most_modules < 1:
-        raise UserError(f"most_modules is {most_modules}, it should be at least 1", field="most_modules")
 
 
 def _count(
@@ -269,7 +256,7 @@ def kept_modules(
     for step, module, count, _ in usage:
         if steps[0] <= step < steps[1]:
             of_step[step].append((-count, module))
-    kept = []
+    modules = []
     for step, members in sorted(of_step.items()):
         ordered = sorted(members)
         stays = [
@@ -279,8 +266,8 @@ def kept_modules(
         ]
         if len(stays) == len(ordered) - 1:
             stays = [module for _, module in ordered]
-        kept += [(step, module) for module in sorted(stays)]
-    return kept
+        modules += [(step, module) for module in sorted(stays)]
+    return modules
 
 
 def merge_links(

@@ -17,7 +17,6 @@ from tokenpaths.engine.analysis.association import Association, associations, pl
 from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.knowledge_schema import Knowledge
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, known_token_table, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.file.filters import Query
@@ -26,7 +25,7 @@ from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, mix
 SHUFFLES = 200
 SEED = 0
 UNTRAINED = "-untrained"
-"""suffix of the model names of untrained twins (``tracing.as_untrained``)"""
+"""suffix of the model names of untrained twins (``Traceable.untrained``)"""
 CELLS = 3
 """pictures are divided into CELLS × CELLS places"""
 
@@ -45,7 +44,7 @@ class Property:
 
 @question(
     "paths/knowledge",
-    Knowledge,
+    "knowledge_schema.Knowledge",
     tag="knowledge",
     description="What paths know of labels, token ids, places, kinds of words …: NMI of each beside 200 seeded "
     "shuffles.\n\nWorked out on 20,000 tokens drawn by hash; of smaller runs on all.",
@@ -66,7 +65,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
     drawn = _hash_sample(all_tokens)
     twin_n, no_twin = _twin_paths(run, all_tokens, drawn)
     table, words = all_tokens.of_tokens(drawn), all_tokens.words_of(drawn)
-    known, unknown = [], []
+    rows, unknown = [], []
     for attribute in _properties(run, table, words):
         codes = attribute.codes_n
         here = codes >= 0
@@ -84,7 +83,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             shuffles=SHUFFLES,
             seed=SEED,
         )
-        known.append(
+        rows.append(
             {
                 "property": attribute.name,
                 "values": values,
@@ -101,7 +100,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
     reason = None
     if len(table.rank_P) < 2:
         reason = "all tokens take one and the same path, which can tell nothing about them"
-    elif not known:
+    elif not rows:
         reason = "nothing that differs between tokens was recorded: no labels, token ids, places or texts"
     return {
         "run": run.run_id,
@@ -109,7 +108,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
         "seed": SEED,
         "counted": table.counted,
         "cells": CELLS,
-        "properties": [] if reason else sorted(known, key=lambda row: row["null_high"] - row["nmi"]),
+        "properties": [] if reason else sorted(rows, key=lambda row: row["null_high"] - row["nmi"]),
         "unknown": unknown,
         "untrained_reason": no_twin,
         "reason": reason,

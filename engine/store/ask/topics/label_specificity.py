@@ -14,12 +14,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
-from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.knowledge_schema import Specific
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
-from tokenpaths.engine.store.file.filters import check_page
 
 LEAST = 20
 MOST_ROWS = 500
@@ -50,7 +47,7 @@ class Counts:
 
 @question(
     "specific",
-    Specific,
+    "knowledge_schema.Specific",
     tag="knowledge",
     description="Which paths or modules are specific to a label: share, lift over the run and how sure it is.",
     rows="rows",
@@ -69,10 +66,7 @@ def specific(
     Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
     least ``least`` tokens of the label, from two samples or more, are met.
     """
-    check_page(limit, 0, MOST_ROWS)
-    if least < 1:
-        raise UserError(f"least is {least}, it should be at least 1 token", field="least")
-    wanted = run.label_id(label)
+    label_id = run.label_id(label)
     table = tokens_of(run)
     ids = np.array(sorted({int(i) for i in table.label_N if i >= 0}), dtype=np.int64)
     names = {row[0]: row[1] for row in run.labels}
@@ -83,18 +77,21 @@ def specific(
     if len(ids) < 2:
         what = "no labels" if not len(ids) else f"one label, {names[int(ids[0])]!r},"
         reason = f"the {where} has {what} so nothing can be more specific to one than to another"
-    elif wanted is not None and wanted not in ids:
+    elif label_id is not None and label_id not in ids:
         reason = f"nothing is known of label {label!r}: none of its samples is in the {where}"
     if reason is not None:
         return {**head, "num_candidates": 0, "labels": [], "rows": [], "reason": reason}
-    known = table.label_N >= 0
-    base_L = np.bincount(np.searchsorted(ids, table.label_N[known]), table.per_sample()[known], len(ids))
+    labelled = table.label_N >= 0
+    base_L = np.bincount(np.searchsorted(ids, table.label_N[labelled]), table.per_sample()[labelled], len(ids))
     base_L = base_L / base_L.sum()
     counts = count_paths(table, ids) if of == "path" else count_modules(table, ids)
     keep_J = np.flatnonzero((counts.tokens_J >= least) & (counts.samples_J >= LEAST_SAMPLES))
-    rows = _ranked(counts, keep_J, base_L, None if wanted is None else int(np.searchsorted(ids, wanted)))
+    rows = _ranked(counts, keep_J, base_L, None if label_id is None else int(np.searchsorted(ids, label_id)))
     if not len(keep_J):
-        reason = f"no {of} has {least} tokens or more of one label, from at least two samples: ask for fewer"
+        alone = bool((np.bincount(table.label_N[labelled]) <= 1).all())
+        reason = f"no {of} has {least} tokens or more of one label, from at least two samples" + (
+            ": each label has one sample only" if alone else ""
+        )
     return {
         **head,
         "num_candidates": len(np.unique(counts.thing_J[keep_J])),
@@ -126,8 +123,8 @@ def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:
 
 def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
     """Counts for every module at every step."""
-    known = np.flatnonzero(table.label_N >= 0)
-    order = known[np.argsort(table.label_N[known], kind="stable")]
+    labelled = np.flatnonzero(table.label_N >= 0)
+    order = labelled[np.argsort(table.label_N[labelled], kind="stable")]
     starts = np.searchsorted(table.label_N[order], ids)
     parts: list[tuple[np.ndarray, ...]] = []
     at_once, num = max(16, MOST_CELLS // max(1, table.num_samples)), 0

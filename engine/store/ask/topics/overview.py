@@ -13,7 +13,6 @@ from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.run_schema import RunDetails
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.topics.distributions import existing_measures
@@ -40,6 +39,8 @@ CARD_FIELDS = (
 
 TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
 SHARE_RANKS = (1, 10, 100, 1000)
+MOST_GROUPS = 100
+"""groups of labels that look alike in one answer"""
 _CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
 """source of a crop, as written by ``tokenpaths.engine.data.bundled.photos``: file, place and side"""
 
@@ -64,7 +65,7 @@ def run_card(
 
 @question(
     "",
-    RunDetails,
+    "run_schema.RunDetails",
     tag="runs",
     route="show_run",
     description="All about one run: model, configuration, labels, modules, summary, what paths know about labels.",
@@ -89,6 +90,10 @@ def info(run: RunFile) -> dict[str, Any]:
         "schema_version": run.row["schema_version"],
         "labels": [
             {"label": label, "num_samples": samples, "num_tokens": tokens} for _, label, samples, tokens in run.labels
+        ],
+        "look_alikes": [
+            [{"label": row[1], "num_samples": row[2], "num_tokens": row[3]} for row in group]
+            for group in run.look_alikes[:MOST_GROUPS]
         ],
         "modules": [
             {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in run.modules

@@ -34,7 +34,8 @@ def measured(run: RunFile, table: TokenTable, kind: str | None) -> TokenTable:
     if "pictures" not in table.cache:
         order = np.argsort(mix(table.samples_N.astype(np.uint64), SEED), kind="stable")
         table.cache["pictures"] = table.of_samples(np.sort(order[:MOST_PICTURES]))
-    return table.cache["pictures"]
+    pictures: TokenTable = table.cache["pictures"]
+    return pictures
 
 
 def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
@@ -47,11 +48,11 @@ def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
         if "contrast" not in table.cache:
             table.cache["contrast"] = _contrast(run, table)
         contrast_n = table.cache["contrast"]
-        known = np.isfinite(contrast_n)
-        if not known.any():
+        finite = np.isfinite(contrast_n)
+        if not finite.any():
             raise UserError(f"run {run.run_id!r} holds no pictures, so {kind} patches are not known", field="kind")
         mask_n = np.zeros(len(contrast_n), dtype=bool)
-        mask_n[known] = BY_PIXELS[kind](contrast_n[known])
+        mask_n[finite] = BY_PIXELS[kind](contrast_n[finite])
         return mask_n
     grids_N2 = _grids(run, table)
     mask_n = np.zeros(table.num_tokens, dtype=bool)

@@ -22,7 +22,6 @@ from tokenpaths.engine.store.ask.question import (
     question,
 )
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.path_schema import PathExamples, PathFit, PathLaw, PathList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.topics.samples import shown_at
@@ -49,7 +48,7 @@ KINDS = ("observed", "untrained", "independent")
 
 @question(
     "paths",
-    PathList,
+    "path_schema.PathList",
     tag="paths",
     route="list_paths",
     description="The paths that tokens take, with their ribbons and how many take them.",
@@ -87,6 +86,8 @@ def paths(
         condition = token_condition(filters, label_id, run.layout)
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
         rows = run.rows(queries.filtered_paths(condition, order, limit, offset))
+    if run.merged_names:
+        rows = _with_merged_top(run, rows)
     return {
         "run": run.run_id,
         "num_paths": num_paths,
@@ -94,6 +95,19 @@ def paths(
         "paths": path_rows(rows, num_tokens, run.layout),
         "next": next_offset(offset, limit, num_paths),
     }
+
+
+def _with_merged_top(run: RunFile, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows of ``queries.all_paths`` with ``top_label`` and its share counted over merged labels, as at sealing."""
+    ranks = [row[0] for row in rows]
+    top = Query(
+        "SELECT path.rank, label.label, count(*) / any_value(path.count) AS share FROM token JOIN path USING (path_id) "
+        f"JOIN label USING (label_id) WHERE path.rank IN ({', '.join('?' * len(ranks))}) GROUP BY 1, 2 "
+        "QUALIFY row_number() OVER (PARTITION BY path.rank ORDER BY count(*) DESC, label.label) = 1",
+        tuple(ranks),
+    )
+    shares = {rank: (label, share) for rank, label, share in run.rows(top)} if ranks else {}
+    return [(*row[:-2], *shares.get(row[0], (None, None))) for row in rows]
 
 
 def _page_of_label(
@@ -144,7 +158,7 @@ def path_rows(rows: Sequence[tuple[Any, ...]], num_tokens: int, layout: Layout) 
 
 @question(
     "paths/fit",
-    PathFit,
+    "path_schema.PathFit",
     tag="paths",
     description="The rank–frequency curve beside the untrained twin and independent steps.",
     frames={
@@ -173,7 +187,7 @@ def fit(run: RunFile) -> dict[str, Any]:
 
 @question(
     "paths/law",
-    PathLaw,
+    "path_schema.PathLaw",
     tag="paths",
     description="Do path counts follow a power law? Discrete maximum likelihood, goodness of fit, and a lognormal "
     "beside it.",
@@ -200,6 +214,39 @@ def law(
     return {"run": run.run_id, "draws": draws, "seed": seed, **{kind: _law(run, kind, draws, seed) for kind in KINDS}}
 
 
+@question(
+    "paths/slopes",
+    "path_schema.PathSlopes",
+    tag="paths",
+    description="Slopes of the rank–frequency curve that can be compared: within ranks 10 to 1,000, at equal numbers "
+    "of tokens, beside the untrained twin and independent steps.",
+    frames={
+        "slopes": Rows(
+            lambda answer: [{"kind": kind, **point} for kind in KINDS for point in answer[kind] or []],
+            "A row for each kind and number of tokens: num_paths, slope, window_slope and their deviations.",
+        )
+    },
+)
+def slopes(
+    run: RunFile,
+    draws: Annotated[int, Argument("Thinned runs of each size", ge=2, le=50)] = 5,
+    seed: Annotated[int, Argument("Of the draws", ge=0, le=MAX_INT)] = 0,
+) -> dict[str, Any]:
+    """Slopes of the run, its untrained twin and independent steps, thinned to equal numbers of tokens.
+
+    The largest number is that of the kind with the fewest tokens (at most 4 million).
+    """
+    from tokenpaths.engine.analysis.slope_growth import WINDOW, sizes_up_to, slope_growth
+
+    histograms = {kind: histogram for kind in KINDS if (histogram := _histogram(run, kind)) is not None}
+    sizes = sizes_up_to(min(int(one.values @ one.paths) for one in histograms.values()))
+    points = {
+        kind: [asdict(point) for point in slope_growth(one, sizes, draws, seed)] for kind, one in histograms.items()
+    }
+    answer = {kind: points.get(kind) for kind in KINDS}
+    return {"run": run.run_id, "draws": draws, "seed": seed, "window": list(WINDOW), **answer}
+
+
 def _by_kind(answer: Mapping[str, Any], without: str) -> list[dict[str, Any]]:
     """A row for the run and for each available null, without the list ``without``."""
     rows = []
@@ -219,12 +266,21 @@ def _points(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
     from tokenpaths.engine.analysis import power_law  # SciPy's optimisers, only for who asks
 
+    histogram = _histogram(run, kind)
+    if histogram is None:
+        return None
+    return _law_answer(power_law.judge(histogram, draws, seed), histogram)
+
+
+def _histogram(run: RunFile, kind: str) -> Histogram | None:
+    """How many paths were taken how often; None for a null that the run does not have."""
+    from tokenpaths.engine.analysis.power_law import Histogram
+
     rows = run.rows(queries.sealed_counts(kind))
     if not rows:
         return None
     values, num_paths = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    histogram = power_law.Histogram(values, num_paths)
-    return _law_answer(power_law.judge(histogram, draws, seed), histogram)
+    return Histogram(values, num_paths)
 
 
 def _law_answer(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
@@ -251,7 +307,7 @@ def _law_answer(verdict: Verdict, histogram: Histogram) -> dict[str, Any]:
 
 @question(
     "paths/{rank}/examples",
-    PathExamples,
+    "path_schema.PathExamples",
     tag="paths",
     route="list_examples",
     description="Tokens that take one path: patches of images, or tokens between their neighbours.",
@@ -264,7 +320,6 @@ def examples(
     seed: Seed = 0,
 ) -> dict[str, Any]:
     """Patches or tokens in context of one path, a seeded draw when there are more than ``limit``."""
-    check_page(limit, 0, MOST_EXAMPLES)
     if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
     return {"run": run.run_id, **examples_of_paths(run, [rank], limit, seed)[0]}

@@ -21,8 +21,6 @@ from tokenpaths.engine.store.ask.question import (
     question,
 )
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.expert_schema import TokenSlice
-from tokenpaths.engine.store.ask.schemas.sample_schema import LastTokens, SampleDetails, SampleList
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import (
     SAMPLE_FIELDS,
@@ -61,7 +59,7 @@ TOKENS_AT_ONCE = 200
 
 @question(
     "samples",
-    SampleList,
+    "sample_schema.SampleList",
     tag="samples",
     route="list_samples",
     description="The samples of a run in the chosen order.",
@@ -108,7 +106,7 @@ def samples(
 
 @question(
     "samples/{sample}",
-    SampleDetails,
+    "sample_schema.SampleDetails",
     tag="samples",
     description="One sample with every token: ribbon, weights, rank, compute, reuse, text or place.",
     frames={
@@ -185,8 +183,8 @@ def _arrays(run: RunFile, rows: list[tuple[Any, ...]], first: int) -> list[Any]:
 
 def vocabulary(run: RunFile, token_ids: Iterable[int]) -> dict[int, str]:
     """Readable texts of these vocabulary ids, as far as the run has them."""
-    wanted = sorted(set(token_ids))
-    return dict(run.rows(queries.token_texts(wanted))) if wanted else {}
+    distinct = sorted(set(token_ids))
+    return dict(run.rows(queries.token_texts(distinct))) if distinct else {}
 
 
 def _token_answer(
@@ -276,7 +274,7 @@ def _contexts(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]
     return answer
 
 
-@question("tokens/last", LastTokens, tag="samples", route="list_last_tokens", rows="tokens")
+@question("tokens/last", "sample_schema.LastTokens", tag="samples", route="list_last_tokens", rows="tokens")
 def last_tokens(
     run: RunFile,
     *,
@@ -290,7 +288,6 @@ def last_tokens(
     Raises:
         UserError: the run has no token ids.
     """
-    check_page(limit, 0, MOST_ENDINGS)
     if "token_id" not in run.token_columns:
         raise UserError(f"run {run.run_id!r} has no token ids: its tokens are patches", field="run")
     condition = queries.sample_condition(run.label_id(label), None)
@@ -325,7 +322,7 @@ def weights_recorded(run: RunFile) -> bool:
 
 @question(
     "samples/{sample}/experts",
-    TokenSlice,
+    "expert_schema.TokenSlice",
     tag="experts",
     route="show_slice",
     description="Token × module of one sample at one step: what each token chose, with its weights.",
@@ -340,12 +337,11 @@ def token_slice(
 ) -> dict[str, Any]:
     """Token × module: the choices of tokens ``first`` … of one sample at one step, with their weights."""
     run.check_step(step)
-    check_page(limit, first, MOST_SLICE)
     rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
     num_tokens, (text, *_) = rows[0][5], rows[0][-4:]
-    if num_tokens and first >= num_tokens:
+    if num_tokens and not 0 <= first < num_tokens:
         raise UserError(f"sample {sample} has tokens 0 to {num_tokens - 1}, not {first}", field="first")
     layout = run.layout
     columns = [name for name in ("token_id", "row", "col", "char_start", "char_end") if name in run.token_columns]

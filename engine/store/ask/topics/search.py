@@ -19,7 +19,6 @@ from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fittin
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.knowledge_schema import TokenSearch
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.topics.samples import shown_at
@@ -28,7 +27,6 @@ from tokenpaths.engine.store.file.filters import (
     Filters,
     check_choice,
     check_filters,
-    check_page,
     parse_bounds,
     parse_paths,
     parse_ranks,
@@ -42,7 +40,7 @@ COMPARED = 32
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Conditions:
     """Search conditions on tokens, combined by AND; None and () impose none."""
 
     q: str | None = None
@@ -73,9 +71,34 @@ def _bounds(name: str) -> Argument:
     return Argument(description, max_length=40, examples=("0.5:1",), read=partial(parse_bounds, field=name))
 
 
+Word = Annotated[
+    str | None,
+    Argument(
+        "A word, case ignored; `*` stands for any letters, `?` for one", max_length=200, examples=("dinner", "dinn*")
+    ),
+]
+Kind = Annotated[
+    str | None,
+    Argument(
+        "Kind of word (`ends_in_s`: most plural nouns, some verbs; `function_word`: English) or of patch (`edge`, "
+        "`flat`: the tenth with the highest and the lowest contrast; `border`, `centre`: by place)",
+        choices=(*KINDS, *PATCH_KINDS),
+    ),
+]
+Reading = Annotated[
+    Literal["word", "token"], Argument("Told from the whole word that a token stands in, or from its own characters")
+]
+PathRanks = Annotated[
+    Sequence[int], Argument("Only these ranks, with commas", max_length=4000, examples=("1,2",), read=parse_paths)
+]
+RankBounds = Annotated[
+    tuple[int, int] | None, Argument("Only ranks between both", max_length=40, examples=("1:100",), read=parse_ranks)
+]
+
+
 @question(
     "tokens/search",
-    TokenSearch,
+    "knowledge_schema.TokenSearch",
     tag="knowledge",
     route="search_tokens",
     description="Which paths do these tokens take? Found by word, kind and filters, all of which must hold.\n\n"
@@ -89,35 +112,13 @@ def _bounds(name: str) -> Argument:
 def search_tokens(
     run: RunFile,
     *,
-    q: Annotated[
-        str | None,
-        Argument(
-            "A word, case ignored; `*` stands for any letters, `?` for one",
-            max_length=200,
-            examples=("dinner", "dinn*"),
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        Argument(
-            "Kind of word (`ends_in_s`: most plural nouns, some verbs; `function_word`: English) or of patch (`edge`, "
-            "`flat`: the tenth with the highest and the lowest contrast; `border`, `centre`: by place)",
-            choices=(*KINDS, *PATCH_KINDS),
-        ),
-    ] = None,
-    reading: Annotated[
-        Literal["word", "token"],
-        Argument("Told from the whole word that a token stands in, or from its own characters"),
-    ] = "word",
+    q: Word = None,
+    kind: Kind = None,
+    reading: Reading = "word",
     label: LabelFilter = None,
-    paths: Annotated[
-        Sequence[int], Argument("Only these ranks, with commas", max_length=4000, examples=("1,2",), read=parse_paths)
-    ] = (),
+    paths: PathRanks = (),
     through: Points = (),
-    ranks: Annotated[
-        tuple[int, int] | None,
-        Argument("Only ranks between both", max_length=40, examples=("1:100",), read=parse_ranks),
-    ] = None,
+    ranks: RankBounds = None,
     compute: Annotated[Interval, _bounds("compute")] = None,
     reuse: Annotated[Interval, _bounds("reuse")] = None,
     least: Annotated[int, Argument("Fewer tokens give no interval of a lift", ge=1, le=MAX_INT)] = 10,
@@ -130,20 +131,15 @@ def search_tokens(
     ``paths``: share among them, lift over all tokens. ``modules``: contrast Δ with the other tokens. Both with 95 %
     intervals that take samples as what was drawn; no interval of a lift for fewer than ``least`` tokens.
     """
-    wanted = Wanted(q, kind, reading, label, tuple(paths), tuple(through), ranks, compute, reuse)
-    _check(run, wanted)
-    check_page(limit, 0, MOST_ROWS)
-    if not 0 <= examples <= MOST_EXAMPLES:
-        raise UserError(f"examples is {examples}, it should be 0 to {MOST_EXAMPLES}", field="examples")
-    if least < 1:
-        raise UserError(f"least is {least}, it should be at least 1 token", field="least")
-    table = measured(run, tokens_of(run), wanted.kind)
-    words = _words(run, table, wanted)
-    mask_n = token_mask(run, table, wanted, words)
+    conditions = Conditions(q, kind, reading, label, tuple(paths), tuple(through), ranks, compute, reuse)
+    _check(run, conditions)
+    table = measured(run, tokens_of(run), conditions.kind)
+    words = _words(run, table, conditions)
+    mask_n = token_mask(run, table, conditions, words)
     chosen = np.flatnonzero(mask_n)
     answer = {
         "run": run.run_id,
-        "wanted": wanted.as_json(),
+        "wanted": conditions.as_json(),
         "counted": table.counted,
         "found": _share(table, mask_n),
         "words": _top_words(words, chosen),
@@ -152,7 +148,7 @@ def search_tokens(
     if not len(chosen):
         empty: dict[str, Any] = {"num_paths": 0, "paths": [], "modules": [], "modules_reason": None, "examples": []}
         return {**answer, **empty, "reason": _nothing(table)}
-    modules, reason = _modules(run, table, mask_n, wanted.through, limit)
+    modules, reason = _modules(run, table, mask_n, conditions.through, limit)
     return {
         **answer,
         "num_paths": int(len(np.unique(table.path_n[chosen]))),
@@ -176,21 +172,21 @@ def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, s
     ]
 
 
-def _check(run: RunFile, wanted: Wanted) -> None:
+def _check(run: RunFile, conditions: Conditions) -> None:
     """UserError for invalid conditions."""
-    check_text(wanted.q, "q", field="q")
-    if wanted.kind is not None:
-        check_choice(wanted.kind, (*KINDS, *PATCH_KINDS), "kind")
-        if (wanted.kind in PATCH_KINDS) != (run.row["modality"] == "vision"):
-            here, fits = ("texts", KINDS) if wanted.kind in PATCH_KINDS else ("images", PATCH_KINDS)
+    check_text(conditions.q, "q", field="q")
+    if conditions.kind is not None:
+        check_choice(conditions.kind, (*KINDS, *PATCH_KINDS), "kind")
+        if (conditions.kind in PATCH_KINDS) != (run.row["modality"] == "vision"):
+            here, fits = ("texts", KINDS) if conditions.kind in PATCH_KINDS else ("images", PATCH_KINDS)
             raise UserError(
-                f"kind is {wanted.kind!r}, but run {run.run_id!r} is one of {here}: use one of {', '.join(fits)}",
+                f"kind is {conditions.kind!r}, but run {run.run_id!r} is one of {here}: use one of {', '.join(fits)}",
                 field="kind",
             )
-    check_filters(Filters(wanted.label, wanted.paths, wanted.through), run.layout, run.row["num_paths"])
-    run.label_id(wanted.label)
+    check_filters(Filters(conditions.label, conditions.paths, conditions.through), run.layout, run.row["num_paths"])
+    run.label_id(conditions.label)
     for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
-        pair = getattr(wanted, name)
+        pair = getattr(conditions, name)
         if pair is None:
             continue
         low, high = pair
@@ -201,13 +197,13 @@ def _check(run: RunFile, wanted: Wanted) -> None:
             )
 
 
-def _words(run: RunFile, table: TokenTable, wanted: Wanted) -> Words | None:
+def _words(run: RunFile, table: TokenTable, conditions: Conditions) -> Words | None:
     """The strings that ``q`` and ``kind`` are matched against; None if the run has none."""
-    words = table.words if wanted.reading == "word" else table.pieces
+    words = table.words if conditions.reading == "word" else table.pieces
     words = words or table.pieces
-    of_words = wanted.kind is not None and wanted.kind not in PATCH_KINDS
-    if words is None and (check_pattern(wanted.q) or of_words):
-        field = "q" if check_pattern(wanted.q) else "kind"
+    of_words = conditions.kind is not None and conditions.kind not in PATCH_KINDS
+    if words is None and (check_pattern(conditions.q) or of_words):
+        field = "q" if check_pattern(conditions.q) else "kind"
         vision = run.row["modality"] == "vision"
         what = "of images" if vision else "whose words were not recorded"
         more = ", reuse or kind of patch" if vision else " or reuse"
@@ -219,32 +215,32 @@ def _words(run: RunFile, table: TokenTable, wanted: Wanted) -> Words | None:
     return words
 
 
-def token_mask(run: RunFile, table: TokenTable, wanted: Wanted, words: Words | None) -> np.ndarray:
+def token_mask(run: RunFile, table: TokenTable, conditions: Conditions, words: Words | None) -> np.ndarray:
     """(n,) whether each token meets the conditions."""
     mask_P = np.ones(len(table.rank_P), dtype=bool)
     for values_P, bounds in (
-        (table.rank_P, wanted.ranks),
-        (table.compute_P, wanted.compute),
-        (table.reuse_P, wanted.reuse),
+        (table.rank_P, conditions.ranks),
+        (table.compute_P, conditions.compute),
+        (table.reuse_P, conditions.reuse),
     ):
         if bounds is not None:
             # Shares come from division: what is shown as 0.3 must be found between 0.3 and 0.3.
             mask_P &= (values_P >= bounds[0] - 1e-9) & (values_P <= bounds[1] + 1e-9)
-    if wanted.paths:
-        mask_P &= np.isin(table.rank_P, wanted.paths)
-    for step, module in wanted.through:
+    if conditions.paths:
+        mask_P &= np.isin(table.rank_P, conditions.paths)
+    for step, module in conditions.through:
         mask_P &= (table.ribbon_PSK[:, step] == module).any(axis=1)
-    mask_n = mask_P[table.path_n]
-    if (label_id := run.label_id(wanted.label)) is not None:
+    mask_n: np.ndarray = mask_P[table.path_n]
+    if (label_id := run.label_id(conditions.label)) is not None:
         mask_n &= (table.label_N == label_id)[table.sample_n]
-    if wanted.kind in PATCH_KINDS:
-        mask_n &= patches_of_kind(run, table, wanted.kind)
-    pattern = check_pattern(wanted.q)
-    if words is not None and (pattern or wanted.kind):
+    if conditions.kind in PATCH_KINDS:
+        mask_n &= patches_of_kind(run, table, conditions.kind)
+    pattern = check_pattern(conditions.q)
+    if words is not None and (pattern or conditions.kind):
         if pattern:
             mask_n &= fitting(words.names, pattern)[words.codes_n]
-        if wanted.kind:
-            mask_n &= words.of_kind(wanted.kind)
+        if conditions.kind:
+            mask_n &= words.of_kind(conditions.kind)
     return mask_n
 
 

@@ -20,7 +20,6 @@ from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.sample_schema import SampleMap, SimilarSamples, SimilarTokens
 from tokenpaths.engine.store.ask.tables import queries, sample_profiles
 from tokenpaths.engine.store.ask.tables.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
@@ -39,7 +38,13 @@ THUMBNAIL_SIDE = 48
 CHUNK_PATHS = 65_536
 
 
-@question("samples/{sample}/similar", SimilarSamples, tag="similar", route="list_similar_samples", rows="similar")
+@question(
+    "samples/{sample}/similar",
+    "sample_schema.SimilarSamples",
+    tag="similar",
+    route="list_similar_samples",
+    rows="similar",
+)
 def similar_samples(
     run: RunFile, sample: SampleNumber, *, limit: Annotated[int, Argument("Most samples", ge=1, le=MOST_SIMILAR)] = 12
 ) -> dict[str, Any]:
@@ -52,7 +57,6 @@ def similar_samples(
         NoSuchThing: the run has no such sample.
         UserError: the run has one sample only.
     """
-    check_page(limit, 0, MOST_SIMILAR)
     num_samples = int(run.row["num_samples"])
     if not 0 <= sample < num_samples:
         raise run.no_sample(sample)
@@ -114,7 +118,7 @@ def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compar
 
 @question(
     "tokens/similar",
-    SimilarTokens,
+    "sample_schema.SimilarTokens",
     tag="similar",
     route="list_similar_tokens",
     description="The ribbons nearest to a token's by path distance, its own first, and tokens that take them.",
@@ -137,9 +141,6 @@ def similar_tokens(
     Raises:
         NoSuchThing: the run has no such sample or token.
     """
-    check_page(limit, 0, MOST_PATHS)
-    if not 1 <= each <= MOST_EACH:
-        raise UserError(f"each is {each}, it should be 1 to {MOST_EACH}", field="each")
     layout = run.layout
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
@@ -177,7 +178,7 @@ def similar_tokens(
 
 @question(
     "map",
-    SampleMap,
+    "sample_schema.SampleMap",
     tag="similar",
     name="map",
     description="Samples on the plane in which their path profiles differ most.",
@@ -199,10 +200,10 @@ def map_samples(
         UserError: another method than ``pca`` (t-SNE takes long: it is a job), one sample, or all profiles alike.
     """
     if method != "pca":
-        known = (
+        methods = (
             " (t-SNE takes a while: POST /jobs with the kind `map`)" if method.casefold() in ("tsne", "t-sne") else ""
         )
-        raise UserError(f"method is {method[:40]!r}, it should be pca{known}", field="method")
+        raise UserError(f"method is {method[:40]!r}, it should be pca{methods}", field="method")
     numbers, values = mapped_profiles(run, limit)
     plane = pca(values)
     return map_answer(run, "pca", numbers, plane.points, thumbnails=thumbnails, explained=list(plane.explained))
@@ -321,8 +322,8 @@ def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
     table = np.empty((len(path_ids), run.layout.visits), dtype=run.layout.id_dtype)
     for columns, ribbons in _with_ribbons(run, query):
         place = np.searchsorted(path_ids, columns["path_id"])
-        known = (place < len(path_ids)) & (path_ids[np.minimum(place, len(path_ids) - 1)] == columns["path_id"])
-        table[place[known]] = ribbons[known]
+        present = (place < len(path_ids)) & (path_ids[np.minimum(place, len(path_ids) - 1)] == columns["path_id"])
+        table[place[present]] = ribbons[present]
     return table
 
 
@@ -353,6 +354,6 @@ def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
         )
     ((path_id,),) = run.rows(Query("SELECT path_id FROM token WHERE sample = ? AND token = ?", (sample, token)))
     if run.layout.by_path:
-        return run.look_up(np.array([path_id]))[1][0].astype(np.int64)
+        return np.asarray(run.look_up(np.array([path_id]))[1][0].astype(np.int64))
     ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
     return np.array(ribbon, dtype=np.int64)

@@ -12,7 +12,6 @@ import numpy as np
 from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Route, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.schemas.expert_schema import SoftValues
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
@@ -20,7 +19,7 @@ from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 @question(
     None,
-    SoftValues,
+    "expert_schema.SoftValues",
     tag="soft routers",
     routes=tuple(
         Route(kind, f"show_{kind}", description, {"kind": kind})

@@ -13,14 +13,13 @@ import numpy as np
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
-from tokenpaths.engine.store.ask.schemas.flow_schema import Usage
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 
 
 @question(
     "usage",
-    Usage,
+    "flow_schema.Usage",
     tag="runs",
     description="How much every module is used at every step: load, effective top-k, dead modules.",
     frames={

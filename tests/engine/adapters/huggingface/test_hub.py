@@ -33,7 +33,7 @@ def hub_cache(mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_name_of_the_hub_is_read_from_the_users_cache(hub_cache: Path, loaded: HuggingFaceModel) -> None:
-    found = load(find_model("hf:someone/tiny"), device="cpu", twin=False)
+    found = load(find_model("hf:someone/tiny"), device="cpu")
     assert found.name == "someone/tiny"
     assert found.sha256 == loaded.sha256
     np.testing.assert_array_equal(one_batch(found).module_ids, one_batch(loaded).module_ids)

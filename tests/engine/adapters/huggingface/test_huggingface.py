@@ -139,17 +139,17 @@ def test_flops_are_of_the_visited_experts(loaded: HuggingFaceModel) -> None:
 
 
 def test_the_untrained_twin_is_the_architecture_at_initialisation(loaded: HuggingFaceModel) -> None:
-    assert loaded.twin is not None
+    assert loaded.has_small_twin
     batch, twin_ids = next(iter(text_batches(loaded, loaded.untrained(), SAMPLES, 64)))
     assert twin_ids.shape == batch.module_ids.shape
     assert (np.sort(twin_ids) != np.sort(batch.module_ids)).any()
     again = load(find_model(f"hf:{Path(loaded.model.name_or_path)}"), device="cpu")
-    for a, b in zip(loaded.twin.model.parameters(), again.twin.model.parameters(), strict=True):
+    for a, b in zip(loaded.untrained().model.parameters(), again.untrained().model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_bfloat16_is_recorded_as_it_is(mixtral: Path) -> None:
-    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", dtype="bfloat16", twin=False)
+    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", dtype="bfloat16")
     assert loaded.model.dtype == torch.bfloat16
     assert loaded.run_fields()["config"]["huggingface"]["dtype"] == "bfloat16"
     ids = loaded.tokenizer.encode(TEXTS[0]).ids
@@ -173,13 +173,13 @@ def test_sums_of_the_weight_files(mixtral: Path, tmp_path: Path, loaded: Hugging
     files = sorted((tmp_path / "parts").glob("*.safetensors"))
     assert len(files) > 1
     lines = [f"{f.name} {hashlib.sha256(f.read_bytes()).hexdigest()}\n" for f in files]
-    in_parts = load(find_model(f"hf:{tmp_path / 'parts'}"), device="cpu", twin=False)
+    in_parts = load(find_model(f"hf:{tmp_path / 'parts'}"), device="cpu")
     assert in_parts.sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
     np.testing.assert_array_equal(one_batch(in_parts).module_ids, one_batch(loaded).module_ids)
 
 
 def test_a_gate_of_a_later_release_is_read_without_guessing(mixtral: Path) -> None:
-    loaded = load(find_model(f"hf:{mixtral}"), device="cpu", twin=False)
+    loaded = load(find_model(f"hf:{mixtral}"), device="cpu")
     expected = one_batch(loaded)
     for gate in loaded.gates:
         gate.module.__class__ = type("MixtralNextRouter", (type(gate.module),), {})

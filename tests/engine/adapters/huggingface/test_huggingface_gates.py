@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.naive_routing import Seen, block_from_record, logits_of, own_decisions, watch, weights_from_semantics
-from tests.support.tiny_huggingface import ARCHITECTURES, TEXTS, run_windows, save_tiny
+from tests.support.tiny_huggingface import ARCHITECTURES, TEXTS, run_windows, saved_tiny
 from tokenpaths.engine.adapters.huggingface.gate_hooks import Recorded
 from tokenpaths.engine.adapters.huggingface.gates import common_semantics
 from tokenpaths.engine.adapters.huggingface.inspection import find_model
@@ -57,9 +55,7 @@ def padded(loaded: HuggingFaceModel, windows: list[np.ndarray]) -> tuple[torch.T
 
 @functools.cache
 def traced(model_type: str) -> Traced:
-    with tempfile.TemporaryDirectory() as folder:
-        source = find_model(f"hf:{save_tiny(Path(folder) / model_type, model_type)}")
-        loaded = load(source, device="cpu", twin=False)
+    loaded = load(find_model(f"hf:{saved_tiny(model_type)}"), device="cpu")
     windows = [loaded.tokenizer.encode(text).ids for text in TEXTS]
     inputs, attended, keep, targets = padded(loaded, windows)
     recorded, loss = run_windows(loaded, inputs, keep, targets)

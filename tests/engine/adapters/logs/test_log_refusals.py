@@ -202,6 +202,7 @@ def with_experts(value: object, line: int = 1) -> Callable[[list[dict]], list[di
 
 ENGINE: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
     "ragged layers": (with_experts(ragged()), "line 2: routed_experts is ragged: token 11 has another number"),
+    "true for 1": (with_experts([[[0, 1], [True, 3]]]), "line 2: routed_experts holds true and false, it should"),
     "ragged experts": (with_experts([[[0, 1], [2, 3], [4]]]), "line 2: routed_experts is ragged: the layers of"),
     "negative": (with_experts((IDS[:5] - 9).tolist()), r"line 2, token 0: expert -\d"),
     "twice": (with_experts([[[0, 1], [2, 2], [3, 4]]]), "line 2, token 0: the same expert twice at layer 1"),

@@ -100,5 +100,5 @@ def test_numbers_of_numpy_and_lists_of_any_kind_are_as_good() -> None:
 
 
 def test_signatures_are_those_of_the_methods() -> None:
-    assert list(inspect.signature(Run.examples).parameters) == ["self", "rank", "limit", "seed"]
+    assert list(inspect.signature(Run.examples).parameters) == ["self", "rank", "limit", "seed", "labels"]
     assert Run.examples.__doc__

@@ -13,6 +13,7 @@ from pyarrow import csv, parquet
 
 from tests.support.runs import make_experts, make_run, make_soft
 from tokenpaths.engine.base.errors import NoSuchThing
+from tokenpaths.engine.base.spreadsheet import spreadsheet_text
 from tokenpaths.engine.store.ask import export
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
@@ -138,3 +139,25 @@ def test_rows_are_counted_without_joining_a_view(runs, monkeypatch):
     for sql in asked:
         assert run.rows(Query(sql)) == [(num_tokens,)]
         assert "JOIN" not in run.rows(Query(f"EXPLAIN {sql}"))[0][1]
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\tx", "\rx", "\nx", " =1", "\u200b=1", "\uff1d1"]
+FORMULAS += ["\ufeff-x", "-", "--1"]
+PLAIN = ["a=b", "", "-1", "+5", "-0.5", "-.5e-3", "1-1", "it's", "'=1", "e@mail", "3 4", "漢字", None]
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(runs, monkeypatch):
+    texts = [*FORMULAS, *PLAIN]
+    table = pa.table({"text": pa.array(texts, pa.string()), "number": [-1.5] * len(texts)})
+    monkeypatch.setattr(export, "table_batches", lambda *_, **__: (batch for batch in (table, table.slice(13))))
+    read = csv.read_csv(
+        io.BytesIO(b"".join(runs["vision"].export("sample", "csv"))),
+        parse_options=csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(column_types={"text": pa.string()}, strings_can_be_null=True),
+    )
+    expected = [f"'{text}" for text in FORMULAS] + PLAIN + PLAIN
+    assert [text or None for text in read["text"].to_pylist()] == [text or None for text in expected]
+    assert set(read["number"].to_pylist()) == {-1.5}
+    assert [spreadsheet_text(text or "") for text in texts] == [text or "" for text in expected[: len(texts)]]
+    plain = pa.ipc.open_stream(b"".join(runs["vision"].export("sample", "arrow"))).read_all()
+    assert plain["text"].to_pylist()[: len(texts)] == texts

@@ -323,7 +323,7 @@ def test_modules_of_any_step_are_no_experts_of_their_own(tmp_path: Path) -> None
         (lambda run: run.specialisation("label", label="code"), "label"),
         (lambda run: run.specialisation("input", label="no such"), "label"),
         (lambda run: run.specialisation("input", limit=0), "limit"),
-        (lambda run: run.specialisation("input", each=101), "limit"),
+        (lambda run: run.specialisation("input", each=101), "each"),
         (lambda run: run.co_activation(99), "step"),
         (lambda run: run.co_activation(limit=257), "limit"),
         (lambda run: run.repetition(label="no such"), "label"),

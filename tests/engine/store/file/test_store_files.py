@@ -23,9 +23,9 @@ from tokenpaths.engine.base.errors import QueryTimeout, RunFileError, RunNotFoun
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
+from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, open_read_only
-from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.open_file import open_read_only
-from tokenpaths.engine.store.file.schema import SCHEMA_VERSION
 from tokenpaths.engine.store.file.shard_format import (
     MANIFEST,
     Manifest,

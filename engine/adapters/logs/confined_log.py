@@ -1,0 +1,99 @@
+"""A routing log that is read in a confined child, as a ``Log``."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts, OnlyCounts
+from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownLog
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, LogShape, Piece
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.confined.limits import Limits
+from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool, RemoteError
+
+LIMITS = Limits(memory_megabytes=3072, seconds=300, descriptors=4096, threads=True)
+"""the time is that until the next 4 MB of decisions"""
+READERS = ReaderPool("tokenpaths.engine.adapters.logs.log_child:answer", LIMITS, "the log", "file")
+PLUGIN_READERS = ReaderPool("tokenpaths.engine.adapters.logs.log_child:answer_with_plugins", LIMITS, "the log", "file")
+"""children that have imported the importers of plugins: for logs that no format of this program reads"""
+
+
+def open_confined_log(
+    path: Path,
+    format: str | None = None,
+    *,
+    layers: int | None = None,
+    top_k: int | None = None,
+    experts: int | None = None,
+) -> Log:
+    """``formats.open_log`` in a confined child, which also reads and checks the pieces.
+
+    Raises:
+        OnlyCounts, UserError: as ``open_log``; also where reading needs too much time or memory, or ends the child.
+    """
+    options = {"format": format, "layers": layers, "top_k": top_k, "experts": experts}
+    request = {
+        "name": uuid.uuid4().hex,
+        "about": json.dumps({"path": os.fspath(path), "folder": os.getcwd(), **options}),
+    }
+    about, readers = _description(path, format, request)
+    names = tuple(json.loads(about["layers"]))
+    if "counts" in about:
+        raise OnlyCounts(path, ExpertCounts(names, about["counts"]))
+    shape, stated = LogShape(names, about["top_k"], about["weights"]), about["experts"]
+
+    def read() -> Iterator[Piece]:
+        try:
+            with readers.one() as reader:
+                for batch in reader.stream(**request, pieces=True):
+                    for row in batch:
+                        yield _piece(row, shape, stated)
+        except ReaderEnded as error:
+            raise UserError(f"{path}: {error}", field="file") from None
+
+    return Log(Path(path), about["format"], shape, stated, read, about["model"], about["note"], checked=True)
+
+
+def _description(path: Path, format: str | None, request: dict[str, str]) -> tuple[dict[str, Any], ReaderPool]:
+    """What a child says of a log, and the pool that reads it: plugins are imported only where they are needed."""
+    readers = READERS if format is None or format in FORMATS else PLUGIN_READERS
+    try:
+        try:
+            with readers.one() as reader:
+                return reader.call(**request), readers
+        except RemoteError as error:
+            if error.kind != UnknownLog.__name__ or readers is PLUGIN_READERS or not IMPORTERS.plugin_names():
+                raise
+        with PLUGIN_READERS.one() as reader:
+            return reader.call(**request), PLUGIN_READERS
+    except ReaderEnded as error:
+        raise UserError(f"{path}: {error}", field="file") from None
+
+
+def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:
+    """The piece that a child has checked, compared with the log's shape once more: the child may have been taken over.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    piece = Piece(**{**row, "remarks": tuple(row["remarks"])})
+    ids, weights, token_id = piece.ids, piece.weights, piece.token_id
+    fits = ids.dtype in (np.uint8, np.uint16) and ids.shape == (len(ids), len(shape.layers), shape.top_k)
+    fits = fits and len(ids) > 0 and int(ids.max()) < (experts or MOST_EXPERTS)
+    fits = fits and (weights is not None) == shape.weights
+    if weights is not None:
+        fits = fits and weights.shape == ids.shape and weights.dtype.kind == "f"
+        fits = fits and bool(weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING)
+    if token_id is not None:
+        fits = fits and token_id.shape == (len(ids),) and token_id.dtype.kind in "iu" and int(token_id.min()) >= 0
+    if not fits:
+        raise UserError(f"{piece.where}: the process that reads the log sent decisions that do not fit", field="file")
+    return piece

@@ -1,0 +1,1 @@
+"""Sources of samples that are rows of tables: Parquet, Arrow, saved Hugging Face data sets, CSV."""

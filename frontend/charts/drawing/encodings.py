@@ -1,0 +1,61 @@
+"""Short forms of what nearly every chart writes: tooltips, axes without lines, fixed scales, named groups of points."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import altair as alt
+
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend
+
+
+def tips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
+    """Tooltips, one for each ``field:type|format title``; format and title may be left out: ``"num:Q|, samples"``."""
+    return [_tip(field) if isinstance(field, str) else field for field in fields]
+
+
+def _tip(field: str) -> alt.Tooltip:
+    shorthand, _, title = field.partition(" ")
+    shorthand, _, number_format = shorthand.partition("|")
+    options: dict[str, Any] = {"title": title, "format": number_format}
+    return alt.Tooltip(shorthand, **{name: value for name, value in options.items() if value})
+
+
+def either(test: Any, value: Any, other: Any) -> Any:
+    """``value`` for marks that pass ``test`` (an expression or a selection), ``other`` for the rest."""
+    return alt.when(test).then(alt.value(value)).otherwise(alt.value(other))
+
+
+def bare_axis(title: str | None, **options: Any) -> alt.Axis:
+    """An axis without line and ticks."""
+    return alt.Axis(title=title, domain=False, ticks=False, **options)
+
+
+def shade(field: str, scale: alt.Scale, title: str, **legend: Any) -> alt.Color:
+    """A colour by a number, with the gradient of its scale as legend."""
+    return alt.Color(field, scale=scale, legend=gradient_legend(title, **legend))
+
+
+def between(low: float, high: float) -> alt.Scale:
+    """A scale from ``low`` to ``high`` exactly."""
+    return alt.Scale(domain=[low, high], nice=False, zero=False)
+
+
+def haloed(text: alt.Chart, look: Theme, ink: str, halo: float, opacity: float | None = None, **font: Any) -> list[Any]:
+    """``text`` as a text mark in the colour ``ink``, above a halo of this width in the colour of the page."""
+    below = {**font, "stroke": look.background, "strokeWidth": halo, "color": look.background}
+    below |= {} if opacity is None else {"opacity": opacity}
+    return [text.mark_text(**below), text.mark_text(**font, color=ink)]
+
+
+def label_means(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The mean position (``x``, ``y``) of the points of each label, by label."""
+    points: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in table:
+        points[row["label"]].append(row)
+    return {
+        label: {"label": label, **{axis: sum(row[axis] for row in members) / len(members) for axis in "xy"}}
+        for label, members in points.items()
+    }

@@ -1,0 +1,242 @@
+"""Data of the sample explorer (explorer.js) of page and notebooks: tokens, their colours, and the small flow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, ink_on, mix
+from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, Link, Node, flow_layout
+from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
+from tokenpaths.frontend.charts.patches import module_colour
+
+PICTURE_WIDTH = 560
+MOST_LINKS = 300
+"""maximum number of links in the small chart, which shows only the shape of the flow; the Flow view has the numbers"""
+MOST_HOLLOW = 400
+"""maximum number of circles in an editable chart with unvisited modules; larger flows leave them out"""
+HOLLOW_RADIUS = 3.5
+
+
+@dataclass(frozen=True)
+class Tint:
+    """How the tokens of a sample are coloured."""
+
+    theme: Theme
+    num_paths: int
+    opacity: float
+    step: int | None = None
+    """by the module of this step; None: by path CDF"""
+    identities: Collection[int] = ()
+    of: str = "run"
+    """scope of ``num_paths``, the ranks and the flow: ``run`` or ``sample``"""
+
+
+def explorer_data(
+    sample: Mapping[str, Any],
+    flow: Mapping[str, Any],
+    tint: Tint,
+    *,
+    image: str | None,
+    chosen: int | None,
+    kept: Callable[[Mapping[str, Any]], bool],
+    chosen_link: str | None = None,
+    modules: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Data for the component.
+
+    Args:
+        kept: False for a token excluded by the page's filters; it is faded.
+        chosen_link: ``step.source>step+1.target`` of the highlighted ribbon.
+        modules: All selectable modules: unvisited ones get a small hollow circle, so that they can be clicked.
+    """
+    is_text = sample.get("text") is not None and sample.get("grid") is None
+    grid, theme = sample.get("grid") or {"rows": 1, "cols": 1}, tint.theme
+    opacity = tint.opacity if is_text else 1.0
+    tokens = [_token(token, tint, opacity) | {"faded": not kept(token)} for token in sample["tokens"]]
+    data: dict[str, Any] = {
+        "kind": "text" if is_text else "image",
+        "tokens": tokens,
+        "opacity": tint.opacity,
+        "chosen": chosen,
+        "chosen_link": chosen_link,
+        "flow": small_flow(with_unvisited(flow, modules), of=tint.of, unvisited=bool(modules)),
+        "first_step": (flow.get("steps") or [0])[0],
+        "colours": {name: getattr(theme, name) for name in ("accent", "muted", "identity", "module", "link")},
+        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)}
+        if tint.step is None and tint.num_paths > 1
+        else None,
+        "hint": f"Tint and number: the module taken at step {tint.step}; grey: skipped."
+        if tint.step is not None
+        else f"All {'patches' if not is_text else 'tokens'} take one path.",
+        "invitation": ("Point at a token" if is_text else "Point at a patch") + " to see its path; click to keep it.",
+        "image": image,
+        "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
+        "label": _label(sample, is_text, tint.step),
+        "rows": grid["rows"],
+        "cols": grid["cols"],
+    }
+    if is_text:
+        data["pieces"] = [
+            {"text": tamed(p.text), "tokens": list(p.tokens)} for p in text_pieces(sample["text"], sample["tokens"])
+        ]
+    return data
+
+
+def _label(sample: Mapping[str, Any], is_text: bool, step: int | None) -> str:
+    """What the picture is called for screen readers."""
+    return (
+        f"Sample {sample['sample']}, {sample.get('label') or 'no label'}: "
+        + numbers.plural(len(sample["tokens"]), *(("token",) if is_text else ("patch", "patches")))
+        + (", coloured by how frequent their path is" if step is None else f", coloured by their module at step {step}")
+        + "; arrow keys lead from one to the next"
+    )
+
+
+def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The flow with a node of count 0 for each of ``modules`` that no token visits; large flows are unchanged."""
+    steps = flow.get("steps") or []
+    merged = any(node["module"] == OTHER for node in flow["nodes"])
+    offered = [m for m in modules if m["step"] is None or m["kind"] != "identity"]
+    if merged or sum(len(steps) if m["step"] is None else 1 for m in offered) > MOST_HOLLOW:
+        return flow
+    there = {(node["step"], node["module"]) for node in flow["nodes"]}
+    hollow = [
+        {"step": step, "module": m["module"], "name": m["name"], "kind": m["kind"], "count": 0, "share": 0.0}
+        for m in offered
+        for step in (steps if m["step"] is None else [m["step"]])
+        if step in steps and (step, m["module"]) not in there
+    ]
+    return {**flow, "nodes": [*flow["nodes"], *hollow]}
+
+
+def token_words(
+    token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run"
+) -> tuple[str, str]:
+    """Explanation of one token: a heading and two sentences."""
+    what = (
+        f"Patch {token_label(token)}"
+        if token.get("row") is not None
+        else f"Token {token['token']}" + (f" “{visible(token['text'])}”" if token.get("text") else "")
+    )
+    steps = len(token["ribbon"])
+    skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
+    head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
+    here, everybody = (" in this sample", "its tokens") if of == "sample" else ("", "all tokens")
+    words = (
+        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}{here}: "
+        f"{numbers.percent(token['cdf'])} of {everybody} are on paths at least as frequent (CDF). "
+        f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
+        f"{numbers.percent(token['reuse'])}."
+    )
+    if token.get("region"):
+        words += f" Region: {token['region']}."
+    return head, words
+
+
+def small_flow(
+    flow: Mapping[str, Any], *, width: float = PICTURE_WIDTH, of: str = "run", unvisited: bool = False
+) -> dict[str, Any]:
+    """The flow chart in pixels of a fixed box, to be scaled by the component; ``of`` the run or one sample."""
+    per_step = Counter(node["step"] for node in flow["nodes"])
+    ids = {node["module"] for node in flow["nodes"]}
+    rows_count = max(per_step.values(), default=1) if flow.get("own_modules") else len(ids)
+    layout = flow_layout(flow, height=float(min(430, max(200, 20 * rows_count))), most_links=MOST_LINKS)
+    steps = layout.steps or [0]
+    reach = min(layout.radius, 0.42 * (width - 50.0) / max(1, len(steps) - 1)) + 3.0
+    # padding, so that circles at both ends are not cut off
+    left, right, top = max(34.0, 22.0 + reach), max(16.0, reach), 18.0
+    gap = (width - left - right) / max(1, len(steps) - 1)
+    radius = min(1.0, 0.42 * gap / layout.radius)
+    x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}
+    every = max(1, -(-len(steps) // 14))
+    whose = "this sample" if of == "sample" else "the run"
+    hollow = unvisited and any(n.count <= 0 for n in layout.nodes)
+    return {
+        "width": width,
+        "height": layout.height + top + 4,
+        "label": f"Flow of all {numbers.plural(flow.get('num_tokens'), 'token')} of {whose}, and the chosen path as a "
+        "line",
+        "x": [x[step] for step in steps],
+        "y": {str(m): round(y + top, 1) for m, y in layout.row_of.items()}
+        | ({f"{s}.{m}": round(y + top, 1) for (s, m), y in layout.place.items()} if layout.own else {}),
+        "other": next((round(y + top, 1) for (_, m), y in layout.place.items() if m == OTHER), None),
+        "nodes": [
+            _node(node, x[node.step], top, radius)
+            for node in layout.nodes
+            if node.step in x and (node.count > 0 or (unvisited and not node.other))
+        ],
+        "links": [_link(link, x, top, radius) for link in layout.links if link.step in x and link.step + 1 in x],
+        "steps": [{"x": x[step], "label": str(step)} for step in steps[::every]],
+        "caption": f"All tokens of {whose}. Columns: steps. "
+        + ("In each the busiest module stands at the top. " if layout.own else "Rows: modules. ")
+        + ("Hollow: nobody goes there. " if hollow else "")
+        + "Line: the path of the token pointed at.",
+        "rows": _row_labels(layout, top),
+    }
+
+
+def _node(node: Node, x: float, top: float, scale: float) -> dict[str, Any]:
+    what = node.name if node.other else f"module {node.module} ({node.kind})"
+    return {
+        "key": node.key,
+        "x": x,
+        "y": round(node.y + top, 1),
+        "r": round(node.radius * scale, 2) if node.count > 0 else HOLLOW_RADIUS,
+        "skip": node.kind in ("identity", "other"),
+        "hollow": node.count <= 0,
+        "title": f"step {node.step}, {what}: {numbers.count(node.count)} tokens, {numbers.percent(node.share)}",
+    }
+
+
+def _link(link: Link, x: Mapping[int, float], top: float, scale: float) -> dict[str, Any]:
+    return {
+        "key": "" if OTHER in (link.source, link.target) else link.key,
+        "title": f"module {link.source} at step {link.step} → module {link.target} at step {link.step + 1}: "
+        f"{numbers.plural(link.count, 'token')}, {numbers.percent(link.share)}",
+        "x0": x[link.step],
+        "x1": x[link.step + 1],
+        "y0": round(link.y0 + top, 1),
+        "y1": round(link.y1 + top, 1),
+        "w": round(max(0.3, link.width * scale), 2),
+    }
+
+
+def _row_labels(layout: FlowLayout, top: float) -> list[dict[str, Any]]:
+    """Labels of the rows, thinned so that they do not overlap; without rows (own modules) only those of “other”."""
+    kinds = {node.module: node.kind for node in layout.nodes}
+    thin = max(1, -(-len(layout.row_of) * 12 // int(layout.height)))
+    others = {y for (_, module), y in layout.place.items() if module == OTHER}
+    return [
+        {"y": round(y + top, 1), "label": {"identity": "skip", "other": "other"}.get(kinds[module], str(module))}
+        for place, (module, y) in enumerate(layout.row_of.items())
+        if place % thin == 0
+    ] or [{"y": round(y + top, 1), "label": "other"} for y in others]
+
+
+def _token(token: Mapping[str, Any], tint: Tint, opacity: float) -> dict[str, Any]:
+    step, theme = tint.step, tint.theme
+    modules: Sequence[int] = token["ribbon"][step] if step is not None and step < len(token["ribbon"]) else []
+    fill = (
+        module_colour(int(modules[0]), int(modules[0]) in tint.identities, theme)
+        if modules
+        else cdf_colour(token["cdf"] if tint.num_paths > 1 else 0.0, theme)  # the only path is not rare
+    )
+    fill = mix(fill, theme.background, opacity)
+    head, words = token_words(token, tint.num_paths, tint.identities, tint.of)
+    return {
+        "token": token["token"],
+        "row": token.get("row"),
+        "col": token.get("col"),
+        "fill": fill,
+        "ink": ink_on(fill),
+        "mark": "+".join(str(m) for m in modules),
+        "ribbon": token["ribbon"],
+        "rank": token["rank"],
+        "head": head,
+        "words": words,
+    }

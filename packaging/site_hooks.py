@@ -1,0 +1,175 @@
+"""Hooks of mkdocs: pages that are generated from the code, links that lead out of ``docs/``, files that no page uses.
+
+The pages of the reference hold a line ``<!-- generated: NAME -->``; it is replaced when the site is built, so that the
+reference cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import posixpath
+import re
+import tempfile
+import textwrap
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)(#[^)]*)?\)")
+PICTURE = re.compile(r"^!\[([^\]]+)\]\((\S*screenshots/\S+)\)$", re.MULTILINE)
+"""a picture of the page on a line of its own: site.css shows its top, and a click the whole"""
+MEDIA = ("screenshots", "figures", "dreams", "drawings")
+SPARE = ("404.html", "sitemap.xml*", "assets/**/*.map", "assets/javascripts/lunr/**/*")
+"""what needs the address of a web site, what only debuggers read, search in other languages"""
+MARK = re.compile(r"<!-- generated: (\w+) -->")
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    """The text of a page: generated parts filled in, names of files outside ``docs/`` as code instead of as links."""
+    text = MARK.sub(lambda match: GENERATED[match[1]](), markdown)
+    text = PICTURE.sub(r"[![\1](\2){.top}](\2)", text)
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def plain(match: re.Match[str]) -> str:
+        target = match[2]
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        inside = posixpath.normpath(posixpath.join(folder, target))
+        if not inside.startswith("..") and not inside.startswith("notebooks"):
+            return match[0]
+        words = match[1]
+        return (
+            words
+            if words.startswith("`")
+            else f"{words} (`{posixpath.normpath(posixpath.join('docs', folder, target))}`)"
+        )
+
+    return LINK.sub(plain, text)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Long names in tables may break after ``_`` and ``/``."""
+
+    def breakable(cell: re.Match[str]) -> str:
+        return re.sub(r"<code>([^<]+)</code>", lambda code: re.sub(r"(?<!<)([_/])(?=\w)", r"\1<wbr>", code[0]), cell[0])
+
+    return re.sub(r"<td.*?</td>", breakable, html, flags=re.DOTALL)
+
+
+def on_post_build(*, config: Any) -> None:
+    """Leave out what no page uses, for the site travels in the wheel; put the theme's licence beside its scripts."""
+    site = Path(config["site_dir"])
+    used = {
+        (page.parent / target).resolve()
+        for page in site.rglob("*.html")
+        for target in re.findall(r'(?:href|src)="([^"#:?]+)"', page.read_text(encoding="utf-8"))
+    }
+    unused = [file for folder in MEDIA for file in (site / folder).rglob("*") if file.resolve() not in used]
+    for file in [*unused, *(file for pattern in SPARE for file in site.glob(pattern))]:
+        if file.is_file():
+            file.unlink()
+    licence = next(
+        file for file in files("mkdocs-material") or [] if file.name == "LICENSE" and "licenses" in file.parts
+    )
+    (site / "assets" / "LICENSE").write_text(licence.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def command_line() -> str:
+    """Every command with its arguments and options, from the parser itself."""
+    import typer
+
+    from tokenpaths.cli.main import make_app
+
+    group: Any = typer.main.get_command(make_app())
+    parts = []
+    for name, command in group.commands.items():
+        parts.append(_command(f"tokenpaths {name}", command))
+        parts += [
+            _command(f"tokenpaths {name} {inner}", sub) for inner, sub in getattr(command, "commands", {}).items()
+        ]
+    return "\n".join(parts)
+
+
+def _command(name: str, command: Any) -> str:
+    rows = []
+    for parameter in command.params:
+        option = parameter.param_type_name == "option"
+        names = ", ".join(f"`{part}`" for part in (*parameter.opts, *parameter.secondary_opts))
+        words = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
+        rows.append(f"| {names if option else f'`{parameter.name.upper()}`'} | {words} |")
+    words = (command.help or "").replace("\b", "").strip()
+    words = re.sub(r"^Example: (.+)$", r"Example: `\1`", words, flags=re.MULTILINE)
+    table = "\n".join(["", "| argument, option | what it does |", "|---|---|", *rows, ""]) if rows else ""
+    return f"\n## `{name}`\n\n{words}\n{table}"
+
+
+def file_format() -> str:
+    """Every table of a run file with its columns, from the schema itself."""
+    from tokenpaths.engine.base.records import RunInfo
+    from tokenpaths.engine.store.file.schema import create_tables, layout_for
+
+    names = {"model": "", "family": "", "dataset": "", "split": "", "checkpoint_sha256": "", "engine_version": ""}
+    sizes = {"num_steps": 2, "num_modules": 8, "top_k": 2}
+    info = RunInfo(run_id="", modality="text", weight_semantics={}, config={}, **names, **sizes)
+    sql = create_tables(layout_for(info), info)
+    statements = [" ".join(statement.split()) for statement in sql.split(";") if statement.strip()]
+    lines = [textwrap.fill(f"{one};", 88, subsequent_indent="    ", break_on_hyphens=False) for one in statements]
+    return "For two steps, top-2 and eight modules:\n\n```sql\n" + "\n".join(lines) + "\n```\n"
+
+
+def plugin_example() -> str:
+    """The files of docs/plugin_example."""
+    folder = ROOT / "docs" / "plugin_example"
+    kinds = {"pyproject.toml": "toml", "tokenpaths_routelog.py": "python"}
+    return "\n".join(f"`{name}`:\n\n```{kind}\n{(folder / name).read_text()}```\n" for name, kind in kinds.items())
+
+
+def questions() -> str:
+    """Every question to a run with its arguments, from its declaration."""
+    from tokenpaths.engine.store.ask.questions import QUESTIONS
+
+    return "\n".join(_question(question) for question in QUESTIONS)
+
+
+def _question(question: Any) -> str:
+    given = {name: parameter.default for name, parameter in question.parameters.items() if name != "labels"}
+    shown = [name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in given.items()]
+    places = [f"`GET /api/v1/runs/{{run}}{'/' if route.path else ''}{route.path}`" for route in question.routes]
+    places += [f"`run.frames.{name}`" for name in question.frames]
+    rows = []
+    for name in given:
+        argument = question.argument(name)
+        words = (argument.description if argument else None) or ""
+        if argument is not None and argument.le is not None and argument.ge is not None and argument.le < 2**31 - 1:
+            words += f" ({argument.ge} to {argument.le:,})"
+        rows.append(f"| `{name}` | {words.replace('|', chr(92) + '|')} |")
+    table = "\n".join(["", "| argument | what it is |", "|---|---|", *rows, ""]) if rows else ""
+    doc = inspect.cleandoc(question.function.__doc__ or "").split("\n\nArgs:")[0].split("\n\nReturns:")[0]
+    doc = doc.split("\n\nRaises:")[0].replace("``", "`")
+    call = textwrap.fill(f"run.{question.name}({', '.join(shown)})", 84, subsequent_indent="    ")
+    return f"\n### `{question.name}`\n\n```python\n{call}\n```\n\n{doc}\n\nAlso {', '.join(places)}.\n{table}"
+
+
+def routes() -> str:
+    """Every route of the REST API, from its OpenAPI description."""
+    from tokenpaths.backend.app import create_app
+    from tokenpaths.backend.settings import load_settings
+
+    with tempfile.TemporaryDirectory() as folder:
+        schema = create_app(load_settings(data_dir=Path(folder))).openapi()
+    rows = [
+        f"| `{method.upper()}` `{path}` | {' '.join(route['description'].split()).replace('|', chr(92) + '|')} |"
+        for path, methods in schema["paths"].items()
+        for method, route in methods.items()
+    ]
+    return "\n".join(["| request | what it does |", "|---|---|", *rows, ""])
+
+
+GENERATED = {
+    "command_line": command_line,
+    "file_format": file_format,
+    "plugin_example": plugin_example,
+    "questions": questions,
+    "routes": routes,
+}

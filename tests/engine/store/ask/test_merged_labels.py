@@ -1,0 +1,155 @@
+"""``labels=merged``: every answer is that of the same run written with one label for those that look alike."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.runs import make, make_soft
+from tests.support.runs.arrays import RunArrays
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.labels import label_key, look_alikes
+from tokenpaths.engine.store.ask.questions import QUESTIONS
+from tokenpaths.engine.store.ask.run import Run
+
+SPELLINGS = ("{}", "{}", " {}", "{} ", "{}\u200b")
+MADE: dict[str, dict[str, Any]] = {
+    "one slot": {"samples": 60},
+    "two slots": {"samples": 60, "top_k": 2},
+    "packed": {"samples": 30, "modality": "text", "steps": 20, "modules": 12, "top_k": 4},
+    "texts": {"samples": 60, "modality": "text"},
+}
+
+
+def spelled(arrays: RunArrays, one: bool) -> RunArrays:
+    """The run with its labels spelled in several ways, or with the most frequent one of each group instead."""
+    labels, records = [], [record for batch in arrays.batches for record in batch.samples]
+    for number, record in enumerate(records):
+        label = record.label or "a"
+        labels.append(None if number % 10 == 9 else SPELLINGS[number % len(SPELLINGS)].format(label))
+    groups = look_alikes(Counter(label for label in labels if label))
+    first = {label: group[0] for group in groups for label in group} if one else {}
+    named = iter(first.get(label or "", label) for label in labels)
+    for batch in arrays.batches:
+        batch.samples[:] = [replace(record, label=next(named)) for record in batch.samples]
+    return arrays
+
+
+@pytest.fixture(scope="module", params=[*MADE, "soft"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
+    folder = tmp_path_factory.mktemp("merged")
+
+    def arrays() -> RunArrays:
+        if request.param == "soft":
+            rng = np.random.default_rng(0)
+            return make_soft(gates=rng.random((6, 2, 3, 4), dtype=np.float32))
+        return make("run", **MADE[request.param])
+
+    files = [spelled(arrays(), one).write(folder / str(one)) for one in (False, True)]
+    with Run.open(files[0]) as run, Run.open(files[1]) as other:
+        yield run, other
+
+
+def alike(one: Any, other: Any, where: str = "") -> None:
+    """Equal, floats to rounding."""
+    if isinstance(one, float) and isinstance(other, float):
+        assert math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key, value in one.items():
+            alike(value, other[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            alike(a, b, f"{where}[{i}]")
+    else:
+        assert one == other, where
+
+
+def test_every_question_answers_as_if_the_labels_were_one(pair: tuple[Run, Run]) -> None:
+    run, other = pair
+    labels = [None, *(row[1] for row in other.labels)]
+    asked = 0
+    for question in QUESTIONS:
+        if question.name in ("info", "gap", "regions_to_paths"):
+            continue
+        options: list[dict[str, Any]] = [{}]
+        for name, value in {"rank": 1, "sample": 0, "measure": "compute", "step": 0, "kind": None}.items():
+            if name in question.parameters:
+                options = [one | {name: value} for one in options]
+        if "per" in question.parameters:
+            options = [
+                {"measure": m, "per": p} for m in ("compute", "loss", "gate_entropy") for p in ("sample", "token")
+            ]
+        if "kind" in question.parameters:
+            kinds = list(other.soft_shapes) if "axes" in str(question.answer) or question.name == "soft" else [None]
+            options = [one | {"kind": kind} for one in options for kind in kinds or [None]]
+        if "label" in question.parameters:
+            options = [one | {"label": label} for one in options for label in labels]
+        if "through" in question.parameters:
+            options = [one | {"through": through} for one in options for through in ((), ((0, 1),))]
+        for arguments in options:
+            arguments = {k: v for k, v in arguments.items() if not (v is None and k == "kind")}
+            try:
+                right = getattr(other, question.name)(**arguments)
+            except (UserError, TypeError) as error:
+                with pytest.raises(type(error)):
+                    getattr(run, question.name)(**arguments, labels="merged")
+                continue
+            alike(getattr(run, question.name)(**arguments, labels="merged"), right, f"{question.name}({arguments})")
+            asked += 1
+    assert asked > 10
+
+
+def test_the_overview_names_groups_and_merges_them(pair: tuple[Run, Run]) -> None:
+    run, other = pair
+    plain, merged = run.info(), run.info(labels="merged")
+    assert other.info()["look_alikes"] == []
+    assert plain["look_alikes"] == merged["look_alikes"] != []
+    for group in plain["look_alikes"]:
+        assert len({label_key(row["label"]) for row in group}) == 1
+        assert [row["num_samples"] for row in group] == sorted((row["num_samples"] for row in group), reverse=True)
+    assert merged["labels"] == other.info()["labels"]
+    assert len(plain["labels"]) > len(merged["labels"])
+    for name in ("num_samples", "num_tokens"):
+        assert sum(row[name] for row in plain["labels"]) == sum(row[name] for row in merged["labels"])
+
+
+def test_any_spelling_filters_the_group_and_stored_values_stay(pair: tuple[Run, Run]) -> None:
+    run, _ = pair
+    group = run.look_alikes[0]
+    answers = [run.samples(label=row[1], labels="merged")["total"] for row in group]
+    assert answers == [sum(row[2] for row in group)] * len(group)
+    assert [run.samples(label=row[1])["total"] for row in group] == [row[2] for row in group]
+    exported = b"".join(run.export("sample", "csv")).decode()
+    assert all(row[1] in exported for group in run.look_alikes for row in group)
+    frame = run.frames.labels(labels="merged") if "labels" in inspect.signature(run.frames.labels).parameters else None
+    assert frame is None or len(frame) == len(run.info(labels="merged")["labels"])
+
+
+def test_nothing_to_merge_and_other_words(tmp_path: Path) -> None:
+    with Run.open(make("run").write(tmp_path)) as run:
+        assert run.labelled("merged") is run
+        for word in ("Merged", "", 5):
+            with pytest.raises(UserError, match="it should be merged"):
+                run.usage(labels=word)
+
+
+def test_a_comparison_names_samples_by_merged_labels(tmp_path: Path) -> None:
+    spelt, plain = (
+        spelled(make(name, samples=20, twin=False), one) for name, one in (("spelt", False), ("plain", True))
+    )
+    with Run.open(spelt.write(tmp_path)) as run, Run.open(plain.write(tmp_path)) as other:
+        labels = {row["label"] for row in other.compare(run)["points"]}
+        assert {row["label"] for row in run.compare(other)["points"]} > labels
+        assert {row["label"] for row in run.compare(other, labels="merged")["points"]} == labels
+        with pytest.raises(UserError, match="merged"):
+            run.compare(other, labels="some")

@@ -1,0 +1,161 @@
+"""The distributions, the container and the site say the same as the tree that they are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from tests.support.plugins import installed, write_plugin
+from tokenpaths.backend import __version__
+from tokenpaths.engine.base import model_folders
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, find_checkpoint
+from tokenpaths.engine.store.ask.questions import QUESTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+LARGEST_WHEEL = 40e6
+
+
+def load(name: str) -> ModuleType:
+    """A script of ``packaging/`` as a module."""
+    spec = importlib.util.spec_from_file_location(f"packaging_{name}", ROOT / "packaging" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wheel_models() -> set[str]:
+    return load("wheels").small_models()
+
+
+def test_the_models_of_the_wheel_exist_and_are_small_enough():
+    small = wheel_models()
+    assert {"dna-vision-top1", "dna-text-top1", "hmodel-languages", "raytracing-digits"} <= small
+    sizes = [(SHIPPED_MODELS / name / "model.safetensors").stat().st_size for name in small]
+    assert sum(sizes) < LARGEST_WHEEL
+
+
+def test_both_distributions_together_have_every_model():
+    manifest = (ROOT / "MANIFEST.in").read_text()
+    assert wheel_models() == set(re.findall(r"data/models/([\w-]+) ", manifest))
+    sums = (SHIPPED_MODELS / "SHA256SUMS").read_text()
+    assert set(re.findall(r"  ([\w-]+)/", sums)) == {path.parent.name for path in SHIPPED_MODELS.glob("*/config.json")}
+
+
+def test_every_file_that_is_no_code_is_in_the_source_distribution():
+    """Scripts, styles, icons: what a wheel without them would only miss when it runs."""
+    rules = re.findall(r"^recursive-include (\S+) (.+)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE)
+    patterns = {folder: words.split() for folder, words in rules}
+    for folder in ("tokenpaths", "engine", "backend", "frontend"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                assert any(fnmatch(file.name, pattern) for pattern in patterns[folder]), file
+
+
+def test_every_bundled_picture_has_a_source():
+    notice, page = (ROOT / "NOTICE").read_text(), (ROOT / "docs" / "data.md").read_text()
+    images = json.loads((ROOT / "data" / "samples" / "index.json").read_text())["images"]
+    assert images[0]["file"] == "coffee.png", (
+        "a newcomer's first picture is a photograph of a class that the model knows"
+    )
+    for image in images:
+        assert (ROOT / "data" / "samples" / image["file"]).is_file()
+        if "photograph" in image["title"]:
+            assert image["file"] in notice
+            assert image["file"] in page
+
+
+def test_a_model_of_the_other_distribution_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="pip install tokenpaths-models"):
+        find_checkpoint("dipaco-4x4", [tmp_path])
+    assert model_folders.where_to_get("nobody") is None
+
+
+def test_models_come_from_entry_points_and_a_folder_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    code = f"MODELS, NOWHERE, SEVEN = {str(tmp_path / 'theirs')!r}, {str(tmp_path / 'nowhere')!r}, 7"
+    names = {"a": "gone:X", "b": "my_models:NOWHERE", "c": "my_models:SEVEN", "mine": "my_models:MODELS"}
+    write_plugin(tmp_path / "site", "my_models", code, {"tokenpaths.models": names})
+    monkeypatch.setenv("TOKENPATHS_MODELS_DIR", str(tmp_path / "own"))
+    model_folders.installed_folders.cache_clear()
+    try:
+        with installed(tmp_path / "site"), pytest.warns(UserWarning, match="the models '.' of my_models") as warned:
+            folders = model_folders.models_folders(tmp_path, [tmp_path / "settings"])
+    finally:
+        model_folders.installed_folders.cache_clear()
+    first, second, third = sorted(str(warning.message).partition(" cannot be found: ")[2] for warning in warned)
+    assert "not int" in first or "not 'int'" in first
+    assert second == "it cannot be imported (ModuleNotFoundError: No module named 'gone')"
+    assert third == f"there is no folder {tmp_path / 'nowhere'}"
+    names = ("models", "settings", "own")
+    assert folders == [*(tmp_path / name for name in names), SHIPPED_MODELS, tmp_path / "theirs"]
+
+
+def test_the_services_of_the_compose_file_are_closed():
+    container = load("container")
+    variables = {"TOKENPATHS_TOKEN": "t" * 16, "TOKENPATHS_WORKER_SECRET": "s" * 16}
+    services = container.services(variables)
+    assert set(services) == {"worker", "api", "page"}
+    for service in services.values():
+        assert service["read_only"]
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["user"] == "tokenpaths"
+        assert service["healthcheck"]["test"][0] == "CMD"
+        assert service["environment"]["TOKENPATHS_TOKEN"] == "t" * 16
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    with pytest.raises(SystemExit, match="choose a secret"):
+        container.services({"TOKENPATHS_TOKEN": "t" * 16})
+
+
+def test_drawings_are_those_of_their_script(tmp_path, monkeypatch):
+    drawings = load("drawings")
+    monkeypatch.setattr(drawings, "FOLDER", tmp_path)
+    drawings.main()
+    for file in tmp_path.iterdir():
+        assert (ROOT / "docs" / "drawings" / file.name).read_text() == file.read_text()
+
+
+def test_every_page_is_in_the_sites_navigation():
+    text = (ROOT / "mkdocs.yml").read_text().replace("!!python", "")
+    named = set(re.findall(r"([\w/]+\.md)$", yaml.safe_dump(yaml.safe_load(text)["nav"]), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - named == {"dreams/README.md"} & pages
+
+
+def test_generated_parts_of_the_reference_are_complete(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    hooks = load("site_hooks")
+    commands = hooks.command_line()
+    assert commands.count("\n## `tokenpaths ") > 15
+    assert "`--data-dir`" in commands
+    assert "CREATE TABLE token_coded" in hooks.file_format()
+    assert '[project.entry-points."tokenpaths.importers"]' in hooks.plugin_example()
+    pages = "".join(file.read_text() for file in (ROOT / "docs").rglob("*.md"))
+    assert set(re.findall(r"^<!-- generated: (\w+) -->$", pages, re.MULTILINE)) == set(hooks.GENERATED)
+    assert max(map(len, hooks.file_format().splitlines())) < 90
+    questions = hooks.questions()
+    assert {question.name for question in QUESTIONS} == set(re.findall(r"^### `(\w+)`$", questions, re.MULTILINE))
+    assert "| `limit` | Most entries in one answer (1 to 1,000) |" in questions
+    paths = json.loads((ROOT / "tests" / "goldens" / "openapi.json").read_text())["paths"]
+    named = {
+        (method.lower(), path) for method, path in re.findall(r"^\| `(\w+)` `(\S+)` \|", hooks.routes(), re.MULTILINE)
+    }
+    assert named == {(method, path) for path, methods in paths.items() for method in methods}
+    assert sys.modules.get("mkdocs") is None or hooks.LINK
+
+
+def test_the_version_is_the_same_everywhere():
+    version = load("wheels").version()
+    assert version == __version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^## \[(\d.*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
