@@ -30,7 +30,9 @@ BACKLOG = 128
 """connections that asyncio accepts in one go: before ``connection_made`` can refuse any of them"""
 GRACE_SECONDS = 5
 log = logging.getLogger("uvicorn.error.page")
-log.setLevel(logging.ERROR)  # a line for each malformed request would let anybody fill the disk
+# A line for each malformed request would let anybody fill the disk. A filter, because the level of every logger under
+# ``uvicorn.error`` is set back when uvicorn configures its own.
+log.addFilter(lambda record: record.levelno >= logging.ERROR)
 RAW_HEADERS = {
     "content-type": "text/plain; charset=utf-8",
     "connection": "close",

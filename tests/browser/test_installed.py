@@ -104,7 +104,10 @@ def test_the_demo_and_ls(demo: Installation) -> None:
 
 def test_the_page_is_clicked_through(up: dict[str, str], demo: Installation, visit) -> None:
     assert httpx.get(f"{up['API']}/healthz", trust_env=False, timeout=60).json()["status"] == "ok"
-    assert httpx.get(f"{up['API']}/api/v1/health", trust_env=False, timeout=60).json()["status"] == "ok"
+    until = time.monotonic() + PATIENCE_S  # the worker may still be starting
+    while (state := httpx.get(f"{up['API']}/api/v1/health", trust_env=False, timeout=60).json())["status"] != "ok":
+        assert time.monotonic() < until, state
+        time.sleep(0.5)
     cards = httpx.get(f"{up['API']}/api/v1/runs", trust_env=False, timeout=60).json()["runs"]
     run = next(card["run"] for card in cards if card["model"] == "dna-vision-top1")
     here = visit(on=Site(up["page"], demo.home)).open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging.config
 import socket
 import threading
 import time
@@ -177,3 +178,18 @@ def test_answers_without_the_app_refuse_frames_and_leave_no_line(port: int, capl
     assert b"x-frame-options: deny" in answer
     assert b"frame-ancestors 'none'" in answer
     assert not caplog.records
+
+
+def test_a_malformed_request_leaves_no_line_after_uvicorn_set_its_loggers_back(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loggers = {name: logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")}
+    before = {name: (one.level, one.handlers, one.propagate) for name, one in loggers.items()}
+    logging.config.dictConfig(uvicorn.config.LOGGING_CONFIG)
+    try:
+        loggers["uvicorn"].propagate = True
+        assert status(rest(connect(port, b"NONSENSE\r\n\r\n"))) == 400
+        assert not caplog.records
+    finally:
+        for name, one in loggers.items():
+            one.level, one.handlers, one.propagate = before[name]
