@@ -107,6 +107,13 @@ def days(of: Any) -> str:
     return "" if not found else min(found) if min(found) == max(found) else f"{min(found)} to {max(found)}"
 
 
+def kept_document(name: str) -> dict[str, Any]:
+    """What a benchmark measured last; without results where it never ran."""
+    file = RESULTS / f"{name}.json"
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"results": {}}
+    return document
+
+
 def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
     """Store the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
     document = {

@@ -1,0 +1,81 @@
+"""What *Towards Distributed Neural Architectures* claims of paths, compute and reuse, on the shipped checkpoints.
+
+    python -m benchmarks.dna --data <data folder> [--twins 5] [--models NAME …]
+
+Each checkpoint, and untrained networks of the same architecture, route the validation file of its recipe; every figure
+is worked out from the choices of all tokens. Intervals are of 95 %, by resampling samples, and of one trained network:
+they say nothing about others trained alike. ``docs/science/dna.md`` is written from the result by ``make science``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.dna_choices import observe
+from benchmarks.dna_figures import image_figures, text_figures
+from benchmarks.measure import kept_document, report
+from benchmarks.resampling import interval, weighted_correlation
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
+from tokenpaths.engine.tracing.loaded_model import load_model
+
+COMMAND = "python -m benchmarks.dna --data <data folder>"
+
+
+def measure(name: str, folder: Path, num_twins: int) -> dict[str, Any]:
+    """Every figure of one checkpoint."""
+    began = time.monotonic()
+    model = load_model(name, [SHIPPED_MODELS], device="cpu")
+    samples = list(open_dataset(str(folder / model.checkpoint.validation["file"]), model.modality))
+    data = prepare(model, samples)
+    trained = observe(model, data, outputs=True)
+    twins = [observe(model.untrained(seed), data, outputs=False) for seed in range(num_twins)]
+    if model.modality == "vision":
+        found = image_figures(model, samples, trained, twins)
+    else:
+        found = text_figures(model, samples, data, trained, twins)
+    return found | {
+        "sha256": model.sha256,
+        "validation": model.checkpoint.validation,
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "command": COMMAND,
+    }
+
+
+def between(results: dict[str, Any]) -> dict[str, Any]:
+    """Whether two models of one modality reuse modules on the same samples."""
+    found = {}
+    for kind in ("vision", "text"):
+        pair = [one["reuse_b"] for name, one in results.items() if name.startswith(f"dna-{kind}")]
+        if len(pair) == 2:
+            x, y = (np.array(one) for one in pair)
+            value, low, high = interval(lambda c, x=x, y=y: weighted_correlation(x, y, c), len(x))
+            found[kind] = {"value": value, "low": low, "high": high, "samples": len(x)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--twins", type=int, default=5, help="untrained networks of each architecture")
+    parser.add_argument("--models", nargs="*", help="measure only these, keep the others as they are")
+    arguments = parser.parse_args()
+    checkpoints = [read_checkpoint(p.parent) for p in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"))]
+    results = kept_document("dna")["results"].get("models", {})
+    for name in (c.name for c in checkpoints if c.family == "dna"):
+        if not arguments.models or name in arguments.models:
+            print(f"measuring {name} …", file=sys.stderr, flush=True)
+            results[name] = measure(name, arguments.data, arguments.twins)
+    report("dna", COMMAND, {"models": results, "between": between(results)}, quiet=True)
+
+
+if __name__ == "__main__":
+    main()

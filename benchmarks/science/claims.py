@@ -1,0 +1,102 @@
+"""A claim of a paper beside our measurement, and how a verdict is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+YES, PARTLY, NO, OPPOSITE, NONE = VERDICTS = ("holds", "partly", "not at this scale", "the opposite", "not tested")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim: the paper's words and numbers, ours, and whether it holds here."""
+
+    claim: str
+    paper: str
+    ours: str
+    verdict: str
+    rule: str
+    """what ours has to show for *holds*, in each setting"""
+    basis: str = ""
+    """what ours rests on, where that differs from the rest of its table: networks, samples, data"""
+
+    def line(self, basis: str) -> str:
+        return (
+            f"| {self.claim} | **{self.verdict}** | {self.ours} | {self.paper} | {self.basis or basis} | {self.rule} |"
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Claims that one benchmark measured."""
+
+    benchmark: str
+    """its name in ``results``"""
+    rows: Callable[[dict[str, Any]], list[Claim]]
+    basis: Callable[[dict[str, Any]], str]
+    """networks, samples and data behind every row that names none of its own"""
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A page."""
+
+    page: str
+    title: str
+    cited: str
+    about: str
+    tables: tuple[Table, ...]
+    models: tuple[str, ...]
+    """shipped checkpoints, whose cards say how they were trained"""
+    limits: tuple[str, ...]
+
+
+def verdict(*settings: bool, opposite: bool = False) -> str:
+    """``holds`` where a claim holds in every setting, ``partly`` where in some; ``opposite``: the other way round."""
+    if all(settings):
+        return YES
+    return PARTLY if any(settings) else OPPOSITE if opposite else NO
+
+
+def share(value: float, digits: int = 1) -> str:
+    return minus(f"{100 * value:.{digits}f}\u00a0%")
+
+
+def minus(text: str) -> str:
+    """With the sign that is as wide as a plus."""
+    return text.replace("-", "−")
+
+
+def spanned(effect: Mapping[str, Any], digits: int = 2, scale: float = 1.0, unit: str = "") -> str:
+    """A value with its interval, and the range of what untrained networks give."""
+    value, low, high = (scale * effect[key] for key in ("value", "low", "high"))
+    text = f"{value:.{digits}f}{unit} ({low:.{digits}f} … {high:.{digits}f})"
+    return minus(text) + untrained(effect.get("untrained") or (), digits, scale, unit)
+
+
+def untrained(values: Sequence[float], digits: int = 2, scale: float = 1.0, unit: str = "") -> str:
+    """What untrained networks give, from the least to the most."""
+    known = sorted(scale * v for v in values if v is not None and math.isfinite(v))
+    if not known:
+        return ""
+    ends = list(dict.fromkeys(f"{v:.{digits}f}" for v in (known[0], known[-1])))
+    return minus(f", untrained {' … '.join(ends)}{unit}")
+
+
+def above(effect: Mapping[str, Any], level: float = 0.0) -> bool:
+    """Whether all of the interval lies above ``level``."""
+    return effect["low"] is not None and effect["low"] > level
+
+
+def below(effect: Mapping[str, Any], level: float = 0.0) -> bool:
+    """Whether all of the interval lies below ``level``."""
+    return effect["high"] is not None and effect["high"] < level
+
+
+def within(effect: Mapping[str, Any], level: float) -> bool:
+    """Whether all of the interval lies within ``level`` of 0: only that shows that something is absent."""
+    return effect["low"] is not None and effect["low"] > -level and effect["high"] < level

@@ -1,0 +1,223 @@
+"""What *Towards Distributed Neural Architectures* claims of images; figures and sections are the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measure import kept_document
+from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, verdict, within
+from benchmarks.science.dna_rows import LINE, VISION, WORDS, dead, dense, diverse, known, knows, law, slopes, tenths
+
+
+def vision(results: dict[str, Any]) -> list[Claim]:
+    models = results["models"]
+    if any(name not in models for name in VISION):
+        return []
+    skip = models[VISION[1]]
+    seen = f"{skip['samples']:,} images"
+
+    def both(show: Callable[[dict[str, Any]], str]) -> str:
+        return LINE.join(f"{WORDS[name]}: {show(models[name])}" for name in VISION)
+
+    def each(test: Callable[[dict[str, Any]], bool]) -> str:
+        return verdict(*(test(models[name]) for name in VISION))
+
+    boundary = {other: skip[f"boundary_minus_{other}"] for other in ("object", "background")}
+    both_keys = ("compute", "reuse")
+    contrast = {what: skip[f"contrast_and_compute_of_{what}"] for what in ("images", "patches")}
+    apart = results["between"]["vision"]
+    return [
+        Claim(
+            "figure 2: accuracy competitive with a dense network",
+            "curves of test accuracy side by side",
+            both(_beside_dense),
+            each(lambda m: m["accuracy_of_samples"]["low"] > dense(m)["accuracy"] - 0.02),
+            rule="the interval lies above the dense accuracy less 2 points",
+            basis=f"1 network each; {seen}",
+        ),
+        diverse(VISION, models, "figure 2: choices are more diverse near the output"),
+        law(VISION, models, "figure 1 (c): paths are distributed as a power law", "slope of an untrained one −1"),
+        slopes(VISION),
+        Claim(
+            "figures 3 and 17: patches of a path are alike in surface without training, less so once trained",
+            "shown in pictures",
+            both(lambda m: f"{spanned(m['alike'])}; {share(m['shared']['value'], 0)} of the tokens are on such a path")
+            + f"{LINE}(1 − squared distance of mean colours on one path over that of any patches, of different images)",
+            each(lambda m: m["alike"]["high"] < min(m["alike"]["untrained"])),
+            rule="the interval lies below all untrained networks",
+        ),
+        Claim(
+            "figure 3: rare paths group patches by low-level likeness, frequent ones by higher features",
+            "shown in pictures: ranks 5, 15, 775, 941",
+            "likeness of colour on the rarer and the more frequent of the paths that several images take (half of "
+            "their tokens each): " + both(lambda m: _rare_and_common(m)),
+            each(lambda m: m["alike_rare"]["low"] > m["alike_common"]["high"]),
+            rule="rarer above more frequent, intervals apart",
+        ),
+        Claim(
+            "paths tell the class of an image",
+            "rare paths follow brass instruments, puzzle pieces",
+            both(lambda m: known(m["class"])) + f"{LINE}(NMI above that of shuffled labels)",
+            each(knows("class")),
+            rule="p < 0.05 and above all untrained networks",
+        ),
+        Claim(
+            "figure 1 (e): some paths follow objects, others background or boundary",
+            "shown in pictures",
+            both(lambda m: known(m["region"])) + f"{LINE}(the same, of the regions of a box)",
+            each(knows("region")),
+            rule="p < 0.05 and above all untrained networks",
+        ),
+        Claim(
+            "figure 6: boundary patches get more compute",
+            "shown in pictures",
+            LINE.join(f"boundary less {other} {spanned(row, 4)} of the compute" for other, row in boundary.items()),
+            verdict(*map(above, boundary.values()), opposite=all(map(below, boundary.values()))),
+            rule="both intervals above 0",
+            basis="top2; "
+            + ", ".join(f"{row['images']:,} images with boundary and {o}" for o, row in boundary.items()),
+        ),
+        Claim(
+            "figures 6 and 16: images and patches of high compute hold more texture and edges",
+            "shown in pictures",
+            "correlation of contrast and compute "
+            + LINE.join(f"over {what} {spanned(row, 3)}" for what, row in contrast.items()),
+            verdict(*map(above, contrast.values()), opposite=all(map(below, contrast.values()))),
+            rule="both intervals above 0",
+            basis=f"top2; {seen}",
+        ),
+        Claim(
+            "figure 6: compute of images is roughly Gaussian",
+            "histogram",
+            f"skewness {spanned(skip['compute_skewness'])}, excess kurtosis {spanned(skip['compute_kurtosis'])}",
+            verdict(abs(skip["compute_skewness"]["value"]) < 0.5 and abs(skip["compute_kurtosis"]["value"]) < 1),
+            rule="skewness within ±0.5, excess kurtosis within ±1",
+            basis=f"top2; {seen}",
+        ),
+        Claim(
+            "section 3.3: images that use the least active parameters are classified rightly and with confidence",
+            "a sanity check",
+            "fewest and most pairs of step and module visited by any patch: " + both(lambda m: tenths(m, "visited")),
+            each(lambda m: all(m[f"{what}_by_visited"]["low"] > 0 for what in ("accuracy", "confidence"))),
+            rule="fewest above most, both intervals above 0",
+            basis=f"1 network each; tenths of {seen}",
+        ),
+        Claim(
+            "(added) the same of the compute of a patch, and of its reuse",
+            "–",
+            "least and most compute: " + tenths(skip, "compute") + "; least and most reuse: " + tenths(skip, "reuse"),
+            verdict(*(skip[f"{what}_by_{key}"]["low"] > 0 for what in ("accuracy", "confidence") for key in both_keys)),
+            rule="least above most, all intervals above 0",
+            basis=f"top2; tenths of {seen}",
+        ),
+        Claim(
+            "section 3.3: reuse of images is roughly Gaussian",
+            "histogram",
+            both(lambda m: f"skewness {spanned(m['reuse_skewness'])}, kurtosis {spanned(m['reuse_kurtosis'])}"),
+            each(lambda m: abs(m["reuse_skewness"]["value"]) < 0.5 and abs(m["reuse_kurtosis"]["value"]) < 1),
+            rule="skewness within ±0.5, excess kurtosis within ±1",
+            basis=f"1 network each; {seen}",
+        ),
+        Claim(
+            "figure 7: two models reuse modules on the same images",
+            "good correlation",
+            f"r = {spanned(apart)}",
+            verdict(above(apart, 0.1)),
+            rule="the interval lies above 0.1",
+            basis=f"top1 and top2; {seen}",
+        ),
+        Claim(
+            "figure 7: skipping and reuse are not correlated",
+            "low correlation",
+            f"r = {spanned(skip['skip_and_reuse'])}",
+            verdict(within(skip["skip_and_reuse"], 0.1)),
+            rule="the interval lies within ±0.1",
+            basis=f"top2; {seen}",
+        ),
+        Claim(
+            "figure 7: images of high reuse lack an object",
+            "shown in pictures",
+            "correlation of reuse and the part that the object's box takes: "
+            + both(lambda m: spanned(m["object_and_reuse"])),
+            each(lambda m: below(m["object_and_reuse"])),
+            rule="the interval lies below 0",
+        ),
+        Claim(
+            "section 3.3: modules are reused without being told to",
+            "25 % (top-1), 15 % (top-2)",
+            both(lambda m: spanned(m["reuse"], 1, 100, " %")),
+            each(lambda m: m["reuse"]["low"] > max(m["reuse"]["untrained"])),
+            rule="the interval lies above all untrained networks",
+        ),
+        dead(VISION, models),
+        *_dreams(),
+    ]
+
+
+def _beside_dense(model: dict[str, Any]) -> str:
+    return f"{spanned(model['accuracy_of_samples'], 1, 100, ' %')}, dense {share(dense(model)['accuracy'])}"
+
+
+def _rare_and_common(model: dict[str, Any]) -> str:
+    return f"{spanned(model['alike_rare'])} and {spanned(model['alike_common'])}"
+
+
+def _dreams() -> list[Claim]:
+    """Figures 4, 5 and 15, from dreams of images that the network never saw."""
+    kept = {name: row for name, row in kept_document("dream_tests")["results"].items() if name in VISION}
+    if not kept:
+        return [Claim("figures 4, 5 and 15: dreams", "shown in pictures", "not dreamt yet", NONE, rule="–", basis="–")]
+    images = f"{next(iter(kept.values()))['images']} images"
+    iterations = f"{next(iter(kept.values()))['settings']['iterations']} of the paper's 2,048 iterations"
+    grouped = f"{next(iter(kept.values()))['grouped']} images whose box has an edge"
+
+    def each(show: Callable[[dict[str, Any]], str]) -> str:
+        return LINE.join(f"{WORDS[name]}: {show(row)}" for name, row in kept.items())
+
+    def classes(row: dict[str, Any]) -> str:
+        dreams = row["all choices"]
+        seen, label = (spanned(dreams[f"is_{what}"], 1, 100, " %") for what in ("answer", "label"))
+        return (
+            f"{seen} are of the class that the network saw in the original (dealt to others "
+            f"{share(dreams['is_answer_dealt'])}), {label} of the label's; {share(dreams['matched'])} of the choices "
+            "matched"
+        )
+
+    def boundaries(row: dict[str, Any]) -> str:
+        kinds = {
+            "in context": "boundary in context",
+            "without it": "boundary",
+            "in context with another image's choices": "context, another image's choices",
+            "context on noise": "context alone",
+        }
+        shown = ", ".join(f"{words} {row[kind]['p_answer']['value']:.3f}" for words, kind in kinds.items())
+        more = " and ".join(spanned(row[f"context less {other}"], 3) for other in ("another's", "alone"))
+        return f"{shown}; in context less the last two {more}"
+
+    return [
+        Claim(
+            "figure 4: an image dreamt from all choices is of the same kind as the original",
+            "two of three of the right kind",
+            each(classes),
+            verdict(
+                *(
+                    row["all choices"]["is_answer"]["low"] > row["all choices"]["is_answer_dealt"]
+                    for row in kept.values()
+                ),
+                *(row["all choices"]["is_answer"]["value"] > 0.5 for row in kept.values()),
+            ),
+            rule="above chance, and more than half",
+            basis=f"{images} and {iterations}, 1 network each",
+        ),
+        Claim(
+            "figures 5 and 15: with the pixels of boundary patches as context, their choices bring the object back",
+            "shown in pictures",
+            "probability of the original's class: " + each(boundaries),
+            verdict(
+                *(above(row[f"context less {other}"]) for row in kept.values() for other in ("another's", "alone"))
+            ),
+            rule="both differences above 0",
+            basis=f"{grouped} and {iterations}, 1 network each",
+        ),
+    ]

@@ -1,0 +1,155 @@
+"""Rows and cells that claims about images and about texts of *Towards Distributed Neural Architectures* share."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measure import kept_document
+from benchmarks.science.claims import Claim, above, below, minus, share, spanned, untrained, verdict
+
+VISION = ("dna-vision-top1", "dna-vision-top2-skip")
+TEXT = ("dna-text-top1", "dna-text-top2-skip")
+LINE = "<br>"
+"""a new line inside of a cell"""
+WORDS = {name: name.rpartition("dna-")[2].split("-", 1)[1].replace("-skip", "") for name in (*VISION, *TEXT)}
+"""how rows call a model: top1, top2"""
+
+
+def images(results: dict[str, Any]) -> str:
+    """What most rows about images rest on."""
+    return _basis(results["models"].get(VISION[0]), "images")
+
+
+def texts(results: dict[str, Any]) -> str:
+    """What most rows about texts rest on."""
+    return _basis(results["models"].get(TEXT[0]), "texts")
+
+
+def _basis(model: dict[str, Any] | None, what: str) -> str:
+    return f"1 network each, {model['twins']} untrained; {model['samples']:,} {what}" if model else "–"
+
+
+def dense(model: dict[str, Any]) -> dict[str, Any]:
+    """The dense twin as the card has it."""
+    twin: dict[str, Any] = model["validation"]["dense_twin"]
+    return twin
+
+
+def diverse(names: tuple[str, ...], models: dict[str, Any], claim: str) -> Claim:
+    """How evenly modules are used, step by step."""
+
+    def steps(name: str) -> str:
+        one = models[name]["diversity"]
+        blank = [statistics.fmean(values) for values in zip(*one["untrained"], strict=True)]
+        shown = [", ".join(f"{v:.1f}" for v in values) for values in (one["value"], blank)]
+        return f"{WORDS[name]}: {shown[0]} (even use: {models[name]['most_diverse']:.1f}), untrained {shown[1]}"
+
+    gains = [models[name]["diversity_gain"] for name in names]
+
+    return Claim(
+        claim,
+        "shown in figures",
+        "effective top-k of active modules by step, "
+        + LINE.join(map(steps, names))
+        + f"{LINE}last step less first: "
+        + "; ".join(f"{WORDS[name]} {spanned(models[name]['diversity_gain'])}" for name in names),
+        verdict(
+            *(above(gain) and gain["low"] > max(gain["untrained"]) for gain in gains), opposite=all(map(below, gains))
+        ),
+        rule="the gain lies above 0 and above that of all untrained networks",
+    )
+
+
+def law(names: tuple[str, ...], models: dict[str, Any], claim: str, paper: str) -> Claim:
+    """Whether counts of paths follow a power law."""
+
+    def fitted(law: dict[str, Any]) -> str:
+        if law["alpha"] is None:
+            return "no fit"
+        against = "" if law["against_lognormal"] is None else f", beside a lognormal {law['against_lognormal']:+.1f} σ"
+        p_value = "" if law["p_value"] is None else f", p = {law['p_value']:.2f}"
+        held = f"{share(law['tail_of_paths'], 0)} of the paths, {share(law['tail_of_tokens'], 0)} of the tokens"
+        return minus(f"slope {law['slope']:.2f} (α = {law['alpha']:.2f}) over {held}{p_value}{against}")
+
+    def stands(law: dict[str, Any]) -> bool:
+        if law["p_value"] is None or law["p_value"] <= 0.1 or law["tail_of_tokens"] < 0.5:
+            return False
+        return (law["against_lognormal"] or 0) > -2
+
+    return Claim(
+        claim,
+        paper,
+        LINE.join(
+            f"{WORDS[name]}{words}: {fitted(law)}"
+            for name in names
+            for words, law in (("", models[name]["law"]), (", untrained", models[name]["untrained_law"][0]))
+        ),
+        verdict(*(stands(models[name]["law"]) for name in names)),
+        rule="a law over half of the tokens or more that is not refused (p > 0.1), and no lognormal better by 2 σ",
+        basis="1 network and 1 untrained each",
+    )
+
+
+def slopes(names: tuple[str, ...]) -> Claim:
+    """The slope of path frequencies beside an untrained network and shuffled steps."""
+    kept = kept_document("checkpoints")["results"]
+
+    def last(name: str) -> str:
+        ends = {whose: kept[name]["slopes"][whose][-1] for whose in ("observed", "untrained", "independent")}
+        shown = [f"{end['window_slope']:.2f}" for end in ends.values()]
+        tokens = f"{ends['observed']['num_tokens']:,} tokens"
+        return minus(f"{WORDS[name]}: {shown[0]}, untrained {shown[1]}, steps shuffled {shown[2]} ({tokens})")
+
+    steeper = [
+        kept[name]["slopes"]["observed"][-1]["window_slope"] < kept[name]["slopes"]["untrained"][-1]["window_slope"]
+        for name in names
+    ]
+    return Claim(
+        "(added) training makes the curve of path frequencies steeper in ranks 10 to 1,000",
+        "–",
+        "slope: " + LINE.join(map(last, names)) + f"{LINE}over all ranks it depends on the number of "
+        "tokens, so the paper's exponents cannot be compared with ours",
+        verdict(*steeper, opposite=not any(steeper)),
+        rule="trained below untrained",
+        basis="1 network and 1 untrained each",
+    )
+
+
+def known(row: dict[str, Any]) -> str:
+    """What paths know of an attribute."""
+    return f"{row['value']:.3f} (p ≤ {row['p_value']:.2f}){untrained(row['untrained'], 3)}"
+
+
+def knows(what: str) -> Callable[[dict[str, Any]], bool]:
+    """The rule of ``known``."""
+    return lambda m: m[what]["p_value"] < 0.05 and m[what]["value"] > max(m[what]["untrained"])
+
+
+def tenths(model: dict[str, Any], key: str) -> str:
+    """Accuracy and confidence of the samples with the least and the most of something."""
+    return ", ".join(f"{what} {pair(model[f'{what}_by_{key}'])}" for what in ("accuracy", "confidence"))
+
+
+def pair(row: dict[str, Any]) -> str:
+    """Two tenths and how far they are apart."""
+    ends = minus(f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} points apart")
+    return f"{share(row['lowest'])} and {share(row['highest'])} ({ends})"
+
+
+def dead(names: tuple[str, ...], models: dict[str, Any]) -> Claim:
+    """Modules that no token visits."""
+    rows = {name: models[name]["usage"] for name in names}
+    shown = [
+        f"{WORDS[name]}: {row['dead']} of {row['modules']} modules never visited; {share(row['dead_at_a_step'])} of "
+        "all pairs of step and module"
+        for name, row in rows.items()
+    ]
+    return Claim(
+        "appendix B: modules that nobody visits are rare",
+        "histograms",
+        LINE.join(shown),
+        verdict(*(row["dead"] <= row["modules"] / 10 for row in rows.values())),
+        rule="at most a tenth of the modules",
+    )

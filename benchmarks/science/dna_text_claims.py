@@ -1,0 +1,216 @@
+"""What *Towards Distributed Neural Architectures* claims of texts; figures and sections are the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, untrained, verdict, within
+from benchmarks.science.dna_rows import LINE, TEXT, VISION, WORDS, dead, dense, diverse, known, knows, law, slopes
+
+
+def text(results: dict[str, Any]) -> list[Claim]:
+    models = results["models"]
+    if any(name not in models for name in TEXT):
+        return []
+    skip = models[TEXT[1]]
+    read = f"{skip['samples']:,} texts"
+
+    def both(show: Callable[[dict[str, Any]], str]) -> str:
+        return LINE.join(f"{WORDS[name]}: {show(models[name])}" for name in TEXT)
+
+    def each(test: Callable[[dict[str, Any]], bool]) -> str:
+        return verdict(*(test(models[name]) for name in TEXT))
+
+    apart, pictures = results["between"]["text"], models.get(VISION[1])
+    rows = [
+        Claim(
+            "figure 8, table 3: loss competitive with a dense network",
+            "2.754 and 2.674 nats, dense 2.720; skipping 30 %: 2.784",
+            both(lambda m: f"{m['validation']['loss']:.3f} nats, dense {dense(m)['loss']:.3f}"),
+            each(lambda m: m["validation"]["loss"] <= dense(m)["loss"] + 0.05),
+            rule="at most 0.05 nats above dense",
+            basis=f"1 network each; {skip['validation']['count']:,} predictions",
+        ),
+        diverse(TEXT, models, "(added) choices are more diverse at later steps, as in the paper's images"),
+        law(TEXT, models, "figure 1 (d): paths are distributed as a power law", "slope −1.2, untrained −1"),
+        slopes(TEXT),
+        Claim(
+            "figure 9: early routers group tokens that are alike in form or meaning",
+            "shown for the first router",
+            both(lambda m: _by_step(m["entry_by_step"]))
+            + f"{LINE}(share of the choice that the token determines, above chance, by step)",
+            each(lambda m: _first_above(m["entry_by_step"])),
+            rule="the first step is above that of all untrained networks by two standard errors",
+        ),
+        Claim(
+            "(added) the same for kinds of word",
+            "–",
+            both(lambda m: _by_step(m["word_class_by_step"])),
+            each(lambda m: _first_above(m["word_class_by_step"])),
+            rule="the first step is above that of all untrained networks by two standard errors",
+        ),
+        Claim(
+            "section 4.2: frequent paths take frequent words",
+            "linking verbs and the like",
+            "share of function words on the paths of the most frequent tenth less that of all: "
+            + both(lambda m: spanned(m["function_words_on_frequent_paths"], 1, 100, " points")),
+            each(
+                lambda m: (
+                    m["function_words_on_frequent_paths"]["low"]
+                    > max(0, *m["function_words_on_frequent_paths"]["untrained"])
+                )
+            ),
+            rule="the interval lies above 0 and above all untrained networks",
+        ),
+        Claim(
+            "figure 9: a frequent path is that of ends of sentences",
+            "rank 2",
+            both(_sentence_path),
+            each(lambda m: m["sentence_ends"]["rank"] <= 10),
+            rule="the first path with more than half of such tokens is among the ten most frequent",
+        ),
+        Claim(
+            "section 4.2: common words take rare paths as well",
+            "ranks 1,024 to 65,536",
+            "tokens among the 100 commonest entries, on paths that one token takes and overall: "
+            + both(lambda m: f"{share(m['common_words']['on_single_paths'])}, {share(m['common_words']['overall'])}"),
+            each(lambda m: m["common_words"]["on_single_paths"] > m["common_words"]["overall"] / 2),
+            rule="at least half as often as overall",
+        ),
+        Claim(
+            "(added) paths tell the domain of a text",
+            "–",
+            both(lambda m: known(m["domain"])),
+            each(knows("domain")),
+            rule="p < 0.05 and above all untrained networks",
+        ),
+        Claim(
+            "figure 11: compute of texts is sharply peaked, that of images is not",
+            "histograms, of texts with a logarithmic axis",
+            LINE.join(
+                f"{what}: excess kurtosis {spanned(one['compute_kurtosis'])}, standard deviation "
+                f"{spanned(one['compute_spread'], 3)}"
+                for what, one in {"texts": skip, **({"images": pictures} if pictures else {})}.items()
+            ),
+            verdict(above(skip["compute_kurtosis"]), opposite=below(skip["compute_kurtosis"])),
+            rule="the kurtosis of texts lies above 0",
+            basis="top2 of each",
+        ),
+        Claim(
+            "figure 11: texts of low compute are lists, links and the like",
+            "shown in examples",
+            "correlation of compute with the share of characters that are no letters, without texts of mathematics: "
+            f"{spanned(skip['signs_and_compute'])}",
+            verdict(below(skip["signs_and_compute"]), opposite=above(skip["signs_and_compute"])),
+            rule="the interval lies below 0",
+            basis=f"top2; {skip['signs_and_compute']['texts']:,} texts",
+        ),
+        Claim(
+            "figure 11: texts of low compute are code or other scripts",
+            "shown in examples",
+            f"held out: only {skip['texts_of_code']} texts of code, {skip['texts_of_other_scripts']} of other scripts",
+            NONE,
+            rule="–",
+            basis=f"top2; {read}",
+        ),
+        Claim(
+            "figure 12: two models reuse modules on unrelated texts",
+            "no correlation",
+            f"r = {spanned(apart)}",
+            verdict(within(apart, 0.1)),
+            rule="the interval lies within ±0.1",
+            basis=f"top1 and top2 (the paper: two of top-2); {read}",
+        ),
+        Claim(
+            "figure 12: skipping goes with less reuse",
+            "strong correlation",
+            f"r of skipping and reuse = {spanned(skip['skip_and_reuse'])}",
+            verdict(below(skip["skip_and_reuse"], -0.3), opposite=above(skip["skip_and_reuse"])),
+            rule="the interval lies below −0.3",
+            basis=f"top2; {read}",
+        ),
+        Claim(
+            "figure 12: modules are reused",
+            "50 % (top-2), 23 % (top-2 that skips)",
+            both(lambda m: spanned(m["reuse"], 1, 100, " %")),
+            each(lambda m: m["reuse"]["low"] > max(m["reuse"]["untrained"])),
+            rule="the interval lies above all untrained networks",
+        ),
+        dead(TEXT, models),
+    ]
+    return [*rows, *_untested()]
+
+
+def _untested() -> list[Claim]:
+    return [
+        Claim(
+            "less compute costs little: a network that skips beside one that does not",
+            "table 3: 30 % skipped",
+            "no top-2 network without skipping was trained",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim(
+            "appendix F: attention early, MLP late, where modules are one or the other",
+            "shown in figures",
+            "no network of such modules (DNA-n) was trained",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim(
+            "table 3: downstream tasks",
+            "ARC, BoolQ, HellaSwag, LAMBADA, PIQA, RACE, WikiText",
+            "not tried with networks of this size",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim(
+            "figures 4 and 14: texture at early steps, a sharp transition to objects",
+            "between steps 6 and 7",
+            "dreams keep the class too seldom to date it; the page of dreams shows each step of three images",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim(
+            "figure 7: the module that is reused is the one with full attention",
+            "said in section 3.3",
+            "not measured",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim(
+            "section 4.3: reuse in texts goes with no feature of the text",
+            "said",
+            "not measured",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
+        Claim("figure 20: compute of tokens by kind", "shown in examples", "not measured", NONE, rule="–", basis="–"),
+    ]
+
+
+def _by_step(row: dict[str, Any]) -> str:
+    trained = ", ".join(f"{step['value']:.2f}" for step in row["value"])
+    blank = [statistics.fmean(step["value"] for step in steps) for steps in zip(*row["untrained"], strict=True)]
+    return f"{trained}, untrained {', '.join(f'{v:.2f}' for v in blank)}"
+
+
+def _first_above(row: dict[str, Any]) -> bool:
+    first = row["value"][0]
+    return all(first["value"] - 2 * first["error"] > steps[0]["value"] for steps in row["untrained"])
+
+
+def _sentence_path(model: dict[str, Any]) -> str:
+    row = model["sentence_ends"]
+    return (
+        f"rank {row['rank']:,} ({row['tokens']:,} tokens, {share(row['share'])} ends of sentences; of all tokens "
+        f"{share(row['overall'])}){untrained(row['untrained'], 0)}"
+    )

@@ -1,0 +1,126 @@
+"""The papers, what their networks here were trained on, and what our measurements cannot say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.science import (
+    dipaco_claims,
+    directional_claims,
+    dna_image_claims,
+    dna_rows,
+    dna_text_claims,
+    hmodel_claims,
+    raytracing_claims,
+)
+from benchmarks.science.claims import Paper, Table
+
+_ONE_SEED = "One network of each kind: intervals are over samples and say nothing about networks trained alike."
+
+
+def _texts(results: dict[str, Any]) -> str:
+    return f"1 network each; {results['held_out_texts']} texts"
+
+
+def _paths(results: dict[str, Any]) -> str:
+    return f"1 network each; {results['dipaco-2x2']['count']:,} predictions"
+
+
+def _routed(results: dict[str, Any]) -> str:
+    return f"1 network each; {results['models']['directional-text']['count']:,} predictions"
+
+
+def _induction(results: dict[str, Any]) -> str:
+    return f"{len(results['sequence']['normal']['seeds'])} networks each"
+
+
+def _digits(results: dict[str, Any]) -> str:
+    counts = {len(row["seeds"]) for name, row in results.items() if "seeds" in row}
+    return f"{min(counts)} to {max(counts)} networks each"
+
+
+PAPERS = (
+    Paper(
+        "dna",
+        "Distributed Neural Architectures",
+        "Cowsik, He and Gromov, *Towards Distributed Neural Architectures*, 2025.",
+        "Images: 50 classes of Tiny-ImageNet at 64×64, 64 patches each. Texts: five domains of English, next token "
+        "among 8 192. Choices of all tokens of the validation files, beside untrained networks of the same "
+        "architecture that route the same files.",
+        (
+            Table("dna", dna_image_claims.vision, dna_rows.images, "### Images"),
+            Table("dna", dna_text_claims.text, dna_rows.texts, "### Texts"),
+        ),
+        (*dna_rows.VISION, *dna_rows.TEXT),
+        (
+            _ONE_SEED,
+            "Five and six routed steps instead of eleven to twenty-four, 50 classes instead of 1,000, less than an "
+            "hour of one core instead of days of accelerators: features that need depth or data cannot show.",
+            "Regions come from boxes, not outlines: a *boundary* patch is one that the box's edge crosses.",
+            "Likeness of patches is that of mean colour; patches of one image are not compared with each other.",
+            "To lie above all of n untrained networks happens by chance once in n + 1 times.",
+            "Reuse depends on the number of visits, smaller here: its level is not to be compared with the paper's.",
+        ),
+    ),
+    Paper(
+        "hmodel",
+        "H-Model",
+        "*H-Model: Dynamic Neural Architectures for Adaptive Processing*.",
+        "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among 4 096, a "
+        "held-out tenth; 400 iterations of one recipe for all, in which the six-layer transformer is still behind the "
+        "one-layer one: none has converged. Positions were decayed in the H-Models, not in the transformers.",
+        (Table("hmodel", hmodel_claims.hmodel, _texts),),
+        ("hmodel-languages",),
+        (
+            _ONE_SEED,
+            "The paper's 0.956 of next tokens is no credible target for language modelling: it can only be reached "
+            "where the answer can be read off the input.",
+        ),
+    ),
+    Paper(
+        "dipaco",
+        "DiPaCo",
+        "Douillard et al., *DiPaCo: Distributed Path Composition*, 2024.",
+        "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the routing "
+        "prefix of 32 tokens, on validation text.",
+        (Table("dipaco", dipaco_claims.dipaco, _paths),),
+        ("dipaco-2x2", "dipaco-4x4"),
+        (
+            _ONE_SEED,
+            "The measured networks moved what P paths share √P times as far as their mean; recipes average now, and "
+            "the claims that this confounds are *not tested* until they are trained again.",
+        ),
+    ),
+    Paper(
+        "directional",
+        "Directional Routing",
+        "*Directional Routing in Transformers*.",
+        "English text of five domains, six layers, 120 directions, next token among 8 192. *Whole sequence* is the "
+        "paper's pooling, in which a position sees the tokens behind it; *prefix* the causal one.",
+        (
+            Table("directional", directional_claims.directional, _routed),
+            Table(
+                "induction",
+                directional_claims.induction,
+                _induction,
+                "Induction does not form in text models of this size, so it is looked for in three layers trained on "
+                "repeated random segments alone (mean, and each seed).",
+            ),
+        ),
+        ("directional-text", "directional-text-prefix"),
+        (_ONE_SEED + " Induction: three.",),
+    ),
+    Paper(
+        "raytracing",
+        "RayTracing",
+        "Gallicchio and Nuti, *Ray-Tracing for Conditionally Activated Neural Networks*.",
+        "Handwritten digits (8×8 pixels) and CIFAR-10 features of a small network of our own, beside MLPs. A parameter "
+        "counts as used where a signal goes through it. Read as a signal that crosses one layer a threshold step, the "
+        "paper's θ_out = 0.5 ends every sample at the first step: no weight between blocks is ever used or trained. So "
+        "the other reading, in which a signal crosses all layers within a step, stands beside it. Differences of "
+        "accuracy: mean over seeds and 95 % interval (Student's t).",
+        (Table("raytracing", raytracing_claims.raytracing, _digits),),
+        ("raytracing-digits", "raytracing-digits-relaxed", "raytracing-cifar10", "raytracing-cifar10-relaxed"),
+        ("Digits stand for MNIST, features of our own for the paper's.",),
+    ),
+)

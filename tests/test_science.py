@@ -1,0 +1,161 @@
+"""Pages of claims: their numbers come from results, and the figures behind the DNA page are right by hand."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import dna_choices, dna_figures, dream_tests
+from benchmarks.science import __main__ as science
+from benchmarks.science.claims import VERDICTS, above, below, spanned, verdict
+
+MODULES = sorted(file for file in Path(science.__file__).parent.glob("*.py") if "Claim(" in file.read_text("utf-8"))
+
+
+def observed(ids: np.ndarray, sample: np.ndarray, **outputs) -> dna_choices.Observed:
+    count = len(ids)
+    active = np.ones((ids.shape[1], int(ids.max()) + 1), dtype=bool)
+    return dna_choices.Observed(ids, sample, np.ones(count), np.zeros(count), active, **outputs)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda file: file.stem)
+def test_no_measured_number_is_written_by_hand(module):
+    calls = [
+        node
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Claim"
+    ]
+    for call in calls:
+        texts = [n.value for n in ast.walk(call.args[2]) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        assert not [text for text in texts if re.search(r"\d[.,]\d|\d ?%", text)]
+
+
+def test_every_row_has_a_verdict_and_says_what_it_rests_on():
+    for paper in science.PAPERS:
+        for table in paper.tables:
+            basis = table.basis(science.kept_document(table.benchmark)["results"])
+            for row in science.rows_of(table):
+                assert row.verdict in VERDICTS
+                assert row.ours
+                assert row.basis or basis
+                assert "\n" not in row.line(basis)
+
+
+def test_verdicts_and_spans():
+    assert [verdict(True, True), verdict(True, False), verdict(False)] == ["holds", "partly", "not at this scale"]
+    effect = {"value": -0.5, "low": -0.75, "high": -0.25, "untrained": [0.5, None, 0.25]}
+    assert spanned(effect) == "−0.50 (−0.75 … −0.25), untrained 0.25 … 0.50"
+    assert below(effect)
+    assert not above(effect)
+
+
+def test_likeness_of_a_path_counts_pairs_of_different_images():
+    rng = np.random.default_rng(0)
+    ids, sample = rng.integers(0, 2, size=(40, 2, 1)), np.repeat(np.arange(5), 8)
+    looks, counts = rng.normal(size=(40, 3)), np.array([1, 2, 0, 1, 1])
+    one = observed(ids, sample)
+    weight = counts[sample]
+
+    def mean_distance(tokens) -> tuple[float, float]:
+        pairs = [(i, j) for i, j in itertools.combinations(tokens, 2) if sample[i] != sample[j]]
+        weights = np.array([weight[i] * weight[j] for i, j in pairs])
+        squares = np.array([((looks[i] - looks[j]) ** 2).sum() for i, j in pairs])
+        return float((weights * squares).sum()), float(weights.sum())
+
+    near = total = 0.0
+    for path in np.unique(one.path_n):
+        tokens = np.flatnonzero(one.path_n == path)
+        squares, pairs = mean_distance(tokens)
+        near += weight[tokens].sum() * squares / pairs
+        total += weight[tokens].sum()
+    squares, pairs = mean_distance(range(40))
+    assert dna_figures.alike(one, looks, counts) == pytest.approx(1 - (near / total) / (squares / pairs))
+
+
+def test_likeness_is_whole_for_equal_looks_and_none_without_shared_paths():
+    ids, sample = np.arange(8)[:, None, None] % 4, np.repeat([0, 1], 4)
+    looks = np.array([[0.0], [1.0], [2.0], [3.0]] * 2)
+    assert dna_figures.alike(observed(ids, sample), looks, np.ones(2, dtype=int)) == pytest.approx(1.0)
+    alone = observed(np.arange(8)[:, None, None], sample)
+    assert np.isnan(dna_figures.alike(alone, looks, np.ones(2, dtype=int)))
+
+
+def test_grouping_by_step_finds_the_step_that_sorts_by_label():
+    rng = np.random.default_rng(0)
+    label, sample = rng.integers(0, 4, size=2000), np.repeat(np.arange(20), 100)
+    ids = np.stack([rng.integers(0, 4, size=2000), label], axis=1)[:, :, None]
+    first, second = dna_figures.grouping_by_step(observed(ids, sample), label)
+    assert abs(first["value"]) < 0.02
+    assert second["value"] == pytest.approx(1.0)
+
+
+def test_the_leading_path_of_a_kind():
+    ids = np.array([0] * 6 + [1] * 4 + [2])[:, None, None]
+    ends = np.array([True] * 3 + [False] * 3 + [True] * 3 + [False] + [True])
+    found = dna_figures.leading_path(observed(ids, np.zeros(11, dtype=int)), ends)
+    assert found == {"rank": 2, "tokens": 4, "share": 0.75}
+    assert dna_figures.leading_path(observed(ids, np.zeros(11, dtype=int)), ids.ravel() > 2)["rank"] == 4
+
+
+def test_no_cell_breaks_its_table():
+    for page in science.pages().values():
+        rows = [line for line in page.splitlines() if line.startswith("|")]
+        widths = [line.count("|") for line in rows]
+        assert set(widths) <= {3, 7}  # verdicts; papers; claims and networks
+
+
+def test_outputs_are_means_over_the_predictions_of_a_sample():
+    import torch
+
+    sums = np.zeros((4, 2))
+    logits = torch.log(torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]))
+    dna_choices.add_outputs(sums, logits, torch.tensor([0, 1, -100]), np.array([1, 1, 0]))
+    assert sums[:, 0].tolist() == [0, 0, 0, 0]
+    assert sums[0, 1] == 2
+    assert sums[1, 1] == pytest.approx(-np.log(0.5) - np.log(0.75))
+    assert sums[3, 1] == pytest.approx(1.25)
+
+
+def test_boundary_groups_are_those_of_the_box_unless_few_or_most():
+    from PIL import Image
+
+    from tokenpaths.engine.data.sources.sample import Sample
+
+    def boxed(*box: int) -> Sample:
+        mask = np.zeros((64, 64), dtype=np.uint8)
+        mask[box[1] : box[3], box[0] : box[2]] = 1
+        return Sample(Image.new("RGB", (64, 64)), None, "x", "a", mask)
+
+    crossed, whole, inside = dream_tests.groups_of(
+        [boxed(4, 4, 36, 36), boxed(0, 0, 64, 64), boxed(1, 1, 7, 7)], (8, 8)
+    )
+    assert len(crossed) == 16
+    assert crossed[:6] == [0, 1, 2, 3, 4, 8]
+    assert whole == inside == []
+
+
+def test_dreams_of_the_right_class_are_counted_beside_those_dealt_to_others():
+    rows = [
+        {"says": says, "answer": answer, "label": 0, "p_answer": 0.5, "p_label": 0.25, "matched": 1.0}
+        for says, answer in ((0, 0), (1, 1), (1, 0), (2, 2))
+    ]
+    found = dream_tests.summary(rows)
+    assert found["is_answer"]["value"] == 0.75
+    assert found["is_answer_dealt"] == pytest.approx(2 / 12)  # the first as of image 2, the third as of 1
+    assert found["is_label"]["value"] == 0.25
+    assert found["p_answer"] == {"value": 0.5, "low": 0.5, "high": 0.5}
+
+
+def test_differences_of_dreams_are_taken_image_by_image():
+    rows = [
+        {"kind": kind, "image": image, "p_answer": p}
+        for image in range(50)
+        for kind, p in (("one", 0.3 + 0.01 * image), ("other", 0.2 + 0.01 * image))
+    ]
+    found = dream_tests.difference(rows, "one", "other")
+    assert [found[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
