@@ -101,6 +101,32 @@ def diversity_gain(observed: Observed, counts: np.ndarray) -> float:
     return effective_top_k(last) - effective_top_k(first)
 
 
+def repeats_attend_more(observed: Observed) -> Float[np.ndarray, " b"]:
+    """Share of its sample's tokens that a module sees at a repeated visit, less that at a first one; by sample.
+
+    NaN where a sample repeats no visit. A module that sees all tokens attends fully, one that sees few sparsely.
+    """
+    steps, width = observed.active.shape
+    ids = observed.ids_nSK
+    step_S1 = np.arange(steps)[:, None]
+    working = observed.active[step_S1, ids]
+    tokens_b = np.bincount(observed.sample_n, minlength=observed.num_samples)
+    seen = observed.visits[observed.sample_n[:, None, None], step_S1, ids] / tokens_b[observed.sample_n][:, None, None]
+    met = np.zeros((len(ids), width), dtype=bool)
+    rows = np.arange(len(ids))[:, None]
+    sums, counts = np.zeros((2, observed.num_samples)), np.zeros((2, observed.num_samples))
+    for step in range(steps):
+        again = met[rows, ids[:, step]] & working[:, step]
+        for which, mask in enumerate((working[:, step] & ~again, again)):
+            sums[which] += np.bincount(observed.sample_n, (seen[:, step] * mask).sum(axis=1), observed.num_samples)
+            counts[which] += np.bincount(observed.sample_n, mask.sum(axis=1), observed.num_samples)
+        for slot in range(ids.shape[2]):
+            met[rows[:, 0], ids[:, step, slot]] |= working[:, step, slot]
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    difference: np.ndarray = means[1] - means[0]
+    return difference
+
+
 def law(observed: Observed) -> dict[str, Any]:
     """Whether the counts of paths follow a power law (Clauset, Shalizi and Newman, 2009)."""
     counts = np.bincount(observed.path_n)
@@ -162,6 +188,7 @@ def common_figures(trained: Observed, twins: list[Observed]) -> dict[str, Any]:
     """What images and texts are both asked."""
     of = trained.by_sample
     compute_b, reuse_b = of(trained.compute_n), of(trained.reuse_n)
+    repeats_of = {id(one): repeats_attend_more(one) for one in (trained, *twins)}
     found: dict[str, Any] = {
         "samples": trained.num_samples,
         "tokens": len(trained.sample_n),
@@ -177,6 +204,7 @@ def common_figures(trained: Observed, twins: list[Observed]) -> dict[str, Any]:
         "reuse_skewness": effect(lambda o, c: _moments(reuse_b, c)[1], trained, []),
         "reuse_kurtosis": effect(lambda o, c: _moments(reuse_b, c)[2], trained, []),
         "reuse": effect(lambda o, c: weighted_mean(o.by_sample(o.reuse_n), c), trained, twins),
+        "repeats_attend_more": effect(lambda o, c: weighted_mean(repeats_of[id(o)], c), trained, twins),
         "reuse_b": reuse_b.round(4).tolist(),
     }
     if compute_b.std() > 0:
@@ -317,10 +345,21 @@ def text_figures(
             "overall": float(common.mean()),
         },
     }
+    length_b = np.log(np.bincount(trained.sample_n))
+    signs_b = np.array([_no_letters(s.text or "") for s in samples])
+    for name, values in {"length": length_b, "signs": signs_b}.items():
+        found[f"{name}_and_reuse"] = effect(
+            lambda o, c, v=values: weighted_correlation(v, o.by_sample(o.reuse_n), c), trained, twins
+        )
     if "compute" in found:
+        found["compute_of_kinds"] = {
+            kind: effect(lambda o, c, m=class_n == i: _more_compute(o, m, c), trained, [], draws=400)
+            | {"tokens": int((class_n == i).sum())}
+            for i, kind in enumerate(CLASSES)
+            if (class_n == i).any()
+        }
         compute_b = trained.by_sample(trained.compute_n)
         plain_b = np.array([s.label != "math" for s in samples])
-        signs_b = np.array([_no_letters(s.text or "") for s in samples])
         found["signs_and_compute"] = effect(
             lambda o, c: weighted_correlation(signs_b, o.by_sample(o.compute_n), c * plain_b), trained, twins
         ) | {"texts": int(plain_b.sum())}
@@ -375,6 +414,13 @@ def contrast_of(trained: Observed, twins: list[Observed], mask_n: np.ndarray) ->
         return float((frequent * mask_n).sum() / frequent.sum() - (weight * mask_n).sum() / weight.sum())
 
     return effect(more, trained, twins) | {"overall": float(mask_n.mean())}
+
+
+def _more_compute(observed: Observed, mask_n: np.ndarray, counts: np.ndarray) -> float:
+    """Mean compute of some tokens less that of all."""
+    weight = counts[observed.sample_n].astype(float)
+    some = weight * mask_n
+    return float((some @ observed.compute_n) / some.sum() - (weight @ observed.compute_n) / weight.sum())
 
 
 def leading_path(observed: Observed, mask_n: np.ndarray) -> dict[str, float]:

@@ -101,11 +101,12 @@ def measure(loaded: LoadedModel, data: Path, work: Path, num_images: int) -> dic
     samples = list(open_dataset(data / DATA, "vision", limit=num_images, seed=SEED))
     originals = Originals.of(loaded, samples, [str(s.label) for s in samples])
     groups = groups_of(samples, loaded.checkpoint.config.grid)
-    dreams, rows = wanted(loaded, originals, groups), []
+    dreams, rows, kept = wanted(loaded, originals, groups), [], 0
     of_this = f"{loaded.name}-{loaded.sha256[:8]}-{num_images}-{SETTINGS.iterations}-{SETTINGS.rate}-{SEED}-{AT_ONCE}"
     for first in range(0, len(dreams), AT_ONCE):
         part = dreams[first : first + AT_ONCE]
         file = work / f"{of_this}-{first}.json"
+        kept += file.is_file()
         if not file.is_file():
             kinds = [(kind, i) for kind, i, _ in part]
             alone = [j for j, (kind, _) in enumerate(kinds) if kind == KINDS[2]]
@@ -119,17 +120,20 @@ def measure(loaded: LoadedModel, data: Path, work: Path, num_images: int) -> dic
         rows += json.loads(file.read_text(encoding="utf-8"))
     right = [loaded.classes[int(a)] == s.label for a, s in zip(originals.answers, samples, strict=True)]
     found = {kind: summary([row for row in rows if row["kind"] == kind]) for kind in KINDS}
-    return found | {
-        "context less another's": difference(rows, KINDS[2], KINDS[3]),
-        "context less alone": difference(rows, KINDS[2], KINDS[4]),
-        "images": num_images,
-        "grouped": sum(map(bool, groups)),
-        "originals_right": float(np.mean(right)),
-        "settings": SETTINGS.model_dump(),
-        "sha256": loaded.sha256,
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "command": COMMAND,
-    }
+    return (
+        found
+        | {
+            "context less another's": difference(rows, KINDS[2], KINDS[3]),
+            "context less alone": difference(rows, KINDS[2], KINDS[4]),
+            "images": num_images,
+            "grouped": sum(map(bool, groups)),
+            "originals_right": float(np.mean(right)),
+            "settings": SETTINGS.model_dump(),
+            "sha256": loaded.sha256,
+            "command": COMMAND,
+        }
+        | ({} if kept else {"minutes": round((time.monotonic() - began) / 60, 1)})
+    )
 
 
 def summary(rows: list[dict]) -> dict[str, Any]:

@@ -159,3 +159,13 @@ def test_differences_of_dreams_are_taken_image_by_image():
     ]
     found = dream_tests.difference(rows, "one", "other")
     assert [found[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
+
+
+def test_repeated_visits_are_told_from_first_ones():
+    # Module 0 sees all four tokens at both steps but for one token, which goes to module 1 at the second.
+    ids = np.array([[0, 0], [0, 0], [0, 0], [0, 1]])[:, :, None]
+    found = dna_figures.repeats_attend_more(observed(ids, np.zeros(4, dtype=int)))
+    first, again = (4 * 1.0 + 0.25) / 5, 0.75
+    assert found == pytest.approx([again - first])
+    alone = observed(np.array([[0, 1], [1, 2]])[:, :, None], np.zeros(2, dtype=int))
+    assert np.isnan(dna_figures.repeats_attend_more(alone)).all()

@@ -150,8 +150,24 @@ def vision(results: dict[str, Any]) -> list[Claim]:
             each(lambda m: m["reuse"]["low"] > max(m["reuse"]["untrained"])),
             rule="the interval lies above all untrained networks",
         ),
+        Claim(
+            "section 3.3: the module that is reused is the one with full attention",
+            "said",
+            "share of the image's patches that a module sees at a repeated visit less that at a first one: "
+            + both(lambda m: spanned(m["repeats_attend_more"])),
+            each(lambda m: above(m["repeats_attend_more"])),
+            rule="the interval lies above 0",
+        ),
         dead(VISION, models),
         *_dreams(),
+        Claim(
+            "figures 4 and 14: texture at early steps, a sharp transition to objects",
+            "between steps 6 and 7",
+            "dreams keep the class too seldom to date it; the page of dreams shows each step of three images",
+            NONE,
+            rule="–",
+            basis="–",
+        ),
     ]
 
 

@@ -24,6 +24,7 @@ def text(results: dict[str, Any]) -> list[Claim]:
         return verdict(*(test(models[name]) for name in TEXT))
 
     apart, pictures = results["between"]["text"], models.get(VISION[1])
+    kinds = sorted(skip["compute_of_kinds"].items(), key=lambda item: -item[1]["value"])
     rows = [
         Claim(
             "figure 8, table 3: loss competitive with a dense network",
@@ -138,6 +139,28 @@ def text(results: dict[str, Any]) -> list[Claim]:
             each(lambda m: m["reuse"]["low"] > max(m["reuse"]["untrained"])),
             rule="the interval lies above all untrained networks",
         ),
+        Claim(
+            "section 4.3: reuse goes with no notable feature of a text",
+            "said",
+            "correlation of reuse "
+            + both(
+                lambda m: ", ".join(
+                    f"with the {words} {spanned(m[f'{key}_and_reuse'])}"
+                    for key, words in (("length", "length"), ("signs", "share of characters that are no letters"))
+                )
+            ),
+            each(lambda m: all(within(m[f"{key}_and_reuse"], 0.1) for key in ("length", "signs"))),
+            rule="both intervals lie within ±0.1",
+        ),
+        Claim(
+            "figure 20: tokens of different kinds get different compute",
+            "shown in examples",
+            "compute less that of all tokens: "
+            + ", ".join(f"{kind.replace('_', ' ')} {spanned(row, 3)}" for kind, row in kinds),
+            verdict(above(kinds[0][1]) and below(kinds[-1][1])),
+            rule="the interval of the kind with the most lies above 0, that of the kind with the least below",
+            basis=f"top2; {skip['tokens']:,} tokens",
+        ),
         dead(TEXT, models),
     ]
     return [*rows, *_untested()]
@@ -169,31 +192,6 @@ def _untested() -> list[Claim]:
             rule="–",
             basis="–",
         ),
-        Claim(
-            "figures 4 and 14: texture at early steps, a sharp transition to objects",
-            "between steps 6 and 7",
-            "dreams keep the class too seldom to date it; the page of dreams shows each step of three images",
-            NONE,
-            rule="–",
-            basis="–",
-        ),
-        Claim(
-            "figure 7: the module that is reused is the one with full attention",
-            "said in section 3.3",
-            "not measured",
-            NONE,
-            rule="–",
-            basis="–",
-        ),
-        Claim(
-            "section 4.3: reuse in texts goes with no feature of the text",
-            "said",
-            "not measured",
-            NONE,
-            rule="–",
-            basis="–",
-        ),
-        Claim("figure 20: compute of tokens by kind", "shown in examples", "not measured", NONE, rule="–", basis="–"),
     ]
 
 
