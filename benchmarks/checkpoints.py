@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import kept_document, report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
@@ -180,11 +180,6 @@ def _adjusted(nmi: float | None, by_chance: float | None) -> str:
     return f"{(nmi - by_chance) / (1 - by_chance):.3f}".replace("-", "−")
 
 
-def kept_result(name: str) -> dict[str, Any]:
-    """What an earlier run measured of this model."""
-    return json.loads((RESULTS / "checkpoints.json").read_text(encoding="utf-8"))["results"][name]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
@@ -197,7 +192,7 @@ def main() -> None:
     results = {}
     for folder in folders:
         if arguments.models and folder.name not in arguments.models:
-            results[folder.name] = kept_result(folder.name)
+            results[folder.name] = kept_document("checkpoints")["results"][folder.name]
             continue
         print(f"tracing {folder.name} …", file=sys.stderr, flush=True)
         results[folder.name] = measure(folder, arguments.data)

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import kept_document, report
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.data.datasets import Sample, open_dataset
@@ -264,8 +264,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    kept = RESULTS / "dreams.json"
-    results = json.loads(kept.read_text())["results"] if kept.is_file() else {}
+    results = kept_document("dreams")["results"]
     parts = (arguments.part,) if arguments.part else tuple(SETTINGS)
     for part in parts:
         models = [load_model(name, models_folders(), "cpu") for name in MODELS]

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import kept_document, report
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
@@ -197,8 +197,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
-    file = RESULTS / "importance.json"
-    results = json.loads(file.read_text())["results"] if file.is_file() else {}
+    results = kept_document("importance")["results"]
     names = options.models or sorted(f.name for f in SHIPPED_MODELS.iterdir() if f.is_dir())
     for name in names if not options.page else ():
         results[name] = measure(name, options.data, options.limit)
