@@ -181,7 +181,13 @@ class _Words:
         for low, high in sample_bounds(sample):
             words: dict[str, str | None] = {}
             for name in names:
-                values = columns[name][low:high].unique().to_pylist()
+                try:
+                    values = columns[name][low:high].unique().to_pylist()
+                except UnicodeDecodeError:  # Arrow reads text from Parquet without looking whether it is UTF-8
+                    raise UserError(
+                        f"{self.where}, row {start + low}: {name!r} holds bytes that are not UTF-8; the file is damaged",
+                        field="file",
+                    ) from None
                 if len(values) != 1 or not isinstance(values[0], str | None):
                     raise UserError(
                         f"{self.where}, row {start + low}: the tokens of sample {int(sample[low])} should have one "
