@@ -49,11 +49,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM_VISITS = 1
 WINDOW_S = 1.5
 LIMIT_MS = 180_000
-NO_PICTURE = ("dream", "detour", "family", "try", "jobs")
+NO_PICTURE = ("dream", "change", "importance", "family", "home", "jobs")
 """views that begin with a question or a form, or have nothing for this model: their picture is the complete page.
 They do not depend on the size of the run, so they are opened once, and not again for the other modality."""
-OPEN_AT = "jobs"
-"""the view, without a picture, at which the page stands open before another is chosen"""
+OPEN_AT = "family"
+"""the view, without a picture for this model, at which the page stands open before another is chosen"""
 MORE = {"paths": {"paths": 3}}
 """further choices of a view that a visit would have made"""
 PICTURE = """() => {
@@ -124,7 +124,7 @@ def processor_seconds(parent: int) -> float:
 
 
 @contextmanager
-def _window(browser: Browser) -> Iterator[Page]:
+def window(browser: Browser) -> Iterator[Page]:
     """A new window with an empty cache, once Chromium has loaded its own pages."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
@@ -151,13 +151,13 @@ def _timed(page: Page, ask: Callable[[], object], parent: int, *, picture: bool)
 
 def visit(browser: Browser, url: str, parent: int, *, picture: bool) -> dict[str, float]:
     """Seconds until the first picture and until the page is complete; a page that failed is an error."""
-    with _window(browser) as page:
+    with window(browser) as page:
         return _timed(page, lambda: page.goto(url, wait_until="commit"), parent, picture=picture)
 
 
 def visit_within(browser: Browser, url: str, view: str, run_files: list[Path], parent: int) -> dict[str, float]:
     """As ``visit``, from a click on the view's name in a page that stands open at ``url``, where no picture is."""
-    with _window(browser) as page:
+    with window(browser) as page:
         page.goto(url)
         page.wait_for_function(COMPLETE)
         if page.evaluate(PICTURE):

@@ -12,19 +12,19 @@ from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.markdown import escape
 from tokenpaths.frontend.page.selection import KINDS, Selection
 
+_EXPLORE = ("run", "label", "through", "paths")
 USES = {
-    "runs": ("q",),
-    "try": ("run", "sample", "token", "paths", "through"),
-    "flow": ("run", "label", "other", "steps", "through", "paths"),
-    "paths": ("run", "label", "find", "kind", "ranks", "compute", "reuse", "through", "paths"),
-    "sample": ("run", "label", "q", "through", "paths", "sample", "token"),
-    "compute": ("run", "label"),
-    "modules": ("run", "label", "module", "through"),
+    "home": ("q",),
+    "routes": (*_EXPLORE, "other", "steps"),
+    "paths": (*_EXPLORE, "find", "kind", "ranks", "compute", "reuse"),
+    "samples": (*_EXPLORE, "q", "sample", "token"),
+    "work": ("run", "label"),
+    "modules": ("run", "label"),
     "compare": ("run", "against", "label"),
-    "map": ("run", "label", "sample", "job"),
     "family": ("run", "label", "other", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
-    "detour": ("run", "label", "sample", "token", "through", "job"),
+    "change": ("run", "label", "sample", "token", "through", "job"),
+    "importance": ("run", "label", "job"),
     "jobs": ("job",),
 }
 """view → fields of the selection that affect it"""
@@ -48,7 +48,7 @@ def chips(selection: Selection) -> list[Chip]:
     def add(field: str, words: str, **without: Any) -> None:
         result.append(Chip(field, words, without, field in uses))
 
-    if selection.run:
+    if selection.run and selection.view in ("home", "jobs"):  # elsewhere its picker stands below
         add("run", f"run: {selection.run}", run=None)
     if selection.against:
         add("against", f"beside: {selection.against}", against=None)
@@ -71,9 +71,6 @@ def chips(selection: Selection) -> list[Chip]:
             add(name, f"{name} {bounds[0]:g}–{bounds[1]:g}", **{name: None})
     if selection.steps:
         add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
-    if selection.module is not None:
-        step, module = selection.module.split(".")
-        add("module", f"module {module} at step {step}", module=None)
     for node in selection.through:
         step, module = node.split(".")
         add(
@@ -95,7 +92,7 @@ def chips(selection: Selection) -> list[Chip]:
 def chips_row(selection: Selection) -> None:
     """Draw the chips; a click on one clears its field."""
     row = [chip for chip in chips(selection) if not (chip.field in ("run", "job") and address.embedded())]
-    if not row or selection.view == "runs" and len(row) == 1:
+    if not row or selection.view == "home" and len(row) == 1:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
         for index, chip in enumerate(row):
@@ -104,9 +101,7 @@ def chips_row(selection: Selection) -> None:
                 f"{escape(words)}{'' if chip.applies else ' · not used here'} ×",
                 key=f"chip_{index}_{chip.field}",
                 type="secondary" if chip.applies else "tertiary",
-                help="Click to let go of this."
-                if chip.applies
-                else "This view does not depend on it. Click to let go of it.",
+                help="Click to clear it." if chip.applies else "This view does not depend on it. Click to clear it.",
                 on_click=address.go_changed,
                 kwargs=dict(chip.without),
             )

@@ -10,21 +10,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+PLACES = {"home": "Home", "explore": "Explore", "compare": "Compare", "experiment": "Experiment"}
 VIEWS = {
-    "runs": "Start",
-    "flow": "Flow",
+    "home": "Home",
+    "routes": "Routes",
     "paths": "Paths",
-    "sample": "Sample",
-    "compute": "Compute & reuse",
+    "samples": "Samples",
     "modules": "Modules",
-    "compare": "Compare",
-    "map": "Map",
+    "work": "Work",
     "family": "Family",
+    "compare": "Compare",
+    "change": "Change a route",
+    "importance": "Importance",
     "dream": "Dream",
-    "detour": "Detour",
-    "try": "Try it",
     "jobs": "Jobs",
 }
+EXPLORE = ("routes", "paths", "samples", "modules", "work", "family")
+EXPERIMENT = ("change", "importance", "dream")
+PLACE_OF = {
+    "home": "home",
+    "compare": "compare",
+    **dict.fromkeys(EXPLORE, "explore"),
+    **dict.fromkeys(EXPERIMENT, "experiment"),
+}
+"""view → place; *Jobs* belongs to none: a badge opens it"""
+EARLIER_VIEWS = {
+    "runs": "home",
+    "try": "home",
+    "flow": "routes",
+    "sample": "samples",
+    "map": "samples",
+    "compute": "work",
+    "detour": "change",
+}
+"""names of views in addresses of the first design → where the same thing is now"""
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 ORDERS = ("rank", "compute", "reuse")
 WORD_KINDS = {
@@ -46,8 +65,11 @@ KINDS = {**WORD_KINDS, **PATCH_KINDS}
 """kinds of words and patches: API name → display text"""
 MOST_WRITTEN = {"label": 500, "other": 500, "q": 200, "find": 200}
 """maximum lengths of text fields in the URL, in characters"""
+MOST_PATHS = 32
+"""paths that can be selected at once"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
+_INSPECTED = re.compile(r"module:\d{1,4}\.\d{1,6}|path:[1-9]\d{0,14}|token:\d{1,15}\.\d{1,15}|sample:\d{1,15}")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 
 
@@ -55,7 +77,7 @@ _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 class Selection:
     """One state of the page; the defaults are the state of a URL without a query."""
 
-    view: str = "runs"
+    view: str = "home"
     run: str | None = None
     label: str | None = None
     labels: str | None = None
@@ -69,23 +91,23 @@ class Selection:
     sample: int | None = None
     token: int | None = None
     tint: int | None = None
-    """Sample: tint by the module of this step; None: by path CDF"""
+    """Samples: tint by the module of this step; None: by path CDF"""
     opacity: int = 65
-    """Sample: opacity of the tint, per cent"""
+    """Samples: opacity of the tint, per cent"""
     hide: float | None = None
-    """Flow: hide links below this share of tokens, per cent; None: automatic if there are too many"""
+    """Routes: hide links below this share of tokens, per cent; None: automatic if there are too many"""
     order: str = "rank"
     """Paths: sort order of the table"""
     measure: str = "compute"
     per: str = "sample"
     bin: int | None = None
-    """Compute & reuse: the selected bin"""
+    """Work: the selected bin"""
     first: int = 0
-    """Sample: first row of the token flow"""
+    """Samples: first row of the token flow"""
     seed: int = 0
     """Paths: seed of the sampled examples"""
     q: str | None = None
-    """Sample: search text"""
+    """Samples: search text"""
     find: str | None = None
     """Paths: a word or pattern whose tokens are searched"""
     kind: str | None = None
@@ -98,7 +120,7 @@ class Selection:
     """Paths: tokens with a compute in this range"""
     reuse: tuple[float, float] | None = None
     model: str | None = None
-    """Try it: the selected model"""
+    """Home: the model that traces an upload"""
     light: int | None = None
     """Family, RayTracing: the threshold step shown; None: where the sample's output fired"""
     layer: int | None = None
@@ -110,15 +132,17 @@ class Selection:
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
     merge: float | None = None
-    """Flow and Family: merge modules below this share of tokens into “other”, per cent; None: automatic if there are
+    """Routes and Family: merge modules below this share of tokens into “other”, per cent; None: automatic if there are
     too many to draw
     """
-    module: str | None = None
-    """Modules: ``step.module`` whose details are open"""
+    inspect: str | None = None
+    """what the inspector shows: ``module:step.module``, ``path:rank``, ``token:sample.token`` or ``sample:number``"""
+    pinned: str | None = None
+    """what stays below it in the inspector, to be compared"""
     words: str = "input"
     """Family, experts: whether an expert's words are input, next or predicted tokens"""
     controls: tuple[str, ...] = ()
-    """Family and Detour: ``name:value`` of the controls for running the sample again"""
+    """Family and Change a route: ``name:value`` of the controls for running the sample again"""
     dream: tuple[str, ...] = ()
     """Dream: ``name:value`` of its options (``views.dream.request``)"""
     job: str | None = None
@@ -136,6 +160,8 @@ class Selection:
             return replace(Selection(**remaining), **changes)
         if "view" in changes and changes["view"] != self.view:
             changes = {"job": None, **changes}  # a job belongs to the view that started it
+            if PLACE_OF.get(changes["view"]) != PLACE_OF.get(self.view):
+                changes = {"inspect": None, "pinned": None, **changes}
         if "sample" in changes and changes["sample"] != self.sample:
             changes = {"token": None, "first": 0, **changes}
         if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):
@@ -149,11 +175,6 @@ class Selection:
         else:
             left = tuple(sorted({*self.through, *nodes}, key=_node_key))
         return self.change(through=left)
-
-    def toggle_path(self, rank: int) -> Selection:
-        """Select a path, or deselect it."""
-        left = tuple(other for other in self.paths if other != rank) if rank in self.paths else (*self.paths, rank)
-        return self.change(paths=left, seed=0)
 
 
 def to_query(selection: Selection) -> dict[str, str]:
@@ -177,7 +198,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
     """Parse a query string: the selection, and one sentence for each part that is invalid or truncated."""
     values: dict[str, Any] = {}
     problems = []
-    for name, text in query.items():
+    for name, text in _renamed(query).items():
         if name not in _READERS:
             if not name.startswith("embed"):  # used by Streamlit itself
                 problems.append(f"The address says {name[:40]}={text[:40]!r}, which no view asks for; it was left out.")
@@ -190,6 +211,22 @@ def from_query(query: Mapping[str, str]) -> tuple[Selection, list[str]]:
         except (ValueError, OverflowError):
             problems.append(f"The address says {name}={text[:40]!r}, which is not understood; it was left out.")
     return Selection(**values), problems
+
+
+def _renamed(query: Mapping[str, str]) -> dict[str, str]:
+    """The query of an address of the first design as one of today; any other is returned as it is."""
+    renamed = dict(query)
+    view, module = query.get("view", ""), renamed.pop("module", None)
+    if view in EARLIER_VIEWS:
+        renamed["view"] = EARLIER_VIEWS[view]
+    if module is not None:
+        renamed.setdefault("inspect", f"module:{module}")
+    if view == "try" and "run" in query:  # the answer to an upload is a sample like any other
+        renamed["view"] = "samples"
+        renamed.setdefault("sample", "0")
+    elif view == "map" and "sample" in query:  # the map marked it; a sample in an address of today is opened
+        renamed["inspect"] = f"sample:{renamed.pop('sample')}"
+    return renamed
 
 
 def _node_key(node: str) -> tuple[int, int]:
@@ -263,8 +300,8 @@ def _nodes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parts))
 
 
-def _node(text: str) -> str:
-    if not _NODE.fullmatch(text):
+def _inspected(text: str) -> str:
+    if not _INSPECTED.fullmatch(text):
         raise ValueError
     return text
 
@@ -284,7 +321,7 @@ def _changes(text: str) -> tuple[str, ...]:
 
 def _ranks(text: str) -> tuple[int, ...]:
     ranks = tuple(dict.fromkeys(_natural(part) for part in text.split(",")))
-    if len(ranks) > 32 or 0 in ranks:
+    if len(ranks) > MOST_PATHS or 0 in ranks:
         raise ValueError
     return ranks
 
@@ -322,7 +359,8 @@ _READERS = {
     "against": _name,
     "gate": _gate,
     "merge": _between(0, 100),
-    "module": _node,
+    "inspect": _inspected,
+    "pinned": _inspected,
     "words": _one_of("input", "next", "predicted"),
     "controls": _changes,
     "dream": _changes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ __all__ = ["HELP", "escape"]
 log = logging.getLogger("tokenpaths.page")
 
 STYLE = """<style>
-.block-container { padding: 1.1rem 2rem 4rem !important; max-width: 1500px; }
+.block-container { padding: 1.1rem 2rem 4rem !important; max-width: 2400px; }
 header[data-testid="stHeader"], header[data-testid="stHeader"] * { pointer-events: none; }
 header[data-testid="stHeader"] { background: transparent; height: 2.2rem; }
 header[data-testid="stHeader"] button, header[data-testid="stHeader"] button * { pointer-events: auto; }
@@ -51,6 +51,14 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 :is(button, a, summary, canvas, [tabindex]:not(input, textarea)):focus-visible {
   outline: 2px solid var(--st-primary-color, #c2410c) !important; outline-offset: 1px; }
 [data-testid="stMain"]:focus-visible { outline-offset: -2px; }
+.st-key-inspector { position: fixed; right: 0; top: 0; bottom: 0; width: 25rem; z-index: 20; overflow-y: auto;
+  padding: 2.4rem 1rem 2rem; border-left: 1px solid color-mix(in srgb, currentColor 18%, transparent); }
+[data-testid="stMain"]:has(.st-key-inspector) .block-container { padding-right: 27rem !important; }
+@media (max-width: 1000px) {
+  .st-key-inspector { left: 0; top: auto; width: auto; height: 58vh; padding-top: .6rem; border-left: 0;
+    border-top: 2px solid color-mix(in srgb, currentColor 30%, transparent); border-radius: .8rem .8rem 0 0; }
+  [data-testid="stMain"]:has(.st-key-inspector) .block-container { padding: .9rem .8rem 62vh !important; }
+}
 @media (max-width: 640px) {
   [data-testid="stHorizontalBlock"]:not(.st-key-views):not(.st-key-chips) { row-gap: 1rem !important; }
   .st-key-views { row-gap: .3rem !important; }
@@ -161,6 +169,20 @@ def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str,
             st.write("Nothing to list.")
 
 
+def how_sure(key: str, draw: Callable[[], None]) -> None:
+    """The statistics behind a chart, folded; ``draw`` is called when somebody opens them."""
+    _how_sure(key, draw)
+
+
+@st.fragment
+def _how_sure(key: str, draw: Callable[[], None]) -> None:
+    """A fragment: opening it reruns nothing else of the page."""
+    box = st.expander("How sure is this?", on_change="rerun", key=f"how_sure_{key}", icon=":material/query_stats:")
+    if box.open:
+        with box, error_boundary("the statistics"):
+            draw()
+
+
 def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """Column configuration with the formula of each metric as help."""
     formulas = {name: dict(st.column_config.Column(help=COLUMNS[name])) for name in row if name in COLUMNS}
@@ -176,20 +198,17 @@ def empty(sentence: str, todo: str = "") -> None:
 
 
 def show_error(error: ApiError) -> None:
-    """Show an error: what happened, what to do, and the request id in the API's log."""
-    st.error(
-        f"{escape(with_full_stop(error.sentence))} {error.todo}".strip() + _request(error), icon=":material/error:"
-    )
+    """Show an error: what happened and what to do; the request's id in the API's log is folded below it."""
+    st.error(f"{error_text(error)} {error.todo}".strip(), icon=":material/error:")
+    if error.request and error.request not in error.sentence:
+        with st.popover("For a report", type="tertiary", icon=":material/bug_report:"):
+            st.caption("The API's log has this error under the id of its request:")
+            st.code(error.request, language=None)
 
 
 def error_text(error: ApiError) -> str:
-    """An error as Markdown, with its request id."""
-    return escape(with_full_stop(error.sentence)) + _request(error)
-
-
-def _request(error: ApiError) -> str:
-    unsaid = error.request and error.request not in error.sentence
-    return f" :small[:gray[Request {error.request}]]" if unsaid else ""
+    """The sentence of an error as Markdown."""
+    return escape(with_full_stop(error.sentence))
 
 
 @contextmanager

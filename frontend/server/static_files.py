@@ -36,18 +36,17 @@ TABLE = ("DataFrame",)
 OWN = ("BidiComponent",)
 """elements implemented by this project: image walls, clickable tokens"""
 ELEMENTS: Mapping[str, tuple[str, ...]] = {
-    "runs": CHART,
-    "flow": ("Selectbox", *CHART, "Slider"),
+    "home": CHART,
+    "routes": ("Selectbox", *CHART, "TextInput"),
     "paths": ("Selectbox", *CHART, *TABLE, *OWN, "TextInput"),
-    "sample": ("Selectbox", *CHART, *OWN, "Slider", "TextInput"),
-    "compute": ("Selectbox", *CHART, *OWN),
-    "modules": ("Selectbox", *CHART),
+    "samples": ("Selectbox", *CHART, *OWN, "TextInput"),
+    "work": ("Selectbox", *CHART, *OWN, "TextInput"),
+    "modules": ("Selectbox", *CHART, "TextInput"),
     "compare": ("Selectbox", *CHART),
-    "map": ("Selectbox", *CHART),
     "family": ("Selectbox", *CHART),
     "dream": ("Selectbox", "Slider", "NumberInput"),
-    "detour": ("Selectbox",),
-    "try": ("Selectbox", *CHART, *OWN, "Slider"),
+    "change": ("Selectbox",),
+    "importance": ("Selectbox",),
     "jobs": ("Selectbox", "NumberInput"),
 }
 """view → elements drawn first, by the names of Streamlit's scripts; a test compares them with the browser's requests"""
@@ -163,7 +162,7 @@ class CachedFiles:
         request, address = Headers(scope=scope), scope["path"]
         small = "gzip" in request.get("accept-encoding", "") and not _is_here(scope)
         if address == "/":
-            view = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("view", ["runs"])[0]
+            view = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("view", ["home"])[0]
             body, kind, keep = self.files.page(view), "text/html; charset=utf-8", ASK
             small = False
         else:

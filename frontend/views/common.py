@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, find, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
@@ -47,6 +47,11 @@ def being_taken_in(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def of_huggingface(run: Mapping[str, Any]) -> bool:
     """Whether a run was traced from a Hugging Face checkpoint (``hf:…``)."""
     return "huggingface" in (run.get("config") or {})
+
+
+def editable(run: Mapping[str, Any]) -> bool:
+    """Whether routes of the run's model can be edited, as far as the run tells."""
+    return run.get("family") == "dna" or of_huggingface(run)
 
 
 def model_name(run: Mapping[str, Any]) -> str:
@@ -94,7 +99,7 @@ def run_picker(run: Mapping[str, Any]) -> None:
     names = [card["run"] for card in readable_runs()]
     if run["run"] not in names:
         names.insert(0, run["run"])
-    address.bound(st.selectbox, "run", "Run", run["run"], names, help="One model traced over one data set.")
+    address.bound(st.selectbox, "run", "Run", run["run"], names, label_visibility="collapsed")
     export_popover(run)
 
 
@@ -102,7 +107,7 @@ def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
     """Picker of one label of the data set, or all; a run without labels shows a note."""
     labels = [row["label"] for row in run["labels"] if row["label"] is not None]
     if not labels:
-        st.selectbox("Label", ["this run has no labels"], disabled=True)
+        st.selectbox("Label", ["this run has no labels"], disabled=True, label_visibility="collapsed")
         return
     options = ["", *labels] + ([selection.label] if selection.label not in (None, *labels) else [])
     address.bound(
@@ -113,7 +118,7 @@ def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
         options,
         format_func=lambda label: label or "all labels",
         read=lambda label: label or None,
-        help="Only tokens of samples with this label.",
+        label_visibility="collapsed",
     )
     if run.get("look_alikes"):
         address.bound(
@@ -243,11 +248,12 @@ def notes(run: Mapping[str, Any]) -> None:
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
-    """Run, export and label pickers in a row; a view adds its own: ``with run_and_label(…): …``."""
+    """Run, label and search in a row, and the menu of exports; a view adds its own: ``with run_and_label(…): …``."""
     row = widgets.controls()
     with row:
         run_picker(run)
         label_picker(run, selection)
+        find.box(run)
     return row
 
 

@@ -1,4 +1,4 @@
-"""Export menu of a run: whole tables as files, and the HTML report."""
+"""Menu of a run: whole tables as files, the HTML report, and the link to what is seen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.page import address, downloads, widgets
 from tokenpaths.frontend.page.commands import command
 
 FORMS = {"csv": "CSV", "parquet": "Parquet", "arrow": "Arrow"}
@@ -24,11 +24,17 @@ def export_popover(run: Mapping[str, Any]) -> None:
     """A button next to the run's name; its contents are requested when it is opened."""
     key = f"export_{run['run']}"
     panel = st.popover(
-        "Export", icon=":material/download:", key=key, on_change="rerun", help="This run as files: tables, or one page."
+        "Export and link",
+        icon=":material/ios_share:",
+        key=key,
+        on_change="rerun",
+        help="This run as files, or an address that shows what you see now.",
     )
     if not panel.open:
         return
     with panel, widgets.error_boundary("the tables of this run"):
+        st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
+        st.code(downloads.link(address.current()), language=None, wrap_lines=True)
         _offer(widgets.client(), str(run["run"]), key)
         _offer_report(widgets.client(), str(run["run"]), key)
 

@@ -18,14 +18,16 @@ def sample_wall(
     key: str,
     **change: Any,
 ) -> None:
-    """Draw samples of a run, as images or as text excerpts; a click on one selects it.
+    """Draw samples of a run, as images or as text excerpts; a click on one opens it in the inspector, or in the
+    view named by ``change``.
 
     Args:
         run: Details of the run; images are read from it.
         rows: Samples: sample, has_image, snippet, source.
         caption: Text under the sample.
         key: Streamlit key of the component.
-        change: Other fields of the selection that a click changes, for example ``view="sample"``.
+        change: Fields of the selection that a click changes beside the sample, for example ``view="samples"``; none:
+            the sample is opened in the inspector.
     """
     items = []
     for row in rows:
@@ -40,16 +42,20 @@ def sample_wall(
         items,
         key=key,
         kind="sample" if items and "image" in items[0] else "text",
-        on_open=lambda item: address.go_changed(sample=int(item["sample"]), **change),
+        on_open=lambda item: _open_sample(int(item["sample"]), change),
     )
 
 
+def _open_sample(sample: int, change: Mapping[str, Any]) -> None:
+    address.go_changed(**({"sample": sample, **change} if change else {"inspect": f"sample:{sample}"}))
+
+
 def token_wall(examples: list[dict[str, Any]], key: str) -> None:
-    """Draw tokens as image patches, or in their textual context; a click opens the sample at the token."""
+    """Draw tokens as image patches, or in their textual context; a click opens the token in the inspector."""
     items, kind = token_items(examples)
     shown = "" if kind == "patch" else f"_{examples[0]['sample']}_{examples[0]['token']}_{len(examples)}"
     wall(items, key=f"{kind}_{key}{shown}", kind=kind, on_open=_open_token)
 
 
 def _open_token(item: Mapping[str, Any]) -> None:
-    address.go_changed(view="sample", sample=int(item["sample"]), token=int(item["token"]))
+    address.go_changed(inspect=f"token:{int(item['sample'])}.{int(item['token'])}")

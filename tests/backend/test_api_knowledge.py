@@ -80,8 +80,8 @@ def test_a_search_is_saved_listed_replaced_and_deleted(serve: Serve) -> None:
     first = served.client.put(address, json={"query": query})
     assert first.status_code == 201, first.text
     assert first.json()["query"] == query
-    assert served.client.put(address, json={"query": {"view": "flow"}}).status_code == 200
-    assert served.get("/searches/plural-nouns").json()["query"] == {"view": "flow"}
+    assert served.client.put(address, json={"query": {"view": "routes"}}).status_code == 200
+    assert served.get("/searches/plural-nouns").json()["query"] == {"view": "routes"}
     served.client.put(API + "/searches/another", json={"query": query})
     (served.settings.data_dir / "searches" / "broken.json").write_text("{")
     assert [row["name"] for row in served.get("/searches").json()["searches"]] == ["another", "plural-nouns"]

@@ -58,7 +58,7 @@ def test_metrics_tell_of_requests_jobs_queue_and_worker(serve: Serve) -> None:
     served = serve()
     JobTable(served.settings.jobs_file, clock=lambda: 1000.0).submit("count", {"iterations": 1})
     served.get("/runs")
-    served.client.put(f"{API}/searches/one", json={"query": {"view": "flow"}})
+    served.client.put(f"{API}/searches/one", json={"query": {"view": "routes"}})
     text = served.client.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values['tokenpaths_jobs{state="waiting"}']) == 1

@@ -47,10 +47,10 @@ FAMILIES: dict[str, dict[str, object]] = {
 def of_experts(run: str, two: str) -> dict[str, dict[str, object]]:
     """Pictures of a large mixture of experts, and of the flow of a model that takes two modules a step."""
     return {
-        "flow-64x256": {"view": "flow", "run": run},
+        "flow-64x256": {"view": "routes", "run": run},
         "modules-64x256": {"view": "modules", "run": run},
         "family-experts": {"view": "family", "run": run, "layer": 13, "sample": 3},
-        "flow-top2": {"view": "flow", "run": two},
+        "flow-top2": {"view": "routes", "run": two},
     }
 
 
@@ -58,26 +58,26 @@ def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[
     """Name of the picture → the query that shows it."""
     return {
         "runs": {},
-        "flow": {"view": "flow", "run": vision},
-        "flow-filtered": {"view": "flow", "run": vision, "paths": "1,2,3,4,5"},
+        "flow": {"view": "routes", "run": vision},
+        "flow-filtered": {"view": "routes", "run": vision, "paths": "1,2,3,4,5"},
         "paths-image": {"view": "paths", "run": vision, "paths": "2"},
         "paths-text": {"view": "paths", "run": text, "paths": "3"},
-        "sample-image": {"view": "sample", "run": vision, "sample": 0, "token": 27},
-        "sample-steps": {"view": "sample", "run": vision, "sample": 0, "tint": 2},
-        "sample-text": {"view": "sample", "run": text, "sample": 0, "token": 5},
-        "compute": {"view": "compute", "run": skipping},
+        "sample-image": {"view": "samples", "run": vision, "sample": 0, "token": 27},
+        "sample-steps": {"view": "samples", "run": vision, "sample": 0, "tint": 2},
+        "sample-text": {"view": "samples", "run": text, "sample": 0, "token": 5},
+        "compute": {"view": "work", "run": skipping},
         "modules": {"view": "modules", "run": vision},
         "modules-one": {"view": "modules", "run": text, "module": "2.8"},
-        "flow-beside": {"view": "flow", "run": vision, "label": "fish", "other": "car"},
+        "flow-beside": {"view": "routes", "run": vision, "label": "fish", "other": "car"},
         "paths-edges": {"view": "paths", "run": vision, "kind": "edge"},
         "paths-sentence-ends": {"view": "paths", "run": text, "kind": "sentence_end"},
         "compare": {"view": "compare", "run": vision, "against": skipping},
-        "map": {"view": "map", "run": vision},
+        "map": {"view": "samples", "run": vision},
         "dream": {"view": "dream", "run": vision, "sample": 3, "token": 27, "dream": "group:path,context:both"},
         "jobs": {"view": "jobs"},
-        "detour-image": {"view": "detour", "run": vision, "sample": 61, "controls": "ban:1.7"},
-        "detour-text": {"view": "detour", "run": text, "sample": 3, "token": 10, "controls": "ban:0.5"},
-        "try": {"view": "try"} | ({"model": model} if model else {}),
+        "detour-image": {"view": "change", "run": vision, "sample": 61, "controls": "ban:1.7"},
+        "detour-text": {"view": "change", "run": text, "sample": 3, "token": 10, "controls": "ban:0.5"},
+        "try": {"view": "home"} | ({"model": model} if model else {}),
         **{f"family-{name}": {"view": "family"} | query for name, query in FAMILIES.items()},
     }
 

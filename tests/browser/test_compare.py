@@ -40,13 +40,13 @@ def test_from_two_runs_to_a_sample_to_its_like_to_the_map(visit, pairs: Site) ->
     point = here.mark("sample 3: ")
     expect(point).to_be_visible()
     here.click_for(point, "sample")
-    here.expect_query(view="sample", run="pictures", sample="3")
+    here.expect_query(view="samples", run="pictures", sample="3")
     here.heading("Which samples take similar routes?")
     here.page.locator(".wall-sample button").first.click()
     here.page.wait_for_url(re.compile(r"sample=(?!3\b)\d"))
     here.settled()
     here.page.get_by_role("radio", name="Map", exact=True).click()
-    here.expect_query(view="map")
+    here.expect_query(view="samples")
     point = here.mark("sample 5, ")
     expect(point).to_be_visible()
     point.scroll_into_view_if_needed()
@@ -55,7 +55,7 @@ def test_from_two_runs_to_a_sample_to_its_like_to_the_map(visit, pairs: Site) ->
     here.page.mouse.move(2, 2)
     before = here.query()["sample"]
     point.click(force=True)
-    here.expect_query(view="sample", sample="5")
+    here.expect_query(view="samples", sample="5")
     assert before != "5"
 
 
@@ -65,7 +65,7 @@ def test_the_same_on_a_telephone_by_its_address(visit, pairs: Site, dark: bool) 
     here.open(view="compare", run="pictures", against="pictures-moved", measure="loss", label="circle")
     here.heading("Which samples differ most in loss?")
     here.no_sideways_scroll()
-    here.open(view="map", run="pictures", label="circle")
+    here.open(view="samples", run="pictures", label="circle")
     here.heading("Which samples take similar routes?")
     here.no_sideways_scroll()
 

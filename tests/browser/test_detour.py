@@ -27,7 +27,7 @@ def here(visit, detours: Site):
 
 
 def test_click_a_circle_and_ban_it(here):
-    page = here().open(view="detour", run="pictures", sample=0)
+    page = here().open(view="change", run="pictures", sample=0)
     page.heading("What if it had gone elsewhere?")
     circle = page.page.locator(".tp-nodes circle").first
     expect(circle).to_be_visible()
@@ -41,7 +41,7 @@ def test_click_a_circle_and_ban_it(here):
 
 
 def test_click_a_link_and_send_its_tokens_elsewhere(here):
-    page = here().open(view="detour", run="pictures", sample=0)
+    page = here().open(view="change", run="pictures", sample=0)
     page.heading("Before")
     link = page.page.locator(".tp-hits path").last  # the thinnest
     expect(link).to_be_attached()
@@ -57,7 +57,7 @@ def test_click_a_link_and_send_its_tokens_elsewhere(here):
 
 
 def test_circles_and_links_are_reached_by_keyboard(here):
-    page = here().open(view="detour", run="pictures", sample=0)
+    page = here().open(view="change", run="pictures", sample=0)
     page.heading("Before")
     for group, arrow in ((".tp-nodes circle", "ArrowRight"), (".tp-hits path", "ArrowDown")):
         stops = page.page.locator(f'{group}[tabindex="0"]')
@@ -74,7 +74,7 @@ def test_circles_and_links_are_reached_by_keyboard(here):
 
 
 def test_a_module_that_nobody_visits_can_be_forced(here):
-    page = here().open(view="detour", run="texts", sample=2)  # two words cannot visit every module
+    page = here().open(view="change", run="texts", sample=2)  # two words cannot visit every module
     page.heading("Before")
     page.click_for(page.page.locator(".tp-nodes circle.tp-hollow").first, "through")
     page.click_for(page.page.get_by_role("button", name="Send every token there"), "controls")
@@ -88,14 +88,14 @@ def test_a_module_that_nobody_visits_can_be_forced(here):
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_address_shows_it_again_even_on_a_telephone(here, dark):
     edits = "ban:0.1,freeze:rest"
-    page = here(width=400, dark=dark).open(view="detour", run="texts", sample=0, controls=edits, token=1)
+    page = here(width=400, dark=dark).open(view="change", run="texts", sample=0, controls=edits, token=1)
     page.heading("With module 1 banned at step 0 and all other routers frozen")
     page.heading("Which tokens become harder to predict?")
     page.no_sideways_scroll()
 
 
 def test_an_edit_by_hand_and_its_taking_back(here):
-    page = here().open(view="detour", run="texts", sample=0)
+    page = here().open(view="change", run="texts", sample=0)
     page.page.get_by_role("button", name="Do it").click()
     page.expect_query(controls="ban:all.0")
     page.heading("After")
@@ -105,5 +105,5 @@ def test_an_edit_by_hand_and_its_taking_back(here):
 
 
 def test_too_many_bans_are_a_sentence(here):
-    page = here().open(view="detour", run="texts", sample=0, controls="ban:0.0,ban:0.1,ban:0.2,ban:0.3,ban:0.4")
+    page = here().open(view="change", run="texts", sample=0, controls="ban:0.0,ban:0.1,ban:0.2,ban:0.3,ban:0.4")
     page.alert("top-k needs 2")

@@ -146,7 +146,7 @@ def test_the_site_is_small_enough_for_the_wheel(built: Path) -> None:
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
 def test_the_page_leads_to_it(visit: Callable[..., Visit], width: int, dark: bool) -> None:
     """In a window of its own, so that the view stays"""
-    opened = visit(width=width, dark=dark).open(view="runs")
+    opened = visit(width=width, dark=dark).open(view="home")
     link = opened.page.get_by_role("link", name="Documentation")
     expect(link).to_be_visible()
     assert urlparse(link.evaluate("link => link.href")).path == f"{PATH}/index.html"

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 def a_run(here) -> str:
     """A run of one image, made on the page."""
-    here.open(view="try", model="tiny-vision")
+    here.open(view="home", model="tiny-vision")
     here.page.get_by_role("button", name="A yellow car on grass").click()
     expect(here.page.locator(".tp-patch")).to_have_count(16)
     here.settled()

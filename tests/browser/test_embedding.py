@@ -107,7 +107,7 @@ def refused(page: Page) -> bool:
 def test_a_named_site_shows_a_view_alone(
     embed: Callable[..., tuple[Page, list[str]]], framed: Site, friend: int
 ) -> None:
-    page, errors = embed(friend, framed.address(embed=1, view="sample", run="pictures", sample=2))
+    page, errors = embed(friend, framed.address(embed=1, view="samples", run="pictures", sample=2))
     frame = page.frame_locator("iframe")
     expect(frame.get_by_role("heading", name="What happened inside this image?")).to_be_visible()
     token = frame.locator('[data-token="9"]')
@@ -127,10 +127,10 @@ def test_a_named_site_shows_a_view_alone(
 def test_the_whole_page_is_framed_by_nobody(
     embed: Callable[..., tuple[Page, list[str]]], framed: Site, friend: int
 ) -> None:
-    for query in ({}, {"view": "jobs"}, {"embed": "true", "view": "flow"}):
+    for query in ({}, {"view": "jobs"}, {"embed": "true", "view": "routes"}):
         page, _ = embed(friend, framed.address(**query))
         assert refused(page), query
-    page, _ = embed(friend, framed.address(embed=1, view="flow", run="pictures"))
+    page, _ = embed(friend, framed.address(embed=1, view="routes", run="pictures"))
     expect(page.frame_locator("iframe").get_by_role("heading", name="Where do tokens go?")).to_be_visible()
     page.evaluate("address => { document.querySelector('iframe').src = address; }", framed.address(view="jobs"))
     assert refused(page)
@@ -138,7 +138,7 @@ def test_the_whole_page_is_framed_by_nobody(
 
 def test_no_other_origin_shows_it(embed: Callable[..., tuple[Page, list[str]]], framed: Site) -> None:
     with other_site() as stranger:
-        page, errors = embed(stranger, framed.address(embed=1, view="flow", run="pictures"))
+        page, errors = embed(stranger, framed.address(embed=1, view="routes", run="pictures"))
         assert refused(page)
         assert any("frame-ancestors" in error for error in errors), errors
 
@@ -158,7 +158,7 @@ def test_a_site_of_another_domain_gets_a_sentence_and_no_form(
     embed: Callable[..., tuple[Page, list[str]]], framed: Site, friend: int
 ) -> None:
     """Browsers keep the login's cookie from it: localhost and 127.0.0.1 are two sites."""
-    page, _ = embed(friend, framed.address(embed=1, view="flow", run="pictures"), host="localhost")
+    page, _ = embed(friend, framed.address(embed=1, view="routes", run="pictures"), host="localhost")
     frame = page.frame_locator("iframe")
     expect(frame.get_by_text("This view needs a login")).to_be_visible()
     expect(frame.locator("form, input")).to_have_count(0)
@@ -169,7 +169,7 @@ def test_the_frame_has_the_same_view_in_both_schemes(context: BrowserContext, fr
     page = context.new_page()
     page.set_viewport_size({"width": 400, "height": 800})
     page.emulate_media(color_scheme="dark")
-    page.goto(framed.address(embed=1, view="flow", run="pictures"))
+    page.goto(framed.address(embed=1, view="routes", run="pictures"))
     expect(page.get_by_role("heading", name="Where do tokens go?")).to_be_visible()
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 400
     page.close()

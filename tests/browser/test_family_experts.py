@@ -63,7 +63,7 @@ def test_a_click_on_a_layer_chooses_it(here):
 
 
 def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
-    page = here().open(view="flow", run="large")
+    page = here().open(view="routes", run="large")
     page.heading("Where do tokens go?")
     expect(page.page.get_by_text("smaller experts of a step together")).to_be_visible()
     drawn = '.mark-symbol path[aria-roledescription="{}"]'
@@ -73,13 +73,13 @@ def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
 
 
 def test_a_click_on_an_expert_keeps_its_tokens(here):
-    page = here().open(view="flow", run="large", steps="3:5", merge="20")
+    page = here().open(view="routes", run="large", steps="3:5", merge="20")
     page.click_for(page.page.locator('.mark-symbol path[aria-roledescription="circle"]').first, "through")
     page.heading("Where do tokens go?")
 
 
 def test_many_ribbons_have_names_and_are_clicked(here):
-    page = here().open(view="flow", run="large", steps="3:6", merge="2")
+    page = here().open(view="routes", run="large", steps="3:6", merge="2")
     expect(page.mark("node: 4.")).to_be_visible()
     expect(page.mark("link: 4.")).to_be_visible()
     page.click_for(page.mark("link: 4."), "through")
@@ -108,7 +108,7 @@ def test_the_shared_views_show_them_too(here, run):
 
 
 def test_a_log_without_text_shows_positions_and_says_so(here):
-    page = here().open(view="sample", run="log", sample=2, token=5)
+    page = here().open(view="samples", run="log", sample=2, token=5)
     expect(page.page.get_by_text("This run holds no text, so tokens stand by their position.")).to_be_visible()
     expect(page.page.locator('[data-token="5"]')).to_be_visible()
     family = here().open(view="family", run="log")

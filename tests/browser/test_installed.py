@@ -119,7 +119,7 @@ def test_the_page_is_clicked_through(up: dict[str, str], demo: Installation, vis
         here.heading(question)
         expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
         here.page.screenshot(path=shots / f"{view}.png")
-    here.open(view="try", model="dna-vision-top1")
+    here.open(view="home", model="dna-vision-top1")
     upload(here, "mine.png", png())
     expect(here.page.locator(".tp-patch")).to_have_count(64)
     here.settled()

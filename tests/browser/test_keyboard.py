@@ -56,7 +56,7 @@ def choose(here: Visit, words: str, key: str) -> None:
 
 
 def test_a_module_is_chosen_in_the_flow_and_its_page_opened_by_keys_alone(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     choose(here, "step 2, module", "through")
     node = here.query()["through"]
     assert node.startswith("2.")
@@ -77,14 +77,14 @@ def test_a_module_is_chosen_in_the_flow_and_its_page_opened_by_keys_alone(visit)
 
 
 def test_a_point_of_the_map_opens_its_sample_by_keys_alone(visit):
-    here = visit().open(view="map", run="pictures")
+    here = visit().open(view="samples", run="pictures")
     choose(here, "sample 5,", "sample")
-    here.expect_query(view="sample", sample="5")
+    here.expect_query(view="samples", sample="5")
     here.heading("What happened inside this image?")
 
 
 def test_a_ribbon_is_let_go_of_by_choosing_it_again(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     choose(here, "from module", "through")
     link = here.query()["through"]
     assert len(link.split(",")) == 2
@@ -98,7 +98,7 @@ def test_a_ribbon_is_let_go_of_by_choosing_it_again(visit):
 
 
 def test_what_a_button_opens_is_walked_through_and_left_by_keys(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     expect(here.page.get_by_role("button", name="Choose from a list")).to_be_visible()
     tab_to(here, lambda found: found["opens"] and "Save" in found["name"])
     here.page.keyboard.press("Enter")
@@ -113,14 +113,14 @@ def test_what_a_button_opens_is_walked_through_and_left_by_keys(visit):
 
 
 def test_the_keys_are_listed_and_not_on_a_telephone(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     tab_to(here, lambda found: found["opens"] and "Keys" in found["name"])
     here.page.keyboard.press("Enter")
     listed = here.page.locator('[data-testid="stPopoverBody"]')
     expect(listed).to_contain_text("the next sample, the previous one")
     here.page.keyboard.press("Escape")
     expect(listed).to_have_count(0)
-    narrow = visit(width=400).open(view="flow", run="pictures")
+    narrow = visit(width=400).open(view="routes", run="pictures")
     expect(narrow.page.locator(".st-key-keys_help")).to_be_hidden()
 
 
@@ -134,7 +134,7 @@ def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
         here.page.keyboard.press(key)
     expect(patches.last).to_be_focused()
     here.page.keyboard.press("Enter")
-    here.expect_query(view="sample")
+    here.expect_query(view="samples")
 
 
 VIEWS = {

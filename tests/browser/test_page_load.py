@@ -43,7 +43,7 @@ def test_a_table_behind_a_chart_comes_when_it_is_opened(visit: Callable[..., Vis
     here = visit()
     asked: list[str] = []
     here.page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
-    here.open(view="flow", run="pictures")
+    here.open(view="routes", run="pictures")
     here.mark("node: 0.").wait_for()
     table = here.page.locator("[data-testid=stDataFrame]")
     assert table.count() == 0

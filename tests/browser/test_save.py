@@ -26,7 +26,7 @@ def saved(here, form: str) -> Path:
 
 
 def test_a_chart_is_saved_for_print_with_its_numbers_and_its_link(visit, site):
-    here = visit(dark=True).open(view="compute", run="pictures", label="circle")
+    here = visit(dark=True).open(view="work", run="pictures", label="circle")
     chart = here.page.locator('[data-testid="stVegaLiteChart"] svg').first
     chart.hover()
     own = here.page.locator('[data-testid="stElementToolbar"]').first
@@ -58,7 +58,7 @@ def test_a_chart_is_saved_for_print_with_its_numbers_and_its_link(visit, site):
 
 
 def test_the_report_opens_offline_with_all_its_charts(visit, windows):
-    here = visit().open(view="flow", run="texts")
+    here = visit().open(view="routes", run="texts")
     here.page.get_by_role("button", name="Export").first.click()
     button = here.page.get_by_role("button", name="texts.html")
     expect(button).to_be_visible()

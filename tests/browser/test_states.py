@@ -19,7 +19,7 @@ VIEWS = ("runs", "flow", "paths", "sample", "compute", "modules", "try")
 
 
 def test_dark_mode_reaches_charts_and_components(visit):
-    here = visit(dark=True).open(view="sample", run="pictures", sample=1)
+    here = visit(dark=True).open(view="samples", run="pictures", sample=1)
     svg = here.page.locator('[data-testid="stVegaLiteChart"] svg').first
     expect(svg).to_be_visible()
     assert "rgb(17, 21, 28)" in svg.get_attribute("style")
@@ -36,27 +36,27 @@ def test_nothing_scrolls_sideways_at_400_pixels(visit, run):
 
 
 def test_a_run_that_is_gone_says_so_and_the_others_work(visit, site):
-    here = visit().open(view="flow", run="doomed")
+    here = visit().open(view="routes", run="doomed")
     here.heading("Where do tokens go?")
     (site.data_dir / "runs" / "doomed.duckdb").unlink()
-    here.open(view="flow", run="doomed")
+    here.open(view="routes", run="doomed")
     here.alert("doomed")
-    here.open(view="flow", run="cut")
+    here.open(view="routes", run="cut")
     here.alert("cut")
-    here.open(view="flow", run="pictures")
+    here.open(view="routes", run="pictures")
     here.heading("Where do tokens go?")
 
 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"view": "flow", "run": "pictures", "steps": "abc"}, "not understood"),
+        ({"view": "routes", "run": "pictures", "steps": "abc"}, "not understood"),
         ({"view": "nothing"}, "not understood"),
-        ({"view": "flow", "run": "../../etc/passwd"}, "not understood"),
-        ({"view": "sample", "run": "pictures", "sample": "99999"}, "99"),
+        ({"view": "routes", "run": "../../etc/passwd"}, "not understood"),
+        ({"view": "samples", "run": "pictures", "sample": "99999"}, "99"),
         ({"view": "paths", "run": "pictures", "paths": "999999"}, "999"),
-        ({"view": "flow", "run": "pictures", "label": "no such label"}, "label"),
-        ({"view": "flow", "run": "pictures", "through": "0.0,0.1"}, "No token passes"),
+        ({"view": "routes", "run": "pictures", "label": "no such label"}, "label"),
+        ({"view": "routes", "run": "pictures", "through": "0.0,0.1"}, "No token passes"),
     ],
 )
 def test_an_odd_address_is_answered_with_a_sentence(visit, query, words):
@@ -94,7 +94,7 @@ def page_without_api() -> Iterator[Site]:
 
 def test_without_an_api_every_view_says_how_to_start_it(visit, page_without_api):
     here = visit(on=page_without_api)
-    for query in ({}, {"view": "flow", "run": "pictures"}, {"view": "try"}):
+    for query in ({}, {"view": "routes", "run": "pictures"}, {"view": "home"}):
         here.open(**query)
         here.alert("does not answer")
         here.alert("tokenpaths up")

@@ -20,7 +20,7 @@ def upload(here, name: str, data: bytes) -> None:
 
 
 def test_an_uploaded_image_is_shown_at_once_and_has_an_address(visit):
-    here = visit().open(view="try", model="tiny-vision")
+    here = visit().open(view="home", model="tiny-vision")
     upload(here, "mine.png", png())
     expect(here.page.locator(".tp-patch")).to_have_count(16)
     here.settled()
@@ -34,7 +34,7 @@ def test_an_uploaded_image_is_shown_at_once_and_has_an_address(visit):
 
 def test_a_pasted_text_is_shown_as_it_is(visit):
     text = "the cat <script>alert(1)</script>\n  שלום 🙂 moon"
-    here = visit().open(view="try", model="tiny-text")
+    here = visit().open(view="home", model="tiny-text")
     here.page.get_by_label("A text", exact=True).fill(text)
     here.page.get_by_role("button", name="Trace it").click()
     shown = here.page.locator(".tp-text")
@@ -45,7 +45,7 @@ def test_a_pasted_text_is_shown_as_it_is(visit):
 
 
 def test_an_example_is_one_click(visit):
-    here = visit().open(view="try", model="tiny-vision")
+    here = visit().open(view="home", model="tiny-vision")
     here.page.get_by_role("button", name="A yellow car on grass").click()
     expect(here.page.locator(".tp-patch")).to_have_count(16)
 
@@ -56,7 +56,7 @@ def test_an_example_is_one_click(visit):
     ids=["truncated", "pdf", "empty"],
 )
 def test_a_broken_image_is_a_sentence(visit, name, data):
-    here = visit().open(view="try", model="tiny-vision")
+    here = visit().open(view="home", model="tiny-vision")
     upload(here, name, data)
     expect(here.page.locator('[data-testid="stAlert"]').first).to_be_visible()
     assert len(here.page.locator('[data-testid="stAlert"]').first.inner_text()) > 20
@@ -64,13 +64,13 @@ def test_a_broken_image_is_a_sentence(visit, name, data):
 
 
 def test_an_empty_text_is_a_sentence(visit):
-    here = visit().open(view="try", model="tiny-text")
+    here = visit().open(view="home", model="tiny-text")
     here.page.get_by_role("button", name="Trace it").click()
     here.alert("There is no text to trace")
 
 
 def test_a_text_that_is_too_long_is_counted_and_stays_in_its_box(visit):
-    here = visit().open(view="try", model="tiny-text")
+    here = visit().open(view="home", model="tiny-text")
     box = here.page.get_by_role("textbox", name="A text")
     box.fill("word " * 400_000)
     here.page.get_by_role("button", name="Trace it").click()
@@ -79,6 +79,6 @@ def test_a_text_that_is_too_long_is_counted_and_stays_in_its_box(visit):
 
 
 def test_a_model_that_does_not_exist_is_said(visit):
-    here = visit().open(view="try", model="nobody")
+    here = visit().open(view="home", model="nobody")
     here.alert("no model nobody")
     here.heading("What does it do with mine?")

@@ -28,7 +28,7 @@ def test_clicking_through_every_view_keeps_the_run(visit):
     expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
     here.alert("cut cannot be read")
     here.page.get_by_role("button", name="pictures", exact=True).click()
-    here.expect_query(view="flow")
+    here.expect_query(view="routes")
     run = here.query()["run"]
     for view, question in QUESTIONS.items():
         here.page.get_by_role("radio", name=TABS[view], exact=True).click()
@@ -51,7 +51,7 @@ def test_every_view_of_every_kind_of_run(visit, run):
 
 
 def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     here.mark("node: 2.").click()
     expect(here.chip("at step 2")).to_be_visible()
     here.settled()
@@ -72,7 +72,7 @@ def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):
 
 
 def test_a_click_on_a_ribbon_filters_at_both_ends(visit):
-    here = visit().open(view="flow", run="pictures")
+    here = visit().open(view="routes", run="pictures")
     label = here.page.locator('path[aria-label*="link: 1."]').first.get_attribute("aria-label")
     link = label.split("link: ")[1].split(";")[0]
     here.click_ribbon(link)
@@ -81,16 +81,16 @@ def test_a_click_on_a_ribbon_filters_at_both_ends(visit):
 
 
 def test_flow_by_address_steps_label_path_and_hidden_flows(visit):
-    here = visit().open(view="flow", run="pictures", steps="1:4", label="circle", paths="1", hide="5")
+    here = visit().open(view="routes", run="pictures", steps="1:4", label="circle", paths="1", hide="5")
     for words in ("steps 1–3", "label: circle", "path of rank 1"):
         expect(here.chip(words)).to_be_visible()
     expect(here.page.locator('path[aria-label*="node: 4."]')).to_have_count(0)
-    here.open(view="flow", run="pictures", hide="10")
+    here.open(view="routes", run="pictures", hide="10")
     expect(here.page.get_by_text("Not drawn")).to_be_visible()
 
 
 def test_a_chip_says_where_it_is_not_used(visit):
-    here = visit().open(view="compute", run="pictures", through="2.1")
+    here = visit().open(view="work", run="pictures", through="2.1")
     expect(here.chip("not used here")).to_be_visible()
 
 
@@ -106,7 +106,7 @@ def test_a_click_on_a_rank_shows_who_takes_it(visit):
     expect(patches).to_have_count(60)
     assert patches.first.evaluate("image => image.complete && image.naturalWidth > 0")
     here.page.locator(".wall-patch button").first.click()
-    here.expect_query(view="sample", paths="1")
+    here.expect_query(view="samples", paths="1")
     assert {"sample", "token"} <= set(here.query())
 
 
@@ -118,7 +118,7 @@ def test_examples_of_a_text_path_mark_the_token(visit):
 
 
 def test_hovering_a_patch_draws_its_ribbon_and_clicking_lights_its_kin(visit):
-    here = visit().open(view="sample", run="pictures", sample=2)
+    here = visit().open(view="samples", run="pictures", sample=2)
     patch = here.page.locator(".tp-patch[data-token='9']")
     expect(patch).to_be_visible()
     expect(here.page.locator(".tp-line path")).to_have_count(0)
@@ -141,7 +141,7 @@ def test_hovering_a_patch_draws_its_ribbon_and_clicking_lights_its_kin(visit):
 
 
 def test_patches_by_keyboard(visit):
-    here = visit().open(view="sample", run="pictures", sample=2)
+    here = visit().open(view="samples", run="pictures", sample=2)
     here.page.locator(".tp-patch[data-token='0']").focus()
     here.page.keyboard.press("ArrowRight")
     here.page.keyboard.press("ArrowDown")
@@ -151,7 +151,7 @@ def test_patches_by_keyboard(visit):
 
 
 def test_tint_by_step_names_the_modules(visit):
-    here = visit().open(view="sample", run="pictures", sample=2, tint=3, opacity=90)
+    here = visit().open(view="samples", run="pictures", sample=2, tint=3, opacity=90)
     expect(here.page.get_by_text("the module taken at step 3")).to_be_visible()
     marks = here.page.locator(".tp-patch").all_inner_texts()
     assert len(marks) == 64
@@ -159,7 +159,7 @@ def test_tint_by_step_names_the_modules(visit):
 
 
 def test_hovering_a_word_draws_its_ribbon_and_the_text_is_kept(visit):
-    here = visit().open(view="sample", run="texts", sample=2)
+    here = visit().open(view="samples", run="texts", sample=2)
     word = here.page.locator(".tp-piece").nth(3)
     word.hover()
     expect(here.page.locator(".tp-line path")).to_have_count(4 * 4)
@@ -169,7 +169,7 @@ def test_hovering_a_word_draws_its_ribbon_and_the_text_is_kept(visit):
 
 
 def test_a_click_on_the_token_flow_chooses_the_token(visit):
-    here = visit().open(view="sample", run="texts", sample=0)
+    here = visit().open(view="samples", run="texts", sample=0)
     here.mark("token: 5 ").click()
     here.expect_query(token="5")
     expect(here.page.locator(".tp-piece.tp-chosen")).to_have_count(1)
@@ -179,7 +179,7 @@ def test_a_click_on_the_token_flow_chooses_the_token(visit):
 
 
 def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
-    here = visit().open(view="compute", run="pictures")
+    here = visit().open(view="work", run="pictures")
     here.heading("Most compute")
     here.heading("Least compute")
     bars = here.page.locator('[data-testid="stVegaLiteChart"]').first.locator('path[aria-roledescription="bar"]')
@@ -192,7 +192,7 @@ def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
     here.heading("Samples with compute from")
     assert "bin" in here.query()
     here.page.locator(".wall-sample button").first.click()
-    here.expect_query(view="sample")
+    here.expect_query(view="samples")
 
 
 def test_a_cell_of_the_load_map_opens_its_module(visit):
@@ -204,7 +204,7 @@ def test_a_cell_of_the_load_map_opens_its_module(visit):
 
 
 def test_the_next_sample_by_key_but_not_while_somebody_writes(visit):
-    here = visit().open(view="sample", run="pictures", sample=1)
+    here = visit().open(view="samples", run="pictures", sample=1)
     expect(here.page.get_by_text("What happened inside").first).to_be_visible()
     expect(here.page.locator(".st-key-sample_next button").first).to_be_visible()
     for _ in range(6):  # the page hears keys a moment after its buttons are there

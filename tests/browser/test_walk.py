@@ -14,7 +14,7 @@ from tests.browser.test_try_it import png, upload
 
 def test_from_an_upload_to_a_link_that_somebody_else_opens(visit, browser):
     # Try it: the picture is a sample at once.
-    here = visit().open(view="try", model="tiny-vision")
+    here = visit().open(view="home", model="tiny-vision")
     upload(here, "mine.png", png())
     expect(here.page.locator(".tp-patch")).to_have_count(16)
     here.settled()
@@ -32,7 +32,7 @@ def test_from_an_upload_to_a_link_that_somebody_else_opens(visit, browser):
     patches = here.page.locator(".wall-patch button, .wall button")
     expect(patches.first).to_be_visible()
     here.page.get_by_role("button", name="See its flow").click()
-    here.expect_query(view="flow", run=run, paths=rank)
+    here.expect_query(view="routes", run=run, paths=rank)
     here.heading("Where do tokens go?")
     expect(here.chip(f"path of rank {rank}")).to_be_visible()
     told = here.page.get_by_text(re.compile(r"\d+ of 16 tokens")).first

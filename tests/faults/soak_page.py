@@ -161,7 +161,7 @@ def _click_for_a_while(soak: Soak, chance: random.Random, browser: object) -> No
     here = Visit(page, Site(soak.page_url, Path()))
     doing = "opening"
     try:
-        here.open(view="flow", run=chance.choice(("vision", "text")))
+        here.open(view="routes", run=chance.choice(("vision", "text")))
         for _ in range(12):
             if soak.over.wait(chance.uniform(1, 4)):
                 break

@@ -166,7 +166,7 @@ def test_the_page_asks_for_the_token_once(tmp_path: Path, browser: Browser, figu
     with page_server(tmp_path, TOKEN) as served:
         url = served.url
         with served.client() as client:
-            paths = ("/", "/?view=flow", "/static/x.js", "/media/x.png", "/_stcore/host-config", "/_stcore/metrics")
+            paths = ("/", "/?view=routes", "/static/x.js", "/media/x.png", "/_stcore/host-config", "/_stcore/metrics")
             assert {client.get(path).status_code for path in paths} == {401}
         assert served.handshake() == 403
         context = browser.new_context()

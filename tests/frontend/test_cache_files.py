@@ -82,19 +82,19 @@ def test_everything_else_is_handed_on(files: Files, method: str, path: str, head
 
 def test_the_page_is_asked_for_anew_and_names_what_its_view_draws(files: Files) -> None:
     plain = (FOLDER / "index.html").read_text(encoding="utf-8")
-    answer = ask(files, "/?view=flow&run=x")
+    answer = ask(files, "/?view=routes&run=x")
     assert answer.headers["cache-control"] == "no-cache"
     told = re.findall(r'<link rel="modulepreload" crossorigin href="\./(static/js/[^"]+)">', answer.text)
     assert len(told) == len(set(told))
     assert all((FOLDER / name).is_file() for name in told)
-    for element in ("ArrowVegaLiteChart", "embed", "Slider", "Selectbox"):
+    for element in ("ArrowVegaLiteChart", "embed", "TextInput", "Selectbox"):
         assert any(name.startswith(f"static/js/{element}.") for name in told), f"Streamlit has no script {element}"
     without = re.sub(r" *<link rel=\"modulepreload\"[^>]*>\n| ", "", answer.text)
     assert without == re.sub(r" *<link rel=\"modulepreload\"[^>]*>\n| ", "", plain), "nothing but hints is added"
-    again = ask(files, "/?view=flow", if_none_match=answer.headers["etag"])
+    again = ask(files, "/?view=routes", if_none_match=answer.headers["etag"])
     assert (again.status_code, again.content) == (304, b"")
     assert ask(files, "/?view=paths").headers["etag"] != answer.headers["etag"]
-    assert ask(files, "/").content == ask(files, "/?view=runs").content
+    assert ask(files, "/").content == ask(files, "/?view=home").content
     assert ask(files, "/?view=%00&view=..").status_code == 200
 
 
@@ -126,7 +126,7 @@ def test_a_streamlit_without_these_files_serves_itself(tmp_path: Path) -> None:
     other = Files(tmp_path)
     assert ask(other, "/").content == b"handed on"
     (tmp_path / "index.html").write_text("<head><title>Streamlit</title></head>")
-    assert ask(other, "/?view=flow").text == "<head><title>Streamlit</title>  </head>"
+    assert ask(other, "/?view=routes").text == "<head><title>Streamlit</title>  </head>"
     assert other.needed(["index"]) == ["index.abc.js"]
 
 

@@ -18,7 +18,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import few_of
 from tokenpaths.frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.compare import partners, short_names
-from tokenpaths.frontend.views.sample.similar import sample_words, token_words
+from tokenpaths.frontend.views.samples.similar import sample_words, token_words
 
 THEMES = ("light", "dark", "print")
 
@@ -117,7 +117,7 @@ def test_one_sample_and_checkpoints(show) -> None:
 
 @pytest.mark.parametrize("run", ["pictures", "texts"])
 def test_the_map_and_what_it_says(show, run: str) -> None:
-    page = show(view="map", run=run)
+    page = show(view="samples", run=run)
     assert "Which samples take similar routes?" in said(page)
     assert "of what makes them different" in said(page)
     assert ("This run has no labels." in said(page)) == (run == "texts")
@@ -125,13 +125,12 @@ def test_the_map_and_what_it_says(show, run: str) -> None:
 
 
 def test_a_map_that_cannot_be_drawn_says_why(show) -> None:
-    assert "a map needs three" in said(show(view="map", run="bare"))
-    assert "would be one point" in said(show(view="map", run="still"))
-    assert "is gone" in said(show(view="map", run="pictures", job="map-gone"))
+    assert "would be one point" in said(show(view="samples", run="still"))
+    assert "is gone" in said(show(view="samples", run="pictures", job="map-gone"))
 
 
 def test_t_sne_is_submitted_with_neighbours_that_the_run_has(show, api: Served) -> None:
-    page = show(view="map", run="pictures", job="")
+    page = show(view="samples", run="pictures", job="")
     page.button(key="map_tsne").click().run()
     job = page.query_params["job"]
     job = job[0] if isinstance(job, list) else job
@@ -173,12 +172,12 @@ def test_choosing_the_second_run_as_the_first_lets_go_of_it() -> None:
 
 
 def test_more_like_this_on_the_sample_view(show) -> None:
-    words = said(show(view="sample", run="pictures", sample=2, token=9))
+    words = said(show(view="samples", run="pictures", sample=2, token=9, inspect="token:2.9"))
     assert "Which patches take nearly the same path?" in words
     assert "Which samples take similar routes?" in words
-    words = said(show(view="sample", run="texts", sample=2, token=3))
+    words = said(show(view="samples", run="texts", sample=2, token=3, inspect="token:2.3"))
     assert "Which tokens take nearly the same path?" in words
-    words = said(show(view="sample", run="bare", sample=0, token=0))
+    words = said(show(view="samples", run="bare", sample=0, token=0, inspect="token:0.0"))
     assert "Which samples take similar routes?" not in words
     assert "63 other patches are on the very same path" in words
 

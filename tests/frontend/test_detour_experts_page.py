@@ -72,7 +72,7 @@ def draw(url: str, monkeypatch: pytest.MonkeyPatch, **query: object) -> AppTest:
     monkeypatch.setenv("TOKENPATHS_API_URL", url)
     widgets.client.clear()
     page = AppTest.from_file(str(APP), default_timeout=120)
-    for key, value in {"view": "detour", **query}.items():
+    for key, value in {"view": "change", **query}.items():
         page.query_params[key] = str(value)
     page.run()
     assert not page.exception, [error.message for error in page.exception]
@@ -99,7 +99,7 @@ def finished(job: str) -> dict:
 def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenpaths.frontend.page import widgets
 
-    page = draw(api, monkeypatch, run="mixtral")
+    page = draw(api, monkeypatch, view="importance", run="mixtral")
     assert not page.error, words(page)
     told = words(page, "caption")
     assert "2 layers with 8 experts each: 16 bans, each measured over at most 64 texts of this run" in told
@@ -111,10 +111,10 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
     assert (done["state"], done["request"]["model"]) == ("succeeded", "hf:tiny-mixtral.v1"), done["problem"]
     assert (done["progress"]["done"], done["progress"]["total"], done["progress"]["unit"]) == (16, 16, "edits")
     assert done["title"] == "Each module banned in turn: hf:tiny-mixtral.v1 over 64 samples of mixtral"
-    again = draw(api, monkeypatch, run="mixtral")  # tomorrow: without the job in the address
+    again = draw(api, monkeypatch, view="importance", run="mixtral")  # tomorrow: without the job in the address
     assert not again.error
     assert "4 samples of toy" in words(again, "caption")
-    assert "Click a cell to ban that module above" in words(again, "caption")
+    assert "Click a cell to look into that module" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)
     assert widgets.client().artifact(job, "importance.csv").count(b"\n") == 17
 
@@ -122,7 +122,7 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
 def test_shares_of_the_experts(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenpaths.frontend.page import widgets
 
-    page = draw(api, monkeypatch, run="mixtral")
+    page = draw(api, monkeypatch, view="importance", run="mixtral")
     page.segmented_control(key="sweep_kind").set_value("shares").run()
     assert "the busiest, the idlest and random shares of each layer banned" in words(page, "caption")
     page.button(key="sweep_start").click().run()
@@ -253,7 +253,7 @@ def test_an_expert_banned_for_all_texts_and_found_from_the_jobs(api: str, monkey
     assert "tokens of 4 texts" in " ".join(one.value for one in again.subheader)
     assert "is no sweep over modules" not in words(again, "info")
     (first, to), (second, flow), _ = result_links(done)
-    assert (first, to.view, to.run, to.controls) == ("Open in Detour", "detour", "mixtral", ("ban:1.2",))
+    assert (first, to.view, to.run, to.controls) == ("Open in Change a route", "change", "mixtral", ("ban:1.2",))
     assert to.job == done["job"]
     assert (second, flow.run) == ("Open the edited run", done["result"]["run"])
 
@@ -295,7 +295,7 @@ def test_a_small_model_is_edited_while_one_waits(live: str, monkeypatch: pytest.
 
 
 def test_a_checkpoint_is_tried(live: str, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = draw(live, monkeypatch, view="try", model="hf:tiny-mixtral.v1")
+    page = draw(live, monkeypatch, view="home", model="hf:tiny-mixtral.v1")
     assert not page.error, words(page)
     assert page.selectbox[0].value == "hf:tiny-mixtral.v1"
     assert "hf:tiny-mixtral.v1 · texts" in page.selectbox[0].options
@@ -304,15 +304,15 @@ def test_a_checkpoint_is_tried(live: str, api: str, monkeypatch: pytest.MonkeyPa
     assert not page.error, words(page)
     run = page.query_params["run"]
     assert str(run[0] if isinstance(run, list) else run).startswith("try-tiny-mixtral-v1-")
-    large = draw(api, monkeypatch, view="try", model="hf:tiny-mixtral.v1")
+    large = draw(api, monkeypatch, view="home", model="hf:tiny-mixtral.v1")
     assert "is too large to be run while you wait" in words(large, "info")
     assert not any(button.label == "Trace it" for button in large.button)
 
 
-def test_a_ban_from_the_page_of_a_module(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = draw(api, monkeypatch, view="modules", run="mixtral", module="1.3")
-    page.button(key="module_ban").click().run()
-    assert page.query_params["view"] in ("detour", ["detour"])
+def test_a_ban_from_the_inspector_of_a_module(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = draw(api, monkeypatch, view="modules", run="mixtral", inspect="module:1.3")
+    page.button(key="inspector_inspect_Ban").click().run()
+    assert page.query_params["view"] in ("change", ["change"])
     assert page.query_params["controls"] in ("ban:1.3", ["ban:1.3"])
     assert not page.error, words(page)
     assert "Nobody has run this yet" in words(page, "caption")

@@ -167,7 +167,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     """Draw the detour view at an address and give what stands on it."""
-    with showing(api, monkeypatch, view="detour") as draw:
+    with showing(api, monkeypatch, view="change") as draw:
         yield draw
 
 
@@ -214,7 +214,7 @@ def test_the_job_of_another_view_is_left_alone(show):
 
     request = {"model": "tiny-vision", "run": "pictures", "sample": 0, "target": {"of": "choices"}}
     dream = widgets.client().submit_job("dream", request)
-    page = show(run="pictures", sample=0, job=dream["job"])
+    page = show(view="importance", run="pictures", sample=0, job=dream["job"])
     assert "is no sweep over modules, so it is not shown here" in words(page)
     assert "Dream of sample 0 of pictures" in words(page)
     widgets.client().cancel_job(dream["job"])
@@ -341,7 +341,7 @@ def test_a_link_before_and_after():
 def test_a_sweep_is_started_found_again_and_drawn(show, api):
     from tokenpaths.frontend.page import widgets
 
-    page = show(run="pictures", sample=0)
+    page = show(view="importance", run="pictures")
     assert "Nobody has measured this run yet" in words(page, "caption")
     page.button(key="sweep_start").click().run()
     job = page.query_params["job"]
@@ -350,7 +350,7 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
     while widgets.client().job(job)["state"] not in ("succeeded", "failed") and time.monotonic() < until:
         time.sleep(0.2)
     assert widgets.client().job(job)["state"] == "succeeded", widgets.client().job(job)["problem"]
-    again = show(run="pictures", sample=0)  # tomorrow: without the job in the address
+    again = show(view="importance", run="pictures")  # tomorrow: without the job in the address
     assert not again.error
     assert "3 samples of toy" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)

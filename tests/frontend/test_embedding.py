@@ -25,7 +25,7 @@ from tokenpaths.web_origins import read_origins
 
 ORIGINS = ("https://docs.example.com", "http://127.0.0.1:3000")
 FRAME = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
-VIEW = "/?embed=1&view=flow"
+VIEW = "/?embed=1&view=routes"
 TOKEN = "a-token-of-the-tests"
 
 
@@ -57,7 +57,7 @@ def test_a_named_site_frames_a_view_and_nothing_else(site: str) -> None:
     assert answer.text == "PAGE"
     assert "x-frame-options" not in answer.headers
     assert f"frame-ancestors {' '.join(ORIGINS)}" in answer.headers["content-security-policy"]
-    for path in ("/", "/?view=flow", "/media/x.html?embed=1", "/_stcore/host-config?embed=1", "/login?embed=1"):
+    for path in ("/", "/?view=routes", "/media/x.html?embed=1", "/_stcore/host-config?embed=1", "/login?embed=1"):
         assert ask(path, **FRAME).status_code == 403
     for other in ("object", "embed", "frame", "fencedframe", "image", "script", "empty", ""):
         assert ask(VIEW, **FRAME | {"sec-fetch-dest": other}).status_code == 403
@@ -90,7 +90,7 @@ def test_by_default_nobody_may_frame_anything() -> None:
         "embed=1&embed=1",
         "embed=1&embed=true",
         "embed=1&EMBED=true",
-        "view=flow&embed=2",
+        "view=routes&embed=2",
         "embed=1&q=" + "x" * MOST_QUERY,
         "embed=1" + "&a=1" * MOST_FIELDS,
         "aembed=1",
@@ -217,11 +217,11 @@ def test_every_view_is_drawn_alone_and_offers_nothing_that_changes(show: Callabl
 
 
 def test_the_same_view_offers_it_in_a_window(show: Callable[..., AppTest]) -> None:
-    assert "Draw it by t-SNE" in labels(show(view="map", run="pictures"))
+    assert "Draw it by t-SNE" in labels(show(view="samples", run="pictures"))
 
 
 def test_a_session_in_a_frame_stays_one_whatever_its_address_becomes(show: Callable[..., AppTest]) -> None:
-    page = show(view="flow", run="pictures", embed=1)
+    page = show(view="routes", run="pictures", embed=1)
     page.query_params.clear()
     page.query_params["view"] = "jobs"
     page.run()
@@ -232,5 +232,5 @@ def test_a_session_in_a_frame_stays_one_whatever_its_address_becomes(show: Calla
 
 def test_controls_in_the_address_start_no_work_in_a_frame(show: Callable[..., AppTest]) -> None:
     """The site that frames a view writes its address; elsewhere this one would trace the sample again."""
-    page = show(view="detour", run="pictures", sample=0, controls="ban:0.1", embed=1)
+    page = show(view="change", run="pictures", sample=0, controls="ban:0.1", embed=1)
     assert "starts work" in page.info[0].value

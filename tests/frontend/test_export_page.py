@@ -12,11 +12,11 @@ from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.views import export
 
 
-@pytest.mark.parametrize("view", ["flow", "paths", "sample", "compute", "modules"])
+@pytest.mark.parametrize("view", ["routes", "paths", "samples", "work", "modules"])
 def test_every_view_of_a_run_offers_its_tables(show, view):  # noqa: F811
     page = show(view=view, run="texts")
     key = "export_texts"
-    assert [one.proto.popover.label for one in page.get("popover")].count("Export") == 1
+    assert [one.proto.popover.label for one in page.get("popover")].count("Export and link") == 1
     assert not [box for box in page.selectbox if box.key == f"{key}_table"]  # nothing is asked before it is opened
 
 
@@ -30,7 +30,7 @@ def test_a_table_leaves_whole_and_is_not_kept(api):  # noqa: F811
 
 
 def test_the_browser_asks_the_api_itself_only_on_its_own_machine(monkeypatch):
-    here, there = "http://localhost:8501/?view=flow", "http://workstation:8501/"
+    here, there = "http://localhost:8501/?view=routes", "http://workstation:8501/"
     assert export.within_reach(Client("http://127.0.0.1:8000"), here)
     assert not export.within_reach(Client("http://127.0.0.1:8000"), there)
     assert not export.within_reach(Client("http://127.0.0.1:8000", token="secret"), here)

@@ -14,7 +14,7 @@ from tests.support.pages import showing
 from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.common import twin_rows
-from tokenpaths.frontend.views.sample import retrace
+from tokenpaths.frontend.views.samples import retrace
 
 
 @contextmanager

@@ -53,25 +53,25 @@ def test_equal_flows_are_drawn_without_a_scale_of_nothing(theme):
 
 
 def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
-    page = show(view="flow", run="pictures")
+    page = show(view="routes", run="pictures")
     labels = [label for label in page.selectbox("in_label").options if label != "all labels"]
-    page = show(view="flow", run="pictures", label=labels[0], other=labels[1])
+    page = show(view="routes", run="pictures", label=labels[0], other=labels[1])
     told = [caption.value for caption in page.caption]
     assert any("differ most" in text or "same modules" in text for text in told)
     assert len(page.subheader) >= 2
-    assert "Both sides" in words(show(view="flow", run="pictures", label=labels[0], other=labels[0]))
+    assert "Both sides" in words(show(view="routes", run="pictures", label=labels[0], other=labels[0]))
 
 
 def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):  # noqa: F811
-    from tokenpaths.frontend.views.flow import flow as flow_view
+    from tokenpaths.frontend.views.routes import routes as flow_view
 
     seen = []
     true_contrast = flow_view.flow_contrast
     monkeypatch.setattr(flow_view, "flow_contrast", lambda *flows: seen.append(flows) or true_contrast(*flows))
-    page = show(view="flow", run="pictures")
+    page = show(view="routes", run="pictures")
     first, second = [label for label in page.selectbox("in_label").options if label != "all labels"][:2]
-    show(view="flow", run="pictures", label=first, other=second)
-    show(view="flow", run="pictures", label=first, other=second, merge=20, hide=5)
+    show(view="routes", run="pictures", label=first, other=second)
+    show(view="routes", run="pictures", label=first, other=second, merge=20, hide=5)
     counts = [[{(n["step"], n["module"]): n["count"] for n in flow["nodes"]} for flow in flows] for flows in seen]
     assert counts[0] == counts[1]
     assert all(module >= 0 for flow in counts[1] for _, module in flow)

@@ -24,30 +24,30 @@ def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 @pytest.mark.parametrize("filters", [{"through": "1.0"}, {"paths": "1,2"}])
 def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # noqa: F811
-    from tokenpaths.frontend.views.flow import flow
+    from tokenpaths.frontend.views.routes import routes
 
-    monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
+    monkeypatch.setattr(routes, "SAMPLED_FROM", 1)
     asked = asked_by(monkeypatch)
-    page = show(view="flow", run="pictures", **filters)
+    page = show(view="routes", run="pictures", **filters)
     assert [query.pop("sampled", False) for query in asked] == [True, False]
     assert asked[0] == asked[1]
     shown = [caption.value for caption in page.caption]
     assert not any("Estimated" in text for text in shown)  # the exact answer took its place
-    assert sum("to keep only the tokens" in text for text in shown) == 1
+    assert sum("to keep only its tokens" in text for text in shown) == 1
 
 
 @pytest.mark.parametrize("query", [{}, {"label": "circle"}])
 def test_what_is_sealed_is_asked_once(show, monkeypatch, query):  # noqa: F811
-    from tokenpaths.frontend.views.flow import flow
+    from tokenpaths.frontend.views.routes import routes
 
-    monkeypatch.setattr(flow, "SAMPLED_FROM", 1)
+    monkeypatch.setattr(routes, "SAMPLED_FROM", 1)
     asked = asked_by(monkeypatch)
-    show(view="flow", run="pictures", **query)
+    show(view="routes", run="pictures", **query)
     assert [query.get("sampled", False) for query in asked] == [False]
 
 
 def test_the_words_give_the_widest_error_bar_by_hand():
-    from tokenpaths.frontend.views.flow.flow import sampled_words
+    from tokenpaths.frontend.views.routes.routes import sampled_words
 
     flow = {
         "counted": {"num_tokens": 52_310, "of_tokens": 1_000_123, "exact": False},

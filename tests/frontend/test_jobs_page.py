@@ -82,8 +82,8 @@ def test_an_empty_list_says_what_to_do(show) -> None:
 
 def test_a_rerun_that_no_click_caused_leaves_what_was_clicked_meanwhile(show) -> None:
     """The browser takes a value that the server sets over a click that is still on its way."""
-    page = show(view="jobs")
-    assert page.segmented_control(key="in_view").value == "jobs"
+    page = show(view="modules")
+    assert page.segmented_control(key="in_view").value == "modules"
     page.run()
     assert not page.segmented_control(key="in_view").proto.set_value
     page.query_params["view"] = "paths"  # back, or a link: here the address wins
@@ -94,41 +94,41 @@ def test_a_rerun_that_no_click_caused_leaves_what_was_clicked_meanwhile(show) ->
 
 def test_a_request_that_knows_the_old_address_does_not_undo_a_click(show) -> None:
     """Asked for before the browser has the new address, as by a timer; afterwards the old address is a choice again."""
-    page = show(view="jobs")
+    page = show(view="modules")
     old = dict(page.query_params)
-    page.segmented_control(key="in_view").set_value("map").run()
-    assert shown(page) == "map"
+    page.segmented_control(key="in_view").set_value("samples").run()
+    assert shown(page) == "samples"
     for _ in range(2):
         page.query_params.clear()
         page.query_params.update(old)
         page.run()
-        assert shown(page) == "map"
-        assert page.segmented_control(key="in_view").value == "map"
+        assert shown(page) == "samples"
+        assert page.segmented_control(key="in_view").value == "samples"
     page.run()  # the browser has it
     page.query_params.clear()
     page.query_params.update(old)
     page.run()
-    assert shown(page) == "jobs"
-    assert page.segmented_control(key="in_view").value == "jobs"
+    assert shown(page) == "modules"
+    assert page.segmented_control(key="in_view").value == "modules"
 
 
 def test_a_click_whose_run_is_interrupted_before_the_address_is_sent_is_not_lost(
     show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = show(view="jobs")
+    page = show(view="modules")
     send, sent = QueryParams._send_query_param_msg, []
 
     def interrupted(params: QueryParams) -> None:
         sent.append(str(params))
         if len(sent) == 1:
-            raise RerunException(RerunData(query_string="view=jobs"))
+            raise RerunException(RerunData(query_string="view=modules"))
         send(params)
 
     monkeypatch.setattr(QueryParams, "_send_query_param_msg", interrupted)
-    page.segmented_control(key="in_view").set_value("map").run()
+    page.segmented_control(key="in_view").set_value("samples").run()
     assert len(sent) >= 2, "the first one did not get through"
-    assert shown(page) == "map"
-    assert page.segmented_control(key="in_view").value == "map"
+    assert shown(page) == "samples"
+    assert page.segmented_control(key="in_view").value == "samples"
 
 
 def test_a_job_is_found_again_by_its_address(show, working: Served) -> None:
@@ -207,14 +207,18 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
     dream = first.pop("dream")
     assert (dream.view, dream.run, dream.sample, dream.job) == ("dream", "seen", 4, "it")
     assert first == {
-        "trace": Selection(view="flow", run="new"),
-        "map": Selection(view="map", run="seen", job="it"),
-        "sweep": Selection(view="detour", run="seen", job="it"),
-        "edit": Selection(view="detour", run="before", sample=0, controls=("ban:1.3", "freeze:rest"), job="it"),
-        "alpha": Selection(view="flow", run="after"),
+        "trace": Selection(view="routes", run="new"),
+        "map": Selection(view="samples", run="seen", job="it"),
+        "sweep": Selection(view="change", run="seen", job="it"),
+        "edit": Selection(view="change", run="before", sample=0, controls=("ban:1.3", "freeze:rest"), job="it"),
+        "alpha": Selection(view="routes", run="after"),
     }
     assert all(from_query(to_query(selection)) == (selection, []) for selection in first.values())
-    assert [words for words, _ in shown["edit"]] == ["Open in Detour", "Open the edited run", "Open the unchanged run"]
+    assert [words for words, _ in shown["edit"]] == [
+        "Open in Change a route",
+        "Open the edited run",
+        "Open the unchanged run",
+    ]
 
 
 def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:
@@ -262,13 +266,13 @@ def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monke
     running = submitted(working, iterations=9000, seconds=0.01)
     waiting = [submitted(working, iterations=9000 + more, seconds=0.01) for more in (1, 2)]
     until(working, running, "running")
-    page = show(view="runs")
+    page = show(view="home")
     assert [button.label for button in page.button if button.key == "open_jobs"] == [":primary[2 more runs to come]"]
     assert "of 9,000 iterations" in texts(page)
     assert "There is no run yet" not in texts(page)
     for job in (*waiting, running):
         working.client.delete(f"/api/v1/jobs/{job}")
     until(working, running, "cancelled")
-    page = show(view="runs")
+    page = show(view="home")
     assert "There is no run yet" in texts(page)
     assert "open_jobs" not in [button.key for button in page.button]

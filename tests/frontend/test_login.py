@@ -42,7 +42,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login, "WRONG_SECONDS", 0)
 
 
-PATHS = ["/", "/?view=flow", "/static/js/index.js", "/media/x.png", "/_stcore/upload_file/a/b"]
+PATHS = ["/", "/?view=routes", "/static/js/index.js", "/media/x.png", "/_stcore/upload_file/a/b"]
 BODIES = [
     "",
     "token=",
@@ -99,14 +99,14 @@ def test_where_the_connection_is_encrypted_the_cookie_is_bound_to_its_host(site:
 @pytest.mark.parametrize(("site", "reloads"), [("cross-site", True), ("same-site", True), ("same-origin", False)])
 def test_a_link_from_elsewhere_is_followed_once_more_from_here(site: str, reloads: bool) -> None:
     """Browsers keep a SameSite=Strict cookie back the first time."""
-    answer = ask("GET", "/?view=flow", headers={"sec-fetch-site": site})
+    answer = ask("GET", "/?view=routes", headers={"sec-fetch-site": site})
     assert answer.status_code == 401
     assert ('http-equiv="refresh"' in answer.text) is reloads
 
 
 def test_the_token_is_asked_for_once_and_stays_out_of_addresses() -> None:
-    answer = ask("POST", "/?view=flow&run=x%26y", content=f"token={TOKEN}", headers=FORM)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?view=flow&run=x%26y")
+    answer = ask("POST", "/?view=routes&run=x%26y", content=f"token={TOKEN}", headers=FORM)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?view=routes&run=x%26y")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie

@@ -41,7 +41,7 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_finding_names_the_groups_and_one_click_merges_them(show) -> None:
-    page = show(view="flow", run="alike")
+    page = show(view="routes", run="alike")
     (finding,) = [info.value for info in page.info if "blanks or invisible characters" in info.value]
     assert "2 groups of labels differ" in finding
     assert "“Cat” \\(2\\), “ cat” \\(1\\)" in finding
@@ -57,7 +57,7 @@ def test_the_finding_names_the_groups_and_one_click_merges_them(show) -> None:
 
 
 def test_a_run_with_very_many_notes_shows_some(show) -> None:
-    page = show(view="flow", run="many")
+    page = show(view="routes", run="many")
     assert any("left out: 300 notes" in box.label for box in page.expander)
     assert sum("note " in text.value and "xxx" in text.value for text in page.markdown) == 100
     assert max(len(text.value) for text in page.markdown) < 2500

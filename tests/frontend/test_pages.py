@@ -54,13 +54,13 @@ def test_every_view_of_every_run(show, view, run):
 @pytest.mark.parametrize(
     "query",
     [
-        {"view": "flow", "steps": "1:4", "label": "circle", "paths": "1,2", "hide": "2"},
-        {"view": "flow", "through": "0.1,1.2"},
+        {"view": "routes", "steps": "1:4", "label": "circle", "paths": "1,2", "hide": "2"},
+        {"view": "routes", "through": "0.1,1.2"},
         {"view": "paths", "paths": "1,2", "order": "reuse", "through": "0.1"},
-        {"view": "sample", "sample": 3, "token": 9, "tint": 2, "opacity": 20, "paths": "1"},
-        {"view": "sample", "label": "square"},
-        {"view": "compute", "measure": "loss", "bin": 0},
-        {"view": "compute", "measure": "gate_entropy", "per": "token"},
+        {"view": "samples", "sample": 3, "token": 9, "tint": 2, "opacity": 20, "paths": "1"},
+        {"view": "samples", "label": "square"},
+        {"view": "work", "measure": "loss", "bin": 0},
+        {"view": "work", "measure": "gate_entropy", "per": "token"},
         {"view": "modules", "label": "square"},
     ],
 )
@@ -71,14 +71,14 @@ def test_states_by_address(show, query):
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ({"view": "flow", "run": "nobody"}, "nobody"),
-        ({"view": "sample", "run": "cut"}, "cut"),
-        ({"view": "sample", "run": "pictures", "sample": 999}, "999"),
-        ({"view": "paths", "run": "pictures", "paths": "99999"}, "99999"),
+        ({"view": "routes", "run": "nobody"}, "nobody"),
+        ({"view": "samples", "run": "cut"}, "cut"),
+        ({"view": "samples", "run": "pictures", "sample": 999}, "999"),
+        ({"view": "paths", "run": "pictures", "inspect": "path:99999"}, "99999"),
         ({"view": "paths", "run": "bare"}, "one and the same path"),
-        ({"view": "try"}, "worker"),
-        ({"view": "flow", "run": "pictures", "opacity": "a lot"}, "not understood"),
-        ({"view": "flow", "run": "../../etc/passwd"}, "not understood"),
+        ({"view": "home"}, "worker"),
+        ({"view": "routes", "run": "pictures", "opacity": "a lot"}, "not understood"),
+        ({"view": "routes", "run": "../../etc/passwd"}, "not understood"),
         ({}, "cut"),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_a_sentence(show, query, sentence):
 
 
 def test_a_bare_view_goes_to_the_first_run(show):
-    page = show(view="flow")
+    page = show(view="routes")
     assert page.query_params["run"] in (["texts"], ["pictures"], "texts", "pictures")
 
 
@@ -113,39 +113,53 @@ def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
     assert "open_sample_one-text" in [button.key for button in page.button]
 
 
-def test_a_module_has_a_page_of_its_own(show):
-    page = show(view="modules", run="texts", module="1.1")
-    headers = [header.value for header in page.header]
-    assert "What is module 1 at step 1 for?" in headers
+def test_a_module_is_inspected(show):
+    page = show(view="modules", run="texts", inspect="module:1.1")
     asked = {subheader.value for subheader in page.subheader}
-    assert {"Whom does it serve?", "Which words come here?", "What breaks without it?", "Some of its tokens"} <= asked
-    page = page.button("module_flow").click().run()
+    parts = {"Which labels use it?", "Which words come here?", "How important is it?", "Example tokens"}
+    assert parts | {"Module 1 at step 1"} <= asked
+    page = page.button("inspector_inspect_Filter").click().run()
     assert page.query_params["through"] in ("1.1", ["1.1"])
-    assert "no module 77 at step 1" in words(show(view="modules", run="texts", module="1.77"))
+    assert "no module 77 at step 1" in words(show(view="modules", run="texts", inspect="module:1.77"))
 
 
 def test_a_modules_share_of_all_tokens_does_not_depend_on_the_label(show, monkeypatch):
-    from tokenpaths.frontend.views.modules import module_page
+    from tokenpaths.frontend.views.inspector import module
 
     shares = []
-    true_chart = module_page.served_chart
+    true_chart = module.served_chart
 
     def seen(rows, share, **options):
         shares.append(share)
         return true_chart(rows, share, **options)
 
-    monkeypatch.setattr(module_page, "served_chart", seen)
-    show(view="modules", run="pictures", module="1.1")
-    show(view="modules", run="pictures", module="1.1", label="square")
+    monkeypatch.setattr(module, "served_chart", seen)
+    show(view="modules", run="pictures", inspect="module:1.1")
+    show(view="modules", run="pictures", inspect="module:1.1", label="square")
     assert shares[0] == shares[1]
     assert 0 < shares[0] <= 1
 
 
-def test_a_module_of_a_run_without_labels_has_a_page_too(show):
-    page = show(view="modules", run="bare", module="0.0")
+def test_a_module_of_a_run_without_labels_is_inspected_too(show):
+    page = show(view="modules", run="bare", inspect="module:0.0")
     assert "no labels" in " ".join(caption.value for caption in page.caption)
-    assert "Some of its tokens" in {subheader.value for subheader in page.subheader}
+    assert "Example patches" in {subheader.value for subheader in page.subheader}
     assert not page.error
+
+
+@pytest.mark.parametrize("thing", ["path:1", "sample:2", "token:2.3"])
+@pytest.mark.parametrize("run", ["pictures", "texts"])
+def test_everything_else_is_inspected(show, run, thing):
+    page = show(view="routes", run=run, inspect=thing, pinned="module:0.1")
+    assert not page.error
+    titles = [subheader.value for subheader in page.subheader]
+    kind, _, number = thing.partition(":")
+    title = {"path": "Path of rank 1", "sample": "Sample 2", "token": "Patch" if run == "pictures" else "Token 3"}[kind]
+    assert any(words.startswith(title) for words in titles)
+    assert "Module 1 at step 0" in titles
+    page = page.button("inspector_inspect_close").click().run()
+    assert "inspect" not in page.query_params
+    assert "Module 1 at step 0" in [subheader.value for subheader in page.subheader]
 
 
 def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatch):
@@ -173,7 +187,7 @@ def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
     logger.addHandler(handler)
     logger.setLevel("INFO")
     try:
-        (known,) = re.findall(r":small\[:gray\[Request ([0-9a-f]{12})\]\]", words(show(view="flow", run="cut")))
+        (known,) = re.findall(r":small\[:gray\[Request ([0-9a-f]{12})\]\]", words(show(view="routes", run="cut")))
         for _ in range(500):  # the line comes after the last byte of the answer
             if about := [line for line in lines if line.get("request") == known]:
                 break
@@ -196,7 +210,7 @@ def test_runs_that_are_read_first_are_said_and_come_by_themselves(
         assert "and 2 more" in told
         assert "no run yet" not in told
         assert not [button for button in page.button if "given" in str(button.key)]
-        assert "being taken in" in words(show(view="flow"))
+        assert "being taken in" in words(show(view="routes"))
         let(*names)
         for _ in range(600):
             if not words(page.run()).count("being taken in"):
@@ -206,5 +220,5 @@ def test_runs_that_are_read_first_are_said_and_come_by_themselves(
 
 
 def test_a_text_is_found_by_its_words(show):
-    page = show(view="sample", run="texts", q="no such words here")
+    page = show(view="samples", run="texts", q="no such words here")
     assert "these words" in words(page)

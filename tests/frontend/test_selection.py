@@ -37,6 +37,8 @@ SELECTIONS = st.builds(
     bin=NATURAL,
     first=st.integers(0, 9999),
     seed=st.integers(0, 99),
+    inspect=st.sampled_from([None, "module:3.12", "path:7", "token:4.19", "sample:0"]),
+    pinned=st.sampled_from([None, "module:0.1", "path:1"]),
     job=st.sampled_from([None, "dream-1"]),
 )
 
@@ -75,9 +77,50 @@ def test_what_is_cut_is_said():
     assert problems == ["The address’s find is of 230 characters; the first 200 were taken."]
 
 
+EARLIER = [
+    ({"view": "runs"}, {"view": "home"}),
+    ({"view": "try"}, {"view": "home"}),
+    ({"view": "try", "model": "m"}, {"view": "home", "model": "m"}),
+    ({"view": "try", "run": "r", "token": "3"}, {"view": "samples", "run": "r", "sample": 0, "token": 3}),
+    ({"view": "flow", "run": "r", "through": "0.1"}, {"view": "routes", "run": "r", "through": ("0.1",)}),
+    ({"view": "paths", "run": "r", "paths": "2"}, {"view": "paths", "run": "r", "paths": (2,)}),
+    ({"view": "sample", "run": "r", "sample": "4"}, {"view": "samples", "run": "r", "sample": 4}),
+    ({"view": "map", "run": "r", "sample": "4"}, {"view": "samples", "run": "r", "inspect": "sample:4"}),
+    ({"view": "compute", "run": "r", "bin": "3"}, {"view": "work", "run": "r", "bin": 3}),
+    ({"view": "modules", "run": "r", "module": "1.7"}, {"view": "modules", "run": "r", "inspect": "module:1.7"}),
+    ({"view": "compare", "run": "r", "against": "s"}, {"view": "compare", "run": "r", "against": "s"}),
+    ({"view": "family", "run": "r"}, {"view": "family", "run": "r"}),
+    ({"view": "dream", "run": "r"}, {"view": "dream", "run": "r"}),
+    ({"view": "detour", "controls": "ban:0.1"}, {"view": "change", "controls": ("ban:0.1",)}),
+    ({"view": "jobs", "job": "j"}, {"view": "jobs", "job": "j"}),
+]
+"""every view of the first design → where the same thing is now"""
+
+
+@pytest.mark.parametrize(("query", "now"), EARLIER, ids=lambda part: part.get("view"))
+def test_an_address_of_the_first_design_leads_to_the_same_thing(query, now):
+    assert from_query(query) == (Selection(**now), [])
+
+
+@pytest.mark.parametrize("text", ["module:1", "path:0", "token:3", "sample:x", "ribbon:1.2", "module:1.2.3"])
+def test_only_what_can_be_inspected_is(text):
+    selection, problems = from_query({"inspect": text})
+    assert selection.inspect is None
+    assert len(problems) == 1
+
+
+def test_another_place_closes_the_inspector():
+    here = Selection(view="routes", run="a", inspect="module:1.2", pinned="path:3")
+    assert here.change(view="paths").inspect == "module:1.2"
+    assert here.change(view="compare") == Selection(view="compare", run="a")
+    assert here.change(view="change", inspect="sample:1").inspect == "sample:1"
+
+
 def test_another_run_forgets_what_belonged_to_the_first():
-    before = Selection(view="sample", run="a", label="cat", through=("1.2",), paths=(3,), sample=4, token=5, opacity=20)
-    assert before.change(run="b") == Selection(view="sample", run="b", opacity=20)
+    before = Selection(
+        view="samples", run="a", label="cat", through=("1.2",), paths=(3,), sample=4, token=5, opacity=20
+    )
+    assert before.change(run="b") == Selection(view="samples", run="b", opacity=20)
     assert before.change(run="a") == before
 
 
@@ -100,12 +143,11 @@ def test_clicking_twice_lets_go():
     ribbon = once.toggle_through("10.1", "2.7")
     assert ribbon.through == ("2.7", "10.1")
     assert ribbon.toggle_through("2.7", "10.1").through == ()
-    assert Selection().toggle_path(3).toggle_path(1).toggle_path(3).paths == (1,)
 
 
 def test_every_chip_lets_go_of_its_own_thing():
     full = Selection(
-        view="flow",
+        view="routes",
         run="a",
         label="cat",
         steps=(1, 3),
@@ -126,6 +168,6 @@ def test_every_chip_lets_go_of_its_own_thing():
 
 
 def test_a_chip_says_where_it_does_not_apply():
-    selection = Selection(view="compute", run="a", through=("1.2",))
-    assert {chip.field: chip.applies for chip in chips(selection)} == {"run": True, "through": False}
+    selection = Selection(view="work", run="a", through=("1.2",))
+    assert {chip.field: chip.applies for chip in chips(selection)} == {"through": False}
     assert set(USES) == set(VIEWS)

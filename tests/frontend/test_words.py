@@ -16,7 +16,7 @@ from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.runs import card_words
 from tokenpaths.frontend.views.home.tryit import _cannot_be_used
-from tokenpaths.frontend.views.sample.sample import verdict
+from tokenpaths.frontend.views.samples.one_sample import verdict
 
 
 def test_samples_that_are_crops_of_few_pictures_are_said_to_be():

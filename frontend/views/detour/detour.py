@@ -1,4 +1,4 @@
-"""Detour view: a sample under edited routes, before and after, and sweeps that ban every module in turn.
+"""*Change a route*: a sample under edited routes, before and after.
 
 The edits are in the URL (``controls``, see ``edits``), so a link shows the same detour again. One sample runs
 interactively: both passes are runs of one sample, and only the last ones are kept, unless they were opened. Detours
@@ -16,12 +16,12 @@ from tokenpaths.frontend.api.client import NotFound
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.detour import before_after, detour_job, result, sweep
+from tokenpaths.frontend.views.detour import before_after, detour_job, result
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
 from tokenpaths.frontend.views.detour.edits import KINDS, read_edits
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.sample import retrace
-from tokenpaths.frontend.views.sample.sample import sample_picker
+from tokenpaths.frontend.views.samples import retrace
+from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
 
 def draw(selection: Selection) -> None:
@@ -31,7 +31,7 @@ def draw(selection: Selection) -> None:
     with common.run_and_label(run, selection):
         number = sample_picker(run, selection)
     widgets.heading(
-        "What if it had gone elsewhere?",
+        "What if a route were changed?",
         "Ban a module, send a token somewhere else, freeze or shuffle a router, and see what that changes.",
     )
     model = retrace.model_of(run)
@@ -44,14 +44,10 @@ def draw(selection: Selection) -> None:
         return
     job = detour_job.job_of_address(selection)
     if number is None:
-        widgets.empty("No sample has this label.", "Let go of a chip above.")
+        widgets.empty("No sample has this label.", "Clear a filter above.")
     else:
         with widgets.error_boundary("the detour"):
             _detour(run, model, kinds, selection, number, job)
-    st.divider()
-    with widgets.error_boundary("the importance of modules"):
-        # A job that is a single edit is shown above.
-        sweep.draw(run, kinds, selection.change(job=None) if job is not None else selection, model)
 
 
 def _detour(
@@ -102,7 +98,7 @@ def _detour(
     effect = widgets.client().ask(after["run"], "effect", of=before["run"], sample=0, limit=result.MOST_LINKS)
 
     def opened() -> None:
-        retrace.keep(after["run"], slot="detour_after", view="sample")
+        retrace.keep(after["run"], slot="detour_after", view="samples")
 
     result.show(run, selection, effect, before, after, on_open=opened)
 

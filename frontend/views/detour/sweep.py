@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -13,10 +13,9 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.effects import CELL_PICK, MEASURES, importance_chart, share_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.detour.edits import added
 from tokenpaths.frontend.views.jobs import panel
 
-QUESTION = "What is each module good for?"
+QUESTION = "How important is each module?"
 HELP = (
     "Each module is banned in turn, at each step by itself and at every step, and all samples are run again. "
     "± one standard error of the change over samples."
@@ -32,13 +31,11 @@ FEW_ANSWERS = 30
 """with fewer correct answers, changes in loss are noise: the change of the answers is shown instead"""
 
 
-def draw(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, model: Mapping[str, Any]) -> None:
+def draw(run: Mapping[str, Any], selection: Selection, model: Mapping[str, Any]) -> None:
     """The form that starts a sweep of this run, and its heat map; ``model`` is the API's description of its model."""
     of_experts = model["family"] == "moe"
     words = EXPERTS_WORDS if of_experts else WORDS
     st.header(QUESTION, anchor=False, help=EXPERTS_HELP if of_experts else HELP)
-    if "ban" not in kinds:
-        return
     name = model["model"]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
@@ -158,16 +155,11 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             key="sweep_measure",
             required=True,
         )
-        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} Click a cell to ban that module above."))
+        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} Click a cell to look into that module."))
         widgets.chart(
             importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
-            on_pick=_ban_it,
+            on_pick=lambda _name, node: address.go_changed(inspect=f"module:{node}"),
             pick=(CELL_PICK,),
         )
     widgets.numbers_behind(table, "every row of the sweep")
-
-
-def _ban_it(_name: str, node: Any) -> None:
-    """Click handler of a cell: ban that module in the detour above."""
-    address.go_changed(controls=added(address.current().controls, f"ban:{node}"))

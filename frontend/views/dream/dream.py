@@ -39,7 +39,7 @@ from tokenpaths.frontend.views.dream.request import (
 )
 from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
 from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
-from tokenpaths.frontend.views.sample.sample import sample_picker
+from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
 QUESTION = "What would a perfect traveller of this path look like?"
 KIND_WORDS = {"reroute": "a detour", "trace": "a trace", "import": "an import"}
@@ -71,7 +71,7 @@ def draw(selection: Selection) -> None:
             "Choose a run of another model.",
         )
     elif options["of"] == "choices" and number is None:
-        widgets.empty("No sample has this label or these words.", "Let go of a chip above.")
+        widgets.empty("No sample has this label or these words.", "Clear a filter above.")
     else:
         _ask(run, selection, options, number, pace(earlier))
     if job is None:

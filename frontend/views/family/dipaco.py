@@ -15,7 +15,7 @@ from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.sample import retrace
+from tokenpaths.frontend.views.samples import retrace
 
 TITLE = "Documents"
 LISTED = 300

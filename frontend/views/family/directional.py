@@ -25,7 +25,7 @@ from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.sample import retrace
+from tokenpaths.frontend.views.samples import retrace
 
 TITLE = "Gates"
 HELP = {

@@ -32,11 +32,7 @@ def draw(selection: Selection) -> None:
         return
     with widgets.controls():
         common.run_picker(run)
-    widgets.heading(
-        "What is special about this family?",
-        "Nothing that the other views do not show: in this model every token is sent to the modules of its ribbon.",
-    )
     widgets.empty(
-        "Flow, Paths, Sample and Modules show everything that this run's routers decided.",
-        "Choose a run of another family to see its own picture here.",
+        "Models of this family have no picture of their own.",
+        "*Routes*, *Paths*, *Samples* and *Modules* show everything that its routers decided.",
     )

@@ -22,7 +22,7 @@ from tokenpaths.frontend.charts.families.hmodel_connections import (
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.sample import retrace
+from tokenpaths.frontend.views.samples import retrace
 
 TITLE = "Connections"
 MOST_LABELS = 12
@@ -51,7 +51,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         number = retrace.sample_picker(run, selection)
         other = _other_picker(run, selection, number)
     if number is None:
-        widgets.empty("No sample has this label.", "Let go of a chip above.")
+        widgets.empty("No sample has this label.", "Clear a filter above.")
         return
     if "edges" not in run["soft"]:
         widgets.empty("This run holds no connections.", "Trace the model again with this version to record them.")

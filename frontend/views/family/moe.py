@@ -13,7 +13,7 @@ from tokenpaths.frontend.charts.families import expert_load, expert_stability, e
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.sample.sample import sample_picker
+from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
 TITLE = "Experts"
 HELP = {
@@ -111,7 +111,7 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         number = sample_picker(run, selection)
     if number is None:
-        widgets.empty("No sample has this label.", "Let go of the label above.")
+        widgets.empty("No sample has this label.", "Clear the label above.")
         return
     first = selection.first // ROWS * ROWS
     try:
@@ -197,12 +197,12 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
             run["run"], "specialisation", of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
         )
     except Refused as error:
-        widgets.empty(widgets.error_text(error))
+        widgets.show_error(error)
         return
     if not answer["modules"]:
         widgets.empty(
             f"No token id was seen {answer['least']} times, so nothing can be said of its experts.",
-            "Trace more texts." if selection.label is None else "Let go of the label above.",
+            "Trace more texts." if selection.label is None else "Clear the label above.",
         )
         return
     widgets.chart(experts.word_chart(answer, theme=widgets.theme(), title=None))
@@ -255,7 +255,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
     try:
         answer = widgets.client().ask(run["run"], "repetition", label=selection.label)
     except Refused as error:
-        widgets.empty(widgets.error_text(error))
+        widgets.show_error(error)
         return
     st.caption(widgets.escape(expert_stability.repetition_words(answer)))
     widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None))
@@ -270,7 +270,7 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
     try:
         answer = widgets.client().ask(run["run"], "saturation")
     except (NotFound, Refused) as error:
-        widgets.empty(widgets.error_text(error))
+        widgets.show_error(error)
         return
     if len(answer["points"]) < 2:
         widgets.empty(

@@ -59,7 +59,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         common.label_picker(run, selection)
         number = _sample_picker(run, selection)
     if number is None:
-        widgets.empty("No sample has this label.", "Let go of the label above.")
+        widgets.empty("No sample has this label.", "Clear the label above.")
         return
     with widgets.error_boundary("the network"):
         _network(run, selection, number)
@@ -282,7 +282,7 @@ def _classes(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> No
     if len(table) < 2:
         widgets.empty(
             "There are not two labels to compare here.",
-            "Let go of the label above." if table else "Trace a data set with labels.",
+            "Clear the label above." if table else "Trace a data set with labels.",
         )
         return
     widgets.chart(raytracing_costs.class_chart(table, theme=widgets.theme(), title=None))

@@ -18,7 +18,7 @@ from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.sample import sample
+from tokenpaths.frontend.views.samples import one_sample
 
 MOST_CHARACTERS = 20_000
 MOST_BROKEN = 3
@@ -72,7 +72,7 @@ def draw(selection: Selection) -> None:
                 + " The address above opens it again."
             )
         )
-        sample.show(run, selection, selection.sample or 0)
+        one_sample.show(run, selection, selection.sample or 0)
 
 
 def _model_picker(models: list[dict[str, Any]], selection: Selection) -> dict[str, Any]:

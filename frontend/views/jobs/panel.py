@@ -334,15 +334,15 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if job["kind"] == "reroute" and request.get("sweep"):
         # Detour cannot show a sweep over a data set, which belongs to no run; its table is with the job.
         run = request.get("run")
-        return [("Open in Detour", Selection(view="detour", run=run, job=job["job"]))] if run else []
+        return [("Open in Change a route", Selection(view="change", run=run, job=job["job"]))] if run else []
     if job["kind"] == "map":
-        return [("Open the map", Selection(view="map", run=request.get("run"), job=job["job"]))]
+        return [("Open the map", Selection(view="samples", run=request.get("run"), job=job["job"]))]
     run = result.get("run")
     if not run:
         return []
     if job["kind"] == "reroute":
         return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], job["job"])
-    return [("Open the run", Selection(view="flow", run=str(run)))]
+    return [("Open the run", Selection(view="routes", run=str(run)))]
 
 
 def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str) -> list[Link]:
@@ -354,8 +354,10 @@ def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str
     if before and edits and set(request["controls"]) == {"edits"} and None not in texts:
         controls = tuple(text for parts in texts for text in parts or ())
         if len(controls) <= 16:
-            links.append(("Open in Detour", Selection(view="detour", run=before, sample=0, controls=controls, job=job)))
-    links.append(("Open the edited run", Selection(view="flow", run=after)))
+            links.append(
+                ("Open in Change a route", Selection(view="change", run=before, sample=0, controls=controls, job=job))
+            )
+    links.append(("Open the edited run", Selection(view="routes", run=after)))
     if before:
-        links.append(("Open the unchanged run", Selection(view="flow", run=before)))
+        links.append(("Open the unchanged run", Selection(view="routes", run=before)))
     return links

@@ -13,7 +13,6 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.modules import module_page
 from tokenpaths.frontend.views.paths import knowledge
 
 
@@ -23,10 +22,11 @@ def draw(selection: Selection) -> None:
         return
     common.run_and_label(run, selection)
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
+    chosen = (selection.inspect or "").partition("module:")[2] or None
     left, right = st.columns([3, 2], gap="large")
     with left:
         widgets.heading(
-            "What is each module for?",
+            "How busy is each module?",
             "One cell: one module at one step. Darker on a light page (lighter on a dark one): more "
             "tokens than its fair share. "
             + ("Page colour" if int(run["num_modules"]) > MOST_MARKED else "×")
@@ -34,18 +34,20 @@ def draw(selection: Selection) -> None:
             "load",
         )
         widgets.chart(
-            load_chart(usage, theme=widgets.theme(), title=None, chosen=selection.module),
-            key=f"load_{run['run']}_{selection.label}_{selection.module}",
+            load_chart(usage, theme=widgets.theme(), title=None, chosen=chosen),
+            key=f"load_{run['run']}_{selection.label}_{chosen}",
             on_pick=_picked,
             pick=("node",),
         )
-        st.caption("Click a cell: below stands what this module is for.")
+        st.caption("Click a cell to see what this module is for.")
         widgets.numbers_behind(usage["usage"], "cells")
         _balance(usage)
     with right:
         widgets.heading(
-            "How widely does each step choose?",
-            "Effective top-k per step, beside the same architecture untrained.",
+            "How concentrated is each step?",
+            f"Effective top-k of each step, from 1 (one module takes all) to √{numbers.count(run['num_modules'])} = "
+            f"{numbers.number(int(run['num_modules']) ** 0.5)} (all modules alike), beside the same architecture "
+            "untrained.",
             "topk",
         )
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None))
@@ -58,7 +60,6 @@ def draw(selection: Selection) -> None:
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
-    module_page.draw(run, usage, selection)
     with widgets.error_boundary("what is specific to a label"):
         _specific(run, selection)
     widgets.numbers_behind(
@@ -68,9 +69,9 @@ def draw(selection: Selection) -> None:
 
 
 def _picked(_name: str, node: str) -> None:
-    """Open the module's details; a second click closes them."""
-    now = address.current()
-    address.go(now.change(module=None if now.module == node else node))
+    """Open the module in the inspector; a second click closes it."""
+    thing = f"module:{node}"
+    address.go_changed(inspect=None if address.current().inspect == thing else thing)
 
 
 def balance_words(usage: Mapping[str, Any]) -> str:

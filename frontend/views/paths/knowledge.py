@@ -122,16 +122,14 @@ def _table(answer: Mapping[str, Any], of: str, selection: Selection) -> None:
         }
         for row in answer["rows"]
     ]
-    key = f"specific_{of}_{answer['run']}_{selection.label}_{selection.paths}_{selection.through}"
+    key = f"specific_{of}_{answer['run']}_{selection.label}_{selection.inspect}"
 
     def ticked() -> None:
         row = rows[st.session_state[key].selection.rows[0]] if st.session_state[key].selection.rows else None
         if row is None:
             return
-        if of == "path":
-            address.go(address.current().toggle_path(row["rank"]))
-        else:
-            address.go(address.current().toggle_through(f"{row['step']}.{row['module']}"))
+        thing = f"path:{row['rank']}" if of == "path" else f"module:{row['step']}.{row['module']}"
+        address.go_changed(inspect=thing)
 
     st.dataframe(
         rows,
@@ -143,8 +141,8 @@ def _table(answer: Mapping[str, Any], of: str, selection: Selection) -> None:
             "share": st.column_config.NumberColumn("share", format="%.1f %%"),
             "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=SPECIFIC),
             "95 %": st.column_config.TextColumn("95 %", help=SPECIFIC),
-            "tokens": st.column_config.NumberColumn("tokens of it", format="localized"),
-            "of": st.column_config.NumberColumn("all here", format="localized"),
+            "tokens": st.column_config.NumberColumn("tokens with this label", format="localized"),
+            "of": st.column_config.NumberColumn("all tokens here", format="localized"),
         },
         on_select=ticked,
         selection_mode="single-row",

@@ -20,7 +20,7 @@ from tokenpaths.frontend.charts.knowledge import (
     search_words,
     taken_rows,
 )
-from tokenpaths.frontend.page import address, downloads, widgets
+from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import KINDS, PATCH_KINDS, WORD_KINDS, Selection, from_query, to_query
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.walls import token_wall
@@ -88,7 +88,7 @@ def query_words(selection: Selection) -> str:
 
 
 def bar(run: Mapping[str, Any], selection: Selection) -> None:
-    """The fields of the search, saved searches, and the link."""
+    """The fields of the search, and saved searches."""
     text = run["modality"] == "text"
     kinds = WORD_KINDS if text else PATCH_KINDS
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="search"):
@@ -117,9 +117,6 @@ def bar(run: Mapping[str, Any], selection: Selection) -> None:
         with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
             _more(run, selection, text)
         _saved_popover(selection)
-        with st.popover("Link", icon=":material/link:", help="An address that shows what you see now"):
-            st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
-            st.code(downloads.link(selection), language=None, wrap_lines=True)
 
 
 def _more(run: Mapping[str, Any], selection: Selection, text: bool) -> None:
@@ -242,7 +239,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     query = query_words(selection)
     if matches["reason"]:
         widgets.empty(
-            widgets.escape(nothing_words(matches, query)), "Try another word or kind, or let go of a chip above."
+            widgets.escape(nothing_words(matches, query)), "Try another word or kind, or clear a filter above."
         )
         return
     # The simpler result first: with many paths each is rare, while one module may stand out.
@@ -285,20 +282,20 @@ def _lead_module(matches: Mapping[str, Any], selection: Selection) -> None:
         key="see_module",
         icon=":material/grid_view:",
         on_click=address.go_changed,
-        kwargs={"view": "modules", "module": node},
+        kwargs={"inspect": f"module:{node}"},
     )
 
 
 def _lead_path(matches: Mapping[str, Any], selection: Selection) -> None:
     best = preferred_path(matches)
     st.markdown(f"**{widgets.escape(preferred_words(matches))}**", help=LIFT, width="content")
-    if best is not None and best["rank"] not in selection.paths:
+    if best is not None and selection.inspect != f"path:{best['rank']}":
         st.button(
             f"See path {best['rank']:,}",
             key="see_preferred",
             icon=":material/search:",
             on_click=address.go_changed,
-            kwargs={"paths": (*selection.paths, best["rank"])[-32:]},
+            kwargs={"inspect": f"path:{best['rank']}"},
         )
 
 
@@ -319,15 +316,14 @@ def _taken(matches: Mapping[str, Any], selection: Selection) -> None:
     rows = taken_rows(matches["paths"])
     st.caption(
         f"{numbers.count(len(rows))} of {numbers.plural(matches['num_paths'], 'path')}, most taken first. "
-        "Tick rows to see everyone on them below."
+        "Click a row to look into the path."
     )
     percent = st.column_config.NumberColumn(format="%.2f %%")
-    key = f"taken_{_key(selection)}_{selection.paths}"
+    key = f"taken_{_key(selection)}_{selection.inspect}"
 
-    def ticked() -> None:
-        ticks = [rows[index]["rank"] for index in st.session_state[key].selection.rows]
-        hidden = [rank for rank in selection.paths if rank not in {row["rank"] for row in rows}]
-        address.go_changed(paths=tuple([*hidden, *ticks][:32]))
+    def clicked() -> None:
+        chosen = st.session_state[key].selection.rows
+        address.go_changed(inspect=f"path:{rows[chosen[0]]['rank']}" if chosen else None)
 
     st.dataframe(
         rows,
@@ -344,7 +340,9 @@ def _taken(matches: Mapping[str, Any], selection: Selection) -> None:
             "lift": st.column_config.NumberColumn("lift", format="%.2f ×", help=LIFT),
             "95 %": st.column_config.TextColumn("95 %", help=LIFT),
         },
-        on_select=ticked,
-        selection_mode="multi-row",
-        selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in selection.paths]}},
+        on_select=clicked,
+        selection_mode="single-row",
+        selection_default={
+            "selection": {"rows": [i for i, row in enumerate(rows) if selection.inspect == f"path:{row['rank']}"]}
+        },
     )

@@ -183,7 +183,10 @@ PARQUETS: dict[str, tuple[dict, str]] = {
     "words": ({"ids": [[["a"] * 2] * 3] * TOKENS}, "holds string, not numbers"),
     "sample": ({"sample": [None] * 3 + SAMPLE.tolist()[3:]}, "row 0: 'sample' is missing"),
     "labels": ({"label": ["a"] * 14 + ["b"] * 26}, "row 0: the tokens of sample 3 should have one label"),
-    "no UTF-8": ({"label": pa.array([b"\x80"] * 14 + [b"b"] * 26).view(pa.string())}, "'label' holds bytes that are not"),
+    "no UTF-8": (
+        {"label": pa.array([b"\x80"] * 14 + [b"b"] * 26).view(pa.string())},
+        "'label' holds bytes that are not",
+    ),
     "twice": ({"ids": changed((4, 0, 0), IDS[4, 0, 1]).tolist()}, "row 4: the same expert twice"),
 }
 

@@ -1,4 +1,4 @@
-"""Flow view: the flow chart of the selected tokens, or of two labels side by side with their contrast."""
+"""Routes view: the flow chart of the selected tokens, or of two labels side by side with their contrast."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     counted = flow.get("counted")
     widgets.heading("Where do tokens go?", _words(run, flow), "flow")
     if not flow["num_tokens"]:
-        widgets.empty("No token passes all of these filters.", "Let go of a chip above to see some again.")
+        widgets.empty("No token passes all of these filters.", "Clear a filter above to see some again.")
         return
     if counted and not counted["exact"]:
         st.caption(widgets.escape(sampled_words(run, flow)))
@@ -92,8 +92,8 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     for line in [*merged_words(flow), *hidden]:
         st.caption(widgets.escape(line))
     st.caption(
-        "Click a circle or a ribbon to keep only the tokens that pass there; click it again to let go. "
-        + ("" if flow["own_modules"] else "A level ribbon visits the same module again.")
+        "Click a circle to look into the module; click a ribbon to keep only its tokens, and again to clear. "
+        + ("" if flow["own_modules"] else "A horizontal ribbon stays in the same module.")
         + (" Grey: identity modules, which do nothing (the step is skipped)." if common.identities(run) else "")
         + (" Choose fewer steps above to see single flows." if len(flow["steps"]) > MANY_STEPS else "")
     )
@@ -118,20 +118,26 @@ def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 def _controls(run: Mapping[str, Any], selection: Selection) -> None:
     with common.run_and_label(run, selection):
         _beside_picker(run, selection)
-        _step_pickers(run, selection)
-        address.bound(
-            st.select_slider,
-            "hide",
-            "Hide flows below",
-            "auto" if selection.hide is None else selection.hide,
-            ["auto", *sorted({*HIDE_STEPS, *([] if selection.hide is None else [selection.hide])})],
-            format_func=lambda value: "by itself" if value == "auto" else f"{value:g} %",
-            read=lambda value: None if value == "auto" else float(value),
-            help="Ribbons with a smaller share of the tokens are not drawn, but counted. By itself: nothing is hidden "
-            f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves.",
-        )
-        if int(run["num_modules"]) > common.DRAWN_MODULES:
-            merge_slider(run, selection)
+        with st.popover("Steps and small flows", icon=":material/tune:", key="routes_options"):
+            _options(run, selection)
+
+
+def _options(run: Mapping[str, Any], selection: Selection) -> None:
+    """Which steps are drawn, what is hidden and what is merged."""
+    _step_pickers(run, selection)
+    address.bound(
+        st.select_slider,
+        "hide",
+        "Hide small flows",
+        "auto" if selection.hide is None else selection.hide,
+        ["auto", *sorted({*HIDE_STEPS, *([] if selection.hide is None else [selection.hide])})],
+        format_func=lambda value: "automatic" if value == "auto" else f"{value:g} %",
+        read=lambda value: None if value == "auto" else float(value),
+        help="Ribbons with a smaller share of the tokens are not drawn, but counted. Automatic: nothing is hidden "
+        f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves.",
+    )
+    if int(run["num_modules"]) > common.DRAWN_MODULES:
+        merge_slider(run, selection)
 
 
 def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
@@ -199,8 +205,11 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
 
 
 def _picked(name: str, value: str) -> None:
-    nodes = (value,) if name == NODE_PICK else tuple(value.split(">"))
-    address.go(address.current().toggle_through(*nodes))
+    """A circle opens its module in the inspector; a ribbon keeps the tokens that pass there, or lets go of them."""
+    if name == NODE_PICK:
+        address.go_changed(inspect=f"module:{value}")
+    else:
+        address.go(address.current().toggle_through(*value.split(">")))
 
 
 def _beside_picker(run: Mapping[str, Any], selection: Selection) -> None:
@@ -217,9 +226,9 @@ def _beside_picker(run: Mapping[str, Any], selection: Selection) -> None:
         "Beside",
         selection.other or "",
         options,
-        format_func=lambda label: {"": "nothing", ALL_LABELS: "all labels"}.get(label, label),
+        format_func=lambda label: {"": "compare with …", ALL_LABELS: "with all labels"}.get(label, f"with {label}"),
         read=lambda label: label or None,
-        help="A second label: both flows side by side, and where they differ.",
+        label_visibility="collapsed",
     )
 
 
@@ -239,7 +248,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     if empty:
         widgets.heading("Where do they part?", "")
         none = f"No token of {' or of '.join(empty)} passes all of these filters."
-        widgets.empty(widgets.escape(none), "Let go of a chip above.")
+        widgets.empty(widgets.escape(none), "Clear a filter above.")
         return
     # Request both sides unmerged: modules merged on one side only would count as zero there.
     whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]

@@ -1,4 +1,4 @@
-"""One module at one step: labels, words, examples, neighbours, parameters, importance."""
+"""Inspector of one module at one step: examples, labels, words, neighbours, parameters, importance."""
 
 from __future__ import annotations
 
@@ -16,43 +16,39 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
+from tokenpaths.frontend.views.inspector import actions
+from tokenpaths.frontend.views.inspector.actions import Action
 from tokenpaths.frontend.views.walls import token_wall
 
 MOST_WORDS = 24
-EXAMPLES = 40
+EXAMPLES = 24
 
 
-def draw(run: Mapping[str, Any], usage: Mapping[str, Any], selection: Selection) -> None:
-    """Draw the details of ``selection.module``; nothing if none is selected."""
-    if selection.module is None:
-        return
-    step, module = (int(part) for part in selection.module.split("."))
+def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
+    """One module at one step, ``value`` = ``step.module``."""
+    step, module = (int(part) for part in value.split("."))
+    usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     row = next((r for r in usage["usage"] if (r["step"], r["module"]) == (step, module)), None)
-    st.divider()
     if row is None:
         widgets.empty(
-            f"There is no module {module} at step {step}.",
-            f"This run has the steps 0 to {run['num_steps'] - 1}; click a cell above.",
+            f"There is no module {module} at step {step}.", f"This run has the steps 0 to {run['num_steps'] - 1}."
         )
         return
     about: Mapping[str, Any] = next(
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
     )
     name = about.get("name") or f"module {module}"
-    widgets.heading(f"What is module {module} at step {step} for?", widgets.escape(_facts(row, about, name)), "load")
-    _actions(run, selection, step, module)
+    actions.title(f"Module {module} at step {step}", _facts(row, about, name))
+    actions.buttons(_actions(run, selection, step, module), key, selection)
     if not row["count"]:
-        widgets.empty("No token came here.", "Choose another cell, or let go of the label.")
+        widgets.empty("No token came here.", "Choose another module, or clear the label.")
         return
-    left, right = st.columns(2, gap="large")
-    with left:
-        _labels(run, selection, usage, step, module)
-        _words(run, step, module)
-    with right:
-        _neighbours(run, selection, step, module)
-        _other_steps(run, usage, step, module)
-        _importance(run, step, module)
-    _examples(run, selection, step, module)
+    _examples(run, selection, step, module, key)
+    _labels(run, selection, usage, step, module)
+    _words(run, step, module)
+    _neighbours(run, selection, step, module)
+    _other_steps(run, usage, step, module)
+    _importance(run, step, module)
 
 
 def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
@@ -68,31 +64,33 @@ def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
-    node = f"{step}.{module}"
-    detour = {"view": "detour", "sample": selection.sample or 0, "controls": (f"ban:{node}",)}
-    wished = {
-        "view": "dream",
-        "sample": selection.sample or 0,
-        "dream": ("of:module", f"module:{module}", f"step:{step}"),
-    }
-    with st.container(horizontal=True, gap="small"):
-        for key, words, icon, to in (
-            ("flow", "Its tokens in Flow", ":material/account_tree:", {"view": "flow", "through": (node,)}),
-            ("paths", "Its paths", ":material/route:", {"view": "paths", "through": (node,)}),
-            ("ban", "Ban it", ":material/block:", detour),
-            ("dream", "Dream of it", ":material/bedtime:", wished),
-        ):
-            ours = run.get("family") in ("dna",)
-            if key in ("ban", "dream") and not (ours or key == "ban" and common.of_huggingface(run)):
-                continue
-            st.button(words, key=f"module_{key}", icon=icon, on_click=address.go_changed, kwargs=to)
+def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> list[Action]:
+    node, sample = f"{step}.{module}", selection.sample or 0
+    through = selection.toggle_through(node).through
+    found = [
+        Action(
+            "Filter" if node not in selection.through else "Clear filter",
+            ":material/filter_alt:",
+            {"through": through},
+            "Only tokens that pass this module, in every view.",
+        ),
+        Action("Its paths", ":material/route:", {"view": "paths", "through": (node,)}),
+    ]
+    ours = run.get("family") == "dna"
+    if ours or common.of_huggingface(run):
+        found.append(
+            Action("Ban", ":material/block:", {"view": "change", "sample": sample, "controls": (f"ban:{node}",)})
+        )
+    if ours:
+        dream = ("of:module", f"module:{module}", f"step:{step}")
+        found.append(Action("Dream", ":material/bedtime:", {"view": "dream", "sample": sample, "dream": dream}))
+    return found
 
 
 def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, Any], step: int, module: int) -> None:
     """All labels regardless of the filter, to show which of them prefer this module."""
     st.subheader(
-        "Whom does it serve?",
+        "Which labels use it?",
         anchor=False,
         help="N of a label at the module / N of the label. Dashed: the share of all tokens that visit it.",
     )
@@ -166,9 +164,8 @@ def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module:
     widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, through=(node,), interactive=False))
 
 
-def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
-    """A random sample of its patches, or of its tokens in context."""
-    st.subheader("Some of its tokens", anchor=False)
+def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:
+    """A random draw of its patches, or of its tokens in context."""
     answer = widgets.client().ask(
         run["run"],
         "tokens/search",
@@ -178,18 +175,20 @@ def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: i
         limit=1,
         seed=selection.seed,
     )
+    st.subheader("Example patches" if run["modality"] == "vision" else "Example tokens", anchor=False)
     if not answer["examples"]:
         st.caption("This run keeps neither pictures nor texts to show.")
         return
+    token_wall(answer["examples"], f"{key}_{step}_{module}")
     st.button(
-        "Draw others",
-        key="module_redraw",
+        "Show other examples",
+        key=f"{key}_redraw",
         icon=":material/casino:",
+        type="tertiary",
         on_click=address.go_changed,
         kwargs={"seed": selection.seed + 1},
         disabled=answer["found"]["num_tokens"] <= len(answer["examples"]),
     )
-    token_wall(answer["examples"], f"module_{step}_{module}")
 
 
 def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:
@@ -205,13 +204,13 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
     """Results for the module from the newest sweep of this run."""
     sweep = _sweep(run)
     st.subheader(
-        "What breaks without it?",
+        "How important is it?",
         anchor=False,
-        help="Change of the loss when nobody may choose it, ± one standard error, from a sweep (Detour).",
+        help="Change of the loss when nobody may choose it, ± one standard error, from a sweep (*Importance*).",
     )
     rows = [r for r in (sweep or {}).get("rows", []) if r["module"] == module and r["step"] in (step, None)]
     if sweep is None or not rows:
-        st.caption("Not measured yet: *Detour*, “What is each module good for?”.")
+        st.caption("Not measured yet: *Experiment*, *Importance*.")
         return
     for row in rows:
         where = "Banned at every step" if row["step"] is None else f"Banned at step {step}"

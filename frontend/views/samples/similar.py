@@ -1,4 +1,4 @@
-"""Similar samples, and tokens on equal or neighbouring ribbons."""
+"""Similar samples, and tokens on equal or neighbouring ribbons; a click on one opens it in the inspector."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TOKENS_HELP = (
 )
 
 
-def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
-    """The samples with the most similar module load per step."""
+def like_this_sample(run: Mapping[str, Any], sample: int, key: str = "similar") -> None:
+    """The samples with the most similar module load per step; a click opens one in the inspector."""
     if int(run["num_samples"]) < 2:
         return
     st.subheader("Which samples take similar routes?", anchor=False, help=SAMPLES_HELP)
@@ -54,9 +54,9 @@ def like_this_sample(run: Mapping[str, Any], sample: int) -> None:
         items.append(item)
     wall(
         items,
-        key=f"similar_{run['run']}_{sample}",
+        key=f"{key}_{run['run']}_{sample}",
         kind="sample" if "image" in items[0] else "text",
-        on_open=lambda one: address.go_changed(sample=int(one["sample"])),
+        on_open=lambda one: address.go_changed(inspect=f"sample:{int(one['sample'])}"),
     )
     columns = ("sample", "label", "distance", "prediction", "compute", "reuse", "source")
     widgets.numbers_behind([{name: row.get(name) for name in columns} for row in answer["similar"]], "similar samples")
@@ -75,7 +75,7 @@ def sample_words(answer: Mapping[str, Any]) -> str:
     return words
 
 
-def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
+def like_this_token(run: Mapping[str, Any], sample: int, token: int, key: str = "near") -> None:
     """The ribbons nearest to the selected token's, and tokens that take them."""
     what = "patches" if run["modality"] == "vision" else "tokens"
     st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
@@ -87,11 +87,9 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int) -> None:
         return
     st.caption(widgets.escape(token_words(answer, what)))
     shown = [path for path in answer["paths"] if path["examples"]]
-    for first in range(0, len(shown), 2):  # in row-major order, so that a narrow page keeps it
-        for column, path in zip(st.columns(2, gap="large"), shown[first : first + 2], strict=False):
-            with column:
-                st.write(widgets.escape(path_words(path, what)))
-                _tokens(run, path["examples"], f"near_{run['run']}_{sample}_{token}_{path['rank']}")
+    for path in shown:
+        st.caption(widgets.escape(path_words(path, what)))
+        _tokens(run, path["examples"], f"{key}_{run['run']}_{sample}_{token}_{path['rank']}")
     widgets.numbers_behind(
         [
             {
@@ -158,7 +156,7 @@ def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: 
         items,
         key=key,
         kind="patch" if vision else "context",
-        on_open=lambda example: address.go_changed(sample=int(example["sample"]), token=int(example["token"])),
+        on_open=lambda one: address.go_changed(inspect=f"token:{int(one['sample'])}.{int(one['token'])}"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Sample view: the image or text tinted by path, its explorer, and its token flow."""
+"""One sample: the image or text tinted by path, its explorer, and its token flow."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
-from tokenpaths.frontend.charts.flow.token_flow import (
-    MOST_ROWS,
-    TOKEN_PICK,
-    Shade,
-    token_flow_chart,
-    token_label,
-    token_rows,
-)
+from tokenpaths.frontend.charts.flow.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_rows
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer import explorer
 from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.sample import similar
+from tokenpaths.frontend.views.samples import similar
 
 LISTED = 300
 CELLS: dict[Shade, str] = {
@@ -35,34 +28,12 @@ CELLS: dict[Shade, str] = {
 }
 
 
-def draw(selection: Selection) -> None:
-    run = common.chosen_run(selection)
-    if run is None:
-        return
-    with common.run_and_label(run, selection):
-        if run["modality"] == "text":
-            address.bound(
-                st.text_input,
-                "q",
-                "Find",
-                selection.q or "",
-                placeholder="words in the text",
-                read=lambda words: words.strip() or None,
-                help="Only samples whose text contains this are listed.",
-            )
-        number = sample_picker(run, selection)
-    if number is None:
-        widgets.empty("No sample has this label or these words.", "Let go of a chip above.")
-        return
-    show(run, selection, number)
-
-
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
-    """Draw one sample; used by *Sample* and *Try it*."""
+    """Draw one sample."""
     sample = with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
-        "What happened inside this text?" if is_text else "What happened inside this image?", _facts(sample), "cdf"
+        "What happened inside this text?" if is_text else "What happened inside this image?", facts(sample), "cdf"
     )
     if sample.get("made_up"):
         has_ids = any(token.get("token_id") is not None for token in sample["tokens"])
@@ -81,9 +52,6 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
             f"{numbers.count(len(sample['tokens']))}, counted from 0."
         )
     _explorer(run, selection, sample, chosen, opacity, tint)
-    if chosen is not None:
-        _about_token(run, sample, chosen)
-        similar.like_this_token(run, number, chosen)
     _token_flow(run, selection, sample, chosen)
     similar.like_this_sample(run, number)
 
@@ -103,12 +71,17 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
-    total = answer.get("total") or len(rows)
-    help_text = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")
     place = options.index(number)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
         address.bound(
-            st.selectbox, "sample", "Sample", number, options, format_func=words, help=help_text, width="stretch"
+            st.selectbox,
+            "sample",
+            "Sample",
+            number,
+            options,
+            format_func=words,
+            label_visibility="collapsed",
+            width="stretch",
         )
         for name, to in (("previous", place - 1), ("next", place + 1)):
             inside = 0 <= to < len(options)
@@ -126,7 +99,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     return number
 
 
-def _facts(sample: Mapping[str, Any]) -> str:
+def facts(sample: Mapping[str, Any]) -> str:
     """“512 tokens on 40 different paths. Label cat, predicted dog (confidence 61.2 %). Compute 0.9, reuse 0.2.”"""
     parts = [
         f"{numbers.plural(sample['num_tokens'], 'token')} on "
@@ -154,6 +127,11 @@ def verdict(sample: Mapping[str, Any]) -> str:
     if sample.get("loss") is None:
         return f"; the model does not know the label {sample['label']}, so this is neither right nor wrong"
     return " – wrong"
+
+
+def pick_token(sample: int, token: int | None) -> None:
+    """Mark a token of the sample and open it in the inspector; None lets go of both."""
+    address.go_changed(token=token, inspect=None if token is None else f"token:{sample}.{token}")
 
 
 def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float, int | None]:
@@ -207,8 +185,8 @@ def _explorer(
     explorer(
         data,
         key=f"explorer_{run['run']}_{sample['sample']}",
-        on_pick=lambda token: address.go_changed(token=token),
-        on_node=lambda node: address.go(address.current().toggle_through(node)),
+        on_pick=lambda token: pick_token(int(sample["sample"]), token),
+        on_node=lambda node: address.go_changed(inspect=f"module:{node}"),
     )
     if selection.paths or selection.through:
         count = sum(not row["faded"] for row in data["tokens"])
@@ -216,47 +194,6 @@ def _explorer(
             f"{numbers.count(count)} of {numbers.plural(len(data['tokens']), 'token')} pass the filters "
             "above; the others are faded."
         )
-
-
-def _about_token(run: Mapping[str, Any], sample: Mapping[str, Any], chosen: int) -> None:
-    token = next(t for t in sample["tokens"] if t["token"] == chosen)
-    same = [t for t in sample["tokens"] if t["rank"] == token["rank"]]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.write(
-            widgets.escape(
-                f"On the path of rank {numbers.count(token['rank'])}: "
-                f"{numbers.plural(len(same), 'token')} of this sample."
-            )
-        )
-        st.button(
-            "More like this",
-            key="more_like_this",
-            icon=":material/grid_view:",
-            on_click=address.go_changed,
-            kwargs={"view": "paths", "paths": (token["rank"],)},
-            help="Tokens of all samples on the same path.",
-        )
-    facts = {
-        "what": token_label(token),
-        "rank": token["rank"],
-        "CDF": numbers.percent(token["cdf"]),
-        "compute": numbers.percent(token["compute"]),
-        "reuse": numbers.percent(token["reuse"]),
-        "loss": None if token.get("loss") is None else numbers.number(token["loss"]),
-        "gate entropy": numbers.number(token.get("gate_entropy")),
-        "FLOPs": numbers.short(token.get("flops")),
-    }
-    weighted = common.weights_known(run)
-    steps = [
-        {
-            "step": step,
-            "modules": " + ".join(map(str, modules)),
-            "weights": " + ".join(numbers.number(w) for w in weights) if weighted else "not in the log",
-        }
-        for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
-    ]
-    widgets.numbers_behind([facts], "the chosen token")
-    widgets.numbers_behind(steps, "its modules and weights, step by step")
 
 
 def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
@@ -290,7 +227,7 @@ def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[st
 
     def picked(_name: str, token: int) -> None:
         # Compare with the chart's own selection, not the URL: a repeated event must not toggle it back.
-        address.go_changed(token=None if int(token) == chosen else int(token))
+        pick_token(int(sample["sample"]), None if int(token) == chosen else int(token))
 
     widgets.chart(
         drawing, key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}", on_pick=picked, pick=(TOKEN_PICK,)

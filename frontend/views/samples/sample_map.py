@@ -1,4 +1,4 @@
-"""Map view: samples in two dimensions, PCA at once and t-SNE as a job."""
+"""Map of the samples in two dimensions: PCA at once and t-SNE as a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words, sample_map_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.jobs import panel
 
 MOST = 1000
@@ -25,17 +24,14 @@ HELP = (
 )
 
 
-def draw(selection: Selection) -> None:
-    run = common.chosen_run(selection)
-    if run is None:
-        return
-    common.run_and_label(run, selection)
+def draw(run: Mapping[str, Any], selection: Selection) -> None:
+    """The map of all samples of the run."""
     job = _job_of(run, selection)
     try:
         answer = widgets.client().ask(run["run"], "map", limit=MOST, thumbnails=True)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
-        widgets.empty(widgets.error_text(error))
+        widgets.show_error(error)
         return
     made = _made(job)
     st.header("Which samples take similar routes?", anchor=False, help=HELP)
@@ -43,14 +39,16 @@ def draw(selection: Selection) -> None:
         panel.job_panel(str(job["job"]), key="map_job")
     shown = made or answer
     st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
+    inspected = (selection.inspect or "").partition("sample:")[2]
+    marked = int(inspected) if inspected else None
     widgets.chart(
-        sample_map_chart(shown, theme=widgets.theme(), chosen=selection.label, sample=selection.sample, title=None),
-        key=f"map_{run['run']}_{shown['method']}_{selection.label}_{selection.sample}_{selection.job}",
-        on_pick=lambda _name, number: address.go_changed(view="sample", sample=int(number)),
+        sample_map_chart(shown, theme=widgets.theme(), chosen=selection.label, sample=marked, title=None),
+        key=f"map_{run['run']}_{shown['method']}_{selection.label}_{marked}_{selection.job}",
+        on_pick=lambda _name, number: address.go_changed(inspect=f"sample:{int(number)}"),
         pick=(SAMPLE_PICK,),
     )
     labels = {row["label"] for row in run["labels"] if row["label"] is not None}
-    words = "Click a point to open its sample."
+    words = "Click a point to look into its sample."
     if len(labels) > len(SHAPES) and selection.label is None:
         words += f" Choose one of the {numbers.count(len(labels))} labels above to see where it lies."
     elif not labels:

@@ -1,0 +1,1 @@
+"""The inspector: what was clicked, in a column at the right."""

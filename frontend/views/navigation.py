@@ -1,0 +1,94 @@
+"""The bar on top of every view: four places, the views of the place at hand, and what belongs to no place."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.components.keys import keys_help
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import PLACE_OF, PLACES, VIEWS, Selection
+from tokenpaths.frontend.views.family.family import view_of
+from tokenpaths.frontend.views.jobs import badge
+
+LAST = "last_view_of_place"
+"""session state: place → the view of it that was seen last"""
+
+
+def window_title(selection: Selection) -> str:
+    """Title of the browser's window, the most specific part first.
+
+    >>> window_title(Selection(view="routes", run="scenes"))
+    'scenes · Routes · Tokenpaths'
+    >>> window_title(Selection())
+    'Tokenpaths'
+    """
+    if selection.view == "home":
+        return "Tokenpaths"
+    parts = [selection.run if selection.view != "jobs" else None, VIEWS[selection.view], "Tokenpaths"]
+    return " · ".join(part for part in parts if part)
+
+
+def bar(selection: Selection) -> None:
+    """Draw the bar."""
+    place = PLACE_OF.get(selection.view)
+    if place is not None:
+        st.session_state.setdefault(LAST, {})[place] = selection.view
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="views"):
+        st.html('<span class="tp-brand">Tokenpaths</span>', width="content")
+        address.bound(
+            st.segmented_control,
+            "view",
+            "Place",
+            place,
+            list(PLACES),
+            format_func=PLACES.get,
+            label_visibility="collapsed",
+            read=lambda chosen: _view_of(chosen or place or "home"),
+            width="content",
+            part="_place",
+        )
+        with st.container(horizontal=True, vertical_alignment="center", gap="small", width="content", key="bar_end"):
+            badge.draw(selection)
+            # In a window of its own; relative to the page, whatever a proxy puts before it.
+            st.link_button("Documentation", "documentation/index.html", icon=":material/menu_book:", type="tertiary")
+            keys_help()
+    views = {view: VIEWS[view] for view in PLACE_OF if place and PLACE_OF[view] == place}
+    if len(views) < 2:
+        return
+    if "family" in views:
+        if own := family_view(selection):
+            views["family"] = own
+        elif selection.view != "family":
+            del views["family"]
+    with st.container(horizontal=True, vertical_alignment="center", key="place_views"):
+        address.bound(
+            st.segmented_control,
+            "view",
+            "View",
+            selection.view,
+            list(views),
+            format_func=views.get,
+            label_visibility="collapsed",
+            read=lambda view: view or selection.view,
+            width="content",
+        )
+
+
+def family_view(selection: Selection) -> str | None:
+    """Name of the view that only the family of the run has, if it has one."""
+    if selection.run is None:
+        return None
+    try:
+        cards = widgets.client().runs()
+    except ApiError:
+        return None  # the view itself says so
+    family = next((card.get("family") for card in cards if card["run"] == selection.run), None)
+    view = view_of(str(family))
+    return None if view is None else str(view.TITLE)
+
+
+def _view_of(place: str) -> str:
+    """The view of a place that was seen last, or its first."""
+    last = st.session_state.get(LAST, {}).get(place)
+    return str(last) if last else next(view for view in PLACE_OF if PLACE_OF[view] == place)

@@ -1,0 +1,75 @@
+"""Samples view: one sample in full, or all of them as a wall beside the map of their routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.samples import one_sample, sample_map
+from tokenpaths.frontend.views.walls import sample_wall
+
+WALL = 60
+"""samples on the wall"""
+ALL = "all"
+
+
+def draw(selection: Selection) -> None:
+    run = common.chosen_run(selection)
+    if run is None:
+        return
+    with common.run_and_label(run, selection):
+        if run["modality"] == "text":
+            address.bound(
+                st.text_input,
+                "q",
+                "Find",
+                selection.q or "",
+                placeholder="only texts that contain …",
+                read=lambda words: words.strip() or None,
+                label_visibility="collapsed",
+            )
+        if selection.sample is not None:
+            one_sample.sample_picker(run, selection)
+    if selection.sample is None and int(run["num_samples"]) > 1:
+        _all(run, selection)
+        return
+    if selection.sample is not None and int(run["num_samples"]) > 1:
+        st.button(
+            "All samples",
+            key="all_samples",
+            icon=":material/arrow_back:",
+            type="tertiary",
+            on_click=address.go_changed,
+            kwargs={"sample": None, "inspect": None},
+        )
+    one_sample.show(run, selection, selection.sample or 0)
+
+
+def _all(run: Mapping[str, Any], selection: Selection) -> None:
+    """The wall and the map side by side; a click on either opens a sample in the inspector."""
+    answer = widgets.client().ask(run["run"], "samples", most=WALL, label=selection.label, q=selection.q)
+    rows = answer["samples"]
+    if not rows:
+        widgets.empty("No sample has this label or these words.", "Clear a filter above.")
+        return
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        total = answer.get("total") or len(rows)
+        shown = f"{numbers.plural(total, 'sample')}" + (f"; the first {len(rows)}." if total > len(rows) else ".")
+        widgets.heading("Which samples are there?", shown + " Click one to look into it.")
+        sample_wall(run, rows, _caption, key=f"samples_{run['run']}_{selection.label}_{selection.q}")
+    with right, widgets.error_boundary("the map of samples"):
+        sample_map.draw(run, selection)
+
+
+def _caption(row: Mapping[str, Any]) -> str:
+    """Number and label, and the prediction where it differs."""
+    words = " · ".join(part for part in (f"{row['sample']:,}", row.get("label") or "") if part)
+    wrong = row.get("prediction") and row.get("label") and row["prediction"] != row["label"]
+    return words + (f" → {row['prediction']}" if wrong else "")
