@@ -59,7 +59,7 @@ def _as_error(status: int, body: bytes) -> ApiError:
     if status == 404:
         return NotFound(
             detail or "The API does not know this address.",
-            "Choose another one; *Start* shows what there is.",
+            "Choose another one; *Home* shows what there is.",
             status=status,
         )
     if status in BUSY:

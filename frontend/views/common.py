@@ -15,9 +15,9 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
 
 TRIED = "try"
-"""split of a run of one sample made with *Try it* or ``POST /traces``; listed separately"""
+"""split of a run of one sample made on *Home* or ``POST /traces``; listed separately"""
 DETOUR = "detour"
-"""split of a run of one sample that *Detour* made for comparison, with or without edits"""
+"""split of a run of one sample that *Change a route* made for comparison, with or without edits"""
 BEING_READ = "being_read"
 """status of a run that the API is taking in, or opening for its first card; asking it would block"""
 UNTRAINED = "-untrained"
@@ -76,13 +76,13 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     cards = readable_runs()
     if not cards and selection.run is None and being_taken_in(widgets.client().runs()):
         widgets.empty(
-            "The runs were copied here or are of an older version, and are being taken in.", "*Start* says how far."
+            "The runs were copied here or are of an older version, and are being taken in.", "*Home* says how far."
         )
         return None
     if not cards and selection.run is None:
         widgets.empty(
             "There is no run yet.",
-            f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or open *Try it*.",
+            f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or try one of the shipped models on *Home*.",
         )
         return None
     names = [card["run"] for card in cards]

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.browser.chromium import find
 from tests.browser.conftest import LEAVING
 
-VIEWS = ("sample", "flow", "paths", "compute", "modules", "runs")
+VIEWS = ("samples", "routes", "paths", "work", "modules", "home")
 PATIENCE_MS = 240_000
 
 
@@ -39,7 +39,7 @@ def walk(page: Page, url: str, folder: Path) -> list[str]:
     page.keyboard.press("Enter")
     settle(page)
     problems.clear()  # before the token the form's own 401 stands in the console
-    page.goto(f"{url}/?{urlencode({'view': 'try', 'model': 'dna-vision-top1'})}")
+    page.goto(f"{url}/?{urlencode({'view': 'home', 'model': 'dna-vision-top1'})}")
     page.get_by_role("button", name="A yellow car on grass").click(timeout=PATIENCE_MS)
     expect(page.locator(".tp-patch")).to_have_count(64, timeout=PATIENCE_MS)
     settle(page)

@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import chromium_file
 
-WIDTHS = {"wide": 1440, "narrow": 400}
+WIDTHS = {"widest": 2560, "wide": 1440, "narrow": 400}
 KEPT = (("wide", "light"), ("narrow", "dark"))
 """of the four, those that the documents keep"""
 MOST_HEIGHT = 3600
@@ -47,37 +47,36 @@ FAMILIES: dict[str, dict[str, object]] = {
 def of_experts(run: str, two: str) -> dict[str, dict[str, object]]:
     """Pictures of a large mixture of experts, and of the flow of a model that takes two modules a step."""
     return {
-        "flow-64x256": {"view": "routes", "run": run},
+        "routes-64x256": {"view": "routes", "run": run},
         "modules-64x256": {"view": "modules", "run": run},
         "family-experts": {"view": "family", "run": run, "layer": 13, "sample": 3},
-        "flow-top2": {"view": "routes", "run": two},
+        "routes-top2": {"view": "routes", "run": two},
     }
 
 
 def addresses(vision: str, text: str, skipping: str, model: str | None) -> dict[str, dict[str, object]]:
     """Name of the picture → the query that shows it."""
     return {
-        "runs": {},
-        "flow": {"view": "routes", "run": vision},
-        "flow-filtered": {"view": "routes", "run": vision, "paths": "1,2,3,4,5"},
-        "paths-image": {"view": "paths", "run": vision, "paths": "2"},
-        "paths-text": {"view": "paths", "run": text, "paths": "3"},
-        "sample-image": {"view": "samples", "run": vision, "sample": 0, "token": 27},
-        "sample-steps": {"view": "samples", "run": vision, "sample": 0, "tint": 2},
-        "sample-text": {"view": "samples", "run": text, "sample": 0, "token": 5},
-        "compute": {"view": "work", "run": skipping},
-        "modules": {"view": "modules", "run": vision},
-        "modules-one": {"view": "modules", "run": text, "module": "2.8"},
-        "flow-beside": {"view": "routes", "run": vision, "label": "fish", "other": "car"},
+        "home": {"model": model} if model else {},
+        "routes": {"view": "routes", "run": vision, "inspect": "module:2.1"},
+        "routes-filtered": {"view": "routes", "run": vision, "paths": "1,2,3,4,5"},
+        "routes-beside": {"view": "routes", "run": vision, "label": "fish", "other": "car"},
+        "paths-image": {"view": "paths", "run": vision, "inspect": "path:2"},
+        "paths-text": {"view": "paths", "run": text, "inspect": "path:3"},
         "paths-edges": {"view": "paths", "run": vision, "kind": "edge"},
         "paths-sentence-ends": {"view": "paths", "run": text, "kind": "sentence_end"},
+        "samples": {"view": "samples", "run": vision, "inspect": "sample:3"},
+        "sample-image": {"view": "samples", "run": vision, "sample": 0, "token": 27, "inspect": "token:0.27"},
+        "sample-steps": {"view": "samples", "run": vision, "sample": 0, "tint": 2},
+        "sample-text": {"view": "samples", "run": text, "sample": 0, "token": 5, "inspect": "token:0.5"},
+        "modules": {"view": "modules", "run": text, "inspect": "module:2.8"},
+        "work": {"view": "work", "run": skipping},
         "compare": {"view": "compare", "run": vision, "against": skipping},
-        "map": {"view": "samples", "run": vision},
+        "change-image": {"view": "change", "run": vision, "sample": 61, "controls": "ban:1.7"},
+        "change-text": {"view": "change", "run": text, "sample": 3, "token": 10, "controls": "ban:0.5"},
+        "importance": {"view": "importance", "run": vision},
         "dream": {"view": "dream", "run": vision, "sample": 3, "token": 27, "dream": "group:path,context:both"},
         "jobs": {"view": "jobs"},
-        "detour-image": {"view": "change", "run": vision, "sample": 61, "controls": "ban:1.7"},
-        "detour-text": {"view": "change", "run": text, "sample": 3, "token": 10, "controls": "ban:0.5"},
-        "try": {"view": "home"} | ({"model": model} if model else {}),
         **{f"family-{name}": {"view": "family"} | query for name, query in FAMILIES.items()},
     }
 
@@ -115,7 +114,7 @@ def main() -> None:
     parser.add_argument("--vision", required=True, help="run of images")
     parser.add_argument("--text", required=True, help="run of texts")
     parser.add_argument("--skipping", help="run of images whose model can skip; default: as --vision")
-    parser.add_argument("--model", help="model of the Try it view")
+    parser.add_argument("--model", help="model of Home")
     parser.add_argument("--experts", help="run of a large mixture of experts (benchmarks/page_experts.py makes one)")
     parser.add_argument("--two", help="run of a model that takes two modules a step; default: as --skipping")
     parser.add_argument("--only", default="", help="part of the names of the pictures to take")

@@ -28,7 +28,7 @@ def here(visit, detours: Site):
 
 def test_click_a_circle_and_ban_it(here):
     page = here().open(view="change", run="pictures", sample=0)
-    page.heading("What if it had gone elsewhere?")
+    page.heading("What if a route were changed?")
     circle = page.page.locator(".tp-nodes circle").first
     expect(circle).to_be_visible()
     page.click_for(circle, "through")

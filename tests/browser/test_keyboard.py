@@ -55,32 +55,35 @@ def choose(here: Visit, words: str, key: str) -> None:
     here.settled()
 
 
-def test_a_module_is_chosen_in_the_flow_and_its_page_opened_by_keys_alone(visit):
+def test_a_module_is_inspected_in_two_views_by_keys_alone(visit):
     here = visit().open(view="routes", run="pictures")
-    choose(here, "step 2, module", "through")
-    node = here.query()["through"]
+    choose(here, "step 2, module", "inspect")
+    node = here.query()["inspect"].removeprefix("module:")
     assert node.startswith("2.")
-    expect(here.chip("at step 2")).to_be_visible()
-    expect(here.page.get_by_role("button", name="Choose from a list")).to_be_focused()
     module = node.split(".")[1]
-    # To Modules: the tabs are one stop, arrows move among them.
-    tab_to(here, lambda found: found["role"] == "radio")
+    here.heading(f"Module {module} at step 2")
+    here.page.keyboard.press("Escape")  # the list
+    expect(here.page.locator('[data-testid="stPopoverBody"]')).to_have_count(0)
+    here.page.keyboard.press("Escape")
+    here.expect_query(inspect=None)
+    # To Modules: the views of a place are one stop, arrows move among them.
+    tab_to(here, lambda found: found["role"] == "radio" and found["name"].strip() == "Routes")
     for _ in range(12):
         if here.page.evaluate(FOCUSED)["name"].strip() == "Modules":
             break
         here.page.keyboard.press("ArrowRight")
     here.page.keyboard.press("Enter")
     here.expect_query(view="modules", run="pictures")
-    choose(here, f"step: 2; module: {module};", "module")
-    here.expect_query(module=node)
-    here.heading(f"What is module {module} at step 2 for?")
+    choose(here, f"step: 2; module: {module};", "inspect")
+    here.expect_query(inspect=f"module:{node}")
+    here.heading(f"Module {module} at step 2")
 
 
 def test_a_point_of_the_map_opens_its_sample_by_keys_alone(visit):
     here = visit().open(view="samples", run="pictures")
-    choose(here, "sample 5,", "sample")
-    here.expect_query(view="samples", sample="5")
-    here.heading("What happened inside this image?")
+    choose(here, "sample 5,", "inspect")
+    here.expect_query(view="samples", inspect="sample:5")
+    here.heading("Sample 5")
 
 
 def test_a_ribbon_is_let_go_of_by_choosing_it_again(visit):
@@ -125,37 +128,38 @@ def test_the_keys_are_listed_and_not_on_a_telephone(visit):
 
 
 def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
-    here = visit().open(view="paths", run="pictures", paths=1)
+    here = visit().open(view="paths", run="pictures", inspect="path:1")
     patches = here.page.locator(".wall-patch button")
-    expect(patches).to_have_count(60)
+    expect(patches).to_have_count(24)
     assert patches.evaluate_all("all => all.filter(one => one.tabIndex === 0).length") == 1
     patches.first.focus()
     for key in ("ArrowRight", "ArrowDown", "ArrowUp", "End"):
         here.page.keyboard.press(key)
     expect(patches.last).to_be_focused()
     here.page.keyboard.press("Enter")
-    here.expect_query(view="samples")
+    here.heading("Patch r")
 
 
 VIEWS = {
-    "runs": {},
-    "flow": {},
-    "paths": {"paths": 1},
-    "sample": {"sample": 2, "token": 3},
-    "compute": {},
-    "modules": {"module": "1.2"},
+    "home": {},
+    "routes": {"inspect": "sample:3"},
+    "paths": {"inspect": "path:1"},
+    "samples": {},
+    "sample": {"sample": 2, "token": 3, "inspect": "token:2.3"},
+    "work": {},
+    "modules": {"inspect": "module:1.2"},
     "compare": {},
-    "map": {},
-    "detour": {"sample": 1},
+    "change": {"sample": 1},
+    "importance": {},
     "dream": {"sample": 1},
 }
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_picture_of_a_view_has_a_name_that_says_something(visit, view):
-    here = visit().open(view=view, **({} if view == "runs" else {"run": "pictures"}), **VIEWS[view])
+    here = visit().open(view=view, **({} if view == "home" else {"run": "pictures"}), **VIEWS[view])
     drawn = here.page.locator('[data-testid="stVegaLiteChart"]')
-    if view not in ("detour", "dream", "compare"):
+    if view not in ("change", "importance", "dream", "compare"):
         expect(drawn.locator("svg, canvas").first).to_be_visible()
     for name in named(here.page, '[data-testid="stVegaLiteChart"]'):
         assert len(name) > 20, name

@@ -24,17 +24,18 @@ def test_a_search_its_path_and_its_link_in_another_browser(visit, browser):
     sentence = here.page.locator("strong", has_text=re.compile("They prefer|None of their paths"))
     expect(sentence).to_be_visible()
 
-    # Through one of its paths: tick the first row, the most taken path.
+    # One of its paths: click the first row, the most taken path.
     table = here.page.locator('[data-testid="stDataFrame"]').first
     table.scroll_into_view_if_needed()
     box = table.bounding_box()
     here.page.mouse.click(box["x"] + 16, box["y"] + 54)
     expect(here.page.get_by_role("heading", name=re.compile(r"Path of rank \d"))).to_be_visible()
-    rank = here.query()["paths"]
+    here.settled()
+    rank = here.query()["inspect"].removeprefix("path:")
 
-    here.page.get_by_role("button", name="Link", exact=True).click()
+    here.page.locator(".st-key-inspector").get_by_role("button", name="Link", exact=True).click()
     code = here.page.locator('[data-testid="stPopoverBody"] code').first
-    expect(code).to_contain_text(f"paths={rank}")
+    expect(code).to_contain_text(f"path%3A{rank}")
     link = code.inner_text().strip()
     assert "find=the" in link
     expect(
@@ -52,7 +53,7 @@ def test_a_search_its_path_and_its_link_in_another_browser(visit, browser):
         page = other.new_page()
         page.goto(link)
         expect(page.get_by_role("textbox", name="Which paths do these tokens take?")).to_have_value("the")
-        expect(page.get_by_role("heading", name=re.compile(rf"Path of rank {int(rank):,}:"))).to_be_visible()
+        expect(page.get_by_role("heading", name=re.compile(rf"Path of rank {int(rank):,}"))).to_be_visible()
         expect(page.locator("strong", has_text="Paths know")).to_be_visible()
         expect(page.locator('[data-testid="stApp"]')).to_have_attribute("data-test-script-state", "notRunning")
         assert told(page) == first

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import PATIENCE_S, ROOT, Site
 
-VIEWS = ("runs", "flow", "paths", "sample", "compute", "modules", "try")
+VIEWS = ("home", "routes", "paths", "samples", "work", "modules", "change", "importance")
 
 
 def test_dark_mode_reaches_charts_and_components(visit):
@@ -31,7 +31,10 @@ def test_dark_mode_reaches_charts_and_components(visit):
 def test_nothing_scrolls_sideways_at_400_pixels(visit, run):
     here = visit(width=400)
     for view in VIEWS:
-        here.open(view=view, **({} if view in ("runs", "try") else {"run": run}))
+        here.open(view=view, **({} if view == "home" else {"run": run}))
+        here.no_sideways_scroll()
+    for thing in ("module:1.2", "path:1", "sample:2", "token:2.3"):
+        here.open(view="routes", run=run, inspect=thing)
         here.no_sideways_scroll()
 
 
@@ -54,7 +57,7 @@ def test_a_run_that_is_gone_says_so_and_the_others_work(visit, site):
         ({"view": "nothing"}, "not understood"),
         ({"view": "routes", "run": "../../etc/passwd"}, "not understood"),
         ({"view": "samples", "run": "pictures", "sample": "99999"}, "99"),
-        ({"view": "paths", "run": "pictures", "paths": "999999"}, "999"),
+        ({"view": "paths", "run": "pictures", "inspect": "path:999999"}, "999"),
         ({"view": "routes", "run": "pictures", "label": "no such label"}, "label"),
         ({"view": "routes", "run": "pictures", "through": "0.0,0.1"}, "No token passes"),
     ],

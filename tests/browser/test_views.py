@@ -5,36 +5,33 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tokenpaths.frontend.page.selection import VIEWS
+
 QUESTIONS = {
-    "flow": "Where do tokens go?",
+    "routes": "Where do tokens go?",
     "paths": "Which paths exist?",
-    "sample": "What happened inside this",
-    "compute": "Where is the work spent?",
-    "modules": "What is each module for?",
-}
-TABS = {
-    "flow": "Flow",
-    "paths": "Paths",
-    "sample": "Sample",
-    "compute": "Compute & reuse",
-    "modules": "Modules",
-    "try": "Try it",
+    "samples": "Which samples are there?",
+    "modules": "How busy is each module?",
+    "work": "Where is the work spent?",
 }
 
 
 def test_clicking_through_every_view_keeps_the_run(visit):
     here = visit().open()
-    here.heading("What can I see here?")
     expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
     here.alert("cut cannot be read")
     here.page.get_by_role("button", name="pictures", exact=True).click()
     here.expect_query(view="routes")
     run = here.query()["run"]
     for view, question in QUESTIONS.items():
-        here.page.get_by_role("radio", name=TABS[view], exact=True).click()
+        here.page.get_by_role("radio", name=VIEWS[view], exact=True).click()
         here.expect_query(view=view, run=run)
         here.heading(question)
         expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
+        assert here.page.title() == f"pictures · {VIEWS[view]} · Tokenpaths"
+    for place, view in (("Compare", "compare"), ("Experiment", "change"), ("Explore", "work"), ("Home", "home")):
+        here.page.get_by_role("radio", name=place, exact=True).click()
+        here.expect_query(view=None if view == "home" else view)
 
 
 @pytest.mark.parametrize("run", ["pictures", "texts", "bare"])
@@ -42,17 +39,61 @@ def test_every_view_of_every_kind_of_run(visit, run):
     here = visit()
     for view, question in QUESTIONS.items():
         here.open(view=view, run=run)
-        here.heading(question)
+        here.heading("What happened inside this" if (run, view) == ("bare", "samples") else question)
         expect(here.page.locator('[data-testid="stAlert"]', has_text="failed")).to_have_count(0)
         if run == "bare" and view == "paths":
             here.alert("one and the same path")
-        if run == "bare" and view == "compute":
+        if run == "bare" and view == "work":
             here.alert("nothing to compare")
 
 
-def test_a_click_on_a_circle_filters_and_the_link_reproduces_it(visit):
-    here = visit().open(view="routes", run="pictures")
+def inspector(here):
+    return here.page.locator(".st-key-inspector")
+
+
+def test_a_click_on_a_circle_is_answered_beside_it(visit):
+    here = visit(width=1440).open(view="routes", run="pictures")
     here.mark("node: 2.").click()
+    title = inspector(here).get_by_role("heading", name="at step 2")
+    expect(title).to_be_visible()
+    assert title.bounding_box()["y"] < 300, "nothing has to be scrolled"
+    thing = here.query()["inspect"]
+    assert thing.startswith("module:2.")
+    again = visit(width=400).open(here.page.evaluate("location.href"))
+    expect(inspector(again).get_by_role("heading", name="at step 2")).to_be_in_viewport()
+    again.no_sideways_scroll()
+    again.page.keyboard.press("Escape")
+    again.expect_query(inspect=None)
+    expect(inspector(again)).to_have_count(0)
+
+
+def test_two_things_are_compared_in_the_inspector(visit):
+    here = visit(width=1440).open(view="modules", run="pictures", inspect="module:1.2")
+    inspector(here).get_by_role("button", name="Pin").click()
+    here.expect_query(pinned="module:1.2")
+    here.mark("module: 1;").click()
+    expect(inspector(here).get_by_role("heading", name="Module 1 at step")).to_be_visible()
+    expect(inspector(here).get_by_role("heading", name="Module 2 at step 1")).to_be_visible()
+
+
+def test_the_search_box_finds_by_number_and_by_word(visit):
+    here = visit(width=1440).open(view="routes", run="texts")
+    box = here.page.get_by_role("textbox", name="Search this run")
+    box.fill("module 3 at step 1")
+    box.press("Enter")
+    here.expect_query(inspect="module:1.3")
+    box.fill("path 2")
+    box.press("Enter")
+    here.expect_query(inspect="path:2")
+    box.fill("punctuation")
+    box.press("Enter")
+    here.expect_query(view="paths", kind="punctuation")
+
+
+def test_a_filter_from_the_inspector_and_the_link_reproduces_it(visit):
+    here = visit(width=1440).open(view="routes", run="pictures")
+    here.mark("node: 2.").click()
+    inspector(here).get_by_role("button", name="Filter").click()
     expect(here.chip("at step 2")).to_be_visible()
     here.settled()
     node = here.query()["through"]
@@ -95,25 +136,29 @@ def test_a_chip_says_where_it_is_not_used(visit):
 
 
 def test_a_click_on_a_rank_shows_who_takes_it(visit):
-    here = visit().open(view="paths", run="pictures")
+    here = visit(width=1440).open(view="paths", run="pictures")
     point = here.page.locator('path[aria-label*="rank: 1;"]:not([aria-roledescription="line mark"])').first
     expect(point).to_be_visible()
     box = point.bounding_box()
     here.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    here.expect_query(paths="1")
-    here.heading("Path of rank 1:")
-    patches = here.page.locator(".wall-patch button img")
-    expect(patches).to_have_count(60)
+    here.expect_query(inspect="path:1")
+    expect(inspector(here).get_by_role("heading", name="Path of rank 1")).to_be_visible()
+    patches = inspector(here).locator(".wall-patch button img")
+    expect(patches.first).to_be_visible()
     assert patches.first.evaluate("image => image.complete && image.naturalWidth > 0")
-    here.page.locator(".wall-patch button").first.click()
-    here.expect_query(view="samples", paths="1")
+    inspector(here).locator(".wall-patch button").first.click()
+    expect(inspector(here).get_by_role("heading", name="Patch r")).to_be_visible()
+    here.settled()
+    assert here.query()["inspect"].startswith("token:")
+    inspector(here).get_by_role("button", name="Open its sample").click()
+    here.expect_query(view="samples")
     assert {"sample", "token"} <= set(here.query())
 
 
 def test_examples_of_a_text_path_mark_the_token(visit):
-    here = visit().open(view="paths", run="texts", paths="1,2")
-    here.heading("Path of rank 1:")
-    here.heading("Path of rank 2:")
+    here = visit().open(view="paths", run="texts", inspect="path:1", pinned="path:2")
+    here.heading("Path of rank 1")
+    here.heading("Path of rank 2")
     expect(here.page.locator(".wall-context mark").first).to_be_visible()
 
 
@@ -131,13 +176,12 @@ def test_hovering_a_patch_draws_its_ribbon_and_clicking_lights_its_kin(visit):
     here.page.mouse.move(5, 5)
     expect(here.page.locator(".tp-line path")).to_have_count(5)
     lit = here.page.locator(".tp-patch.tp-same").count()
-    said = here.page.get_by_text("On the path of rank").inner_text()
-    assert f"{lit} token" in said
+    said = inspector(here).get_by_text("taken by").inner_text()
+    assert f"taken by {lit} patch" in said
     again = visit().open(here.page.evaluate("location.href"))
     expect(again.page.locator(".tp-patch.tp-same")).to_have_count(lit)
-    again.page.get_by_role("button", name="More like this").click()
-    again.expect_query(view="paths")
-    again.heading("Path of rank")
+    inspector(again).get_by_role("button", name="Its path").click()
+    expect(inspector(again).get_by_role("heading", name="Path of rank")).to_be_visible()
 
 
 def test_patches_by_keyboard(visit):
@@ -192,15 +236,14 @@ def test_a_bar_shows_its_samples_and_a_sample_opens(visit):
     here.heading("Samples with compute from")
     assert "bin" in here.query()
     here.page.locator(".wall-sample button").first.click()
-    here.expect_query(view="samples")
+    expect(inspector(here).get_by_role("heading", name="Sample")).to_be_visible()
 
 
 def test_a_cell_of_the_load_map_opens_its_module(visit):
     here = visit().open(view="modules", run="pictures")
     expect(here.page.get_by_text("untrained").first).to_be_visible()
     here.mark("module: 1;").click()
-    expect(here.chip("module 1 at step")).to_be_visible()
-    expect(here.page.get_by_role("heading", name="What is module 1 at step")).to_be_visible()
+    expect(inspector(here).get_by_role("heading", name="Module 1 at step")).to_be_visible()
 
 
 def test_the_next_sample_by_key_but_not_while_somebody_writes(visit):

@@ -23,15 +23,16 @@ def test_from_an_upload_to_a_link_that_somebody_else_opens(visit, browser):
     # A patch: the patches of its path light up, and lead to more like it.
     here.page.locator(".tp-patch").nth(5).click()
     here.expect_query(token="5")
-    here.page.get_by_role("button", name="More like this").click()
-    here.expect_query(view="paths", run=run)
-    rank = here.query()["paths"]
+    inspector = here.page.locator(".st-key-inspector")
+    inspector.get_by_role("button", name="Its path").click()
+    expect(inspector.get_by_role("heading", name=re.compile(r"Path of rank \d"))).to_be_visible()
+    here.settled()
+    rank = here.query()["inspect"].removeprefix("path:")
 
     # The path: who takes it.
-    expect(here.page.get_by_role("heading", name=re.compile(rf"Path of rank {rank}:"))).to_be_visible()
-    patches = here.page.locator(".wall-patch button, .wall button")
+    patches = inspector.locator(".wall-patch button, .wall button")
     expect(patches.first).to_be_visible()
-    here.page.get_by_role("button", name="See its flow").click()
+    inspector.get_by_role("button", name="Show its route").click()
     here.expect_query(view="routes", run=run, paths=rank)
     here.heading("Where do tokens go?")
     expect(here.chip(f"path of rank {rank}")).to_be_visible()
@@ -40,7 +41,7 @@ def test_from_an_upload_to_a_link_that_somebody_else_opens(visit, browser):
     words = told.inner_text()
 
     # Export: the table of paths holds what the page said.
-    here.page.get_by_role("button", name="Export").click()
+    here.page.get_by_role("button", name="Export and link").click()
     button = here.page.get_by_role("button", name=re.compile(r"Download .*-path\.csv"))
     expect(button).to_be_visible()
     with here.page.expect_download(timeout=PATIENCE_S * 1000) as waiting:

@@ -30,31 +30,17 @@ if TYPE_CHECKING:
     from benchmarks.crew import Crew
     from tests.faults.soak import Soak
 
-VIEWS = (
-    "runs",
-    "flow",
-    "paths",
-    "sample",
-    "compute",
-    "modules",
-    "compare",
-    "map",
-    "family",
-    "dream",
-    "detour",
-    "try",
-    "jobs",
-)
 TABS = {
-    "flow": "Flow",
-    "paths": "Paths",
-    "sample": "Sample",
-    "compute": "Compute & reuse",
-    "modules": "Modules",
-    "map": "Map",
-    "jobs": "Jobs",
-    "runs": "Start",
+    "routes": ("Explore", "Routes"),
+    "paths": ("Explore", "Paths"),
+    "samples": ("Explore", "Samples"),
+    "work": ("Explore", "Work"),
+    "modules": ("Explore", "Modules"),
+    "compare": ("Compare", None),
+    "importance": ("Experiment", "Importance"),
+    "home": ("Home", None),
 }
+"""view → its place, and its name there where the place has several"""
 PATIENCE_S = 120.0
 BAD = ("Traceback (most recent call last)", "StreamlitAPIException", "This app has encountered an error")
 
@@ -76,15 +62,15 @@ def url_of(page: Child) -> str:
 def addresses(chance: random.Random) -> Iterator[dict[str, str]]:
     """What people have in their address bars, without an end."""
     while True:
-        address = {"view": chance.choice(VIEWS), "run": chance.choice(("vision", "text"))}
+        address = {"view": chance.choice(list(VIEWS)), "run": chance.choice(("vision", "text"))}
         if chance.random() < 0.3:
             address["label"] = chance.choice(("circle", "english", "nobody"))
         if chance.random() < 0.3:
             address["through"] = f"{chance.randrange(4)}.{chance.randrange(6)}"
-        if address["view"] == "sample":
+        if address["view"] == "samples" and chance.random() < 0.7:
             address["sample"] = str(chance.randrange(40))
         if address["view"] == "paths" and chance.random() < 0.5:
-            address["paths"] = str(chance.randrange(1, 12))
+            address["inspect"] = f"path:{chance.randrange(1, 12)}"
         yield address
 
 
@@ -165,14 +151,17 @@ def _click_for_a_while(soak: Soak, chance: random.Random, browser: object) -> No
         for _ in range(12):
             if soak.over.wait(chance.uniform(1, 4)):
                 break
-            view = chance.choice([view for view in TABS if view != here.query().get("view", "runs")])
-            doing, began = f"clicking at {TABS[view]}", time.monotonic()
-            page.get_by_role("radio", name=TABS[view], exact=True).click()
-            here.expect_query(view=None if view == "runs" else view)
+            view = chance.choice([view for view in TABS if view != here.query().get("view", "home")])
+            place, name = TABS[view]
+            doing, began = f"clicking at {name or place}", time.monotonic()
+            page.get_by_role("radio", name=place, exact=True).click()
+            if name is not None:
+                page.get_by_role("radio", name=name, exact=True).click()
+            here.expect_query(view=None if view == "home" else view)
             soak.answers.append((soak.now(), "click", 200, time.monotonic() - began))
-            if view == "flow":
+            if view == "routes":
                 doing = "clicking at a circle of the flow"
-                here.click_for(here.mark("node: 2."), "through")
+                here.click_for(here.mark("node: 2."), "inspect")
             words = page.locator("[data-testid=stMain]").inner_text()
             wrong += [bad for bad in BAD if bad in words] + re.findall(r"The view .* failed.*", words)
     except (Error, AssertionError) as error:

@@ -33,23 +33,20 @@ from tokenpaths.frontend.page import markdown
 from tokenpaths.frontend.page.selection import VIEWS
 
 RUNS = ("pictures", "texts")
-OF_NO_RUN = ("runs", "try", "jobs")
+OF_NO_RUN = ("home", "jobs")
+INSPECTED = ("module:1.1", "path:1", "sample:0", "token:0.1")
 ADDRESSES: list[dict[str, str]] = [
-    *(
-        {"view": view, "run": run, "sample": "0"}
-        for view in VIEWS
-        for run in RUNS
-        if view not in ("runs", "try", "jobs")
-    ),
-    *({"view": view} for view in ("runs", "try", "jobs")),
+    *({"view": view, "run": run, "sample": "0"} for view in VIEWS for run in RUNS if view not in OF_NO_RUN),
+    *({"view": view} for view in OF_NO_RUN),
+    *({"view": "routes", "run": run, "inspect": thing} for run in RUNS for thing in INSPECTED),
     *({"view": "family", "run": run, "sample": "0"} for run in ("at-10", "soft", "bare")),
     {"view": "paths", "run": "bare"},
     {"view": "compare", "run": "at-10"},
     {"view": "home", "q": EVIL},
     {"view": "jobs", "job": "abc"},
     {"view": "compare", "run": "pictures", "against": "moved"},
-    {"view": "modules", "run": "texts", "module": "1.1"},
-    {"view": "modules", "run": "pictures", "module": "1.1"},
+    {"view": "modules", "run": "texts", "inspect": "module:1.1", "pinned": "path:2"},
+    {"view": "samples", "run": "pictures"},
     {"view": "routes", "run": "pictures", "other": "*"},
     {"view": "routes", "run": "pictures", "other": EVIL, "label": EVIL},
     {"view": "paths", "run": "texts", "find": "the", "paths": "1,2"},

@@ -150,9 +150,9 @@ def test_hostile_texts_are_shown_as_texts(site: Site, windows: Windows, figure: 
     replace(made, batches=[replace(batch, samples=samples)]).write(Path(site.data_dir) / "runs")
     windows.watch.left.clear()
     page = windows.page(1280, False)
-    views = ("flow", "paths", "sample", "compute", "modules")
+    views = ("routes", "paths", "samples", "work", "modules")
     for view in views:
-        Visit(page, site).open(view=view, run="hostile", sample=0)
+        Visit(page, site).open(view=view, run="hostile", sample=0, inspect="token:0.1")
         assert page.evaluate("window.bad") is None, view
     assert page.locator("img[src=x]").count() == 0
     page.close()

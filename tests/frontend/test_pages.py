@@ -187,7 +187,8 @@ def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
     logger.addHandler(handler)
     logger.setLevel("INFO")
     try:
-        (known,) = re.findall(r":small\[:gray\[Request ([0-9a-f]{12})\]\]", words(show(view="routes", run="cut")))
+        page = show(view="routes", run="cut")
+        (known,) = [block.value for block in page.code if re.fullmatch(r"[0-9a-f]{12}", block.value)]
         for _ in range(500):  # the line comes after the last byte of the answer
             if about := [line for line in lines if line.get("request") == known]:
                 break

@@ -1,4 +1,4 @@
-"""The pictures that *Try it* offers: two photographs and four drawn scenes, at most 256 pixels wide."""
+"""The pictures that *Home* offers: two photographs and four drawn scenes, at most 256 pixels wide."""
 
 from __future__ import annotations
 
