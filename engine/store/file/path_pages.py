@@ -62,7 +62,7 @@ class Shares:
         return middle
 
     def ink_of(self, ranks: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """What a path's colour is made of, for each rank: ``cdf_middle``, and ``path_tokens``, its tokens in the run."""
+        """What a path's colour is made of, for each rank: ``cdf_middle`` and ``path_tokens``, its tokens in the run."""
         asked = np.asarray(ranks, dtype=np.int64)
         pairs = zip(self.cdf_middle(asked).tolist(), self.counts_of(asked).tolist(), strict=True)
         return [{"cdf_middle": middle, "path_tokens": count} for middle, count in pairs]
