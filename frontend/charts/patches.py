@@ -55,6 +55,16 @@ def grey(picture: str | bytes) -> str:
     return data_url(buffer.getvalue())
 
 
+def patch_url(picture: bytes, grid: Mapping[str, Any], row: int, col: int) -> str:
+    """One patch of a picture (PNG bytes) of ``grid`` rows and columns, as a data URL."""
+    with Image.open(io.BytesIO(picture)) as opened:
+        wide, high = opened.width / grid["cols"], opened.height / grid["rows"]
+        box = (round(col * wide), round(row * high), round((col + 1) * wide), round((row + 1) * high))
+        buffer = io.BytesIO()
+        opened.crop(box).save(buffer, "PNG")
+    return data_url(buffer.getvalue())
+
+
 def module_key(
     tokens: Sequence[Mapping[str, Any]], step: int | None, identities: Collection[int], theme: str | Theme
 ) -> list[dict[str, str]]:

@@ -67,7 +67,7 @@ class Run(RunFile):
     def in_reference(
         self, reference: Run, sample: int = 0, *, similar: int = 6, unusual: int = 6, each: int = 12, seed: int = 0
     ) -> dict[str, Any]:
-        """One sample with the ranks and counts that its paths have in a reference run; see ``several_runs.reference``."""
+        """One sample with the ranks that its paths have in a reference run; see ``several_runs.reference``."""
         return references.in_reference(self, reference, sample, similar=similar, unusual=unusual, each=each, seed=seed)
 
     def image(self, sample: int) -> bytes:
