@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from tokenpaths.frontend.components.keys import keys
-from tokenpaths.frontend.page import address, markdown, widgets
+from tokenpaths.frontend.page import address, contrast, markdown, widgets
 from tokenpaths.frontend.page.filter_chips import chips_row
 from tokenpaths.frontend.page.selection import VIEWS
 from tokenpaths.frontend.views import compare, compute, embedded, navigation
@@ -54,7 +54,7 @@ def main() -> None:
         layout="wide",
         initial_sidebar_state="collapsed",
     )
-    st.html(widgets.STYLE)
+    st.html(widgets.STYLE + contrast.style(widgets.theme()))
     address.settle()
     selection = address.current()
     embed = address.embedded()

@@ -40,7 +40,9 @@ HELP = {
     "reuse": ("reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens."),
     "cdf": (
         "CDF of a path = share of the run's tokens on paths at least as frequent. "
-        "Near 0 % = one of the most frequent paths."
+        "Near 0 % = one of the most frequent. Colour of a path: the share of tokens on strictly more frequent paths "
+        "plus half of that on paths of equal count, so that equal counts have equal colours; a path that one token of "
+        "the run takes is “only here”. An upload is ranked by a run of the same model over a data set."
     ),
     "topk": (
         "effective top-k of a step = (Σ c²)^α / Σ c^(2α), α = 1.5, c = tokens per module; "

@@ -54,7 +54,7 @@ async def show_comparison(
             options: dict[str, Any] = {"limit": limit, "links": links, "points": points, "grouping": grouping}
             return as_json(Comparison, one.compare(other, measure, labels=labels, **options))
 
-    identity = _identity_of(services, a, "a") + _identity_of(services, b, "b")
+    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)
 
 
@@ -71,7 +71,7 @@ async def show_grouping(
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
             return as_json(SameGroups, one.grouping(other))
 
-    identity = _identity_of(services, a, "a") + _identity_of(services, b, "b")
+    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)
 
 
@@ -126,7 +126,7 @@ async def show_effect(
         with services.registry.lease(run) as after, services.registry.lease(of) as before:
             return as_json(Effect, after.effect(before, sample=sample, limit=limit))
 
-    identity = services.registry.identity(run) + _identity_of(services, of, "of")
+    identity = services.registry.identity(run) + identity_of(services, of, "of")
     return await services.answers.about(request, identity, compute)
 
 
@@ -155,7 +155,8 @@ def runs_of_series(services: Services, run_id: str) -> Iterator[list[Run]]:
         yield members
 
 
-def _identity_of(services: Services, name: str, field: str) -> str:
+def identity_of(services: Services, name: str, field: str) -> str:
+    """The identity of a run that a query names; Problem 422 about ``field`` where there is none."""
     try:
         return services.registry.identity(name)
     except Problem as problem:  # the path was valid, the query was not

@@ -88,6 +88,8 @@ class SampleRecord:
     """rows and columns of the patch grid"""
     source: str | None = None
     """file name, row or URL that the sample came from"""
+    likeliest: tuple[tuple[str, float], ...] = ()
+    """the likeliest classes of an image with their probabilities, at most five; kept for a run of one sample only"""
 
 
 @dataclass(frozen=True)

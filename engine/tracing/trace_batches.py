@@ -27,6 +27,8 @@ Batch = tuple[TraceBatch, np.ndarray | None]
 """a batch, and the module ids (n, S, K) of the untrained twin"""
 STRETCH = 64
 """tokens of a text that count like one image for the batch size"""
+MOST_LIKELIEST = 5
+"""classes of an image whose probabilities are kept"""
 _NOT_FINITE = (
     "the model's output holds NaN or infinite values: the checkpoint or the input is damaged, or its weights are too "
     "large for this precision; nothing of this run was written"
@@ -98,6 +100,7 @@ def _image_records(
     if not torch.isfinite(logits).all():
         raise UserError(_NOT_FINITE)
     probs, best = logits.softmax(dim=-1).max(dim=-1)
+    top_probs, top_classes = logits.softmax(dim=-1).topk(min(MOST_LIKELIEST, logits.shape[-1]))
     records = []
     for i, sample in enumerate(part):
         has_target = int(targets[i]) != NO_TARGET
@@ -105,15 +108,23 @@ def _image_records(
             SampleRecord(
                 num_tokens=model.grid[0] * model.grid[1],
                 label=sample.label,
-                prediction=model.classes[best[i]] if model.classes else str(int(best[i])),
+                prediction=_class_name(model, int(best[i])),
                 confidence=float(probs[i]),
                 loss=float(token_losses(logits[i : i + 1], targets[i : i + 1])) if has_target else None,
                 grid=model.grid,
                 source=sample.source,
                 image=display_png(_picture(sample), side, grid=model.grid[0]),
+                likeliest=tuple(
+                    (_class_name(model, place), prob)
+                    for place, prob in zip(top_classes[i].tolist(), top_probs[i].tolist(), strict=True)
+                ),
             )
         )
     return records
+
+
+def _class_name(model: Traceable, place: int) -> str:
+    return model.classes[place] if model.classes else str(place)
 
 
 def _picture(sample: Sample) -> Image:

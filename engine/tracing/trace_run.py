@@ -12,12 +12,15 @@ from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo, engine_version
+from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, engine_version
 from tokenpaths.engine.data.datasets import Dataset, Sample
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
 from tokenpaths.engine.tracing.traceable import Traceable
+
+MOST_CLASSES = 1000
+"""names of classes that a run of one image keeps"""
 
 MakeWriter = Callable[[RunInfo, Sequence[ModuleInfo]], RunWriter | ShardWriter]
 """consumer of the batches of a trace: the writer of a run or of a shard"""
@@ -109,6 +112,7 @@ def trace_parts(
     dataset = samples if isinstance(samples, Dataset) else None
     _add_notes(info, dataset.notes if dataset else [])
     done = tokens = 0
+    last: SampleRecord | None = None
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
     with make_writer(info, model.module_table()) as writer:
         for batch in _passes(model, samples, options):
@@ -117,9 +121,15 @@ def trace_parts(
                 if batch[1] is not None:
                     writer.write_twin(batch[1])
                 done, tokens = done + len(batch[0].samples), tokens + batch[0].num_tokens
+                last = batch[0].samples[-1] if batch[0].samples else last
             yield TraceProgress(done, options.total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
+        if done == 1 and last is not None and last.likeliest:
+            info.findings["answer"] = {
+                "likeliest": [{"name": name, "probability": probability} for name, probability in last.likeliest],
+                "classes": list(model.classes[:MOST_CLASSES]),
+            }
         if dataset and isinstance(writer, RunWriter):  # of a shard its manifest says it
             _add_notes(info, dataset.walk_notes())
         at = TraceProgress(done, options.total, tokens)

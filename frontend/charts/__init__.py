@@ -10,7 +10,8 @@
 
 from tokenpaths.frontend.charts.compare import pair_chart, training_chart
 from tokenpaths.frontend.charts.distributions import histogram_chart, label_chart, skip_reuse_chart
-from tokenpaths.frontend.charts.drawing.palette import THEMES, cdf_colour, cdf_scale
+from tokenpaths.frontend.charts.drawing.ink import path_ink
+from tokenpaths.frontend.charts.drawing.palette import THEMES
 from tokenpaths.frontend.charts.drawing.running_text import text_pieces
 from tokenpaths.frontend.charts.effects import answers_chart, flow_difference_chart, importance_chart, token_loss_chart
 from tokenpaths.frontend.charts.families.dipaco_rerouting import rerouting_chart, strip_chart
@@ -46,8 +47,6 @@ from tokenpaths.frontend.charts.usage import load_chart, module_count_chart, top
 __all__ = [
     "THEMES",
     "answers_chart",
-    "cdf_colour",
-    "cdf_scale",
     "class_block_chart",
     "class_chart",
     "co_activation_chart",
@@ -74,6 +73,7 @@ __all__ = [
     "network_chart",
     "pair_chart",
     "patch_chart",
+    "path_ink",
     "pca_chart",
     "rank_frequency_chart",
     "repetition_chart",

@@ -9,7 +9,16 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, shade, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    NATS_FLOOR,
+    SHARE_FLOOR,
+    Theme,
+    diverging_scale,
+    neutral_scale,
+    scale_end,
+    theme_named,
+    with_floor,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
@@ -33,7 +42,7 @@ def flow_difference_chart(
     steps = sorted({row["step"] for row in links} | {row["step"] + 1 for row in links}) or [0, 1]
     modules = sorted({row["source"] for row in links} | {row["target"] for row in links})
     line = {module: place for place, module in enumerate(modules)}
-    most = max([abs(row["change"]) for row in links], default=0.0) or 1.0
+    most = scale_end((row["change"] for row in links), SHARE_FLOOR)
     height = max(130, min(460, 22 * max(1, len(modules)) + 20))
     shown = _changed_links(links, line, most)
     x = alt.X(
@@ -58,7 +67,7 @@ def flow_difference_chart(
                 "change:Q",
                 diverging_scale(most, look, middle=look.identity),
                 "change, share of tokens",
-                format="+.0%",
+                format="+.2~p",
                 values=[-most, 0, most],
             ),
             strokeWidth=alt.StrokeWidth("width:Q", scale=None),
@@ -71,7 +80,7 @@ def flow_difference_chart(
         .mark_circle(size=26, color=look.muted, opacity=0.6, aria=False)
         .encode(x=x, y=y)
     )
-    words = "Rose: more tokens go this way than before; blue: fewer. Width: by how much."
+    words = with_floor("Rose: more tokens go this way than before; blue: fewer. Width: by how much.", most)
     summary = f"Most: {shown[-1]['words']}." if shown else ""
     return finish(alt.layer(drawn, dots), look, title, words, height=height, summary=summary)
 
@@ -194,8 +203,10 @@ def importance_chart(
     steps += ["every step"] if any(row["step"] is None for row in single) else []
     modules = sorted({row["module"] for row in single})
     name, words = MEASURES[measure]
-    values = [row[measure] for row in single if row.get(measure) is not None]
-    most = max((abs(value) for value in values), default=0.0) or 1.0
+    floor, unit = (SHARE_FLOOR, "percentage point") if measure == "paths_changed_after" else (NATS_FLOOR, "nats")
+    errors = (row.get("loss_error") for row in single) if measure == "loss_change" else ()
+    most = scale_end((row.get(measure) for row in single), floor, errors)
+    words = with_floor(words, most, floor, unit)
     shown = [
         {
             "at": "every step" if row["step"] is None else str(row["step"]),
@@ -324,7 +335,7 @@ def token_loss_chart(
         }
         for row in table
     ]
-    most = max([abs(row["rise"]) for row in shown], default=0.0) or 1.0
+    most = scale_end((row["rise"] for row in shown), NATS_FLOOR)
     x = alt.X(
         "token:Q",
         axis=alt.Axis(title="token of the text", format="d", tickMinStep=1, grid=False, tickCount=6),
@@ -349,5 +360,10 @@ def token_loss_chart(
     chart = alt.layer(bars, zero)
     summary = highest(shown, "rise", lambda row: f"token {row['token']}, {row['change']} nats")
     return finish(
-        chart, look, title, "Up: harder to predict than before; down: easier.", height=height, summary=summary
+        chart,
+        look,
+        title,
+        with_floor("Up: harder to predict than before; down: easier.", most, NATS_FLOOR, "nats"),
+        height=height,
+        summary=summary,
     )

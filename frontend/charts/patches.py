@@ -1,4 +1,6 @@
-"""An image whose patches are tinted by the CDF of their path, or by the module of one step.
+"""An image whose patches are tinted by how many tokens take their path, or by the module of one step.
+
+Under a tint the image is grey, so that its own colours never mix with those of the legend.
 
 After figure 1e of *Towards Distributed Neural Architectures* (the DNA paper).
 """
@@ -6,14 +8,17 @@ After figure 1e of *Towards Distributed Neural Architectures* (the DNA paper).
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import altair as alt
+from PIL import Image
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import between, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, path_ink, with_neutral_legend
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import changed, click_selection, finish, rows
 
@@ -31,12 +36,56 @@ MODULE_HUES = (
     "#a9b9a0",
     "#cfa6cc",
 )
-"""muted, distinct from the CDF scale; the ten colours repeat, so the module's number is always shown too"""
+"""muted, distinct from the scale of paths; the ten colours repeat, so the module's number is always shown too"""
+MOST_IN_KEY = 4
+"""modules of one colour that the key names"""
 
 
 def data_url(png: bytes) -> str:
     """An image as a data URL, so that no request leaves the page."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def grey(picture: str | bytes) -> str:
+    """A picture (PNG bytes or a ``data:`` URL) without its colours, as a data URL."""
+    data = picture if isinstance(picture, bytes) else base64.b64decode(picture.partition(",")[2])
+    with Image.open(io.BytesIO(data)) as opened:
+        buffer = io.BytesIO()
+        opened.convert("L").save(buffer, "PNG")
+    return data_url(buffer.getvalue())
+
+
+def patch_url(picture: bytes, grid: Mapping[str, Any], row: int, col: int) -> str:
+    """One patch of a picture (PNG bytes) of ``grid`` rows and columns, as a data URL."""
+    with Image.open(io.BytesIO(picture)) as opened:
+        wide, high = opened.width / grid["cols"], opened.height / grid["rows"]
+        box = (round(col * wide), round(row * high), round((col + 1) * wide), round((row + 1) * high))
+        buffer = io.BytesIO()
+        opened.crop(box).save(buffer, "PNG")
+    return data_url(buffer.getvalue())
+
+
+def module_key(
+    tokens: Sequence[Mapping[str, Any]], step: int | None, identities: Collection[int], theme: str | Theme
+) -> list[dict[str, str]]:
+    """The key of the tint by module: a colour each, and the modules that have it at ``step`` (None: at any step)."""
+    modules = {
+        int(modules[0])
+        for token in tokens
+        for modules in (token["ribbon"] if step is None else token["ribbon"][step : step + 1])
+        if modules
+    }
+    of_colour: dict[str, list[int]] = {}
+    for module in sorted(modules - set(identities)):
+        of_colour.setdefault(module_colour(module, False, theme), []).append(module)
+    keys = [
+        {
+            "label": ", ".join(map(str, named[:MOST_IN_KEY])) + (" …" if len(named) > MOST_IN_KEY else ""),
+            "colour": colour,
+        }
+        for colour, named in of_colour.items()
+    ]
+    return keys + ([{"label": "skipped", "colour": theme_named(theme).identity}] if modules & set(identities) else [])
 
 
 def module_colour(module: int, identity: bool, theme: str | Theme) -> str:
@@ -49,13 +98,13 @@ def patch_rows(
 ) -> list[dict[str, Any]]:
     """One row per patch: position, fill, label, and its numbers as text.
 
-    ``step`` None tints by path CDF; a number tints by the patch's module at that step.
+    ``step`` None tints by the ink of the path; a number tints by the patch's module at that step.
     """
     table = []
     for token in sample.get("tokens") or []:
         modules = [int(module) for module in token["ribbon"][step]] if step is not None else []
         fill = (
-            cdf_colour(token["cdf"], theme)
+            path_ink(token, theme).colour
             if step is None
             else module_colour(modules[0], modules[0] in identities, theme)
         )
@@ -68,7 +117,7 @@ def patch_rows(
                 "ink": ink_on(fill),
                 "mark": "+".join(map(str, modules)),
                 "rank": token["rank"],
-                "cdf": token["cdf"],
+                **ink_fields(token),
                 "path": numbers.ribbon_words(token["ribbon"]),
                 "compute": numbers.percent(token["compute"]),
                 "reuse": numbers.percent(token["reuse"]),
@@ -97,7 +146,7 @@ def patch_chart(
         {**row, "x2": row["col"] + 1, "y2": row["row"] + 1, "ranks": f"{row['rank']:,}"}
         for row in patch_rows(sample, theme=look, step=step, identities=identities)
     ]
-    url = data_url(image) if isinstance(image, bytes) else image
+    url = grey(image) if opacity else data_url(image) if isinstance(image, bytes) else image
     height = round(size * num_rows / num_cols)
     picture = (
         alt.Chart(rows([{"url": url, "x": num_cols / 2, "y": num_rows / 2}]))
@@ -105,9 +154,9 @@ def patch_chart(
         .encode(x=_axis("x", num_cols, alt.X), y=_axis("y", num_rows, alt.Y, down=True), url="url:N")
     )
     fill = (
-        alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend())
+        ink_encoding(alt.Color, look, legend=any(row["taken"] == "scale" for row in table))
         if step is None
-        else alt.Color("fill:N", scale=None)
+        else _module_fill(module_key(sample["tokens"], step, identities, look), table)
     )
     tiles = (
         alt.Chart(rows(table))
@@ -124,13 +173,21 @@ def patch_chart(
         )
         .add_params(click_selection("token", "token"))
     )
-    what = (
-        "the rank of its path among all paths of the run" if step is None else f"the module that it took at step {step}"
-    )
-    chart = alt.layer(picture, tiles).properties(width=size, height=height)
+    what = "how many tokens of the run take its path" if step is None else f"the module that it took at step {step}"
+    chart = alt.layer(picture, tiles)
+    chart = (with_neutral_legend(chart, table, look) if step is None else chart).properties(width=size, height=height)
     chart = finish(chart, look, title, f"Each of {numbers.count(len(table))} patches is tinted by {what}.")
     # The picture has a size of its own: patches that were fitted to a container's width would leave it.
     return changed(chart, autosize=alt.AutoSizeParams(type="pad"))
+
+
+def _module_fill(key: Sequence[Mapping[str, str]], table: Sequence[Mapping[str, Any]]) -> alt.Color:
+    """The patches' own colours, with the key of modules as legend."""
+    named = {row["colour"]: row["label"] for row in key}
+    fills = sorted({row["fill"] for row in table}, key=list(named).index)
+    words = " : ".join(f"datum.value === '{fill}' ? '{named[fill]}'" for fill in fills)
+    legend = alt.Legend(title="module", orient="bottom", labelExpr=f"{words} : ''", columns=6)
+    return alt.Color("fill:N", scale=alt.Scale(domain=fills, range=fills), legend=legend)
 
 
 def _axis(name: str, num: int, kind: Any, *, down: bool = False) -> Any:

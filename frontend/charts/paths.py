@@ -13,7 +13,8 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_legend, cdf_scale, theme_named
+from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, with_neutral_legend
+from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
@@ -157,21 +158,21 @@ def _fitted(
 
 def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set[int]) -> alt.Chart:
     points = [p for p in fit["points"] if p["count"] > 0]
-    has_cdf = bool(points) and all(p.get("cdf") is not None for p in points)
+    has_ink = bool(points) and all(p.get("path_tokens") is not None for p in points)
     table = [
         {
             "rank": p["rank"],
             "share": p["share"],
             "count": numbers.count(p["count"]),
-            "cdf": p.get("cdf"),
             "percent": numbers.percent(p["share"]),
             "on": p["rank"] in chosen,
+            **(ink_fields(p) if has_ink else {}),
         }
         for p in points
     ]
     pick = alt.selection_point(name=RANK_PICK, fields=["rank"], on="click", clear=False, empty=False, nearest=True)
-    fill = alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()) if has_cdf else alt.value(look.ink)
-    return (
+    fill = ink_encoding(alt.Fill, look) if has_ink else alt.value(look.ink)
+    drawn = (
         alt.Chart(rows(table))
         .mark_point(filled=True, opacity=1, cursor="pointer")
         .encode(
@@ -185,6 +186,7 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
         )
         .add_params(pick)
     )
+    return with_neutral_legend(drawn, table, look)
 
 
 def _points_legend(look: Theme) -> alt.Chart:

@@ -97,10 +97,14 @@ function buildFlow(flow, parent, onNode, onLink, chosenLink) {
 
 const MANY_SLOTS = 2;  // more would be K² lines between two steps: then only those of the largest weights are drawn
 
-function drawRibbon(flow, picture, ribbon) {
+// The line has the ink of its path, over a casing that can be seen on any page.
+function drawRibbon(flow, picture, token) {
   picture.line.replaceChildren();
   picture.dots.replaceChildren();
-  if (!ribbon) return;
+  if (!token) return;
+  const ribbon = token.ribbon;
+  for (const group of [picture.line, picture.dots]) group.style.setProperty("--tp-ink", token.line);
+  const casing = draw("g", {}, picture.line);
   const place = (step, module) => ({ x: flow.x[step],
     y: flow.y[`${step}.${module}`] ?? flow.y[String(module)] ?? flow.other ?? flow.height - 6 });
   ribbon.forEach((modules, step) => {
@@ -113,6 +117,8 @@ function drawRibbon(flow, picture, ribbon) {
       ribbon[step + 1].forEach((next, nextSlot) => {
         if (modules.length > MANY_SLOTS && slot + nextSlot > 0) return;
         const there = place(step + 1, next);
+        if (slot === 0 && nextSlot === 0)
+          draw("path", { d: curve(here.x, here.y, there.x, there.y), class: "tp-casing" }, casing);
         draw("path", { d: curve(here.x, here.y, there.x, there.y),
           class: slot === 0 && nextSlot === 0 ? "tp-first" : "tp-second" }, picture.line);
       });
@@ -122,6 +128,7 @@ function drawRibbon(flow, picture, ribbon) {
 
 function buildImage(data, parent, elements) {
   const frame = make("div", "tp-image", parent);
+  frame.classList.toggle("tp-tinted", data.opacity > 0);
   frame.style.aspectRatio = `${data.cols} / ${data.rows}`;
   if (data.image) {
     const picture = make("img", "", frame);
@@ -156,11 +163,27 @@ function buildText(data, parent, elements) {
     }
     const span = make("span", "tp-token tp-piece", box, piece.text);
     const token = known.get(piece.tokens[0]);
+    if (token.mark) span.dataset.mark = token.mark;
     span.setAttribute("role", "button");
     span.style.backgroundColor = token.fill;
     span.style.color = token.ink;
     if (piece.text.includes("\n")) span.classList.add("tp-newline");
     elements.push([span, piece.tokens]);
+  }
+}
+
+function buildLegend(legend, parent) {
+  if (legend.title) make("span", "", parent, legend.title);
+  if (legend.scale) {
+    make("span", "", parent, legend.scale.left);
+    const bar = make("span", "tp-bar", parent);
+    bar.style.background = `linear-gradient(to right, ${legend.scale.stops.join(",")})`;
+    make("span", "", parent, legend.scale.right);
+  }
+  for (const key of legend.keys) {
+    const entry = make("span", "tp-key", parent);
+    make("span", "tp-swatch", entry).style.background = key.colour;
+    make("span", "", entry, key.label);
   }
 }
 
@@ -177,12 +200,8 @@ function drawExplorer(root, data, on) {
   if (data.kind === "image") buildImage(data, left, elements);
   else buildText(data, left, elements);
   const legend = make("div", "tp-legend", left);
-  if (data.legend) {
-    make("span", "", legend, data.legend.left);
-    const bar = make("span", "tp-bar", legend);
-    bar.style.background = `linear-gradient(to right, ${data.legend.stops.join(",")})`;
-    make("span", "", legend, data.legend.right);
-  } else make("span", "", legend, data.hint);
+  if (data.legend) buildLegend(data.legend, legend);
+  else make("span", "", legend, data.hint);
 
   const right = make("div", "tp-right", root);
   const light = (what, nodes) => {
@@ -202,7 +221,7 @@ function drawExplorer(root, data, on) {
   function show(tokens) {
     words.replaceChildren();
     const first = tokens && known.get(tokens[0]);
-    drawRibbon(data.flow, picture, first && first.ribbon);
+    drawRibbon(data.flow, picture, first);
     root.classList.toggle("tp-active", Boolean(first));
     if (!first) {
       make("p", "tp-quiet", words, data.invitation);
@@ -214,13 +233,13 @@ function drawExplorer(root, data, on) {
     }
   }
   function lightSame(token) {
-    const rank = token === null ? null : known.get(token)?.rank;
+    const path = token === null ? null : known.get(token)?.path;
     for (const [element, tokens] of elements) {
-      element.classList.toggle("tp-same", rank !== null && tokens.some((one) => known.get(one).rank === rank));
+      element.classList.toggle("tp-same", path !== null && tokens.some((one) => known.get(one).path === path));
       element.classList.toggle("tp-chosen", token !== null && tokens.includes(token));
       element.setAttribute("aria-pressed", String(token !== null && tokens.includes(token)));
     }
-    root.classList.toggle("tp-picked", rank !== null && rank !== undefined);
+    root.classList.toggle("tp-picked", path !== null && path !== undefined);
   }
   let chosen = null;
   const rest = () => show(chosen === null ? null : [chosen]);

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, ink_on, mix
+from tokenpaths.frontend.charts.drawing.ink import ink_kind, legend_parts, path_ink
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, Link, Node, flow_layout
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
-from tokenpaths.frontend.charts.patches import module_colour
+from tokenpaths.frontend.charts.patches import module_colour, module_key
 
 PICTURE_WIDTH = 560
 MOST_LINKS = 300
@@ -20,6 +21,8 @@ MOST_LINKS = 300
 MOST_HOLLOW = 400
 """maximum number of circles in an editable chart with unvisited modules; larger flows leave them out"""
 HOLLOW_RADIUS = 3.5
+GREY = "#808080"
+"""mean of the grey picture under a tint, for its legend"""
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,12 @@ class Tint:
     num_paths: int
     opacity: float
     step: int | None = None
-    """by the module of this step; None: by path CDF"""
+    """by the module of this step; None: by how many tokens take the path"""
     identities: Collection[int] = ()
     of: str = "run"
-    """scope of ``num_paths``, the ranks and the flow: ``run`` or ``sample``"""
+    """scope of the flow: ``run`` or ``sample``"""
+    reference: str | None = None
+    """the run that ranks and counts are from, if it is not the sample's own"""
 
 
 def explorer_data(
@@ -57,6 +62,7 @@ def explorer_data(
     is_text = sample.get("text") is not None and sample.get("grid") is None
     grid, theme = sample.get("grid") or {"rows": 1, "cols": 1}, tint.theme
     opacity = tint.opacity if is_text else 1.0
+    legend = _legend(sample["tokens"], tint, theme.background if is_text else GREY) if tint.opacity else None
     tokens = [_token(token, tint, opacity) | {"faded": not kept(token)} for token in sample["tokens"]]
     data: dict[str, Any] = {
         "kind": "text" if is_text else "image",
@@ -66,13 +72,10 @@ def explorer_data(
         "chosen_link": chosen_link,
         "flow": small_flow(with_unvisited(flow, modules), of=tint.of, unvisited=bool(modules)),
         "first_step": (flow.get("steps") or [0])[0],
-        "colours": {name: getattr(theme, name) for name in ("accent", "muted", "identity", "module", "link")},
-        "legend": {"left": "frequent path", "right": "rare path", "stops": list(theme.cdf)}
-        if tint.step is None and tint.num_paths > 1
-        else None,
-        "hint": f"Tint and number: the module taken at step {tint.step}; grey: skipped."
-        if tint.step is not None
-        else f"All {'patches' if not is_text else 'tokens'} take one path.",
+        "colours": {name: getattr(theme, name) for name in ("accent", "muted", "identity", "module", "link")}
+        | {"casing": theme.ink},
+        "legend": legend,
+        "hint": None if tint.opacity else "No tint: its opacity is 0 %.",
         "invitation": ("Point at a token" if is_text else "Point at a patch") + " to see its path; click to keep it.",
         "image": image,
         "alt": f"sample {sample['sample']}, {sample.get('label') or 'no label'}",
@@ -87,12 +90,31 @@ def explorer_data(
     return data
 
 
+def _legend(tokens: Sequence[Mapping[str, Any]], tint: Tint, paper: str) -> dict[str, Any]:
+    """The legend in the colours that the eye sees: those of the tint over ``paper``."""
+    if tint.step is None:
+        legend = legend_parts(tokens, tint.theme)
+        if tint.reference is not None:
+            legend["title"] = f"tokens of {tint.reference}:"
+    else:
+        keys = module_key(tokens, tint.step, tint.identities, tint.theme)
+        legend = {"scale": None, "title": f"module at step {tint.step}:", "keys": keys}
+    legend["keys"] = [{**key, "colour": mix(key["colour"], paper, tint.opacity)} for key in legend["keys"]]
+    if legend["scale"]:
+        legend["scale"]["stops"] = [mix(stop, paper, tint.opacity) for stop in legend["scale"]["stops"]]
+    return legend
+
+
 def _label(sample: Mapping[str, Any], is_text: bool, step: int | None) -> str:
     """What the picture is called for screen readers."""
     return (
         f"Sample {sample['sample']}, {sample.get('label') or 'no label'}: "
         + numbers.plural(len(sample["tokens"]), *(("token",) if is_text else ("patch", "patches")))
-        + (", coloured by how frequent their path is" if step is None else f", coloured by their module at step {step}")
+        + (
+            ", coloured by how many tokens take their path"
+            if step is None
+            else f", coloured by their module at step {step}"
+        )
         + "; arrow keys lead from one to the next"
     )
 
@@ -115,9 +137,9 @@ def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]
 
 
 def token_words(
-    token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run"
+    token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run", reference: str | None = None
 ) -> tuple[str, str]:
-    """Explanation of one token: a heading and two sentences."""
+    """Explanation of one token: a heading and two sentences; ``of`` and ``reference`` as of ``Tint``."""
     what = (
         f"Patch {token_label(token)}"
         if token.get("row") is not None
@@ -126,16 +148,30 @@ def token_words(
     steps = len(token["ribbon"])
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
     head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
-    here, everybody = (" in this sample", "its tokens") if of == "sample" else ("", "all tokens")
     words = (
-        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}{here}: "
-        f"{numbers.percent(token['cdf'])} of {everybody} are on paths at least as frequent (CDF). "
+        f"{_taken(token, num_paths, of, reference)} "
         f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
     if token.get("region"):
         words += f" Region: {token['region']}."
     return head, words
+
+
+def _taken(token: Mapping[str, Any], num_paths: int, of: str, reference: str | None) -> str:
+    """How many tokens take the path of a token, as a sentence."""
+    kind = ink_kind(token)
+    if kind == "unknown":
+        where = f"run {reference}" if reference is not None else "a run over a data set"
+        return f"No token of {where} takes this path."
+    where = f"of run {reference}" if reference is not None else "of this sample" if of == "sample" else "of the run"
+    rank = f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}"
+    if kind == "once":
+        return f"{rank}: a single token {where} takes it."
+    return (
+        f"{rank}: {numbers.count(token['path_tokens'])} tokens {where} take it; {numbers.percent(token['cdf'])} of all "
+        "are on paths at least as frequent (CDF)."
+    )
 
 
 def small_flow(
@@ -224,10 +260,11 @@ def _token(token: Mapping[str, Any], tint: Tint, opacity: float) -> dict[str, An
     fill = (
         module_colour(int(modules[0]), int(modules[0]) in tint.identities, theme)
         if modules
-        else cdf_colour(token["cdf"] if tint.num_paths > 1 else 0.0, theme)  # the only path is not rare
+        else path_ink(token, theme).colour
     )
+    line = fill
     fill = mix(fill, theme.background, opacity)
-    head, words = token_words(token, tint.num_paths, tint.identities, tint.of)
+    head, words = token_words(token, tint.num_paths, tint.identities, tint.of, tint.reference)
     return {
         "token": token["token"],
         "row": token.get("row"),
@@ -236,7 +273,8 @@ def _token(token: Mapping[str, Any], tint: Tint, opacity: float) -> dict[str, An
         "ink": ink_on(fill),
         "mark": "+".join(str(m) for m in modules),
         "ribbon": token["ribbon"],
-        "rank": token["rank"],
+        "line": line,
+        "path": numbers.ribbon_words([sorted(modules) for modules in token["ribbon"]], most=len(token["ribbon"])),
         "head": head,
         "words": words,
     }

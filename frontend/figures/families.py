@@ -200,16 +200,16 @@ def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
     by_label, paths = _ways(source, info)
     ranks = {path["rank"] for path in paths[: dipaco_shards.MOST_PATHS]}
     shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
-    cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths}
+    inks = {dipaco_shards.modules_of(path): path for path in paths}
     left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
     return _named(
         "ways",
         dipaco_shards.TREE,
         f"{numbers.plural(info['num_samples'], 'document')} on {numbers.plural(info['num_paths'], 'path')}. Height of "
-        "a bar and width of a band: share of the tokens; colour of a path: its CDF."
+        "a bar and width of a band: share of the tokens; colour of a path: how many tokens take it."
         + (f" Without {numbers.plural(left, 'smaller label')}." if left > 0 else ""),
         dipaco_shards.tree_rows(shown),
-        lambda theme: dipaco_shards.tree_chart(shown, cdfs, theme=theme, title=None),
+        lambda theme: dipaco_shards.tree_chart(shown, inks, theme=theme, title=None),
     )
 
 

@@ -152,7 +152,7 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     if not sample["tokens"]:
         raise NotHere(f"Sample {number} of this run has no tokens.")
     weighted = bool(info["weight_semantics"].get("weights_recorded", True))
-    shade = ("weight" if weighted else "overlap") if common.all_differ(info) else "cdf"
+    shade = ("weight" if weighted else "overlap") if common.all_differ(info) else "path"
     # Cells show module names: with few steps and one module each, three columns of tokens fit on a page.
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))
@@ -161,7 +161,7 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
         for first in range(0, shown, ROWS)
     ]
     colour = {
-        "cdf": "colour: the CDF of its whole path; grey: a skipped step",
+        "path": "colour: how many tokens take its whole path; grey: a skipped step",
         "weight": "colour: the weight of that module (nearly every token has a path of its own)",
         "overlap": "colour: share of modules that the token before took too (this run holds no weights)",
     }[shade]

@@ -55,7 +55,7 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
 
 
 def tinted(source: Source, wishes: Wishes) -> list[Figure]:
-    """Figure 1e: images whose patches are tinted by the CDF of their path."""
+    """Figure 1e: images whose patches are tinted by how many tokens take their path."""
     info = source.info()
     common.need_pictures(source, info, "Figure 1e")
     if common.all_differ(info):
@@ -72,7 +72,21 @@ def tinted(source: Source, wishes: Wishes) -> list[Figure]:
         shown.append((title, common.png_url(source.picture(number)), sample["grid"], rows))
         table += [
             {"sample": number, "label": sample.get("label")}
-            | {name: token.get(name) for name in ("token", "row", "col", "rank", "cdf", "ribbon", "compute", "reuse")}
+            | {
+                name: token.get(name)
+                for name in (
+                    "token",
+                    "row",
+                    "col",
+                    "rank",
+                    "cdf",
+                    "cdf_middle",
+                    "path_tokens",
+                    "ribbon",
+                    "compute",
+                    "reuse",
+                )
+            }
             for token in sample["tokens"]
         ]
     if not shown:
@@ -81,8 +95,9 @@ def tinted(source: Source, wishes: Wishes) -> list[Figure]:
         Figure(
             "fig1e-tinted",
             "What happened inside this image?",
-            f"{numbers.plural(len(shown), 'image')}, and the same with each patch in the colour of its path’s CDF: "
-            f"dark patches take frequent paths, bright ones rare ones. There are {numbers.count(info['num_paths'])}.",
+            f"{numbers.plural(len(shown), 'image')}, grey, with each patch in the colour of its path: "
+            f"dark ones are taken by many tokens, bright ones by few, sand-coloured ones only here. There are "
+            f"{numbers.count(info['num_paths'])} paths.",
             {"samples": [row[0] for row in shown], "num_paths": info["num_paths"]},
             {"patches": table},
             ("cdf",),
@@ -106,15 +121,15 @@ def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
             f"rank {numbers.count(rank)}: {numbers.plural(answer['count'], 'token')}, "
             f"{numbers.percent(answer['share'])}; modules {ribbon}"
         )
-        blocks.append((head, answer["cdf"], words))
-        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        blocks.append((head, answer, words))
+        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "cdf_middle", "ribbon")}
         table += [about | dict(example) for example in answer["examples"]]
     return [
         Figure(
             "fig1f-tokens",
             "Which tokens share a path?",
             f"Up to {TOKENS} tokens drawn at random (seed {wishes.seed}) from those on the path of each rank; colour: "
-            "the path’s CDF. " + "; ".join(head for head, _, _ in blocks) + ".",
+            "how many tokens take the path. " + "; ".join(head for head, _, _ in blocks) + ".",
             {"ranks": sorted({row["rank"] for row in table})},
             {"tokens": table},
             ("paths", "cdf"),
@@ -138,8 +153,8 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
             f"rank {numbers.count(rank)}, {numbers.percent(answer['share'])} of patches; "
             f"modules {numbers.ribbon_words(answer['ribbon'], most=24)}"
         )
-        blocks.append((head, answer["cdf"], patches))
-        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "ribbon")}
+        blocks.append((head, answer, patches))
+        about = {name: answer[name] for name in ("rank", "count", "share", "cdf", "cdf_middle", "ribbon")}
         table += [about | {key: value for key, value in example.items() if key != "patch"} for example in patches]
     if not blocks:
         raise NotHere("The tokens of this run are whole images rather than patches, so no patch can be cut out.")

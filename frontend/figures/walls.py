@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from tokenpaths.frontend.charts.drawing.ink import FEW, MANY, NEUTRALS, WORDS, Kind, path_ink
 from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour, ink_on, mix
 from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, text_width
 from tokenpaths.frontend.charts.flow.token_flow import visible
+from tokenpaths.frontend.charts.patches import grey
 
 GAP = 1.5
 
 
-def scale_of_cdf(sheet: SvgSheet, x: float, y: float, width: float = 90.0) -> None:
-    """Legend of path colours: frequent at the left, rare at the right."""
+def scale_of_paths(sheet: SvgSheet, x: float, y: float, kinds: Collection[Kind], width: float = 120.0) -> None:
+    """Legend of path colours: taken by many at the left, by few at the right; then the neutral ``kinds``."""
     cells = 30
     for cell in range(cells):
         sheet.rect(x + width * cell / cells, y, width / cells + 0.2, 6, fill=cdf_colour(cell / (cells - 1), PRINT))
-    sheet.text(x, y + 15, "0 %", colour=PRINT.muted)
-    sheet.text(x + width / 2, y + 15, "path CDF", colour=PRINT.ink, anchor="middle")
-    sheet.text(x + width, y + 15, "100 %", colour=PRINT.muted, anchor="end")
+    sheet.text(x, y + 15, f"path {MANY}", colour=PRINT.ink)
+    sheet.text(x + width, y + 15, FEW, colour=PRINT.ink, anchor="end")
+    x += width + 12
+    for kind, words in WORDS.items():
+        if kind in kinds:
+            sheet.rect(x, y, 10, 6, fill=NEUTRALS[PRINT.name][kind])
+            sheet.text(x + 14, y + 6, words, colour=PRINT.ink)
+            x += 26 + text_width(words, 8)
 
 
 def tinted_images(
@@ -27,7 +34,8 @@ def tinted_images(
 ) -> Callable[[float], str]:
     """Images above, the same with tinted patches below.
 
-    Each sample is its title, its image as a data URL, its grid {rows, cols} and its patches {row, col, fill}.
+    Each sample is its title, its image as a data URL, its grid {rows, cols} and its patches {row, col, fill, taken}.
+    The image under the tint is grey, so that its own colours do not mix with those of the legend.
     """
 
     def draw(width: float) -> str:
@@ -38,7 +46,7 @@ def tinted_images(
             sheet.text(x, 8, _cut(title, each))
             sheet.image(x, 12, each, high, url, title)
             top = 12 + high + GAP
-            sheet.image(x, top, each, high, url)
+            sheet.image(x, top, each, high, grey(url))
             cell_w, cell_h = each / grid["cols"], high / grid["rows"]
             for patch in patches:
                 sheet.rect(
@@ -51,17 +59,18 @@ def tinted_images(
                     stroke_width=0.3,
                     opacity=opacity,
                 )
-        scale_of_cdf(sheet, 0, sheet.height + 6)
+        kinds = {patch["taken"] for *_, patches in samples for patch in patches}
+        scale_of_paths(sheet, 0, sheet.height + 6, kinds)
         return sheet.svg()
 
     return draw
 
 
 def blocks_of_patches(
-    blocks: Sequence[tuple[str, float | None, Sequence[Mapping[str, Any]]]],
+    blocks: Sequence[tuple[str, Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]],
 ) -> Callable[[float], str]:
-    """Blocks of patches in two columns; each has a title, its path's CDF if it is of one path, and examples {patch,
-    sample, …}.
+    """Blocks of patches in two columns; each has a title, its path's row (for its ink) if it is of one path, and
+    examples {patch, sample, …}.
     """
 
     def draw(width: float) -> str:
@@ -69,12 +78,12 @@ def blocks_of_patches(
         block = (width - 10 * (beside - 1)) / 2 if len(blocks) > 1 else min(width, 260.0)
         side = (block - GAP * (across - 1)) / across
         tops = [0.0] * beside
-        for number, (title, cdf, examples) in enumerate(blocks):
+        for number, (title, path, examples) in enumerate(blocks):
             column = number % beside
             x, y = column * (block + 10), tops[column]
-            room = 0 if cdf is None else 11
-            if cdf is not None:
-                sheet.rect(x, y + 2, 7, 7, fill=cdf_colour(cdf, PRINT))
+            room = 0 if path is None else 11
+            if path is not None:
+                sheet.rect(x, y + 2, 7, 7, fill=path_ink(path, PRINT).colour)
             y = sheet.lines(x + room, y + 8.5, title, block - room, most=2) - 6
             for place, example in enumerate(examples):
                 tooltip = f"sample {example['sample']}, row {example.get('row')}, column {example.get('col')}"
@@ -94,13 +103,13 @@ def blocks_of_patches(
     return draw
 
 
-def blocks_of_tokens(blocks: Sequence[tuple[str, float | None, Sequence[str]]]) -> Callable[[float], str]:
-    """Tokens of each path on the colour of its CDF, or on grey for mixed paths."""
+def blocks_of_tokens(blocks: Sequence[tuple[str, Mapping[str, Any] | None, Sequence[str]]]) -> Callable[[float], str]:
+    """Tokens of each path on its ink, or on grey for mixed paths."""
 
     def draw(width: float) -> str:
         sheet, y = SvgSheet(width), 0.0
-        for title, cdf, tokens in blocks:
-            fill = PRINT.grid if cdf is None else mix(cdf_colour(cdf, PRINT), PRINT.background, 0.85)
+        for title, path, tokens in blocks:
+            fill = PRINT.grid if path is None else mix(path_ink(path, PRINT).colour, PRINT.background, 0.85)
             ink = ink_on(fill)
             y = sheet.lines(0, y + 9, title, width, most=2, bold=True) - 8
             x, y = 0.0, y + 2

@@ -41,7 +41,7 @@ def command(line: str) -> str:
 TYPED_STYLE = """<style>
 .tp-typed { font-family: "Source Code Pro", ui-monospace, monospace; font-size: .82rem; overflow-x: auto;
   background: color-mix(in srgb, currentColor 6%, transparent); border-radius: .5rem; padding: .6rem .8rem; margin: 0; }
-.tp-typed dt, .tp-typed dd { margin: 0; white-space: pre; }
+.tp-typed dl, .tp-typed dt, .tp-typed dd { margin: 0; white-space: pre; }
 .tp-typed dt { user-select: all; cursor: copy; }
 .tp-typed dd { opacity: .75; padding-bottom: .45rem; }
 .tp-typed dd:last-child { padding-bottom: 0; }
@@ -55,4 +55,5 @@ def typed_html(lines: Mapping[str, str]) -> str:
     ``st.code`` would load 1.6 MB of syntax highlighting before the first chart.
     """
     pairs = "".join(f"<dt>{escape(line)}</dt><dd>{escape(words)}</dd>" for line, words in lines.items())
-    return f'{TYPED_STYLE}<dl class="tp-typed" role="region" tabindex="0" aria-label="Lines to type">{pairs}</dl>'
+    box = '<div class="tp-typed" role="region" tabindex="0" aria-label="Lines to type">'
+    return f"{TYPED_STYLE}{box}<dl>{pairs}</dl></div>"

@@ -15,7 +15,7 @@ from tests.frontend.test_layout import dense_flow
 from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
-from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.drawing import ink, palette
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 from tokenpaths.frontend.charts.slopes import slope_words
 
@@ -80,13 +80,13 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
-def test_the_cdf_scale_is_one_and_the_same_in_all_charts(theme):
+def test_the_scale_of_paths_is_one_and_the_same_in_all_charts(theme):
     wanted = palette.cdf_scale(theme).to_dict()
     found = [
         part["scale"]
         for spec in specs(theme).values()
         for part in walk(spec)
-        if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part
+        if isinstance(part, dict) and part.get("field") == "cdf_middle" and "scale" in part
     ]
     assert len(found) >= 2
     assert all(scale == wanted for scale in found)
@@ -114,8 +114,8 @@ def test_words_are_readable_on_every_colour(theme):
         colour = palette.cdf_colour(step / 100, theme)
         assert palette.contrast(palette.ink_on(colour), colour) >= 4.5
     look = palette.theme_named(theme)
-    for ink in (look.ink, look.muted, look.accent):
-        assert palette.contrast(ink, look.background) >= 4.5
+    for words in (look.ink, look.muted, look.accent):
+        assert palette.contrast(words, look.background) >= 4.5
 
 
 def test_a_theme_that_does_not_exist_is_named():
@@ -309,7 +309,7 @@ def test_one_path_has_no_line():
 def test_patches_cover_the_grid_once():
     rows = data_of(charts.patch_chart(IMAGE, PNG), "row", "col")
     assert {(row["row"], row["col"]) for row in rows} == {(r, c) for r in range(8) for c in range(8)}
-    assert all(row["fill"] == palette.cdf_colour(row["cdf"], "light") for row in rows)
+    assert [row["fill"] for row in rows] == [ink.path_ink(token, "light").colour for token in IMAGE["tokens"]]
 
 
 def test_step_tint_names_the_module_and_greys_the_skip():

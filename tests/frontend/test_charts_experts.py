@@ -327,7 +327,7 @@ def test_without_weights_a_cell_says_what_the_token_before_took_too():
         {"token": 1, "ribbon": [[2, 5], [3, 4]]},
         {"token": 2, "ribbon": [[6, 7], [4, 9]]},
     ]
-    drawn = {"weights": [[0.5, 0.5]] * 2, "cdf": 1.0, "rank": 1, "text": "a"}
+    drawn = {"weights": [[0.5, 0.5]] * 2, "cdf": 1.0, "cdf_middle": 0.5, "path_tokens": 3, "rank": 1, "text": "a"}
     chart = token_flow.token_flow_chart({"tokens": [drawn | token for token in tokens]}, shade="overlap", first=1)
     (data,) = [rows for rows in chart.to_dict()["datasets"].values() if len(rows) == 4]
     assert {(row["token"], row["step"]): row["overlap"] for row in data} == {

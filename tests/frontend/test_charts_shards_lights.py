@@ -60,7 +60,8 @@ USAGE = {
 
 
 def path(rank: int, modules: tuple[int, ...], count: int, cdf: float = 1.0) -> dict[str, Any]:
-    return {"rank": rank, "ribbon": [[m] for m in modules], "count": count, "cdf": cdf}
+    counts = {"count": count, "path_tokens": count}
+    return {"rank": rank, "ribbon": [[m] for m in modules], **counts, "cdf": cdf, "cdf_middle": cdf - count / 200}
 
 
 PATHS = [path(1, (0, 2), 60, 0.6), path(2, (1, 2), 30, 0.9), path(3, (1, 0), 10, 1.0)]
@@ -70,6 +71,8 @@ TOKENS = [
         "token": i,
         "rank": 1 if i < 6 else 2,
         "cdf": 0.6 if i < 6 else 0.9,
+        "cdf_middle": 0.3 if i < 6 else 0.75,
+        "path_tokens": 60 if i < 6 else 30,
         "ribbon": [[0 if i < 6 else 1], [2]],
         "loss": None if i == 0 else float(i),
         "char_start": 2 * i,
@@ -109,7 +112,7 @@ def all_charts(theme: str) -> dict[str, Any]:
             raytracing_costs.class_block_rows(USAGE, {"a": 4}), theme=theme
         ),
         "sharpening": raytracing_costs.sharpening_chart(ASKED, step=1, theme=theme),
-        "tree": dipaco_shards.tree_chart(BY_LABEL, {dipaco_shards.modules_of(p): p["cdf"] for p in PATHS}, theme=theme),
+        "tree": dipaco_shards.tree_chart(BY_LABEL, {dipaco_shards.modules_of(p): p for p in PATHS}, theme=theme),
         "labels": dipaco_shards.label_path_chart(dipaco_shards.label_path_rows(BY_LABEL, PATHS), theme=theme),
         "sharing": dipaco_shards.sharing_chart(dipaco_shards.sharing_rows(PATHS), [2, 3], theme=theme),
         "rerouting": dipaco_rerouting.rerouting_chart(*dipaco_rerouting.rerouting_rows(MEASURED), theme=theme),
@@ -134,13 +137,13 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_only_paths_wear_the_colours_of_the_cdf(theme):
+def test_only_paths_wear_the_colours_of_paths(theme):
     wanted = palette.cdf_scale(theme).to_dict()
     for name, spec in specs(theme).items():
         scales = [
             part["scale"]
             for part in walk(spec)
-            if isinstance(part, dict) and part.get("field") == "cdf" and "scale" in part
+            if isinstance(part, dict) and part.get("field") == "cdf_middle" and "scale" in part
         ]
         assert bool(scales) == (name in ("tree", "strip")), name
         assert all(scale == wanted for scale in scales), name

@@ -56,6 +56,8 @@ def data_of(num_paths: int, cdf: float, **options: object) -> dict:
         "weights": [[1.0], [1.0]],
         "rank": num_paths,
         "cdf": cdf,
+        "cdf_middle": cdf,
+        "path_tokens": 7,
         "compute": 1.0,
         "reuse": 0.0,
         "loss": None,
@@ -72,25 +74,26 @@ def data_of(num_paths: int, cdf: float, **options: object) -> dict:
     )
 
 
-def test_the_only_path_is_not_coloured_as_a_rare_one() -> None:
-    frequent, rare = data_of(2, 0.0), data_of(2, 1.0)
-    only = data_of(1, 1.0)
-    assert rare["tokens"][0]["fill"] != frequent["tokens"][0]["fill"] == only["tokens"][0]["fill"]
-    assert rare["legend"]
-    assert only["legend"] is None
-    assert only["hint"] == "All patches take one path."
-
-
-def test_ranks_of_one_sample_are_said_to_be_that() -> None:
-    assert "in this sample: 100 % of its tokens" in data_of(3, 1.0, of="sample")["tokens"][0]["words"]
-    assert "of 3: 100 % of all tokens" in data_of(3, 1.0)["tokens"][0]["words"]
+def test_ranks_are_said_to_be_those_of_the_sample_or_of_a_reference() -> None:
+    assert "7 tokens of this sample take it; 100 % of all" in data_of(3, 1.0, of="sample")["tokens"][0]["words"]
+    assert "of 3: 7 tokens of the run take it; 100 % of all" in data_of(3, 1.0)["tokens"][0]["words"]
+    assert "of 3: 7 tokens of run seen take it" in data_of(3, 1.0, reference="seen")["tokens"][0]["words"]
+    assert data_of(3, 1.0, reference="seen")["legend"]["title"] == "tokens of seen:"
     assert "All tokens of this sample." in data_of(3, 1.0, of="sample")["flow"]["caption"]
 
 
 def test_a_text_cannot_turn_what_is_shown_around_it() -> None:
     """U+202E reversed the rest of the page; each token stays a piece of its own, with a mark where the control is."""
     text = "ab\u202ecd <b>\u2066שלום"
-    one = {"ribbon": [[0], [1]], "rank": 1, "cdf": 1.0, "compute": 1.0, "reuse": 0.0}
+    one = {
+        "ribbon": [[0], [1]],
+        "rank": 1,
+        "cdf": 1.0,
+        "cdf_middle": 0.5,
+        "path_tokens": 7,
+        "compute": 1.0,
+        "reuse": 0.0,
+    }
     tokens = [
         one | {"token": i // 2, "char_start": i, "char_end": i + 2, "text": text[i : i + 2]}
         for i in range(0, len(text), 2)

@@ -19,6 +19,7 @@ from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.charts.drawing.ink import ink_kind
 from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
 from tokenpaths.frontend.views.family import dipaco, raytracing
 
@@ -241,6 +242,8 @@ def test_a_text_never_becomes_markup(monkeypatch):
             "token": i,
             "rank": 1 + i % 2,
             "cdf": 0.5,
+            "cdf_middle": 0.25,
+            "path_tokens": 5,
             "ribbon": [[0], [i % 2]],
             "loss": 1.0,
             "char_start": 5 * i,
@@ -256,10 +259,14 @@ def test_a_text_never_becomes_markup(monkeypatch):
     assert drawn.count("<b ") == len(tokens)
 
 
-def test_an_unknown_path_is_the_rarest():
-    paths = [{"ribbon": [[0], [1]], "rank": 1, "cdf": 0.9}]
-    tokens = [{"ribbon": [[0], [1]], "rank": 5, "cdf": 0.1}, {"ribbon": [[1], [1]], "rank": 6, "cdf": 1.0}]
-    assert [(t["rank"], t["cdf"]) for t in dipaco.recoloured(tokens, paths)] == [(1, 0.9), (3, 1.0)]
+def test_a_path_that_the_run_does_not_have_is_said_to_be_unknown():
+    ranks = {"rank": 1, "cdf": 0.9, "cdf_middle": 0.45, "path_tokens": 9}
+    own = {"rank": 5, "cdf": 0.1, "cdf_middle": 0.1, "path_tokens": 1}
+    tokens = [{"token": 0, "ribbon": [[0], [1]]} | own, {"token": 1, "ribbon": [[1], [1]]} | own]
+    known, unknown = dipaco.recoloured(tokens, [{"ribbon": [[0], [1]], **ranks}])
+    assert {name: known[name] for name in ranks} == ranks
+    assert {name: unknown[name] for name in ranks} == dict.fromkeys(ranks) | {"path_tokens": 0}
+    assert ink_kind(unknown) == "unknown"
 
 
 def test_views_read_only_what_the_api_gives(api, data_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -19,7 +20,8 @@ from tests.support.runs.traced import trace_dipaco, trace_raytracing
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.spreadsheet import spreadsheet_text
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.frontend.charts.drawing.palette import PRINT, cdf_colour
+from tokenpaths.frontend.charts.drawing.ink import path_ink
+from tokenpaths.frontend.charts.drawing.palette import PRINT
 from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, wrapped
 from tokenpaths.frontend.charts.knowledge import PROPERTIES
 from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
@@ -201,8 +203,18 @@ def test_patches_have_the_colour_of_their_path(runs):
     assert [float(row["cdf"]) for row in table(figure)] == [token["cdf"] for token in tokens]
     root = ElementTree.fromstring(figure.sheet(300.0))
     fills = [one.get("fill") for one in root.iter(f"{SVG}rect") if one.get("stroke") == PRINT.background]
-    assert fills == [cdf_colour(token["cdf"], PRINT) for token in tokens]
-    assert len(list(root.iter(f"{SVG}image"))) == 2
+    assert fills == [path_ink(token, PRINT).colour for token in tokens]
+    plain, under = (
+        one.get("{http://www.w3.org/1999/xlink}href") or one.get("href") for one in root.iter(f"{SVG}image")
+    )
+    assert is_grey(under)
+    assert not is_grey(plain)
+
+
+def is_grey(url):
+    """Whether a picture has no colours."""
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")).astype(int)
+    return int(np.ptp(pixels, axis=2).max()) == 0
 
 
 def test_distributions_and_bands_are_the_answers_of_the_run(runs):

@@ -23,6 +23,7 @@ from tokenpaths.engine.store.ask.question import Question, declaration_of
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs import edit_effects, sample_matching
+from tokenpaths.engine.store.ask.several_runs import reference as references
 from tokenpaths.engine.store.ask.topics import overview, samples, soft_decisions
 
 
@@ -62,6 +63,12 @@ class Run(RunFile):
     def effect(self, of: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
         """Effect of this edited run relative to the unchanged run ``of``; see ``edit_effects.effect``."""
         return edit_effects.effect(self, of, sample=sample, limit=limit)
+
+    def in_reference(
+        self, reference: Run, sample: int = 0, *, similar: int = 6, unusual: int = 6, each: int = 12, seed: int = 0
+    ) -> dict[str, Any]:
+        """One sample with the ranks that its paths have in a reference run; see ``several_runs.reference``."""
+        return references.in_reference(self, reference, sample, similar=similar, unusual=unusual, each=each, seed=seed)
 
     def image(self, sample: int) -> bytes:
         """The PNG of one sample."""
@@ -142,6 +149,7 @@ OTHER_PATHS = (
     "export/{table_and_format}",
     "report",
     "samples/{sample}/image",
+    "samples/{sample}/reference",
     "saturation",
     "series",
 )

@@ -11,6 +11,9 @@ Shapes: P paths, p of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 PAGE_PATHS = 1024
@@ -19,7 +22,7 @@ TOP_ROWS = 1000
 
 
 class Shares:
-    """The CDF over ranks.
+    """Counts and shares of paths by rank, from how many paths have each count: no scan of tokens or paths.
 
     Args:
         counts: distinct numbers of tokens per path, descending.
@@ -42,3 +45,24 @@ class Shares:
         place = np.searchsorted(self._last, ranks)
         cdf: np.ndarray = (self._tokens[place] - (self._last[place] - ranks) * self._counts[place]) / self._num_tokens
         return cdf
+
+    def counts_of(self, ranks: np.ndarray) -> np.ndarray:
+        """(p,) tokens on the path of each rank."""
+        counts: np.ndarray = self._counts[np.searchsorted(self._last, ranks)]
+        return counts
+
+    def cdf_middle(self, ranks: np.ndarray) -> np.ndarray:
+        """(p,) share of the tokens on paths with strictly larger counts, plus half of that on paths with equal counts.
+
+        Equal counts have equal values, unlike in ``cdf``; a path that a share s of all tokens take has 1 − s/2 at most.
+        """
+        place = np.searchsorted(self._last, ranks)
+        up_to = np.concatenate([[0], self._tokens])
+        middle: np.ndarray = (up_to[place] + up_to[place + 1]) / (2 * self._num_tokens)
+        return middle
+
+    def ink_of(self, ranks: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        """What a path's colour is made of, for each rank: ``cdf_middle`` and ``path_tokens``, its tokens in the run."""
+        asked = np.asarray(ranks, dtype=np.int64)
+        pairs = zip(self.cdf_middle(asked).tolist(), self.counts_of(asked).tolist(), strict=True)
+        return [{"cdf_middle": middle, "path_tokens": count} for middle, count in pairs]

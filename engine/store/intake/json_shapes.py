@@ -142,9 +142,20 @@ class Gates(Shape):
     pca: Plane | None = None
 
 
+class Likely(Shape):
+    name: str
+    probability: Number
+
+
+class Answer(Shape):
+    likeliest: Annotated[list[Likely], Field(max_length=5)]
+    classes: Annotated[list[str], Field(max_length=1000)]
+
+
 CONFIGS: dict[str, type[Config]] = {"dipaco": DiPaCo, "raytracing": RayTracing}
 """by family; ``Config`` for all others"""
 FINDINGS: dict[str, TypeAdapter[Any]] = {
+    "answer": TypeAdapter(Answer | None),
     "effect": TypeAdapter(Outputs | None),
     "notes": TypeAdapter(list[str]),
     "validation": TypeAdapter(Validation | None),

@@ -1,12 +1,13 @@
 """Themes, colour scales and their legends; each colour has one meaning.
 
 The colour scale is viridis (van der Walt and Smith 2015, CC0): perceptually uniform and readable with every common
-colour blindness. It encodes the CDF of a path and nothing else. The frequent end is the one with the higher contrast
-to the background: dark on a light page, light on a dark one.
+colour blindness. It encodes how many tokens take a path (``ink.py``) and nothing else. The frequent end is the one with
+the higher contrast to the background: dark on a light page, light on a dark one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class Theme:
     link: str
     """links between modules"""
     cdf: tuple[str, ...]
-    """colours of CDF 0 … 1, evenly spaced"""
+    """colours of the middle of a path's CDF 0 … 1, evenly spaced"""
     font: str
     font_size: int
 
@@ -134,12 +135,56 @@ def theme_named(name: str | Theme) -> Theme:
 
 
 def cdf_scale(theme: str | Theme) -> alt.Scale:
-    """The colour scale of path CDFs.
+    """The colour scale of paths, over the middle of the CDF (``ink.py``).
 
     Has one domain stop per colour: with only two, Vega would use just the first two colours.
     """
     stops = theme_named(theme).cdf
     return alt.Scale(type="linear", domain=_positions(len(stops)), range=list(stops), interpolate="rgb", clamp=True)
+
+
+SHARE_FLOOR = 0.01
+"""least end of a scale of differences of shares: one percentage point"""
+NATS_FLOOR = 0.01
+"""least end of a scale of differences of losses"""
+
+
+def scale_end(values: Iterable[float | None], floor: float, errors: Iterable[float | None] = ()) -> float:
+    """Where a scale of differences ends: at the largest of them, but not below ``floor`` nor within their noise.
+
+    Differences that are next to nothing are then drawn as next to nothing, instead of in the strongest colours.
+
+    Args:
+        values: the differences; unknown ones are None.
+        floor: the least end, in the unit of the values.
+        errors: standard errors of the differences, where they are known; the scale ends at 1.96 times the largest or
+            further.
+
+    >>> scale_end([0.0004, None], SHARE_FLOOR), scale_end([0.3, -0.5], SHARE_FLOOR), scale_end([0.1], 0.01, [0.25])
+    (0.01, 0.5, 0.49)
+    """
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
+    noise = max((1.96 * error for error in errors if error is not None), default=0.0)
+    return max(largest, noise, floor)
+
+
+def floor_words(end: float, floor: float, unit: str) -> str:
+    """A sentence for the legend of a scale that ends at its floor; empty where a difference is larger.
+
+    >>> floor_words(0.01, 0.01, "percentage point")
+    'No difference reaches 1 percentage point, where the colours end.'
+    >>> floor_words(0.2, 0.01, "nats")
+    ''
+    """
+    if end > floor:
+        return ""
+    amount = 1 if unit == "percentage point" else floor
+    return f"No difference reaches {amount:g} {unit}, where the colours end."
+
+
+def with_floor(words: str, end: float, floor: float = SHARE_FLOOR, unit: str = "percentage point") -> str:
+    """``words`` and the sentence of ``floor_words``."""
+    return " ".join(filter(None, (words, floor_words(end, floor, unit))))
 
 
 def diverging_scale(most: float, theme: str | Theme, *, middle: str | None = None) -> alt.Scale:
@@ -156,7 +201,7 @@ def diverging_scale(most: float, theme: str | Theme, *, middle: str | None = Non
 
 
 def cdf_colour(cdf: float, theme: str | Theme) -> str:
-    """A CDF in [0, 1] as ``#rrggbb``, on the same scale, for uses outside charts."""
+    """A middle of the CDF in [0, 1] as ``#rrggbb``; of a path, ask ``ink.path_ink``."""
     stops = theme_named(theme).cdf
     place = min(max(float(cdf), 0.0), 1.0) * (len(stops) - 1)
     low = min(int(place), len(stops) - 2)
@@ -181,13 +226,6 @@ def gradient_legend(title: str, **options: Any) -> alt.Legend:
     """Legend of a continuous colour scale, below the chart."""
     shape = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
     return alt.Legend(title=title, **{**shape, **options})
-
-
-def cdf_legend() -> alt.Legend:
-    """The legend of ``cdf_scale``; it says in words what the ends mean."""
-    return gradient_legend(
-        "path CDF: frequent → rare", direction="horizontal", gradientOpacity=1, format=".0%", values=[0, 0.5, 1]
-    )
 
 
 def ink_on(colour: str) -> str:

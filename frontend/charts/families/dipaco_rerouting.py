@@ -11,7 +11,8 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import between, either, haloed, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, cdf_colour, cdf_legend, cdf_scale, ink_on, theme_named
+from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, path_ink, with_neutral_legend
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.families.dipaco_tree_layout import modules_of, path_name
@@ -145,8 +146,10 @@ class Chunk:
     first: int
     """tokens first … end−1"""
     end: int
-    rank: int
-    cdf: float
+    rank: int | None
+    """of its path in the run; None if no token of the run takes it"""
+    path: Mapping[str, Any]
+    """the row of its path, for its ink: ``cdf``, ``cdf_middle``, ``path_tokens``"""
     modules: tuple[int, ...]
     loss: float | None
     """mean over the tokens with a target, nats"""
@@ -170,7 +173,7 @@ def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> l
     """Split a document at each router decision and wherever the path changes."""
     cuts, groups = set(starts), list[list[Mapping[str, Any]]]()
     for token in tokens:
-        if not groups or token["token"] in cuts or token["rank"] != groups[-1][-1]["rank"]:
+        if not groups or token["token"] in cuts or modules_of(token) != modules_of(groups[-1][-1]):
             groups.append([])
         groups[-1].append(token)
     result = []
@@ -181,7 +184,7 @@ def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> l
                 part[0]["token"],
                 part[-1]["token"] + 1,
                 part[0]["rank"],
-                part[0]["cdf"],
+                {name: part[0][name] for name in ("cdf", "cdf_middle", "path_tokens")},
                 modules_of(part[0]),
                 sum(losses) / len(losses) if losses else None,
             )
@@ -205,10 +208,10 @@ def strip_chart(
             "first": part.first,
             "end": part.end,
             "name": path_name(part.modules),
-            "cdf": part.cdf,
+            **ink_fields(part.path),
             "rank": part.rank,
             "middle": (part.first + part.end) / 2,
-            "ink": ink_on(cdf_colour(part.cdf, look)),
+            "ink": ink_on(path_ink(part.path, look).colour),
             "words": f"{part.first:,} … {part.end - 1:,}",
             "loss": numbers.number(part.loss),
             "y": 0,
@@ -223,12 +226,7 @@ def strip_chart(
     tooltip = tips("name:N path", "words:N tokens", "rank:Q", "loss:N mean loss (nats)")
     base = alt.Chart(rows(table))
     cells = base.mark_rect(stroke=look.background, strokeWidth=1.5).encode(
-        x=x,
-        x2="end:Q",
-        y=y,
-        y2="y2:Q",
-        color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()),
-        tooltip=tooltip,
+        x=x, x2="end:Q", y=y, y2="y2:Q", color=ink_encoding(alt.Color, look), tooltip=tooltip
     )
     longest = max((len(str(row["name"])) for row in table), default=1)
     roomy = f"datum.share * width > {7 * longest + 3}"  # leave out a label that does not fit its chunk
@@ -240,9 +238,9 @@ def strip_chart(
         tooltip=tooltip,
         opacity=either(roomy, 1, 0),
     )
-    chart = alt.layer(cells, names).resolve_scale(color="independent")
+    chart = with_neutral_legend(alt.layer(cells, names).resolve_scale(color="independent"), table, look)
     words = "One piece: the tokens between two decisions of the router."
-    summary = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['rank'] for row in table}), 'path')}."
+    summary = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['name'] for row in table}), 'path')}."
     return finish(chart, look, title, words, height=height, summary=summary)
 
 
@@ -254,7 +252,7 @@ def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:
             "last token": part.end - 1,
             "path": path_name(part.modules),
             "rank": part.rank,
-            "CDF": part.cdf,
+            "CDF": part.path["cdf"],
             "mean loss (nats)": part.loss,
         }
         for part in parts

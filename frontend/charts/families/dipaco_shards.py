@@ -14,15 +14,8 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, haloed, shade, tips
-from tokenpaths.frontend.charts.drawing.palette import (
-    Theme,
-    cdf_legend,
-    cdf_scale,
-    ink_on,
-    neutral_scale,
-    strong_neutral,
-    theme_named,
-)
+from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, with_neutral_legend
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, neutral_scale, strong_neutral, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import axis_labels, finish, highest, hover_selection, rows
 from tokenpaths.frontend.charts.families.dipaco_tree_layout import Bar, modules_of, path_name, tree_bars
@@ -36,12 +29,12 @@ MOST_LABELS = 12
 @redrawable
 def tree_chart(
     by_label: Mapping[str, Sequence[Mapping[str, Any]]],
-    cdfs: Mapping[tuple[int, ...], float],
+    inks: Mapping[tuple[int, ...], Mapping[str, Any]],
     *,
     theme: str | Theme = "light",
     title: str | None = TREE,
 ) -> alt.LayerChart:
-    """Columns of bars joined by bands. Paths have the colour of their CDF (``cdfs`` by modules)."""
+    """Columns of bars joined by bands. Paths have their ink; ``inks`` are their rows of ``/paths`` by modules."""
     look = theme_named(theme)
     bars, bands = tree_bars(by_label)
     last = max((bar.column for bar in bars), default=1)
@@ -65,7 +58,7 @@ def tree_chart(
         ),
     )
     y = alt.Y("y:Q", scale=between(1.0, 0.0), axis=None)
-    layers = [_bands(bands, look, x, y), *_bars(bars, cdfs, last, look, x, y, height)]
+    layers = [_bands(bands, look, x, y), *_bars(bars, inks, last, look, x, y, height)]
     words = ["Height of a bar and width of a band: share of the tokens. A path’s bar is its shard."]
     ends = [vars(bar) for bar in bars if bar.column == last]
     summary = highest(ends, "tokens", lambda bar: f"path {bar['name']}, {numbers.plural(bar['tokens'], 'token')}")
@@ -106,7 +99,7 @@ def _bands(bands: Sequence[Mapping[str, Any]], look: Theme, x: alt.X, y: alt.Y) 
 
 def _bars(
     bars: Sequence[Bar],
-    cdfs: Mapping[tuple[int, ...], float],
+    inks: Mapping[tuple[int, ...], Mapping[str, Any]],
     last: int,
     look: Theme,
     x: alt.X,
@@ -114,7 +107,7 @@ def _bars(
     height: float,
 ) -> list[alt.Chart]:
     total = sum(bar.tokens for bar in bars if bar.column == last) or 1.0
-    by_name = {path_name(modules): cdf for modules, cdf in cdfs.items()}
+    by_name = {path_name(modules): ink_fields(path) for modules, path in inks.items()}
     table = []
     for bar in bars:
         share = numbers.percent(bar.tokens / total, 2)
@@ -131,18 +124,16 @@ def _bars(
                 "what": ["documents", "path"][bar.column == last] if bar.column in (0, last) else "module",
                 "tokens": numbers.count(bar.tokens),
                 "share": share,
-                "cdf": by_name.get(bar.name) if bar.column == last else None,
+                **(by_name[bar.name] if bar.column == last else {}),
                 "path": bar.column == last,
             }
         )
     tooltip = tips("what:N", "name:N", "tokens:N", "share:N share of tokens")
     base = {"x": x, "x2": "x2:Q", "y": y, "y2": "y2:Q", "tooltip": tooltip}
     plain = alt.Chart(rows(row for row in table if not row["path"])).mark_rect(color=look.module).encode(**base)
-    paths = (
-        alt.Chart(rows(row for row in table if row["path"]))
-        .mark_rect()
-        .encode(**base, color=alt.Color("cdf:Q", scale=cdf_scale(look), legend=cdf_legend()))
-    )
+    drawn = [row for row in table if row["path"]]
+    paths = alt.Chart(rows(drawn)).mark_rect().encode(**base, color=ink_encoding(alt.Color, look))
+    paths = with_neutral_legend(paths, drawn, look)
     places = _apart(bars, height)
     written = [{"x": row["left"], "y": at, "words": row["words"]} for row, at in zip(table, places, strict=True)]
     text = alt.Chart(rows(written)).encode(x=x, y=y, text="words:N")

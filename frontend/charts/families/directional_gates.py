@@ -14,10 +14,12 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, haloed, label_means, shade, tips
 from tokenpaths.frontend.charts.drawing.palette import (
+    SHARE_FLOOR,
     Theme,
     diverging_scale,
     gradient_legend,
     neutral_scale,
+    scale_end,
     theme_named,
 )
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
@@ -117,7 +119,7 @@ def _gate_colour(table: Sequence[Mapping[str, Any]], value: str, look: Theme) ->
         scale = neutral_scale(1, look, end=look.module)
         title, values = "r: share of the direction that is removed", [0, 0.5, 1]
     else:
-        most = max([abs(row["difference"]) for row in table], default=0.0) or 1.0
+        most = scale_end((row["difference"] for row in table), SHARE_FLOOR)
         scale = diverging_scale(most, look)
         title, values = "difference of r: lower – equal – higher", [-most, 0, most]
     legend = gradient_legend(title, values=values, format=".2~f", gradientStrokeColor=look.grid, gradientStrokeWidth=1)

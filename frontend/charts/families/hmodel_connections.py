@@ -14,7 +14,14 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    SHARE_FLOOR,
+    Theme,
+    diverging_scale,
+    neutral_scale,
+    scale_end,
+    theme_named,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
 
@@ -68,7 +75,7 @@ def graph_chart(
     x = alt.X("x:Q", scale=between(*place.domain), axis=_columns(place, compact))
     y = alt.Y("y:Q", scale=between(place.height, 0), axis=_rows(place, compact))
     if minus is not None and most is None:
-        most = max([abs(row["difference"]) for row in table], default=0.0)
+        most = scale_end((row["difference"] for row in table), SHARE_FLOOR)
     layers = [
         _collected(place, look, x, y),
         _lines(drawn, place, look, x, y, most, compact),
@@ -270,7 +277,7 @@ def _lines(
         x=x, x2="x2:Q", y=y, y2="y2:Q", strokeWidth=alt.StrokeWidth("c:Q", scale=strength, legend=None)
     )
     if most is not None:
-        scale = diverging_scale(most or 1.0, look, middle=look.grid)
+        scale = diverging_scale(max(most, SHARE_FLOOR), look, middle=look.grid)
         tooltip.append(alt.Tooltip("more:N", title="difference"))
         return chart.encode(color=alt.Color("difference:Q", scale=scale, legend=None), tooltip=tooltip)
     over = "hover_layer.node && (hover_layer.node[0] === datum.start || hover_layer.node[0] === datum.end)"

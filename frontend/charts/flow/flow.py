@@ -60,7 +60,7 @@ def flow_chart(
         row_labels(layout, look, x, y),
         *_ribbons(layout, look, x, y, chosen, interactive),
         _circles(layout, look, x, y, chosen, interactive),
-        _squares(layout, look, x, y),
+        *_squares(layout, look, x, y),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
@@ -87,7 +87,7 @@ def flow_thumbnail(
     chart = alt.layer(
         *_ribbons(layout, look, x, y, set(), False),
         _circles(layout, look, x, y, set(), False),
-        _squares(layout, look, x, y),
+        *_squares(layout, look, x, y),
     )
     words = f"{TITLE} {numbers.plural(flow.get('num_tokens'), 'token')}, {numbers.plural(len(layout.steps), 'step')}."
     return finish(chart, look, None, words, height=height + 16)
@@ -244,8 +244,8 @@ def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     return chart.add_params(hover, click_selection(NODE_PICK, "node"))
 
 
-def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
-    """Merged modules, one neutral square of fixed size per step."""
+def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """Merged modules, one neutral square of fixed size per step; no layer if there are none, for screen readers."""
     table = [
         {
             "x": node.step,
@@ -258,9 +258,11 @@ def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
         for node in layout.nodes
         if node.other
     ]
+    if not table:
+        return []
     span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
     size = alt.ExprRef(f"pow(min({layout.radius:.2f}, 0.6 * width / {span + 0.9}), 2)")
-    return (
+    return [
         alt.Chart(rows(table))
         .mark_square(
             color=look.identity,
@@ -269,7 +271,7 @@ def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.Chart:
             tooltip=tip({"step": "x", "name": "name", "choices of them": "tokens", "per token": "share"}),
         )
         .encode(x=x, y=y, description="words:N")
-    )
+    ]
 
 
 def _line(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, ribbon: Sequence[Sequence[int]]) -> alt.Chart:

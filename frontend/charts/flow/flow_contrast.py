@@ -8,7 +8,15 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import Theme, diverging_scale, gradient_legend, theme_named
+from tokenpaths.frontend.charts.drawing.palette import (
+    SHARE_FLOOR,
+    Theme,
+    diverging_scale,
+    gradient_legend,
+    scale_end,
+    theme_named,
+    with_floor,
+)
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip
 from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape, row_labels
@@ -98,12 +106,12 @@ def flow_contrast_chart(
         "links": [{**k, "count": abs(k["change"])} for k in contrast["links"]],
     }
     layout = flow_layout(drawn, most_links=most_links)
-    most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
+    most = scale_end((row["change"] for row in (*contrast["nodes"], *contrast["links"])), SHARE_FLOOR)
     x, y = axes(layout)
     scale = diverging_scale(most, look, middle=look.identity)
     legend = gradient_legend(
         f"less often ← {names[0]} → more often",
-        labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.0%')",
+        labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.2~p')",
         gradientLength=200,
         titleLimit=420,
         values=[-most, 0, most],
@@ -135,7 +143,12 @@ def flow_contrast_chart(
     layers = [row_labels(layout, look, x, y), flows, circles]
     chart = alt.layer(*layers)
     return finish(
-        chart, look, title, colour_words(*names), height=layout.height, summary=contrast_words(contrast, *names)
+        chart,
+        look,
+        title,
+        with_floor(colour_words(*names), most),
+        height=layout.height,
+        summary=contrast_words(contrast, *names),
     )
 
 

@@ -12,23 +12,16 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
-from tokenpaths.frontend.charts.drawing.palette import (
-    Theme,
-    cdf_colour,
-    cdf_legend,
-    cdf_scale,
-    gradient_legend,
-    ink_on,
-    neutral_scale,
-    theme_named,
-)
+from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, ink_words, path_ink, with_neutral_legend
+from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, ink_on, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
+from tokenpaths.frontend.charts.patches import module_colour
 
 TITLE = "Which module did each token take at each step?"
 TOKEN_PICK = "token"
 MOST_ROWS = 40
-Shade = Literal["cdf", "weight", "overlap"]
+Shade = Literal["path", "module", "weight", "overlap"]
 LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the token before took too"}
 
 
@@ -58,15 +51,16 @@ def token_flow_chart(
     most: int = MOST_ROWS,
     chosen: int | None = None,
     identities: Sequence[int] = (),
-    shade: Shade = "cdf",
+    shade: Shade = "path",
     title: str | None = TITLE,
 ) -> alt.LayerChart:
     """Heat map of tokens ``first … first+most−1`` of a response of ``/samples/{sample}``.
 
-    Cell: the modules of the token at the step; colour: CDF of its whole path, so a row has one colour. A cell of an
-    identity module (a skipped step) is neutral grey. If every token has its own path the CDF is meaningless; the cell
-    then names only the first module, coloured by that module's ``weight`` or, in runs without known weights, by
-    ``overlap``: the share of its modules that the previous token took too.
+    Cell: the modules of the token at the step; colour: the ink of its whole path, so a row has one colour, or with the
+    shade ``module`` that of its module. A cell of an identity module (a skipped step) is neutral grey. If every token
+    has its own path the ink is meaningless; the cell then names only the first module, coloured by that module's
+    ``weight`` or, in runs without known weights, by ``overlap``: the share of its modules that the previous token took
+    too.
     """
     look = theme_named(theme)
     tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
@@ -91,7 +85,7 @@ def token_flow_chart(
             fill=_fill(table, shade, look),
             stroke=either("datum.on", look.accent, None),
             tooltip=tips(
-                "label:N token", "step:O", "modules:N module", strength, "rank:N rank of its path", "cdf:Q|.3~p CDF"
+                "label:N token", "step:O", "modules:N module", strength, "rank:N rank of its path", "many:N its path"
             ),
         )
         .add_params(click_selection(TOKEN_PICK, "token"))
@@ -108,7 +102,10 @@ def token_flow_chart(
         .transform_filter(f"width / {num_steps} > {6.2 * wide:.0f}")
     )
     subtitle = _subtitle(len(tokens), len(sample.get("tokens") or []), shade)
-    return finish(alt.layer(cells, greys, words), look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
+    # An empty layer would be a picture without a description to screen readers.
+    chart = alt.layer(cells, *([greys] if any(row["skipped"] for row in table) else []), words)
+    chart = with_neutral_legend(chart, table, look) if shade == "path" else chart
+    return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
 
 
 def _cells(
@@ -123,23 +120,27 @@ def _cells(
     before = {token["token"] + 1: token["ribbon"] for token in sample.get("tokens") or []}
     table = []
     for token in tokens:
-        colour = cdf_colour(token["cdf"], look)
+        path_colour = path_ink(token, look).colour
         for step, modules in enumerate(token["ribbon"]):
             skipped = all(int(module) in skips for module in modules)
             names = "+".join(map(str, modules))
+            hue = module_colour(int(modules[0]), skipped, look) if modules else look.identity
+            colour = hue if shade == "module" else path_colour
             table.append(
                 {
                     "token": token["token"],
                     "label": token_label(token),
                     "step": step,
-                    "cdf": token["cdf"],
-                    "mark": "skip" if skipped else str(modules[0]) if shade != "cdf" else names,
+                    **ink_fields(token),
+                    "many": ink_words(token),
+                    "fill": colour,
+                    "mark": "skip" if skipped else str(modules[0]) if shade in LEGENDS else names,
                     "modules": names,
                     "weight": max(token["weights"][step], default=0.0),
                     "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
                     "skipped": skipped,
                     "ink": ink_on(look.identity if skipped else colour),
-                    "rank": f"{token['rank']:,}",
+                    "rank": numbers.count(token["rank"]),
                     "on": token["token"] == chosen,
                 }
             )
@@ -148,7 +149,8 @@ def _cells(
 
 def _subtitle(num: int, total: int, shade: Shade) -> str:
     cell = {
-        "cdf": "module taken, colour: how frequent the token’s whole path is; grey: the step was skipped",
+        "path": "module taken, colour: how many tokens take the token’s whole path; grey: the step was skipped",
+        "module": "module taken, and its colour; grey: the step was skipped",
         "weight": "the module with the largest weight; darker on a light page: a larger weight",
         "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
     }[shade]
@@ -165,15 +167,17 @@ def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
 
 
 def _fill(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:
-    if shade == "cdf":
-        return alt.Fill("cdf:Q", scale=cdf_scale(look), legend=cdf_legend())
+    if shade == "path":
+        return ink_encoding(alt.Fill, look, legend=any(row["taken"] == "scale" for row in table))
+    if shade == "module":
+        return alt.Fill("fill:N", scale=None)
     legend = gradient_legend(LEGENDS[shade], titleLimit=400)
     scale = neutral_scale(_most(table, shade), look)
     return alt.Fill(f"{shade}:Q", scale=scale, legend=legend)
 
 
 def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
-    if shade == "cdf":
+    if shade not in LEGENDS:
         return alt.Color("ink:N", scale=None)
     strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
     return either(strong, look.background, look.ink)
@@ -187,6 +191,8 @@ def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
             "what": token_label(t),
             "rank": t["rank"],
             "cdf": t["cdf"],
+            "cdf_middle": t["cdf_middle"],
+            "path_tokens": t["path_tokens"],
             "path": numbers.ribbon_words(t["ribbon"]),
             "compute": t["compute"],
             "reuse": t["reuse"],

@@ -24,6 +24,7 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour import before_after
 from tokenpaths.frontend.views.detour.build import words_of
 from tokenpaths.frontend.views.detour.edits import KINDS, Link, link_of, takes
+from tokenpaths.frontend.views.samples import reference
 
 HELP = (
     "Beside the unchanged run, on the same input. Paths changed: share of tokens that visit other modules at a step "
@@ -169,16 +170,18 @@ def one_side(
     def kept(token: Mapping[str, Any]) -> bool:
         return (link is None or takes(token, link)) if moved is None else token["token"] in moved
 
+    ranked = reference.ranked(one, sample)
     data = explorer_data(
-        sample,
+        ranked.sample,
         client.ask(one["run"], "flow", limit=300, **common.merging(one, selection.change(merge=None))),
         Tint(
             widgets.theme(),
-            num_paths=int(one["num_paths"]),
+            num_paths=ranked.num_paths(one),
             opacity=selection.opacity / 100,
             step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
             identities=common.identities(run),
             of="sample" if one["num_samples"] == 1 else "run",
+            reference=ranked.name,
         ),
         image=data_url(client.image(one["run"], sample["sample"])) if sample.get("has_image") else None,
         chosen=selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None,

@@ -39,6 +39,7 @@ from tokenpaths.frontend.views.dream.request import (
 )
 from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
 from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
+from tokenpaths.frontend.views.samples import reference
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
 QUESTION = "What would a perfect traveller of this path look like?"
@@ -374,10 +375,18 @@ def _explorer(
     if among is not None and (group or options["group"] in ("all", "drawn")):
         group = set(among) if group is None else group & set(among)
     image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
+    ranked = reference.ranked(run, sample)
     data = explorer_data(
-        sample,
+        ranked.sample,
         widgets.client().ask(run["run"], "flow", limit=MOST_LINKS, **common.merging(run, Selection())),
-        Tint(widgets.theme(), int(run["num_paths"]), 0.4, identities=common.identities(run)),
+        Tint(
+            widgets.theme(),
+            ranked.num_paths(run),
+            0.4,
+            step=0 if ranked.reason is not None else None,
+            identities=common.identities(run),
+            reference=ranked.name,
+        ),
         image=image,
         chosen=None if options["group"] == "picked" else chosen,
         kept=lambda token: group is None or not group or token["token"] in group,

@@ -9,7 +9,8 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.palette import cdf_colour, ink_on, mix
+from tokenpaths.frontend.charts.drawing.ink import path_ink
+from tokenpaths.frontend.charts.drawing.palette import ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
 from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards
 from tokenpaths.frontend.page import address, widgets
@@ -101,8 +102,8 @@ def _tree(
     st.caption(widgets.escape(tree_words(run, selection, paths)))
     ranks = {path["rank"] for path in drawn}
     shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
-    cdfs = {dipaco_shards.modules_of(path): path["cdf"] for path in paths["paths"]}
-    widgets.chart(dipaco_shards.tree_chart(shown, cdfs, theme=widgets.theme(), title=None))
+    inks = {dipaco_shards.modules_of(path): path for path in paths["paths"]}
+    widgets.chart(dipaco_shards.tree_chart(shown, inks, theme=widgets.theme(), title=None))
     words = "Height of a bar and width of a band: share of the tokens. The bar of a path is its shard."
     if hidden := paths["paths"][len(drawn) :]:
         share = numbers.percent(sum(path["count"] for path in hidden) / paths["num_tokens"])
@@ -270,16 +271,11 @@ def _picker(run: Mapping[str, Any], selection: Selection) -> int | None:
 
 
 def recoloured(tokens: Sequence[Mapping[str, Any]], paths: Paths) -> list[dict[str, Any]]:
-    """Tokens of another trace with rank and CDF of their paths in this run; an unknown path counts as the rarest."""
-    drawn = {dipaco_shards.modules_of(path): (path["rank"], path["cdf"]) for path in paths}
-    ranks = {
-        modules: len(drawn) + 1 + i for i, modules in enumerate(sorted({dipaco_shards.modules_of(t) for t in tokens}))
-    }
-    return [
-        {**token, "rank": rank, "cdf": cdf}
-        for token in tokens
-        for rank, cdf in (drawn.get(dipaco_shards.modules_of(token), (ranks[dipaco_shards.modules_of(token)], 1.0)),)
-    ]
+    """Tokens of another trace with the rank and counts that their paths have in this run; it may not know them."""
+    names = ("rank", "cdf", "cdf_middle", "path_tokens")
+    known = {dipaco_shards.modules_of(path): {name: path[name] for name in names} for path in paths}
+    unknown = dict.fromkeys(names[:-1]) | {"path_tokens": 0}
+    return [{**token, **known.get(dipaco_shards.modules_of(token), unknown)} for token in tokens]
 
 
 def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -295,10 +291,10 @@ def loss_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def chunk_words(parts: Sequence[dipaco_rerouting.Chunk], config: Mapping[str, Any]) -> str:
     """How often the router decided for this document, and how often the path changed."""
-    changes = sum(a.rank != b.rank for a, b in zip(parts, parts[1:], strict=False))
+    changes = sum(a.modules != b.modules for a, b in zip(parts, parts[1:], strict=False))
     context = int(config["context"])
     where = "" if config.get("reroute_every") else f", once in each window of {context:,} tokens,"
-    taken = len({part.rank for part in parts})
+    taken = len({part.modules for part in parts})
     if len(parts) == 1:
         tail = (
             " This run routes once per document; a model with a learned router can choose anew along the way."
@@ -327,9 +323,9 @@ def running_text(sample: Mapping[str, Any], parts: Sequence[dipaco_rerouting.Chu
         texts[index] += piece.text
     spans = []
     for place, (part, text) in enumerate(zip(parts, texts, strict=True)):
-        colour = cdf_colour(part.cdf, theme)
+        colour = path_ink(part.path, theme).colour
         paper = mix(colour, theme.background, 0.2)
-        changed = place == 0 or parts[place - 1].rank != part.rank
+        changed = place == 0 or parts[place - 1].modules != part.modules
         tag = (
             f'<b style="background:{colour};color:{ink_on(colour)};border-radius:3px;padding:1px 5px;margin:0 3px;'
             f'font-size:12px;white-space:nowrap;unicode-bidi:isolate">{escape(_name(part))}</b>'

@@ -18,6 +18,7 @@ from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.home import upload_answer
 from tokenpaths.frontend.views.samples import one_sample
 
 MOST_CHARACTERS = 20_000
@@ -72,6 +73,7 @@ def draw(selection: Selection) -> None:
                 + " The address above opens it again."
             )
         )
+        upload_answer.draw(run, selection)
         one_sample.show(run, selection, selection.sample or 0)
 
 

@@ -16,11 +16,12 @@ from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explo
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.samples import similar
+from tokenpaths.frontend.views.samples import reference, similar
 
 LISTED = 300
 CELLS: dict[Shade, str] = {
-    "cdf": "the cell names the module, its colour says how frequent the token’s whole path is. Grey: skipped.",
+    "path": "the cell names the module, its colour says how many tokens take the token’s whole path. Grey: skipped.",
+    "module": "the cell names the module and has its colour, as above. Grey: skipped.",
     "weight": "the cell names the module with the largest weight, darker on a light page: a larger weight. Nearly "
     "every token has a path of its own, so colours of paths would say nothing.",
     "overlap": "the cell names one of the modules that the token took together; this run was made of ids without "
@@ -29,8 +30,9 @@ CELLS: dict[Shade, str] = {
 
 
 def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
-    """Draw one sample."""
-    sample = with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number))
+    """Draw one sample; an upload has the ranks of its reference run."""
+    ranked = reference.ranked(run, with_text(widgets.client().ask(run["run"], "samples/{sample}", sample=number)))
+    sample = ranked.sample
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
         "What happened inside this text?" if is_text else "What happened inside this image?", facts(sample), "cdf"
@@ -44,15 +46,16 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     if not sample["tokens"]:
         widgets.empty("This sample has no tokens.", "Choose another one.")
         return
-    opacity, tint = _tint_controls(run, selection)
+    reference.say_where_ranks_are_from(ranked)
+    opacity, tint = _tint_controls(run, selection, ranked)
     chosen = selection.token if any(t["token"] == selection.token for t in sample["tokens"]) else None
     if selection.token is not None and chosen is None:
         st.caption(
             f"This sample has no token {selection.token:,}; it has "
             f"{numbers.count(len(sample['tokens']))}, counted from 0."
         )
-    _explorer(run, selection, sample, chosen, opacity, tint)
-    _token_flow(run, selection, sample, chosen)
+    _explorer(run, selection, ranked, chosen, opacity, tint)
+    _token_flow(run, selection, ranked, chosen, tint)
     similar.like_this_sample(run, number)
 
 
@@ -134,11 +137,11 @@ def pick_token(sample: int, token: int | None) -> None:
     address.go_changed(token=token, inspect=None if token is None else f"token:{sample}.{token}")
 
 
-def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float, int | None]:
+def _tint_controls(run: Mapping[str, Any], selection: Selection, ranked: reference.Ranked) -> tuple[float, int | None]:
     steps = int(run["num_steps"])
     tint = selection.tint if selection.tint is not None and selection.tint < steps else None
     left, right = st.columns([3, 2], gap="large")
-    alone = common.all_differ(run)
+    alone = ranked.all_differ(run)
     if alone and tint is None:
         tint = 0
     with left:
@@ -149,7 +152,7 @@ def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float,
             "Tint by",
             "path" if tint is None else tint,
             options,
-            format_func=lambda value: "path (CDF)" if value == "path" else f"module at step {value}",
+            format_func=lambda value: "path" if value == "path" else f"module at step {value}",
             read=lambda value: None if value == "path" else int(value),
             help="The path as a whole, or the module taken at one step: move through the steps to watch tokens part."
             + (" Here nearly every token has a path of its own, so only steps can be compared." if alone else ""),
@@ -162,11 +165,12 @@ def _tint_controls(run: Mapping[str, Any], selection: Selection) -> tuple[float,
 def _explorer(
     run: Mapping[str, Any],
     selection: Selection,
-    sample: Mapping[str, Any],
+    ranked: reference.Ranked,
     chosen: int | None,
     opacity: float,
     tint: int | None,
 ) -> None:
+    sample = ranked.sample
     merging = common.merging(run, selection.change(merge=None))
     flow = widgets.client().ask(run["run"], "flow", limit=MOST_LINKS, **merging)
     image = data_url(widgets.client().image(run["run"], sample["sample"])) if sample.get("has_image") else None
@@ -177,7 +181,7 @@ def _explorer(
     data = explorer_data(
         sample,
         flow,
-        Tint(widgets.theme(), int(run["num_paths"]), opacity, tint, common.identities(run)),
+        Tint(widgets.theme(), ranked.num_paths(run), opacity, tint, common.identities(run), reference=ranked.name),
         image=image,
         chosen=chosen,
         kept=kept,
@@ -196,11 +200,14 @@ def _explorer(
         )
 
 
-def _token_flow(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any], chosen: int | None) -> None:
+def _token_flow(
+    run: Mapping[str, Any], selection: Selection, ranked: reference.Ranked, chosen: int | None, tint: int | None
+) -> None:
+    sample = ranked.sample
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
-    shade: Shade = "cdf"
-    if common.all_differ(run):
+    shade: Shade = "path" if tint is None else "module"
+    if selection.tint is None and ranked.reason is None and ranked.all_differ(run):
         shade = "weight" if common.weights_known(run) else "overlap"
     st.caption(f"One row a token, one column a step; {CELLS[shade]}")
     place = selection.first if selection.first or chosen is None else chosen

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
+    CdfMiddle,
     Count,
     Counted,
     Example,
@@ -15,6 +16,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
     Lift,
     Low,
     ModuleAtStep,
+    PathTokens,
     Rank,
     Ribbon,
     Share,
@@ -129,6 +131,8 @@ class TakenPath(AnswerModel):
     """A path of the found tokens."""
 
     rank: Rank
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
     ribbon: Ribbon
     count: int = Field(description="Found tokens on it")
     share: float = Field(description="Of the found tokens")
@@ -168,6 +172,8 @@ class FoundExample(Example):
     """One found token, and the rank of its path."""
 
     rank: Rank
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
 
 
 class TokenSearch(AnswerModel):

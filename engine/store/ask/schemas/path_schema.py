@@ -7,10 +7,12 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
     Cdf,
+    CdfMiddle,
     Compute,
     Count,
     Example,
     Next,
+    PathTokens,
     Rank,
     Reuse,
     Ribbon,
@@ -26,6 +28,8 @@ class Path(AnswerModel):
     count: Count
     share: Share
     cdf: Cdf
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
     compute: Compute
     reuse: Reuse
     top_label: str | None = Field(None, description="Most frequent label among the tokens on this path")
@@ -51,6 +55,8 @@ class FitPoint(AnswerModel):
     cdf: float | None = Field(
         None, description="Share of tokens on paths of this rank or a more frequent one; of the run's own paths only"
     )
+    cdf_middle: float | None = Field(None, description="As of a path; of the run's own paths only")
+    path_tokens: int | None = Field(None, description="As of a path; of the run's own paths only")
 
 
 class Fit(AnswerModel):
@@ -153,4 +159,6 @@ class PathExamples(AnswerModel):
     count: Count
     share: Share
     cdf: Cdf
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
     examples: list[Example]

@@ -27,6 +27,8 @@ class Card(AnswerModel):
     accuracy: float | None = Field(None, description="Share of samples whose prediction is their label")
     loss: float | None = Field(None, description="Mean cross-entropy, nats")
     created_at: str | None = Field(None, description="When the run was sealed, UTC, ISO 8601")
+    checkpoint_sha256: str | None = Field(None, description="Of the weights; empty where the source gave none")
+    edited: bool | None = Field(None, description="Whether routes were changed by controls while it was traced")
     samples_are: str | None = Field(
         None,
         description="Where several samples were cut from one picture: how many from how many, in words; intervals "

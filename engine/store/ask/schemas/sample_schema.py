@@ -7,10 +7,12 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
     Cdf,
+    CdfMiddle,
     Compute,
     Count,
     Example,
     Next,
+    PathTokens,
     Rank,
     Reuse,
     Ribbon,
@@ -66,6 +68,8 @@ class Token(AnswerModel):
     weights: list[list[float]] = Field(description="The multipliers really used, steps × slots")
     rank: Rank
     cdf: Cdf
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
     compute: Compute
     reuse: Reuse
     gate_entropy: float | None = Field(None, description="Mean over steps of the routing entropy, nats")
@@ -172,6 +176,8 @@ class SimilarPath(AnswerModel):
     count: Count
     share: Share
     cdf: Cdf
+    cdf_middle: CdfMiddle
+    path_tokens: PathTokens
     distance: float = Field(description="Path distance: Σ over steps of 1 − |S ∩ S′| / K")
     differs: list[int] = Field(description="Steps with other modules")
     examples: list[Example] = Field(description="A draw of its tokens, the asked one left out")

@@ -22,6 +22,14 @@ Reuse = Annotated[
     float | None, Field(description="1 − distinct active modules / active visits; 0 = no module was visited twice")
 ]
 Cdf = Annotated[float, Field(description="Share of tokens on paths of this rank or a more frequent one")]
+CdfMiddle = Annotated[
+    float,
+    Field(
+        description="Share of tokens on strictly more frequent paths plus half of that on paths of equal count: equal "
+        "counts, equal values. What the colour of a path is made of; a path of one token (`path_tokens`) has none"
+    ),
+]
+PathTokens = Annotated[int, Field(description="Tokens of the whole run on this path, whatever the filter")]
 Rank = Annotated[int, Field(description="Rank of the path by frequency, 1 = most frequent")]
 Next = Annotated[str | None, Field(description="Give this as `next` for the following page; null on the last page")]
 Count = Annotated[int, Field(description="Number of tokens")]

@@ -1,1 +1,1 @@
-"""Answers about several runs: comparisons, effects of edits, saturation over a training."""
+"""Answers about several runs: comparisons, a sample in a reference run, effects of edits, saturation of a training."""

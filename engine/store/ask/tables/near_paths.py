@@ -71,7 +71,7 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
     best = np.empty(0, dtype=np.int64)  # distance and rank in one number
     far = int(run.row["num_paths"]) + 1
-    for part in _parts(run):
+    for part in ribbon_parts(run):
         distance = part.distance(own_SK)
         here = (
             np.array([np.count_nonzero(distance == step) for step in range(width)])
@@ -90,7 +90,8 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     return Near(ranks, distances, num_paths, num_paths + np.rint(more).astype(np.int64))
 
 
-def _parts(run: RunFile) -> Iterator[Part]:
+def ribbon_parts(run: RunFile) -> Iterator[Part]:
+    """All paths of the run, in parts that are cached if they are small enough together."""
     layout, num_paths = run.layout, int(run.row["num_paths"])
     read = _from_pages if layout.by_path else _from_table
     if num_paths * (layout.visits * layout.id_dtype.itemsize + 12) <= MOST_HELD_BYTES:

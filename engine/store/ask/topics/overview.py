@@ -35,6 +35,7 @@ CARD_FIELDS = (
     "accuracy",
     "loss",
     "created_at",
+    "checkpoint_sha256",
 )
 
 TWIN_ASSOCIATION = ("nmi", "null_mean", "null_std", "p_value")
@@ -59,6 +60,7 @@ def run_card(
         fields[name] = finite(fields[name])
     if fields["modality"] == "vision" and fields["accuracy"] is None:
         fields["loss"] = None  # of the few labels that the model knows
+    fields["edited"] = bool(json.loads(row["config"]).get("controls")) if row else None
     status = "sealed" if row else "unreadable"
     return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
 
@@ -85,7 +87,6 @@ def info(run: RunFile) -> dict[str, Any]:
         **card(run),
         "config": json.loads(run.row["config"]),
         "weight_semantics": json.loads(run.row["weight_semantics"]),
-        "checkpoint_sha256": run.row["checkpoint_sha256"],
         "engine_version": run.row["engine_version"],
         "schema_version": run.row["schema_version"],
         "labels": [

@@ -35,7 +35,6 @@ from tokenpaths.engine.store.file.filters import (
     token_condition,
 )
 from tokenpaths.engine.store.file.path_pages import TOP_ROWS
-from tokenpaths.engine.store.file.schema import Layout
 
 if TYPE_CHECKING:
     from tokenpaths.engine.analysis.power_law import Histogram, Verdict
@@ -92,7 +91,7 @@ def paths(
         "run": run.run_id,
         "num_paths": num_paths,
         "num_tokens": num_tokens,
-        "paths": path_rows(rows, num_tokens, run.layout),
+        "paths": path_rows(run, rows, num_tokens),
         "next": next_offset(offset, limit, num_paths),
     }
 
@@ -138,21 +137,24 @@ def _top_paths(order: str, label_id: int | None, limit: int, offset: int) -> Que
     )
 
 
-def path_rows(rows: Sequence[tuple[Any, ...]], num_tokens: int, layout: Layout) -> list[dict[str, Any]]:
+def path_rows(run: RunFile, rows: Sequence[tuple[Any, ...]], num_tokens: int) -> list[dict[str, Any]]:
     """Rows of ``queries.all_paths`` with the ribbon nested and the share of ``num_tokens``."""
     return [
         {
             "rank": rank,
-            "ribbon": nested_ribbon(ribbon, layout),
+            "ribbon": nested_ribbon(ribbon, run.layout),
             "count": count,
             "share": count / num_tokens,
             "cdf": cdf,
+            **ink,
             "compute": compute,
             "reuse": reuse,
             "top_label": top_label,
             "top_label_share": top_label_share,
         }
-        for rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share in rows
+        for (rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share), ink in zip(
+            rows, run.shares.ink_of([row[0] for row in rows]), strict=True
+        )
     ]
 
 
@@ -179,7 +181,7 @@ def fit(run: RunFile) -> dict[str, Any]:
     totals = {row[0]: row[2] for row in fit_rows}
     for kind, rank, count, cdf in point_rows:
         point = {"rank": rank, "count": count, "share": count / totals[kind]}
-        points[kind].append(point if cdf is None else {**point, "cdf": cdf})
+        points[kind].append(point if cdf is None else {**point, "cdf": cdf, **run.shares.ink_of([rank])[0]})
     names = ("num_paths", "num_tokens", "effective_paths", "slope", "r2")
     fits = {row[0]: {**dict(zip(names, row[1:], strict=True)), "points": points[row[0]]} for row in fit_rows}
     return {"run": run.run_id, **{kind: fits.get(kind) for kind in KINDS}}
@@ -343,9 +345,10 @@ def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> 
             "count": heads[rank][1],
             "share": heads[rank][1] / run.row["num_tokens"],
             "cdf": heads[rank][2],
+            **ink,
             "examples": [excerpts[pair] for pair in pairs_of[rank]],
         }
-        for rank in ranks
+        for rank, ink in zip(ranks, run.shares.ink_of(ranks), strict=True)
     ]
 
 

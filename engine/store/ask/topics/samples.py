@@ -165,6 +165,8 @@ def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, 
     of_path = {
         "rank": ranks,
         "cdf": run.shares.cdf(ranks),
+        "cdf_middle": run.shares.cdf_middle(ranks),
+        "path_tokens": run.shares.counts_of(ranks),
         "compute": compute(ids, run.units),
         "reuse": reuse(ids, run.units),
     }
@@ -210,7 +212,7 @@ def _token_answer(
         "ribbon": ids,
         "weights": run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(),
         "rank": token["rank"],
-        "cdf": token["cdf"],
+        **{name: token[name] for name in ("cdf", "cdf_middle", "path_tokens")},
         "compute": token["compute"],
         "reuse": token["reuse"],
         "gate_entropy": finite(token["gate_entropy"]),

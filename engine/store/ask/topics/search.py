@@ -152,7 +152,7 @@ def search_tokens(
     return {
         **answer,
         "num_paths": int(len(np.unique(table.path_n[chosen]))),
-        "paths": _paths(table, mask_n, least, limit),
+        "paths": _paths(run, table, mask_n, least, limit),
         "modules": modules,
         "modules_reason": reason,
         "examples": _examples(run, table, chosen, examples, seed),
@@ -166,9 +166,10 @@ def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, s
         chosen = np.sort(np.random.default_rng(abs(seed)).choice(chosen, limit, replace=False))
     samples = table.samples_N[table.sample_n[chosen]].tolist()
     pairs = list(zip(samples, table.columns["token"][chosen].tolist(), strict=True))
+    ranks = table.rank_P[table.path_n[chosen]].tolist()
     return [
-        {**shown, "rank": int(table.rank_P[table.path_n[i]])}
-        for i, shown in zip(chosen.tolist(), shown_at(run, pairs), strict=True)
+        {**shown, "rank": rank, **ink}
+        for rank, shown, ink in zip(ranks, shown_at(run, pairs), run.shares.ink_of(ranks), strict=True)
     ]
 
 
@@ -276,7 +277,7 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
     return [{"word": words.names[i], "count": int(counts[i])} for i in order.tolist() if counts[i]]
 
 
-def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
+def _paths(run: RunFile, table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
     """The paths of these tokens, by falling frequency: share among them, share in the run, and lift."""
     size = len(table.rank_P)
     chosen = np.flatnonzero(mask_n)
@@ -295,6 +296,7 @@ def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> lis
     return [
         {
             "rank": int(table.rank_P[i]),
+            **ink,
             "ribbon": table.ribbon_PSK[i].tolist(),
             "count": int(here_P[i]),
             "share": float(share[k]),
@@ -304,7 +306,7 @@ def _paths(table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> lis
             "low": float(low[k] / everywhere[k]) if total >= least else None,
             "high": float(high[k] / everywhere[k]) if total >= least else None,
         }
-        for k, i in enumerate(order.tolist())
+        for k, (i, ink) in enumerate(zip(order.tolist(), run.shares.ink_of(table.rank_P[order]), strict=True))
     ]
 
 

@@ -62,7 +62,7 @@ def similar_samples(
         raise run.no_sample(sample)
     if num_samples < 2:
         raise UserError(f"run {run.run_id!r} has one sample: there is none to compare it with", field="sample")
-    ((own,),) = [list(piece) for _, piece in _profiles(run, np.array([sample]))]
+    ((own,),) = [list(piece) for _, piece in counted_profiles(run, np.array([sample]))]
     compare = _by_bounds if sample_profiles.has_profiles(run) else _by_all
     chosen, distances, median, num_identical = compare(run, sample, own, min(limit, num_samples - 1))
     head = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(chosen.tolist()))}
@@ -86,7 +86,7 @@ Compared = tuple[np.ndarray, np.ndarray, float, int]
 def _by_all(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
     """Exact comparison with the profile of each sample in turn."""
     distance = np.empty(int(run.row["num_samples"]))
-    for numbers, piece in _profiles(run, np.arange(len(distance))):
+    for numbers, piece in counted_profiles(run, np.arange(len(distance))):
         distance[numbers] = profile_distance(own, piece)
     others = np.delete(distance, sample)
     distance[sample] = np.inf
@@ -114,6 +114,24 @@ def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compar
     ordered = np.sort(distance["around"])
     median = float(np.mean([ordered[place - below] for place in places]))
     return near[best], distance["near"][best], median, int((distance["near"] == 0).sum())
+
+
+def samples_near(run: RunFile, own: np.ndarray, limit: int) -> list[dict[str, Any]]:
+    """The ``limit`` samples whose profiles are nearest to ``own`` (D,), nearest first, with their ``distance``."""
+    num_samples = int(run.row["num_samples"])
+    limit = min(limit, num_samples)
+    near = np.arange(num_samples)
+    if limit and sample_profiles.has_profiles(run):
+        squared = sample_profiles.squared_distances(run, own)
+        edge = max(np.partition(squared, limit - 1)[limit - 1], SAME**2)
+        near = np.flatnonzero(squared <= edge + 2 * sample_profiles.rounding(run))
+    if not limit:
+        return []
+    distance = np.concatenate([profile_distance(own, piece) for _, piece in counted_profiles(run, near)])
+    best = nearest(distance, limit)
+    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(near[best].tolist()))}
+    pairs = zip(near[best].tolist(), distance[best].tolist(), strict=True)
+    return [heads[number] | {"distance": apart} for number, apart in pairs]
 
 
 @question(
@@ -226,7 +244,7 @@ def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray
     numbers = np.arange(num_samples)
     if num_samples > most:
         numbers = np.sort(np.random.default_rng(seed).choice(num_samples, most, replace=False))
-    values = np.concatenate([piece for _, piece in _profiles(run, numbers)])
+    values = np.concatenate([piece for _, piece in counted_profiles(run, numbers)])
     if np.ptp(values, axis=0).max() < 1e-6:
         raise UserError(
             f"all samples of run {run.run_id!r} load the same modules equally, so a map would be one point", field="run"
@@ -278,7 +296,7 @@ def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
     return uris
 
 
-def _profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def counted_profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
     if sample_profiles.has_profiles(run):
         yield from sample_profiles.profiles_of(run, numbers)

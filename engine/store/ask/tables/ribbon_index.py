@@ -1,0 +1,79 @@
+"""Ranks of given ribbons in a run: an exact look-up over all its paths, by hash and comparison.
+
+The hashes of all paths are cached while the run is open, 12 bytes a path; ribbons are compared only where hashes agree.
+
+Shapes: P paths, n ribbons, V = S·K visits, slots of a step in ascending order as in table ``path``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, Integer, UInt64
+
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables.near_paths import ribbon_parts
+from tokenpaths.engine.store.file.filters import Query
+
+_PRIME = 0x100000001B3
+"""of FNV-1a, 64 bits"""
+_OFFSET = 0xCBF29CE484222325
+
+
+@dataclass(frozen=True)
+class _Hashes:
+    """Hashes of all paths, ascending, and the rank of each."""
+
+    hashes_P: np.ndarray
+    rank_P: np.ndarray
+
+    @property
+    def num_bytes(self) -> int:
+        return self.hashes_P.nbytes + self.rank_P.nbytes
+
+
+def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.ndarray, " n"]:
+    """The rank of the path that each ribbon is; 0 where no token of the run takes it."""
+    ranks = np.zeros(len(ribbons_nV), dtype=np.int64)
+    if not len(ribbons_nV):
+        return ranks
+    index = cached(run, "ribbon hashes", lambda: _read(run), lambda part: part.num_bytes)
+    wanted_n = _hashes(ribbons_nV.T)
+    first_n, last_n = (np.searchsorted(index.hashes_P, wanted_n, side) for side in ("left", "right"))
+    candidates = np.unique(
+        np.concatenate(
+            [index.rank_P[first:last] for first, last in zip(first_n.tolist(), last_n.tolist(), strict=True)]
+        )
+    )
+    kept = {tuple(ribbon): rank for rank, ribbon in _ribbons(run, candidates)}
+    for place, ribbon in enumerate(ribbons_nV.tolist()):
+        ranks[place] = kept.get(tuple(ribbon), 0)
+    return ranks
+
+
+def _read(run: RunFile) -> _Hashes:
+    parts = [(_hashes(part.ids_VP), part.rank_P) for part in ribbon_parts(run)]
+    hashes_P, rank_P = (np.concatenate([pair[i] for pair in parts]) for i in (0, 1))
+    order = np.argsort(hashes_P, kind="stable")
+    return _Hashes(hashes_P[order], rank_P[order])
+
+
+def _hashes(ids_VP: Integer[np.ndarray, "V P"]) -> UInt64[np.ndarray, " P"]:
+    """FNV-1a over the visits; equal ribbons have equal hashes."""
+    hashes = np.full(ids_VP.shape[1], _OFFSET, dtype=np.uint64)
+    for ids_P in ids_VP:
+        hashes ^= ids_P.astype(np.uint64)
+        hashes *= np.uint64(_PRIME)
+    return hashes
+
+
+def _ribbons(run: RunFile, ranks: np.ndarray) -> list[tuple[int, list[int]]]:
+    """rank and ribbon of these paths; a query for a few hundred of them at a time."""
+    rows: list[tuple[int, list[int]]] = []
+    for start in range(0, len(ranks), 256):
+        part = [int(rank) for rank in ranks[start : start + 256]]
+        marks = ", ".join("?" * len(part))
+        rows += run.rows(Query(f"SELECT rank, ribbon FROM path WHERE rank IN ({marks})", tuple(part)))
+    return rows
