@@ -165,7 +165,8 @@ def _paths(table: TokenTable, most: int) -> Things:
 def _tokens_of(things: Things, table: TokenTable) -> np.ndarray:
     place_PK = things.place_PK
     counts = [np.bincount(column + 1, table.tokens_of_path, len(things.heads) + 1)[1:] for column in place_PK.T]
-    return np.sum(counts, axis=0).astype(np.int64)
+    total: np.ndarray = np.sum(counts, axis=0).astype(np.int64)
+    return total
 
 
 def name_things(

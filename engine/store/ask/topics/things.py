@@ -204,12 +204,12 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
     )
     if layout.by_path and not sampled:
         where = f"path_id IN (SELECT path_id FROM path WHERE ribbon[{step + 1}] = ?)"
-        level, parameters = weights[0], (number,)
+        level = weights[0]
     else:
         where = f"({' OR '.join(f'{column} = ?' for column in modules)})"
         pairs = zip(modules, weights, strict=True)
         level = f"CASE {' '.join(f'WHEN {m} = {number} THEN {w}' for m, w in pairs)} END"
-        parameters = (number,) * layout.top_k
+    parameters = (number,) * layout.top_k
     chosen = f"(SELECT sample, token, {level} AS level FROM {source} WHERE {where})"
     ((num, low, high),) = run.rows(Query(f"SELECT count(*), min(level), max(level) FROM {chosen}", parameters))
     reason = _no_order(run, low, high)
