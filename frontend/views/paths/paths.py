@@ -163,7 +163,7 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
     has_labels = any(row["label"] is not None for row in rows)
     names = names_of(run["run"], "path")
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
-        row["name"] = bare(names, f"path:{row['rank']}")
+        row["name"] = bare(names, f"path:{row['rank']}") or ""
         row.update({name: None if row[name] is None else 100 * row[name] for name in ("share", "cdf", "label_share")})
     percent = st.column_config.NumberColumn(format="%.2f %%")
     columns = {
