@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="Folder of runs (`runs/`), your own models (`models/`), jobs (`jobs/`, `jobs.sqlite`), files that "
-        "jobs read (`inbox/`), saved searches (`searches/`) and logs (`logs/`).",
+        "jobs read (`inbox/`), saved searches (`searches/`), names and notes (`names/`) and logs (`logs/`).",
         json_schema_extra={"shown_default": "the user's data folder, `~/.local/share/tokenpaths` on Linux"},
     )
     models_dirs: PathList = Field(

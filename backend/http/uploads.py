@@ -307,3 +307,19 @@ def _too_large(cap: int, declared: int | None) -> Problem:
         f"An upload has at most {cap / 1e6:g} MB; {size}.",
         field="Content-Length" if declared else None,
     )
+
+
+async def receive_json(request: Request, settings: Settings, most_bytes: int) -> bytes:
+    """A JSON body of at most ``most_bytes``; Problem 415 for another type, 413 and 408 as of ``Body``."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        given = media_type[:80] or "a body without Content-Type"
+        raise Problem(415, "media-type", f"Send application/json, not {given}.", field="Content-Type")
+    body = Body(request, settings, most_bytes)
+    try:
+        body.refuse_declared()
+        return b"".join([chunk async for chunk in body.chunks()])
+    except Problem as problem:
+        if problem.status != 408:
+            await body.drain()
+        raise

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from tokenpaths.backend.http.uploads import Body
-from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.http.uploads import receive_json
+from tokenpaths.backend.problems import documented
 from tokenpaths.backend.runs import searches
 from tokenpaths.backend.schemas.searches import SavedSearch, SavedSearches
 from tokenpaths.backend.services import Shared
@@ -63,18 +63,7 @@ async def show_search(services: Shared, name: SearchName) -> JSONResponse:
 )
 async def save_search(request: Request, services: Shared, name: SearchName) -> JSONResponse:
     """Save an address of the page under a name; an older search of this name is replaced."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        said = media_type[:80] or "a body without Content-Type"
-        raise Problem(415, "media-type", f"Send application/json, not {said}.", field="Content-Type")
-    body = Body(request, services.settings, searches.MOST_BYTES)
-    try:
-        body.refuse_declared()
-        data = b"".join([chunk async for chunk in body.chunks()])
-    except Problem as problem:
-        if problem.status != 408:
-            await body.drain()
-        raise
+    data = await receive_json(request, services.settings, searches.MOST_BYTES)
     query = searches.check_query(data)
     saved, new = await run_in_threadpool(searches.put_search, services.settings.data_dir, name, query)
     return JSONResponse(saved, status_code=201 if new else 200, headers=NEVER_KEPT)

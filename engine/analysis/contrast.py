@@ -28,12 +28,13 @@ class Contrast:
 
 
 def wilson(
-    share: Float[np.ndarray, "*I"], size: Real[np.ndarray, "*I"]
+    share: Float[np.ndarray, "*I"], size: Real[np.ndarray, "*I"], z: float = Z
 ) -> tuple[Float[np.ndarray, "*I"], Float[np.ndarray, "*I"]]:
-    """Both ends of Wilson's 95 % interval of a share of ``size`` independent draws (1927); size may be a fraction."""
+    """Both ends of Wilson's interval of a share of ``size`` independent draws (1927), at ``z`` = 1.96 one of 95 %; size
+    may be a fraction."""
     size = np.maximum(size, 1e-9)
-    middle = (share + Z**2 / (2 * size)) / (1 + Z**2 / size)
-    half = Z / (1 + Z**2 / size) * np.sqrt(share * (1 - share) / size + Z**2 / (4 * size**2))
+    middle = (share + z**2 / (2 * size)) / (1 + z**2 / size)
+    half = z / (1 + z**2 / size) * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
     return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
 
 

@@ -194,12 +194,30 @@ class Client:
 
     def save_search(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Save an address of the page under a name."""
-        body = json.dumps({"query": dict(query)}).encode()
-        headers = {"content-type": "application/json"}
-        return self._json(self._send("PUT", f"/searches/{_part(name)}", content=body, headers=headers))
+        return self._put(f"/searches/{_part(name)}", {"query": dict(query)})
 
     def delete_search(self, name: str) -> None:
         self._send("DELETE", f"/searches/{_part(name)}")
+
+    # -- own names and notes ------------------------------------------------------------------
+    def names(self, run: str) -> dict[str, dict[str, str]]:
+        """The user's names and notes by thing (``module:3.4``): {name, note, saved_at}."""
+        return self.export_names(run)["names"]
+
+    def export_names(self, run: str) -> dict[str, Any]:
+        """All names and notes as ``import_names`` takes them: {run, created_at, names}."""
+        return self._get(f"/runs/{_part(run)}/names")
+
+    def save_name(self, run: str, thing: str, name: str = "", note: str = "") -> dict[str, str]:
+        """Name ``run``, ``module:3.4``, ``path:12``, ``sample:5`` or ``token:5.17``; replaces name and note."""
+        return self._put(f"/runs/{_part(run)}/names/{_part(thing)}", {"name": name, "note": note})
+
+    def import_names(self, run: str, exported: Mapping[str, Any]) -> dict[str, Any]:
+        """All names and notes at once, in place of those that were there."""
+        return self._put(f"/runs/{_part(run)}/names", exported)
+
+    def delete_name(self, run: str, thing: str) -> None:
+        self._send("DELETE", f"/runs/{_part(run)}/names/{_part(thing)}")
 
     # -- plumbing -----------------------------------------------------------------------------
     def _collect(self, path: str, name: str, query: Mapping[str, Any], most: int) -> dict[str, Any]:
@@ -231,6 +249,10 @@ class Client:
                 while len(self._kept) > KEPT_ANSWERS:
                     self._kept.popitem(last=False)
         return value
+
+    def _put(self, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        headers = {"content-type": "application/json"}
+        return self._json(self._send("PUT", path, content=json.dumps(dict(values)).encode(), headers=headers))
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         if method != "GET" and self._reads_only():

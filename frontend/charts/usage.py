@@ -23,6 +23,7 @@ from tokenpaths.frontend.charts.drawing.theme import (
     rows,
     tip,
 )
+from tokenpaths.frontend.charts.drawing.thing_names import called
 
 OVERLOADED = 3.0
 """utilisation above which a module counts as overloaded: three times its fair share"""
@@ -40,9 +41,14 @@ COUNTS_TITLE = "How many tokens did each module get?"
 
 
 def columns_of_cells(
-    cells: Sequence[Mapping[str, Any]], modules: Sequence[int], names: Sequence[str] = FLATTENED
+    cells: Sequence[Mapping[str, Any]],
+    modules: Sequence[int],
+    names: Sequence[str] = FLATTENED,
+    things: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per step, with a list for each of ``names``, one entry per cell; ``modules`` from the top.
+
+    ``things``: display names by thing (``drawing.thing_names``).
 
     Everything about a cell is precomputed, including the positions of its edges: with 16,000 cells, any transform in
     the browser takes a second.
@@ -54,7 +60,8 @@ def columns_of_cells(
         column = columns.setdefault(
             step, {"step": step, "x": step - 0.5, "x2": step + 0.5} | {name: [] for name in names}
         )
-        name, kind, load = row.get("name") or str(row["module"]), row.get("kind") or "module", row["utilisation"] or 0.0
+        name = called(things, f"module:{step}.{row['module']}", row.get("name") or str(row["module"]))
+        kind, load = row.get("kind") or "module", row["utilisation"] or 0.0
         facts = {
             "module": row["module"],
             "name": name,
@@ -83,10 +90,12 @@ def load_chart(
     theme: str | Theme = "light",
     title: str | None = "How is the work shared between modules?",
     chosen: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> alt.LayerChart:
     """Heat map of utilisation (1 = fair share, 0 = dead), × for dead modules.
 
     Neutral scale, because viridis means path CDF. ``chosen``: ``step.module`` of a framed cell.
+    ``names``: display names by thing (``drawing.thing_names``), for tooltips.
     """
     look = theme_named(theme)
     cells = usage["usage"]
@@ -94,7 +103,7 @@ def load_chart(
     modules = sorted({row["module"] for row in cells}, key=lambda module: (module in skips, module))
     steps = sorted({row["step"] for row in cells})
     named = len(cells) <= MOST_VECTORS
-    table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
+    table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1], names)
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
     x, y = _load_axes(steps, modules, look)
     most = max([row["utilisation"] or 0 for row in cells], default=1) or 1

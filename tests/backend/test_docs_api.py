@@ -149,7 +149,7 @@ def test_example_runs(documented: Served, command: str, status: str, answer: str
 
 def test_every_route_has_an_example() -> None:
     schema = json.loads((PAGE.parent.parent / "tests" / "goldens" / "openapi.json").read_text(encoding="utf-8"))
-    paths = [path.replace("{name}", "[^/?]+") for path in schema["paths"]]  # the name of a file has an ending
+    paths = [re.sub(r"\{name\}|\{node\}", "[^/?]+", path) for path in schema["paths"]]  # may hold a dot
     paths = [re.sub(r"\{.*?\}", "[^/?.]+", path) + r"(\?.*)?$" for path in paths]
     shown = [shlex.split(command)[-1].removeprefix("http://127.0.0.1:8000") for command, _, _ in examples()]
     for path in paths:

@@ -15,12 +15,14 @@ from tokenpaths.engine.store.ask.topics import (
     flow,
     knowledge,
     label_specificity,
+    naming,
     overview,
     paths,
     samples,
     search,
     similar,
     soft_decisions,
+    things,
     usage,
 )
 
@@ -30,6 +32,7 @@ TOPICS = (
     paths,
     knowledge,
     label_specificity,
+    naming,
     similar,
     experts,
     distributions,
@@ -37,6 +40,7 @@ TOPICS = (
     samples,
     search,
     soft_decisions,
+    things,
     export,
 )
 """modules whose decorated functions are questions; sealing computes answers in this order"""

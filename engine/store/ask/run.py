@@ -147,6 +147,8 @@ OTHER_PATHS = (
     "dataset.zip",
     "effect",
     "export/{table_and_format}",
+    "names",
+    "names/{thing}",
     "report",
     "samples/{sample}/image",
     "samples/{sample}/reference",

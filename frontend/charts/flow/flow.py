@@ -15,6 +15,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
+from tokenpaths.frontend.charts.drawing.thing_names import called
 from tokenpaths.frontend.charts.flow.layout import (
     MOST_LINKS,
     OTHER,
@@ -41,6 +42,7 @@ def flow_chart(
     most_links: int = MOST_LINKS,
     least: float | None = None,
     interactive: bool = True,
+    names: Mapping[str, str] | None = None,
 ) -> alt.LayerChart:
     """Flow chart of a response of ``/flow``.
 
@@ -50,6 +52,7 @@ def flow_chart(
         through: ``step.module`` of the selected nodes, drawn in the accent colour.
         least: Links with a smaller share of the tokens are counted but not drawn; None: use ``layout.least_share``.
         ribbon: One path to draw on top as a line: a tuple of module ids for each step.
+        names: Display names by thing (``drawing.thing_names``), for tooltips.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least
@@ -58,8 +61,8 @@ def flow_chart(
     x, y = axes(layout)
     layers: list[Any] = [
         row_labels(layout, look, x, y),
-        *_ribbons(layout, look, x, y, chosen, interactive),
-        _circles(layout, look, x, y, chosen, interactive),
+        *_ribbons(layout, look, x, y, chosen, interactive, names),
+        _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
     ]
     if ribbon:
@@ -133,14 +136,20 @@ def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: fl
 
 
 def _ribbons(
-    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool
+    layout: FlowLayout,
+    look: Theme,
+    x: alt.X,
+    y: alt.Y,
+    chosen: set[str],
+    interactive: bool,
+    names: Mapping[str, str] | None = None,
 ) -> list[alt.Chart]:
     """All ribbons in the link colour and, in interactive charts, the highlighted ones on top.
 
     A ribbon is one mark with its own outline, not an area through four points: a data flow for each of 2,000 areas took
     the browser seconds. Highlighted ribbons are drawn a second time, so that hovering redraws only them.
     """
-    data = rows(_ribbon_row(link, chosen) for link in layout.links)
+    data = rows(_ribbon_row(link, chosen) | _ends(link, names) for link in layout.links)
     same: dict[str, Any] = {"filled": True, "size": 4, "shape": ribbon_shape(layout), "strokeWidth": 0.4}
     if not interactive:
         plain = alt.Chart(data).mark_point(**same, color=look.link, stroke=look.link, opacity=0.4, aria=False)
@@ -156,8 +165,8 @@ def _ribbons(
             cursor="pointer",
             tooltip=tip(
                 {
-                    "from step.module": "source",
-                    "to step.module": "target",
+                    "from step.module": "source" if names is None else "from",
+                    "to step.module": "target" if names is None else "to",
                     "tokens": "tokens",
                     "share of tokens": "share",
                 }
@@ -195,21 +204,39 @@ def _ribbon_row(link: Link, chosen: set[str]) -> dict[str, Any]:
     }
 
 
-def _circles(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str], interactive: bool) -> alt.Chart:
+def _ends(link: Link, names: Mapping[str, str] | None) -> dict[str, str]:
+    """Both ends of a link with their display names, ``3.4, block 4 · numbers, 80 %``; nothing without ``names``."""
+    if names is None:
+        return {}
+    ends = {"from": f"{link.step}.{link.source}", "to": f"{link.step + 1}.{link.target}"}
+    named = {side: called(names, f"module:{node}", "") for side, node in ends.items()}
+    return {side: f"{node}, {named[side]}" if named[side] else node for side, node in ends.items()}
+
+
+def _circles(
+    layout: FlowLayout,
+    look: Theme,
+    x: alt.X,
+    y: alt.Y,
+    chosen: set[str],
+    interactive: bool,
+    names: Mapping[str, str] | None = None,
+) -> alt.Chart:
     table = [
         {
             "node": node.key,
             "x": node.step,
             "y": node.y,
             "module": node.module,
-            "name": node.name,
+            "name": called(names, f"module:{node.key}", node.name),
             "kind": node.kind or "module",
             "step": node.step,
             "count": node.count,
             "tokens": numbers.count(node.count),
             "share": numbers.percent(node.share),
             "on": node.key in chosen,
-            "words": f"node: {node.key}; step {node.step}, module {node.module} ({node.name}): "
+            "words": f"node: {node.key}; step {node.step}, module {node.module} "
+            f"({called(names, f'module:{node.key}', node.name)}): "
             f"{numbers.count(node.count)} tokens ({numbers.percent(node.share)})",
         }
         for node in layout.nodes

@@ -13,6 +13,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge
 
 
@@ -34,7 +35,7 @@ def draw(selection: Selection) -> None:
             "load",
         )
         widgets.chart(
-            load_chart(usage, theme=widgets.theme(), title=None, chosen=chosen),
+            load_chart(usage, theme=widgets.theme(), title=None, chosen=chosen, names=names_of(run["run"], "module")),
             key=f"load_{run['run']}_{selection.label}_{chosen}",
             on_pick=_picked,
             pick=("node",),

@@ -8,15 +8,20 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.thing_names import bare
 from tokenpaths.frontend.charts.paths import RANK_PICK, WHO, law_rows, path_rows, rank_frequency_chart, verdict_words
 from tokenpaths.frontend.charts.slopes import slope_growth_chart, slope_words
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge, search
 
 MOST_ROWS = 200
+NAME_HELP = (
+    "Your own name of the path; else what its tokens have in common, with their share, where that is more than chance."
+)
 
 
 def draw(selection: Selection) -> None:
@@ -156,12 +161,15 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")
         return
     has_labels = any(row["label"] is not None for row in rows)
+    names = names_of(run["run"], "path")
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
+        row["name"] = bare(names, f"path:{row['rank']}") or ""
         row.update({name: None if row[name] is None else 100 * row[name] for name in ("share", "cdf", "label_share")})
     percent = st.column_config.NumberColumn(format="%.2f %%")
     columns = {
         "rank": st.column_config.NumberColumn("rank", format="localized"),
         "path": st.column_config.TextColumn("path (module per step)", width="medium"),
+        "name": st.column_config.TextColumn("name", help=NAME_HELP) if names else None,
         "tokens": st.column_config.NumberColumn("tokens", format="localized"),
         "share": percent,
         "cdf": st.column_config.NumberColumn("CDF", format="%.1f %%", help=widgets.HELP["cdf"]),
@@ -178,7 +186,9 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         address.go_changed(inspect=f"path:{rows[chosen[0]]['rank']}" if chosen else None)
 
     inspected = marked(selection.change(paths=()))
-    order = ["rank", "path", "tokens", "share", "label", "label_share", "cdf", "compute", "reuse"]
+    order = ["rank", "path", "name", "tokens", "share", "label", "label_share", "cdf", "compute", "reuse"]
+    if not names:
+        order.remove("name")
     st.dataframe(
         [{name: row[name] for name in order} for row in rows],
         key=key,

@@ -31,6 +31,7 @@ from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection, to_query
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.own_names import names_of
 
 MANY_STEPS = 32
 SAMPLED_FROM = 20_000_000
@@ -81,7 +82,8 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     if counted and not counted["exact"]:
         st.caption(widgets.escape(sampled_words(run, flow)))
     least = least_share(flow) if selection.hide is None else 0.0
-    drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least)
+    names = names_of(run["run"], "module")
+    drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least, names=names)
     widgets.chart(
         drawing,
         key=f"flow_{'sampled_' if counted else ''}{hash(tuple(sorted(to_query(selection).items())))}",

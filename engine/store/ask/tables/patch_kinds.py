@@ -74,9 +74,13 @@ def patches_of_kind(run: RunFile, table: TokenTable, kind: str) -> np.ndarray:
 
 def _grids(run: RunFile, table: TokenTable) -> np.ndarray:
     """(N, 2) rows and columns of patches of each sample; zeros without a grid."""
-    rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
-    grids = {row[0]: row[1:] for row in rows}
-    return np.array([grids[int(number)] for number in table.samples_N], dtype=np.int64).reshape(-1, 2)
+    if "grids" not in table.cache:
+        rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
+        grids = {row[0]: row[1:] for row in rows}
+        found = [grids[int(number)] for number in table.samples_N]
+        table.cache["grids"] = np.array(found, dtype=np.int64).reshape(-1, 2)
+    grids_N2: np.ndarray = table.cache["grids"]
+    return grids_N2
 
 
 def _contrast(run: RunFile, table: TokenTable) -> np.ndarray:

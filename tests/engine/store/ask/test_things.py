@@ -1,0 +1,130 @@
+"""One module and one path in full, beside loops over the arrays that were written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.naive_store import Case
+from tests.support.runs import make
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.topics import things
+
+
+def offsets(case: Case) -> list[tuple[int, int]]:
+    """Sample and token of each token of the run."""
+    return [(number, token) for number, s in enumerate(case.naive.made.samples) for token in range(s.num_tokens)]
+
+
+def test_a_module_in_full_is_what_loops_count(case: Case):
+    naive, run = case.naive, case.run
+    step = min(1, run.layout.num_steps - 1)
+    module = Counter(naive.ids[:, step].reshape(-1).tolist()).most_common(1)[0][0]
+    answer = run.module(f"{step}.{module}")
+    passing = list(naive.tokens(through=[(step, module)]))
+    counts = Counter(naive.ids[:, step].reshape(-1).tolist())
+    assert answer["count"] == len(passing)
+    assert answer["share"] == len(passing) / len(naive.keys)
+    assert answer["place"] == 1
+    assert answer["utilisation"] == pytest.approx(len(passing) * answer["num_modules"] / sum(counts.values()))
+    places = offsets(case)
+    weights = {}
+    for token in passing:
+        slot = naive.ids[token, step].tolist().index(module)
+        weights[places[token]] = naive.levels[token, step, slot]
+    order = sorted(weights, key=lambda place: (-weights[place], place))[:12]
+    assert [(row["sample"], row["token"]) for row in answer["strongest"]] == order
+    assert [row["weight"] for row in answer["strongest"]] == pytest.approx(
+        [weights[place] for place in order], abs=1e-4
+    )
+    assert answer["compared"] == {"num_tokens": len(passing), "of_tokens": len(passing), "exact": True}
+    labels = Counter(naive.labels[token] for token in passing if naive.labels[token] is not None)
+    everywhere = Counter(naive.labels)
+    assert {row["label"]: row["count"] for row in answer["labels"]} == labels
+    for row in answer["labels"]:
+        assert row["lift"] == pytest.approx(
+            (labels[row["label"]] / len(passing)) / (everywhere[row["label"]] / len(naive.labels))
+        )
+    links = naive.links(list(range(len(naive.keys))))
+    for name, at, place in (("comes_from", step - 1, 2), ("goes_to", step, 1)):
+        own = {key[3 - place]: value[0] for key, value in links.items() if key[0] == at and key[place] == module}
+        expected = sorted(own.items(), key=lambda item: (-item[1], item[0]))[:5]
+        assert [row["module"] for row in answer[name]] == [module for module, _ in expected]
+        assert [row["share"] for row in answer[name]] == pytest.approx([n / sum(own.values()) for _, n in expected])
+        assert {row["step"] for row in answer[name]} <= {at if place == 2 else at + 1}
+    (summary,) = [row for row in run.summaries()["rows"] if (row["step"], row["module"]) == (step, module)]
+    assert answer["summary"].items() <= summary.items()
+    assert answer["summary"].keys() == {"what", "value", "words", "share", "base", "lift", "low", "high", "reason"}
+
+
+def test_a_path_in_full_is_what_loops_count(case: Case):
+    naive, run = case.naive, case.run
+    for rank in (1, min(3, run.row["num_paths"])):
+        answer = run.path(rank)
+        places = offsets(case)
+        strength = {places[t]: float(np.log(naive.levels[t].max(axis=1)).sum()) for t in naive.tokens(paths=[rank])}
+        top = sorted(strength.values(), reverse=True)[:12]
+        got = [(row["sample"], row["token"]) for row in answer["strongest"]]
+        assert [strength[place] for place in got] == pytest.approx(top)
+        means = [np.exp(value / run.layout.num_steps) for value in top]
+        assert [row["weight"] for row in answer["strongest"]] == pytest.approx(means, abs=1e-4)
+        (row,) = run.paths(limit=1, offset=rank - 1)["paths"]
+        assert answer.items() >= row.items()
+        assert answer["examples"] == run.examples(rank, 12)["examples"]
+        sample, token = next(iter(strength))
+        similar = run.similar_tokens(sample, token, limit=6)["paths"]
+        expected = [(other["rank"], other["distance"], other["differs"]) for other in similar if other["rank"] != rank]
+        assert [(row["rank"], row["distance"], row["differs"]) for row in answer["nearest"]] == expected[:5]
+
+
+def test_equal_weights_have_no_strongest_and_are_drawn_by_a_seed(tmp_path: Path):
+    made = make("r", "text", samples=6, steps=2)
+    for batch in made.batches:
+        object.__setattr__(batch, "weights", np.ones_like(batch.weights))
+    with Run.open(made.write(tmp_path)) as run:
+        first, again, other = (run.module("0.1", 5, seed=seed) for seed in (0, 0, 1))
+        on_path = run.path(1, 5)
+    assert first["strongest_reason"] == on_path["strongest_reason"] == things.ALL_EQUAL
+    assert first["strongest"] == again["strongest"] != other["strongest"]
+    assert len(first["strongest"]) == 5
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 2}, {"top_k": 8, "steps": 9, "modules": 12}], ids=str)
+def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_path: Path, monkeypatch):
+    for module in ("write.seal", "ask.topics.things"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 500)
+    made = make("r", "vision", samples=20, **options)
+    with Run.open(made.write(tmp_path)) as run:
+        module = run.usage()["usage"][0]
+        answer, frequent = run.module(f"0.{module['module']}"), run.path(1)
+        monkeypatch.setattr(things, "FEW_TOKENS", 1)
+        by_sample = run.path(1)
+    assert 0 < answer["compared"]["num_tokens"] < answer["compared"]["of_tokens"] == module["count"]
+    assert answer["strongest"]
+    assert frequent["compared"]["exact"]
+    assert by_sample["compared"]["num_tokens"] < by_sample["compared"]["of_tokens"] == frequent["count"]
+
+
+def test_what_is_not_there_is_said(top1: Case):
+    for node in ("1", "a.b", "1.2.3", "", "-1.2", "1.٣"):
+        with pytest.raises(UserError, match="step.module"):
+            top1.run.module(node)
+    with pytest.raises(NoSuchThing, match="steps 0 to 4"):
+        top1.run.module("9.0")
+    with pytest.raises(NoSuchThing, match="does not offer module 77"):
+        top1.run.module("0.77")
+    with pytest.raises(NoSuchThing, match="rank 1 to"):
+        top1.run.path(10**6)
+
+
+def test_a_module_that_no_token_takes_is_told_as_such(tmp_path: Path):
+    made = make("r", "text", samples=4, modules=400, top_k=2)
+    with Run.open(made.write(tmp_path)) as run:
+        dead = next(row for row in run.usage()["usage"] if not row["count"])
+        answer = run.module(f"{dead['step']}.{dead['module']}")
+    assert (answer["count"], answer["strongest"], answer["labels"]) == (0, [], [])
+    assert answer["summary"]["what"] is None
