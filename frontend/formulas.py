@@ -53,7 +53,8 @@ HELP = {
     ),
     "nmi": (
         "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
-        "attribute, a label over whole samples, all else as sequences of samples. p = share of shuffles as high. "
+        "attribute, a label over whole samples, regions as whole maps of images (their place stays), all else as "
+        "sequences of samples. p = share of shuffles as high. "
         "Untrained twin: the paths of the same architecture with fresh weights, of the same tokens, beside the same "
         "shuffles."
     ),

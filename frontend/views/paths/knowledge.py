@@ -57,10 +57,16 @@ def _how(answer: Mapping[str, Any]) -> str:
     whole = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "samples"]
     if whole:
         text += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
-    if len(whole) < len(answer["properties"]):
+    maps = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "maps"]
+    if maps:
         text += (
-            f" {'The others' if whole else 'Shuffled'} as sequences, because neighbours are alike: each sample gets "
-            "the values of another one, in their order, from a random token on."
+            f" {', '.join(maps).capitalize()}: each image gets the map of another one, patch by patch, so that what "
+            "the place in the picture alone tells is no knowledge."
+        )
+    if len(whole) + len(maps) < len(answer["properties"]):
+        text += (
+            f" {'The others' if whole or maps else 'Shuffled'} as sequences, because neighbours are alike: each "
+            "sample gets the values of another one, in their order, from a random token on."
         )
     if any(row["property"] == "place" for row in answer["properties"]):
         text += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."
