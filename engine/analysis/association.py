@@ -239,13 +239,15 @@ def associations(
     if maps is not None:
 
         def draw() -> Integer[np.ndarray, " n"]:
-            return np.searchsorted(values, maps.draw(rng))
+            drawn: np.ndarray = np.searchsorted(values, maps.draw(rng))
+            return drawn
 
     elif sequences is not None:
         turned = Sequences(*sequences)
 
         def draw() -> Integer[np.ndarray, " n"]:
-            return labels[turned.draw(rng)]
+            drawn: np.ndarray = labels[turned.draw(rng)]
+            return drawn
 
     else:
         group_n = np.arange(len(labels)) if groups is None else _codes(groups)

@@ -10,6 +10,7 @@ from tokenpaths.engine.store.ask.question import Question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.sample_matching import samples_fingerprint
 from tokenpaths.engine.store.ask.topics import (
+    alikeness,
     distributions,
     experts,
     flow,
@@ -22,6 +23,7 @@ from tokenpaths.engine.store.ask.topics import (
     similar,
     soft_decisions,
     usage,
+    work,
 )
 
 TOPICS = (
@@ -29,11 +31,13 @@ TOPICS = (
     flow,
     paths,
     knowledge,
+    alikeness,
     label_specificity,
     similar,
     experts,
     distributions,
     usage,
+    work,
     samples,
     search,
     soft_decisions,

@@ -19,8 +19,8 @@ from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fittin
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
-from tokenpaths.engine.store.ask.topics.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import (

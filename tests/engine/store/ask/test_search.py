@@ -373,8 +373,7 @@ def test_kinds_of_patches_are_told_from_pixels_and_places(pictures, monkeypatch)
 
     from PIL import Image
 
-    from tokenpaths.engine.store.ask.tables import token_table
-    from tokenpaths.engine.store.ask.topics import patch_kinds
+    from tokenpaths.engine.store.ask.tables import patch_kinds, token_table
 
     made = pictures.naive.made
     row, col = (np.concatenate([getattr(b, name) for b in made.batches]) for name in ("row", "col"))
