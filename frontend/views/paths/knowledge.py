@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, kn
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.work import sections
 
 ROWS = 20
 SPECIFIC = (
@@ -43,6 +44,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.caption(widgets.escape(_how(answer)))
         common.note_not_independent(run)
         widgets.numbers_behind(knowledge_rows(answer), "properties")
+    with widgets.error_boundary("how alike tokens of a path are"):
+        sections.likeness(run, selection)
     _specific(run, selection)
 
 

@@ -106,7 +106,7 @@ class LookAlike(AnswerModel):
     untrained_low: Low
     untrained_high: High
     trained: float | None = Field(description="Of this run's paths of the same tokens as the twin's")
-    paths: list[PathAlike] = Field(description="The most frequent ones with 20 tokens or more of two samples or more")
+    paths: list[PathAlike] = Field(description="The most frequent ones with 20 tokens or more of three samples or more")
 
 
 class Alikeness(AnswerModel):

@@ -35,6 +35,7 @@ JACKKNIFE = 20
 SEED = 0
 LEAST_TOKENS = 20
 """of a path that is listed"""
+LEAST_SAMPLES = 3
 LISTED = 60
 FEWEST_OF_TWIN = 500
 """tokens whose untrained path is known, below which the twin is not measured"""
@@ -197,7 +198,7 @@ def _paths(run: RunFile, table: TokenTable, by_path: np.ndarray, nulls_RP: np.nd
         np.unique(table.path_n.astype(np.int64) * table.num_samples + table.sample_n) // table.num_samples,
         minlength=len(tokens_P),
     )
-    listed = np.flatnonzero(np.isfinite(by_path) & (tokens_P >= LEAST_TOKENS) & (met_P >= 2))
+    listed = np.flatnonzero(np.isfinite(by_path) & (tokens_P >= LEAST_TOKENS) & (met_P >= LEAST_SAMPLES))
     listed = listed[np.argsort(table.rank_P[listed], kind="stable")][:LISTED]
     rows = []
     for path in listed.tolist():
