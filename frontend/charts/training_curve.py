@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import altair as alt
 
@@ -68,7 +68,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _numbers(values: Any) -> bool:
+def _numbers(values: Any) -> TypeGuard[list[float]]:
     return isinstance(values, list) and bool(values) and all(_number(value) for value in values)
 
 
