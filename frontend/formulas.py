@@ -65,8 +65,8 @@ HELP = {
         "tokens on one path but of different samples, D that of any two of different samples."
     ),
     "phases": (
-        "Perplexity = e^loss over the documents held back for stopping, each read by the path that it was routed to; "
-        "losses of paths are weighted by their documents."
+        "Perplexity = e^loss over documents held back for stopping (at most 64 sequences a path), each read by the path "
+        "that it was routed to; losses of paths are weighted by the sizes of their shards."
     ),
     "module_kinds": "Choices of modules of a kind / all choices of the step.",
     "nmi": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import altair as alt
 
@@ -39,15 +39,16 @@ def curve_rows(history: Sequence[Mapping[str, Any]]) -> list[Row]:
 def phase_rows(history: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows {phase, perplexity, low, high, paths} of a DiPaCo's outer steps.
 
-    ``perplexity`` is that of all held-back documents, each read by its path: losses weighted by the documents of each
-    path; ``low`` and ``high`` are those of the best and the worst path. 0 documents count nowhere.
+    ``perplexity`` is that of held-back documents, each read by its path, with the losses of paths weighted by their
+    shards; ``low`` and ``high`` are those of the best and the worst path.
     """
     made = []
     for row in history:
         losses, sizes = row.get("stop_loss"), row.get("sizes")
-        if not (_number(row.get("outer")) and _numbers(losses) and _numbers(sizes) and len(losses) == len(sizes)):
+        if not (_number(row.get("outer")) and isinstance(losses, list) and isinstance(sizes, list)):
             continue
-        known = [(loss, size) for loss, size in zip(losses, sizes, strict=True) if size > 0]
+        # A path without held-back documents has no loss.
+        known = [(a, b) for a, b in zip(losses, sizes, strict=False) if _number(a) and _number(b) and b > 0]
         if not known:
             continue
         mean = sum(loss * size for loss, size in known) / sum(size for _, size in known)
@@ -66,10 +67,6 @@ def phase_rows(history: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _numbers(values: Any) -> TypeGuard[list[float]]:
-    return isinstance(values, list) and bool(values) and all(_number(value) for value in values)
 
 
 def curve_words(history: Sequence[Mapping[str, Any]]) -> str:

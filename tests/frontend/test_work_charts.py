@@ -39,7 +39,7 @@ HISTORY = [
 ]
 PHASES = [
     {"outer": 1, "sizes": [1, 3], "stop_loss": [math.log(100), math.log(200)]},
-    {"outer": 2, "sizes": [1, 0], "stop_loss": [math.log(50), 9.0]},
+    {"outer": 2, "sizes": [1, 2], "stop_loss": [math.log(50), None]},
 ]
 
 

@@ -53,6 +53,6 @@ def phases(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.chart(training_curve.phase_chart(kept, theme=widgets.theme(), title=None))
     st.caption(
         "A phase ends with an outer step, which moves what paths share. Measured on documents held back for stopping, "
-        "each read by its own path; one training, no interval."
+        "at most 64 sequences a path, each read by its own; one training, no interval."
     )
     widgets.numbers_behind(training_curve.phase_rows(kept), "phases")
