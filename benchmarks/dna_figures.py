@@ -14,7 +14,7 @@ from benchmarks.resampling import interval, tenths_apart, weighted_correlation, 
 from tokenpaths.engine.analysis.association import nmi
 from tokenpaths.engine.analysis.load import effective_top_k
 from tokenpaths.engine.analysis.patches import patch_contrast
-from tokenpaths.engine.analysis.path_statistics import canonical, unique_rows
+from tokenpaths.engine.analysis.path_statistics import PathLikeness, canonical, unique_rows
 from tokenpaths.engine.analysis.power_law import Histogram, judge
 from tokenpaths.engine.analysis.words import CLASSES, KINDS, of_kind, word_class
 from tokenpaths.engine.data.images import REGIONS, model_view, patch_regions
@@ -49,45 +49,8 @@ def alike(
     tokens, D that of any two of different images, whatever the ``mask``: 0 for paths that do not sort by looks, 1
     for equal looks.
     """
-    weight_n = counts[observed.sample_n].astype(np.float64)
-    far = _far(observed.sample_n, weight_n, looks_nC)
-    chosen = weight_n > 0 if mask is None else (weight_n > 0) & mask
-    weight, looks = weight_n[chosen], looks_nC[chosen]
-    path, sample = observed.path_n[chosen], observed.sample_n[chosen]
-    squares, pairs = _pairs(path, weight, looks)
-    own_squares, own_pairs, owner = _pairs_within(path, sample, weight, looks)
-    squares -= np.bincount(owner, weights=own_squares, minlength=len(squares))
-    pairs -= np.bincount(owner, weights=own_pairs, minlength=len(pairs))
-    on_path = np.bincount(path, weights=weight, minlength=len(pairs))
-    shared = pairs > 1e-9
-    if not shared.any():
-        return float("nan")
-    near = float((on_path[shared] * squares[shared] / pairs[shared]).sum() / on_path[shared].sum())
-    return 1.0 - near / far
-
-
-def _far(sample: np.ndarray, weight: np.ndarray, looks: np.ndarray) -> float:
-    """Mean squared distance of two tokens of different images."""
-    all_squares, all_pairs = (part[0] for part in _pairs(np.zeros_like(sample), weight, looks))
-    of_image = _pairs(sample, weight, looks)
-    return float((all_squares - of_image[0].sum()) / (all_pairs - of_image[1].sum()))
-
-
-def _pairs(group: np.ndarray, weight: np.ndarray, looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Σ w_i w_j |x_i − x_j|² and Σ w_i w_j over the ordered pairs of each group, a token with itself included."""
-    total = np.bincount(group, weights=weight)
-    sums = [np.bincount(group, weights=weight * column) for column in looks.T]
-    norms = np.bincount(group, weights=weight * (looks**2).sum(axis=1))
-    return 2 * (total * norms - sum(column**2 for column in sums)), total**2
-
-
-def _pairs_within(
-    path: np.ndarray, sample: np.ndarray, weight: np.ndarray, looks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``_pairs`` of the tokens of one image on one path, and which path each is of."""
-    key = path * (int(sample.max()) + 1) + sample
-    kinds, group = np.unique(key, return_inverse=True)
-    return (*_pairs(group.reshape(-1), weight, looks), kinds // (int(sample.max()) + 1))
+    paths = PathLikeness(observed.path_n, observed.sample_n, int(observed.path_n.max()) + 1)
+    return paths.of(looks_nC, counts, mask).value
 
 
 def diversity(observed: Observed) -> list[float]:

@@ -158,6 +158,10 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question("repetition", "repetition", "experts", _fixed("/repetition")),
     Question("what paths know", "knowledge", "paths", _fixed("/paths/knowledge")),
+    Question("likeness of a path's tokens", "alikeness", "paths", _fixed("/paths/alikeness")),
+    Question("loss beside compute", "outcomes", "compute", _fixed("/outcomes/compute")),
+    Question("compute by kind of token", "kind_means", "compute", _fixed("/means/compute")),
+    Question("kinds of modules by step", "module_kinds", "modules", _fixed("/usage/kinds")),
     Question("paths specific to labels", "specific", "paths", _fixed("/specific", of="path", limit=20)),
     Question("modules specific to labels", "specific", "paths", _fixed("/specific", of="module", limit=20)),
     Question(

@@ -53,9 +53,28 @@ HELP = {
         "MaxVio = highest utilisation − 1. Load entropy = H(c/Σc)/ln M. Importance CV² = (std / mean)² of the modules’ "
         "summed weights Σ w: 0 = even, M − 1 = all at one module."
     ),
+    "outcomes": (
+        "Samples (or tokens) in the order of the measure, cut into ten groups of one size; those of one value share "
+        "their groups. Right: the prediction is the label, or the next token. Modules visited: different modules at "
+        "their steps that any token of the sample visited. 95 % intervals by sample."
+    ),
+    "kind_means": (
+        "Mean of the measure over the tokens of a kind, less the mean over all tokens that could be of one, with a "
+        "95 % interval by sample."
+    ),
+    "likeness": (
+        "Likeness = 1 − d/D: d the mean squared distance (of mean colours; of kinds of word 0 if equal, else 1) of two "
+        "tokens on one path but of different samples, D that of any two of different samples."
+    ),
+    "phases": (
+        "Perplexity = e^loss over documents held back for stopping (at most 64 sequences a path), each read by the "
+        "path that it was routed to; losses of paths are weighted by the sizes of their shards."
+    ),
+    "module_kinds": "Choices of modules of a kind / all choices of the step.",
     "nmi": (
         "NMI(path; attribute), 0 … 1: how much the path tells about the attribute, beside 200 shuffles of the "
-        "attribute, a label over whole samples, all else as sequences of samples. p = share of shuffles as high. "
+        "attribute, a label over whole samples, regions as whole maps of images (their place stays), all else as "
+        "sequences of samples. p = share of shuffles as high. "
         "Untrained twin: the paths of the same architecture with fresh weights, of the same tokens, beside the same "
         "shuffles."
     ),

@@ -14,7 +14,7 @@ from jaxtyping import Float, Integer
 _LARGEST_TABLE = 1 << 18
 """cells of paths × labels that are counted in one table; larger ones are sorted"""
 _ENOUGH = 8
-"""samples that may give each other their labels"""
+"""samples that may give each other their labels, images that go round without keeping their own map"""
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,41 @@ class Sequences:
         return drawn
 
 
+class Maps:
+    """Shuffles that give each image the whole map of another one, patch by patch.
+
+    So the place of a patch in its picture keeps telling in the null what it tells anyway (the middle of a picture is
+    often the object), and only what goes beyond it is left above the null. Maps go round inside ``kind_G``, images of
+    one grid, and none keeps its own: where they are ``_ENOUGH``. Fewer are permuted freely, for so few have too few
+    exchanges without a fixed one to stand for chance. An image alone of its kind keeps its map, which adds to the null
+    what it adds to the observed value.
+
+    Shapes: G images; n tokens; f values of all maps, one map after another.
+    """
+
+    def __init__(
+        self,
+        image_n: Integer[np.ndarray, " n"],
+        place_n: Integer[np.ndarray, " n"],
+        value_f: Integer[np.ndarray, " f"],
+        first_G: Integer[np.ndarray, " G"],
+        kind_G: Integer[np.ndarray, " G"],
+    ) -> None:
+        """``image_n`` and ``place_n``: image of each token and its place in the map; ``first_G``: where maps begin."""
+        self.image, self.place, self.values, self.first = image_n, place_n, value_f, first_G
+        order = np.argsort(kind_G, kind="stable")
+        self.kinds = np.split(order, np.flatnonzero(np.diff(kind_G[order])) + 1)
+
+    def draw(self, rng: np.random.Generator) -> Integer[np.ndarray, " n"]:
+        """The value that each token gets."""
+        giver = np.empty(len(self.first), dtype=np.int64)
+        for images in self.kinds:
+            drawn = rng.permutation(images)
+            giver[drawn if len(images) >= _ENOUGH else images] = np.roll(drawn, 1) if len(images) >= _ENOUGH else drawn
+        values: np.ndarray = self.values[self.first[giver[self.image]] + self.place]
+        return values
+
+
 def _alike(sizes: Integer[np.ndarray, " G"]) -> list[Integer[np.ndarray, " g"]]:
     """Samples of about one size: of the same where there are enough, never one of twice the size of another."""
     order = np.argsort(sizes, kind="stable")
@@ -160,11 +195,14 @@ def association(
     *,
     groups: Integer[np.ndarray, " n"] | None = None,
     sequences: tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]] | None = None,
+    maps: Maps | None = None,
     shuffles: int = 200,
     seed: int = 0,
 ) -> Association:
     """``associations`` of one set of paths."""
-    return associations((paths,), labels, groups=groups, sequences=sequences, shuffles=shuffles, seed=seed)[0]
+    return associations((paths,), labels, groups=groups, sequences=sequences, maps=maps, shuffles=shuffles, seed=seed)[
+        0
+    ]
 
 
 def associations(
@@ -173,37 +211,58 @@ def associations(
     *,
     groups: Integer[np.ndarray, " n"] | None = None,
     sequences: tuple[Integer[np.ndarray, " n"], Integer[np.ndarray, " n"]] | None = None,
+    maps: Maps | None = None,
     shuffles: int = 200,
     seed: int = 0,
 ) -> list[Association]:
     """NMI with a permutation null, of several sets of paths of the same tokens beside the same shuffles.
 
-    Labels are shuffled over tokens ``shuffles`` times, or over ``groups`` or ``sequences``. Tokens of one sample share
-    its label, and often their decisions: shuffled one by one they would make any paths look as if they knew it. So a
-    label is shuffled over samples (``groups``), whole. Labels that differ inside a sample, but hang together there as
-    well, are shuffled as ``sequences``, the sample of each token and its place in it (``Sequences``, ``places_in``).
+    Labels are shuffled over tokens ``shuffles`` times, or over ``groups``, ``sequences`` or ``maps``. Tokens of one
+    sample share its label, and often their decisions: shuffled one by one they would make any paths look as if they
+    knew it. So a label is shuffled over samples (``groups``), whole. Labels that differ inside a sample, but hang
+    together there as well, are shuffled as ``sequences``, the sample of each token and its place in it (``Sequences``,
+    ``places_in``). Labels of the patches of images change hands as ``maps``, so that the place of a patch is no
+    knowledge (``Maps``).
 
     p = (1 + number of shuffles with NMI ≥ the observed one) / (1 + shuffles), so never 0.
 
     Raises:
-        ValueError: tokens of one group have different labels, or both groups and sequences are given.
+        ValueError: tokens of one group have different labels, or several ways of shuffling are given.
     """
-    if groups is not None and sequences is not None:
-        raise ValueError("labels are shuffled over groups or as sequences, not both")
+    if sum(way is not None for way in (groups, sequences, maps)) > 1:
+        raise ValueError("labels are shuffled over groups, as sequences or as maps: give one of them, not several")
     rng = np.random.default_rng(seed)
-    labels = _codes(labels)
-    joints = [_Joint(_codes(paths), int(labels.max()) + 1) for paths in several]
-    if sequences is None:
+    # Maps may hold values that none of these tokens has.
+    values = np.unique(labels if maps is None else np.concatenate([labels, maps.values]))
+    labels = np.searchsorted(values, labels)
+    joints = [_Joint(_codes(paths), len(values)) for paths in several]
+    if maps is not None:
+
+        def draw() -> Integer[np.ndarray, " n"]:
+            drawn: np.ndarray = np.searchsorted(values, maps.draw(rng))
+            return drawn
+
+    elif sequences is not None:
+        turned = Sequences(*sequences)
+
+        def draw() -> Integer[np.ndarray, " n"]:
+            drawn: np.ndarray = labels[turned.draw(rng)]
+            return drawn
+
+    else:
         group_n = np.arange(len(labels)) if groups is None else _codes(groups)
         label_of_group = np.empty(int(group_n.max()) + 1, dtype=np.int64)
         label_of_group[group_n] = labels
         if not np.array_equal(label_of_group[group_n], labels):
             raise ValueError("tokens of one group have different labels, so the group has none to shuffle")
-    else:
-        turned = Sequences(*sequences)
+
+        def draw() -> Integer[np.ndarray, " n"]:
+            drawn: np.ndarray = rng.permutation(label_of_group)[group_n]
+            return drawn
+
     nulls = np.empty((len(joints), shuffles))
     for i in range(shuffles):
-        drawn = rng.permutation(label_of_group)[group_n] if sequences is None else labels[turned.draw(rng)]
+        drawn = draw()
         nulls[:, i] = [joint.nmi(drawn) for joint in joints]
     return [_beside(joint.nmi(labels), null, len(labels)) for joint, null in zip(joints, nulls, strict=True)]
 

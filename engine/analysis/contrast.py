@@ -1,8 +1,9 @@
-"""Shares, lifts and contrasts with 95 % intervals that account for the similarity of tokens within a sample.
+"""Shares, means, lifts and contrasts with 95 % intervals that account for the similarity of tokens within a sample.
 
-Shapes: N samples; I things that are compared (modules, paths). Every interval takes samples, not tokens, as what was
-drawn: a share is a ratio of two sums over samples, its variance that of the linearised ratio (Cochran, "Sampling
-Techniques", 1977, section 6.4), never below that of independent tokens.
+Shapes: n tokens (or samples, one token each); N samples; G groups; U distinct keys; I things that are compared
+(modules, paths). Every interval takes samples, not tokens, as what was drawn: a share is a ratio of two sums over
+samples, its variance that of the linearised ratio (Cochran, "Sampling Techniques", 1977, section 6.4); that of a share
+is never below that of independent tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float, Integer, Real
 
 Z = 1.959963984540054
 """standard deviations on both sides of 95 %"""
@@ -111,3 +112,104 @@ def _clustered(rest_NI: Real[np.ndarray, "N I"], present_N: Bool[np.ndarray, " N
     num = int(present_N.sum())
     variance: np.ndarray = num / (num - 1) * (rest_NI[present_N] ** 2).sum(axis=0)
     return variance
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over all tokens of a group; no interval from fewer than two samples."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class EqualParts:
+    """Tokens in the order of a key, cut into ``num_groups`` groups of one size.
+
+    Tokens of one key are not told apart: each is in every group that their stretch reaches into, by the part of the
+    stretch that lies there. So no tie is broken by chance, and groups may share a key.
+    """
+
+    def __init__(self, key_n: Float[np.ndarray, " n"], num_groups: int) -> None:
+        # Means of the same tokens differ in the last digits, by the order in which they were added up.
+        self.keys_U, self.code_n, counts = np.unique(np.round(key_n, 10), return_inverse=True, return_counts=True)
+        self.code_n = self.code_n.reshape(-1)
+        stop = np.cumsum(counts)
+        edges = np.arange(num_groups + 1) * (len(key_n) / num_groups)
+        overlap = np.minimum(stop[:, None], edges[None, 1:]) - np.maximum((stop - counts)[:, None], edges[None, :-1])
+        self.part_UG = np.maximum(overlap, 0.0) / counts[:, None]
+        self.counts_U = counts
+
+    def weight(self, group: int) -> Float[np.ndarray, " n"]:
+        """How much of each token is in the group."""
+        weights: np.ndarray = self.part_UG[self.code_n, group]
+        return weights
+
+    def bounds(self, group: int) -> tuple[float, float, float]:
+        """Lowest, mean and highest key of the group."""
+        inside = self.part_UG[:, group] > 1e-12
+        weights = (self.part_UG[:, group] * self.counts_U)[inside]
+        keys = self.keys_U[inside]
+        return float(keys[0]), float((weights * keys).sum() / weights.sum()), float(keys[-1])
+
+
+def by_sample(
+    value_n: Float[np.ndarray, " n"],
+    weight_n: Float[np.ndarray, " n"],
+    sample_n: Integer[np.ndarray, " n"],
+    num_samples: int,
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """Σ weight · value and Σ weight of each sample; tokens without a value (NaN) count nowhere."""
+    known = np.isfinite(value_n)
+    weight_n = np.where(known, weight_n, 0.0)
+    sums = np.bincount(sample_n, weight_n * np.where(known, value_n, 0.0), minlength=num_samples)
+    return sums, np.bincount(sample_n, weight_n, minlength=num_samples)
+
+
+def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, share: bool = False) -> Mean | None:
+    """Σ sums / Σ weights; None without any weight. A ``share`` of yes or no gets Wilson's interval, which knows that
+    a few that are all right may not all be."""
+    total = float(of_N.sum())
+    if total <= 1e-12:
+        return None
+    mean = float(sum_N.sum()) / total
+    if (of_N > 0).sum() < 2:
+        return Mean(mean, None, None)
+    if share:
+        low, high = wilson(np.array([mean]), effective_size(sum_N[:, None], of_N))
+        return Mean(mean, float(low[0]), float(high[0]))
+    half = _quantile(of_N > 0) * (ratio_error(sum_N, of_N) or 0.0)
+    return Mean(mean, mean - half, mean + half)
+
+
+def difference(
+    sum_a_N: Float[np.ndarray, " N"],
+    of_a_N: Float[np.ndarray, " N"],
+    sum_b_N: Float[np.ndarray, " N"],
+    of_b_N: Float[np.ndarray, " N"],
+    *,
+    share: bool = False,
+) -> Mean | None:
+    """Mean of a less mean of b. Samples that are in both count once: what they share cancels."""
+    total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
+    if total_a <= 1e-12 or total_b <= 1e-12:
+        return None
+    mean_a, mean_b = float(sum_a_N.sum()) / total_a, float(sum_b_N.sum()) / total_b
+    delta = mean_a - mean_b
+    if min((of_a_N > 0).sum(), (of_b_N > 0).sum()) < 2:
+        return Mean(delta, None, None)
+    if share:
+        apart = contrast(sum_a_N[:, None], of_a_N, sum_b_N[:, None], of_b_N)
+        return Mean(delta, float(apart.low[0]), float(apart.high[0]))
+    rest_N = (sum_a_N - mean_a * of_a_N) / total_a - (sum_b_N - mean_b * of_b_N) / total_b
+    there = (of_a_N > 0) | (of_b_N > 0)
+    num = int(there.sum())
+    error = float(np.sqrt(num / (num - 1) * (rest_N[there] ** 2).sum()))
+    half = max(_quantile(of_a_N > 0), _quantile(of_b_N > 0)) * error
+    return Mean(delta, delta - half, delta + half)
+
+
+def _quantile(present_N: Bool[np.ndarray, " N"]) -> float:
+    from scipy.special import stdtrit  # only for who asks
+
+    return float(stdtrit(int(present_N.sum()) - 1, 0.975))

@@ -30,6 +30,19 @@ def patch_contrast(images: UInt8[np.ndarray, "n H W 3"], rows: int, cols: int) -
     return made
 
 
+def patch_colour(images: UInt8[np.ndarray, "n H W 3"], rows: int, cols: int) -> Float[np.ndarray, "n T 3"]:
+    """Mean colour (0 … 1) of each patch, cut as by ``patch_contrast``; a patch of no pixels is black."""
+    n, height, width, _ = images.shape
+    made = np.zeros((n, rows * cols, 3))
+    tops, lefts = (np.linspace(0, side, k + 1).round().astype(int) for side, k in ((height, rows), (width, cols)))
+    for row in range(rows):
+        for col in range(cols):
+            inside = images[:, tops[row] : tops[row + 1], lefts[col] : lefts[col + 1]]
+            if inside.shape[1] and inside.shape[2]:
+                made[:, row * cols + col] = inside.mean(axis=(1, 2)) / 255.0
+    return made
+
+
 def busiest(contrast: Float[np.ndarray, " p"], share: float = TENTH) -> Bool[np.ndarray, " p"]:
     """The ``share`` of all patches with the highest contrast; ties all count, patches without any contrast never."""
     if not len(contrast):

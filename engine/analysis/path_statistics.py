@@ -1,4 +1,4 @@
-"""Paths: equality of ribbons, how often each path occurs, and the rank–frequency law.
+"""Paths: equality of ribbons, how often each path occurs, the rank–frequency law, and how alike their tokens are.
 
 Shapes: n ribbons, S steps, K slots, V = S·K visits, P distinct paths.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int, Integer, UInt64
+from jaxtyping import Bool, Float, Int, Integer, Num, UInt64
 
 
 def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"]:
@@ -134,3 +134,87 @@ def path_distance(first: Integer[np.ndarray, "S K"], second: Integer[np.ndarray,
     shared_S = (first[:, :, None] == second[:, None, :]).any(axis=2).sum(axis=1)
     distance_S: np.ndarray = 1.0 - shared_S / first.shape[1]
     return distance_S
+
+
+_LARGEST_TABLE = 1 << 22
+"""cells of groups × categories that are counted in one table; larger ones are sorted"""
+Looks = Num[np.ndarray, "n *C"]
+"""(n, C) numbers, or (n,) codes of categories"""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Likeness of all paths together and of each; NaN where no two samples meet."""
+
+    value: float
+    by_path: Float[np.ndarray, " P"]
+
+
+class PathLikeness:
+    """How alike tokens of one path are, in one look after another: in mean colour, or in being words of a kind.
+
+    Likeness is 1 − d/D: d the mean squared distance of two tokens on one path but of different samples, averaged over
+    paths by their tokens, D that of any two tokens of different samples. 0 for paths that do not sort by it, 1 for
+    equal tokens. Categories that are equal have distance 0, others 1.
+
+    Shapes: n tokens; N samples; P paths; C numbers that a look has.
+    """
+
+    def __init__(self, path_n: Integer[np.ndarray, " n"], sample_n: Integer[np.ndarray, " n"], num_paths: int) -> None:
+        self.path, self.sample, self.num_paths = path_n.astype(np.int64), sample_n.astype(np.int64), num_paths
+        self.num_samples = int(sample_n.max()) + 1
+        kinds, within = np.unique(self.path * self.num_samples + self.sample, return_inverse=True)
+        self.within, self.owner = within.reshape(-1), kinds // self.num_samples
+
+    def of(
+        self, looks: Looks, counts_N: Num[np.ndarray, " N"] | None = None, among_n: Bool[np.ndarray, " n"] | None = None
+    ) -> Alike:
+        """``counts_N``: how often each sample counts, once by default; ``among_n``: only these tokens on their paths,
+        beside any two."""
+        everywhere = np.ones(len(self.path)) if counts_N is None else counts_N[self.sample].astype(np.float64)
+        weight = everywhere if among_n is None else everywhere * among_n
+        own_squares, own_pairs = _pairs(self.within, len(self.owner), weight, looks)
+        near_squares, near_pairs = _less(
+            _pairs(self.path, self.num_paths, weight, looks),
+            np.bincount(self.owner, own_squares, self.num_paths),
+            np.bincount(self.owner, own_pairs, self.num_paths),
+        )
+        own = _pairs(self.sample, self.num_samples, everywhere, looks)
+        far_squares, far_pairs = _less(
+            _pairs(np.zeros_like(self.path), 1, everywhere, looks), own[0].sum(keepdims=True), own[1].sum(keepdims=True)
+        )
+        by_path = np.full(self.num_paths, np.nan)
+        shared = near_pairs > 1e-9
+        if not shared.any() or far_pairs[0] <= 1e-9 or far_squares[0] <= 1e-12 * far_pairs[0]:
+            return Alike(float("nan"), by_path)
+        far = far_squares[0] / far_pairs[0]
+        by_path[shared] = 1.0 - near_squares[shared] / near_pairs[shared] / far
+        on_path = np.bincount(self.path, weight, self.num_paths)[shared]
+        return Alike(float((on_path * by_path[shared]).sum() / on_path.sum()), by_path)
+
+    def shared(self) -> float:
+        """Share of the tokens on a path that tokens of another sample take too."""
+        samples_P = np.bincount(self.owner, minlength=self.num_paths)
+        return float((samples_P[self.path] > 1).mean())
+
+
+def _less(
+    pairs: tuple[np.ndarray, np.ndarray], squares: np.ndarray, number: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return pairs[0] - squares, pairs[1] - number
+
+
+def _pairs(group: np.ndarray, size: int, weight: np.ndarray, looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Σ w_i w_j |x_i − x_j|² and Σ w_i w_j over the ordered pairs of each group, a token with itself included."""
+    total = np.bincount(group, weight, size)
+    if looks.ndim == 1:
+        width = int(looks.max()) + 1
+        if size * width <= _LARGEST_TABLE:
+            cells = np.bincount(group * width + looks, weight, size * width).reshape(size, width)
+            return total**2 - (cells**2).sum(axis=1), total**2
+        kinds, cell = np.unique(group * width + looks, return_inverse=True)
+        same = np.bincount(kinds // width, np.bincount(cell.reshape(-1), weight) ** 2, size)
+        return total**2 - same, total**2
+    sums = [np.bincount(group, weight * column, size) for column in looks.T]
+    norms = np.bincount(group, weight * (looks**2).sum(axis=1), size)
+    return 2 * (total * norms - sum(column**2 for column in sums)), total**2

@@ -26,7 +26,7 @@ PROPERTIES = {
 }
 """properties: API name → display text"""
 RUN, TWIN = "this run", "untrained twin"
-OVER = {"samples": "whole samples", "sequences": "sequences of samples"}
+OVER = {"samples": "whole samples", "sequences": "sequences of samples", "maps": "whole maps of images"}
 """unit of the shuffles: API name → display text"""
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"

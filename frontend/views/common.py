@@ -82,7 +82,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     if not cards and selection.run is None:
         widgets.empty(
             "There is no run yet.",
-            f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or try one of the shipped models on *Home*.",
+            f"Trace a model with `{command('tokenpaths trace --model … --data …')}`, or try a shipped model on *Home*.",
         )
         return None
     names = [card["run"] for card in cards]

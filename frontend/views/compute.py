@@ -22,6 +22,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.walls import sample_wall
+from tokenpaths.frontend.views.work import sections, training
 
 AT_EACH_END = 8
 READ_AT_MOST = 5000
@@ -56,7 +57,13 @@ def draw(selection: Selection) -> None:
     rows, whole = _samples(run, selection, measure)
     _chosen_bar(distribution, rows, selection, measure, run)
     _ends(rows, whole, measure, run)
+    with widgets.error_boundary("work beside its outcome"):
+        sections.outcomes(run, selection)
+    with widgets.error_boundary("means by kind of token"):
+        sections.kinds(run, selection)
     _scatter(run, selection)
+    with widgets.error_boundary("how this model was trained"):
+        training.curve(run, selection)
 
 
 def all_alike(distribution: Mapping[str, Any]) -> bool:

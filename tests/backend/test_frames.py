@@ -87,6 +87,21 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     ),
     "examples": ("text", lambda f: f.examples(2, 5, 3), "/runs/text/paths/2/examples?limit=5&seed=3", key("examples")),
     "knowledge": ("text", lambda f: f.knowledge(), "/runs/text/paths/knowledge", key("properties")),
+    "alikeness": ("vision", lambda f: f.alikeness(), "/runs/vision/paths/alikeness", key("looks")),
+    "outcomes": (
+        "vision",
+        lambda f: f.outcomes("reuse", groups=2),
+        "/runs/vision/outcomes/reuse?groups=2",
+        key("differences"),
+    ),
+    "outcome_groups": (
+        "vision",
+        lambda f: f.outcome_groups("compute", groups=3),
+        "/runs/vision/outcomes/compute?groups=3",
+        key("groups"),
+    ),
+    "kind_means": ("text", lambda f: f.kind_means("reuse"), "/runs/text/means/reuse", key("kinds")),
+    "module_kinds": ("text", lambda f: f.module_kinds(), "/runs/text/usage/kinds", key("shares")),
     "specific": (
         "vision",
         lambda f: f.specific("module", least=2),

@@ -180,6 +180,7 @@ def test_nothing_in_a_draw_is_told_as_such():
 def test_how_properties_were_shuffled_is_said(show):
     told = said(show(view="paths", run="pictures"))
     assert "Shuffled over whole samples, whose tokens share it: label of the sample" in told
+    assert "Region of the picture: each image gets the map of another one, patch by patch" in told
     assert "The others as sequences, because neighbours are alike" in told
 
 

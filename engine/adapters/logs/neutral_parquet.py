@@ -185,7 +185,7 @@ class _Words:
                     values = columns[name][low:high].unique().to_pylist()
                 except UnicodeDecodeError:  # Arrow reads text from Parquet without looking whether it is UTF-8
                     raise UserError(
-                        f"{self.where}, row {start + low}: {name!r} holds bytes that are not UTF-8; the file is damaged",
+                        f"{self.where}, row {start + low}: {name!r} holds bytes that are not UTF-8; it is damaged",
                         field="file",
                     ) from None
                 if len(values) != 1 or not isinstance(values[0], str | None):

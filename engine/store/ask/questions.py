@@ -10,6 +10,7 @@ from tokenpaths.engine.store.ask.question import Question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.sample_matching import samples_fingerprint
 from tokenpaths.engine.store.ask.topics import (
+    alikeness,
     distributions,
     experts,
     flow,
@@ -24,6 +25,7 @@ from tokenpaths.engine.store.ask.topics import (
     soft_decisions,
     things,
     usage,
+    work,
 )
 
 TOPICS = (
@@ -31,12 +33,14 @@ TOPICS = (
     flow,
     paths,
     knowledge,
+    alikeness,
     label_specificity,
     naming,
     similar,
     experts,
     distributions,
     usage,
+    work,
     samples,
     search,
     soft_decisions,

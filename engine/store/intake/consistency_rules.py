@@ -250,7 +250,7 @@ def _null_rules(plan: Plan) -> Iterator[tuple[str, str]]:
         "what paths know",
         "SELECT 1 FROM association WHERE attribute IS NULL OR attribute NOT IN ('label', 'region', 'token_id') "
         "OR whose IS NULL OR whose NOT IN ('observed', 'untrained') "
-        "OR shuffled IS NULL OR shuffled NOT IN ('samples', 'sequences', 'tokens') "
+        "OR shuffled IS NULL OR shuffled NOT IN ('samples', 'sequences', 'maps', 'tokens') "
         f"OR {_finite('nmi', 'null_mean', 'null_std', 'p_value', null=True)} "
         "OR NOT coalesce(shuffles >= 0 AND num_tokens >= 0, false) "
         "OR attribute NOT IN (SELECT attribute FROM association WHERE whose = 'observed')",

@@ -1,6 +1,6 @@
 """Associations computed at sealing: NMI of path and attribute, of the run and of its untrained twin.
 
-Labels are permuted over whole samples, all other attributes as sequences (``association.Sequences``), as in
+Labels are permuted over whole samples, token ids as sequences, regions as whole maps of images (``association``), as in
 ``ask.topics.knowledge``: tokens of a sample are correlated, so permuting single tokens would find any attribute known.
 
 Shapes: n tokens of the hash sample, P distinct paths.
@@ -12,11 +12,13 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.analysis.association import associations, places_in
+from tokenpaths.engine.store.ask.tables.region_maps import region_maps
+from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_tables import insert_columns
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_nulls import NULL_SEED
 
-ATTRIBUTES = {"label": "samples", "region": "sequences", "token_id": "sequences"}
+ATTRIBUTES = {"label": "samples", "region": "maps", "token_id": "sequences"}
 """attribute -> what its null model shuffles"""
 OWN, UNTRAINED = "observed", "untrained"
 
@@ -45,11 +47,15 @@ def write_associations(
         if measured.sum() < 2 or len(np.unique(sketch[attribute][measured])) < 2:
             continue
         sample_n, token_n = sketch["sample"][measured], sketch["token"][measured]
+        maps = region_maps(lambda query: _arrays(con, query), sample_n, token_n) if shuffled == "maps" else None
+        if shuffled == "maps" and maps is None:
+            continue
         results = associations(
             [of[measured] for of in paths.values()],
             sketch[attribute][measured],
             groups=sample_n if shuffled == "samples" else None,
-            sequences=None if shuffled == "samples" else places_in(sample_n, token_n, by_place=attribute == "region"),
+            sequences=places_in(sample_n, token_n, by_place=False) if shuffled == "sequences" else None,
+            maps=maps,
             seed=NULL_SEED,
         )
         for whose, result in zip(paths, results, strict=True):
@@ -67,6 +73,10 @@ def write_associations(
                     whose,
                 ],
             )
+
+
+def _arrays(con: duckdb.DuckDBPyConnection, query: Query) -> dict[str, np.ndarray]:
+    return {name: np.asarray(values) for name, values in con.execute(query.sql, query.parameters).fetchnumpy().items()}
 
 
 def _numbered(book: PathDictionary, path_ids: np.ndarray) -> np.ndarray:

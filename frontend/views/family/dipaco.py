@@ -17,6 +17,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.samples import retrace
+from tokenpaths.frontend.views.work import training
 
 TITLE = "Documents"
 LISTED = 300
@@ -71,6 +72,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         _sharing(run, drawn)
     with left if len(drawn) > FEW else right, widgets.error_boundary("perplexity"):  # if there is room
         _rerouting(run)
+    with widgets.error_boundary("perplexity by phase"):
+        training.phases(run, selection)
     with widgets.error_boundary("one document"):
         _document(run, selection, paths["paths"])
 

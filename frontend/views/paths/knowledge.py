@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, kn
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.work import sections
 
 ROWS = 20
 SPECIFIC = (
@@ -43,6 +44,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.caption(widgets.escape(_how(answer)))
         common.note_not_independent(run)
         widgets.numbers_behind(knowledge_rows(answer), "properties")
+    with widgets.error_boundary("how alike tokens of a path are"):
+        sections.likeness(run, selection)
     _specific(run, selection)
 
 
@@ -57,10 +60,16 @@ def _how(answer: Mapping[str, Any]) -> str:
     whole = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "samples"]
     if whole:
         text += f" Shuffled over whole samples, whose tokens share it: {', '.join(whole)}."
-    if len(whole) < len(answer["properties"]):
+    maps = [PROPERTIES[row["property"]] for row in answer["properties"] if row["shuffled"] == "maps"]
+    if maps:
         text += (
-            f" {'The others' if whole else 'Shuffled'} as sequences, because neighbours are alike: each sample gets "
-            "the values of another one, in their order, from a random token on."
+            f" {', '.join(maps).capitalize()}: each image gets the map of another one, patch by patch, so that what "
+            "the place in the picture alone tells is no knowledge."
+        )
+    if len(whole) + len(maps) < len(answer["properties"]):
+        text += (
+            f" {'The others' if whole or maps else 'Shuffled'} as sequences, because neighbours are alike: each "
+            "sample gets the values of another one, in their order, from a random token on."
         )
     if any(row["property"] == "place" for row in answer["properties"]):
         text += f" Place: {answer['cells']} × {answer['cells']} cells of the picture."

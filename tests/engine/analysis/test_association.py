@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.metrics import normalized_mutual_info_score
 
-from tokenpaths.engine.analysis.association import Sequences, association
+from tokenpaths.engine.analysis.association import Maps, Sequences, association
 
 
 def test_a_sample_gets_the_labels_of_another_one_in_their_order():
@@ -91,5 +92,107 @@ def test_what_paths_do_know_is_still_found():
     paths = np.where(rng.random(1600) < 0.2, values, rng.integers(0, 12, 1600))
     places = np.repeat(np.arange(40), 40), np.tile(np.arange(40), 40)
     assert association(paths, values, sequences=places, shuffles=99).p_value == 0.01
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="not several"):
         association(paths, values, groups=places[0], sequences=places)
+
+
+def pictures(seed: int, images: int = 60, side: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """(images, patches) maps of an object somewhere about the middle, and the patches' places."""
+    rng = np.random.default_rng(seed)
+    row, col = np.divmod(np.arange(side * side), side)
+    centre = rng.normal((side - 1) / 2, 0.7, (images, 2, 1))
+    away = np.hypot(row - centre[:, 0], col - centre[:, 1])
+    return np.where(away < 1.3, 1, np.where(away < 2.2, 2, 0)), np.arange(side * side)
+
+
+def maps_of(map_GT: np.ndarray, kind_G: np.ndarray | None = None, known: np.ndarray | None = None) -> Maps:
+    num, size = map_GT.shape
+    image_n, place_n = np.repeat(np.arange(num), size), np.tile(np.arange(size), num)
+    if known is not None:
+        image_n, place_n = image_n[known], place_n[known]
+    return Maps(
+        image_n,
+        place_n,
+        map_GT.reshape(-1),
+        np.arange(num) * size,
+        np.zeros(num, dtype=int) if kind_G is None else kind_G,
+    )
+
+
+def test_images_exchange_whole_maps_with_their_kind_and_keep_none():
+    map_GT = np.arange(20)[:, None] * 100 + np.arange(9)[None, :]  # each value tells its image and its place
+    kind_G = np.array([0] * 12 + [1] * 4 + [2] * 3 + [7])
+    seen: dict[int, set[int]] = {}
+    for seed in range(100):
+        drawn = maps_of(map_GT, kind_G).draw(np.random.default_rng(seed)).reshape(20, 9)
+        givers = drawn // 100
+        assert (givers == givers[:, :1]).all()
+        assert (drawn % 100 == np.arange(9)).all()
+        assert sorted(givers[:, 0].tolist()) == list(range(20))
+        assert (kind_G[givers[:, 0]] == kind_G).all()
+        assert (givers[:12, 0] != np.arange(12)).all()
+        assert givers[19, 0] == 19
+        for image, giver in enumerate(givers[:, 0].tolist()):
+            seen.setdefault(image, set()).add(giver)
+    assert all(seen[image] == set(range(12)) - {image} for image in range(12))
+    assert all(seen[image] == {12, 13, 14, 15} for image in range(12, 16))  # of few, one may keep its own
+
+
+def naive_map_null(paths_GT: np.ndarray, map_GT: np.ndarray, shuffles: int, seed: int) -> list[float]:
+    """The same draws, spelt out: the images in a random ring, each gives its map to the next one."""
+    rng, nulls = np.random.default_rng(seed), []
+    for _ in range(shuffles):
+        ring = rng.permutation(len(map_GT)).tolist()
+        given = {taker: ring[i - 1] for i, taker in enumerate(ring)}
+        pairs = [
+            (path, value)
+            for image, paths in enumerate(paths_GT.tolist())
+            for path, value in zip(paths, map_GT[given[image]].tolist(), strict=True)
+        ]
+        nulls.append(normalized_mutual_info_score(*zip(*pairs, strict=True)))
+    return nulls
+
+
+@pytest.mark.parametrize("part", [1.0, 0.4])
+def test_what_the_place_alone_tells_is_no_knowledge_of_regions(part):
+    """Paths that depend on the place only: nothing above the null; the null of sequences would call it knowledge."""
+    sure = {"maps": 0, "sequences": 0}
+    for seed in range(20):
+        map_GT, place_T = pictures(seed)
+        rng = np.random.default_rng(seed)
+        path_n = np.tile(place_T // 3, len(map_GT)) * 3 + rng.integers(0, 3, map_GT.size)
+        known = rng.random(map_GT.size) < part
+        image_n, place_n = np.repeat(np.arange(60), 36)[known], np.tile(place_T, 60)[known]
+        label_n = map_GT.reshape(-1)[known]
+        for name, how in (
+            ("maps", {"maps": maps_of(map_GT, known=known)}),
+            ("sequences", {"sequences": (image_n, place_n)}),
+        ):
+            found = association(path_n[known], label_n, shuffles=39, seed=seed, **how)
+            sure[name] += found.p_value <= 0.05
+            if name == "maps":
+                assert abs(found.nmi - found.null_mean) < 0.2 * found.nmi
+    assert sure["sequences"] == 20  # what was wrong with turning them
+    assert sure["maps"] <= 3
+
+
+def test_what_paths_know_of_the_content_is_found_beside_maps():
+    map_GT, place_T = pictures(3)
+    rng = np.random.default_rng(3)
+    path_GT = np.where(rng.random(map_GT.shape) < 0.4, map_GT, rng.integers(0, 6, map_GT.shape))
+    found = association(path_GT.reshape(-1), map_GT.reshape(-1), maps=maps_of(map_GT), shuffles=99)
+    assert found.p_value == 0.01
+    assert found.nmi > 1.3 * found.null_mean
+    naive = naive_map_null(path_GT, map_GT, 99, 0)
+    assert found.null_mean == pytest.approx(np.mean(naive))
+    assert found.null_high == pytest.approx(np.quantile(naive, 0.975))
+
+
+def test_of_few_images_chance_is_not_called_sure():
+    """Two images have one exchange: were it forced, each second pair would stand out in all of the shuffles."""
+    sure = 0
+    for seed in range(40):
+        map_GT, _ = pictures(seed, images=2)
+        path_n = np.random.default_rng(seed).integers(0, 4, map_GT.size)
+        sure += association(path_n, map_GT.reshape(-1), maps=maps_of(map_GT), shuffles=39, seed=seed).p_value <= 0.05
+    assert sure == 0

@@ -31,9 +31,10 @@ class KnownProperty(AnswerModel):
         "(token 0, 1–2, 3–6 … of its text), `region` or `place` (3 × 3 cells of the picture)"
     )
     values: int = Field(description="Different values among the tokens")
-    shuffled: Literal["samples", "sequences"] = Field(
+    shuffled: Literal["samples", "sequences", "maps"] = Field(
         description="`samples`: whole samples, whose tokens share the property; `sequences`: each sample got the "
-        "values of another one of about its length, in their order, from a random token on"
+        "values of another one of about its length, in their order, from a random token on; `maps`: each image got "
+        "those of another one of its grid, patch by patch, so that what the place alone tells is no knowledge"
     )
     nmi: float = Field(description="2·I(path; property) / (H(path) + H(property)), 0 … 1")
     null_mean: float = Field(description="Its mean over shuffles")

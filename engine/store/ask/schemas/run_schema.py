@@ -80,7 +80,7 @@ class Association(AnswerModel):
     p_value: float | None = Field(description="Share of shuffles with at least this NMI, (k+1)/(n+1)")
     shuffles: int
     num_tokens: int = Field(description="Size of the hash sample of tokens it was computed on")
-    shuffled: Literal["samples", "sequences", "tokens"] = Field(
+    shuffled: Literal["samples", "sequences", "maps", "tokens"] = Field(
         description="What was shuffled: whole samples, sequences of samples as in `/paths/knowledge`, or, in files "
         "before schema version 4, single tokens; then the p-value is too small: take that of `/paths/knowledge`"
     )

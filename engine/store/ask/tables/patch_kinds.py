@@ -85,7 +85,19 @@ def _grids(run: RunFile, table: TokenTable) -> np.ndarray:
 
 def _contrast(run: RunFile, table: TokenTable) -> np.ndarray:
     """(n,) standard deviation of the grey values inside each patch; NaN without a picture."""
-    contrast_n = np.full(table.num_tokens, np.nan)
+    return patch_values(run, table, lambda images, rows, cols: patch_contrast(images, rows, cols)[:, :, None])[:, 0]
+
+
+def patch_values(
+    run: RunFile, table: TokenTable, measure: Callable[[np.ndarray, int, int], np.ndarray], width: int = 1
+) -> np.ndarray:
+    """(n, ``width``) what ``measure`` finds in the patches of pictures of one size; NaN without a picture.
+
+    ``measure`` takes pictures (m, H, W, 3) and their rows and columns of patches, and returns (m, rows · cols, width).
+    """
+    value_n = np.full((table.num_tokens, width), np.nan)
+    if "grid_row" not in table.columns or "col" not in table.columns:
+        return value_n
     grids_N2 = _grids(run, table)
     first_N = np.searchsorted(table.sample_n, np.arange(table.num_samples + 1))
     row_n, col_n = table.columns["grid_row"].astype(np.int64), table.columns["col"].astype(np.int64)
@@ -101,8 +113,8 @@ def _contrast(run: RunFile, table: TokenTable) -> np.ndarray:
                 by_shape.setdefault((*pixels.shape, *grids_N2[i].tolist()), []).append((i, pixels))
         for shape, pictures in by_shape.items():
             rows, cols = shape[-2:]
-            values = patch_contrast(np.stack([pixels for _, pixels in pictures]), rows, cols)
+            values = measure(np.stack([pixels for _, pixels in pictures]), rows, cols)
             for (i, _), of_picture in zip(pictures, values, strict=True):
                 here = slice(first_N[i], first_N[i + 1])
-                contrast_n[here] = of_picture[row_n[here] * cols + col_n[here]]
-    return contrast_n
+                value_n[here] = of_picture[row_n[here] * cols + col_n[here]]
+    return value_n

@@ -2,8 +2,9 @@
 
 Computed on the hash sample of tokens that was drawn at sealing (table ``known_token``, which also holds the untrained
 twin's paths of these tokens), so NMI and p agree with the associations in the file. Properties of a sample (label,
-prediction) are permuted over whole samples; all others are correlated within a sample, as its paths are, and are
-permuted as sequences (``association.Sequences``).
+prediction) are permuted over whole samples; regions of pictures change hands as whole maps, so that the place of a
+patch is no knowledge; all others are correlated within a sample, as its paths are, and are permuted as sequences
+(``association.Maps``, ``Sequences``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tokenpaths.engine.analysis.association import Association, associations, pl
 from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.region_maps import region_maps
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, known_token_table, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.file.filters import Query
@@ -40,6 +42,8 @@ class Property:
     """common to all tokens of a sample"""
     by_place: bool = False
     """correlated by place in the sample; otherwise a sample is a sequence of values, whatever lies between them"""
+    as_maps: bool = False
+    """of the patches of a picture, and more than their place: images exchange their whole maps"""
 
 
 @question(
@@ -56,7 +60,7 @@ class Property:
 def knowledge(run: RunFile) -> dict[str, Any]:
     """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
 
-    Each of ``properties`` is {property, values, shuffled (samples or sequences), nmi, null_mean, null_low,
+    Each of ``properties`` is {property, values, shuffled (samples, sequences or maps), nmi, null_mean, null_low,
     null_high, p_value, num_tokens} and ``untrained_nmi`` … of the untrained twin's paths beside the same shuffles;
     ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a hash
     sample of 20,000 tokens.
@@ -75,11 +79,19 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
             continue
         sample_n, token_n = table.sample_n[here], table.columns["token"][here]
+        maps = region_maps(run.arrays, table.samples_N[sample_n], token_n) if attribute.as_maps else None
+        if attribute.as_maps and maps is None:
+            unknown.append(
+                {"property": attribute.name, "reason": "no two images have the same grid to exchange their regions"}
+            )
+            continue
+        shuffled = "samples" if attribute.of_samples else "maps" if attribute.as_maps else "sequences"
         result, *twin = associations(
             [table.path_n[here], *([] if twin_n is None else [twin_n[here]])],
             codes[here],
-            groups=sample_n if attribute.of_samples else None,
-            sequences=None if attribute.of_samples else places_in(sample_n, token_n, by_place=attribute.by_place),
+            groups=sample_n if shuffled == "samples" else None,
+            sequences=places_in(sample_n, token_n, by_place=attribute.by_place) if shuffled == "sequences" else None,
+            maps=maps,
             shuffles=SHUFFLES,
             seed=SEED,
         )
@@ -87,7 +99,7 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             {
                 "property": attribute.name,
                 "values": values,
-                "shuffled": "samples" if attribute.of_samples else "sequences",
+                "shuffled": shuffled,
                 "nmi": result.nmi,
                 "null_mean": result.null_mean,
                 "null_low": result.null_low,
@@ -165,7 +177,7 @@ def _properties(run: RunFile, table: TokenTable, words: Words | None) -> list[Pr
         codes_N = np.array([classes.get(row[1], -1) for row in rows], dtype=np.int64)
         properties.append(Property("prediction", codes_N[table.sample_n], of_samples=True))
     if run.row["modality"] == "vision":
-        properties.append(Property("region", table.columns.get("region", nothing), by_place=True))
+        properties.append(Property("region", table.columns.get("region", nothing), as_maps=True))
         properties.append(Property("place", _places(table, rows), by_place=True))
         return properties
     properties += [Property(name, table.columns.get(name, nothing)) for name in ("token_id", "predicted_id")]

@@ -1,6 +1,8 @@
-"""Usage of modules: load of every module at every step (shares, entropy, violation, dead modules).
+"""Usage of modules: load of every module at every step (shares, entropy, violation, dead modules), kinds of modules.
 
 Definitions: ``tokenpaths.engine.analysis.load``.
+
+Shapes: N samples, S steps, M modules.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.analysis import load
+from tokenpaths.engine.analysis.contrast import effective_size, wilson
 from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
+from tokenpaths.engine.store.ask.tables.token_table import tokens_of
 
 
 @question(
@@ -70,6 +74,64 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                 }
             )
     return {"run": run.run_id, "steps": steps, "usage": cells}
+
+
+@question(
+    "usage/kinds",
+    "work_schema.KindShares",
+    tag="runs",
+    name="module_kinds",
+    description="Which kinds of modules (attention, MLP, identity …) does each step choose? Shares of its choices, "
+    "beside even use and the untrained twin.\n\nShares of all tokens; intervals by sample, of large runs on samples "
+    "drawn by a seed.",
+    frames={"module_kinds": Rows("shares", "A row for each kind at each step: share, low, high, even, untrained")},
+    sealed=lambda run: [{}],
+)
+def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
+    """Which kinds of modules does each step choose? Share of its choices, beside even use and the untrained twin.
+
+    ``share`` is of all tokens (or those of one label), from the sealed counts; its 95 % interval takes samples as what
+    was drawn.
+    """
+    label_id = run.label_id(label)
+    table = tokens_of(run)
+    if label_id is not None:
+        table = table.of_samples(np.flatnonzero(table.label_N == label_id))
+    answer = {"run": run.run_id, "counted": table.counted}
+    steps, top_k = run.layout.num_steps, run.layout.top_k
+    kinds = [[run.bank.find(step, module).kind for module in run.bank.offered(step)] for step in range(steps)]
+    every = sorted({kind for row in kinds for kind in row})
+    if len(every) < 2:
+        return {**answer, "shares": [], "reason": f"all modules are of one kind, {every[0]}"}
+    counts = counts_of_step(run.rows(queries.sealed_usage(label_id)), run.bank, steps)
+    untrained = run.rows(queries.null_usage("untrained")) if label_id is None else []
+    twin = counts_of_step(untrained, run.bank, steps) if untrained else None
+    of_N = table.per_sample() * top_k
+    rows = []
+    for step in range(steps):
+        of_kind = np.array(kinds[step])
+        offered = np.array(run.bank.offered(step))
+        for kind in every:
+            here = of_kind == kind
+            if not here.any():
+                continue
+            share = float(counts[step][here].sum() / max(1, counts[step].sum()))
+            hits_N1 = table.chosen_at(step, offered[here]).sum(axis=1, keepdims=True)
+            low, high = wilson(np.array([share]), effective_size(hits_N1, of_N))
+            enough = (of_N > 0).sum() >= 2
+            rows.append(
+                {
+                    "step": step,
+                    "kind": kind,
+                    "num_modules": int(here.sum()),
+                    "share": share,
+                    "low": float(low[0]) if enough else None,
+                    "high": float(high[0]) if enough else None,
+                    "even": float(here.mean()),
+                    "untrained": None if twin is None else float(twin[step][here].sum() / max(1, twin[step].sum())),
+                }
+            )
+    return {**answer, "shares": rows, "reason": None}
 
 
 def counts_of_step(rows: Sequence[tuple[Any, ...]], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:

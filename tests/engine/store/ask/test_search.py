@@ -269,8 +269,8 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
             continue
         row = known[name]
         assert row["nmi"] == pytest.approx(normalized_mutual_info_score(values, paths, average_method="arithmetic"))
-        assert row["null_low"] <= row["null_mean"] <= row["null_high"]
-        assert row["shuffled"] == ("samples" if name == "label" else "sequences")
+        assert row["null_low"] - 1e-12 <= row["null_mean"] <= row["null_high"] + 1e-12
+        assert row["shuffled"] == {"label": "samples", "region": "maps"}.get(name, "sequences")
     sealed = {row["attribute"]: row for row in case.run.info()["associations"]}
     same = ("nmi", "null_mean", "p_value", "shuffled", "untrained_nmi", "untrained_null_mean", "untrained_p_value")
     for name, row in sealed.items():
@@ -284,6 +284,34 @@ def test_what_paths_know_agrees_with_scikit_learn(case: Case):
     else:
         assert told["untrained_reason"] == "no untrained twin was traced beside this run"
         assert known["token_id"]["untrained_nmi"] is None
+
+
+def test_the_null_of_regions_exchanges_whole_maps_of_the_file(tmp_path):
+    made = make("maps", "vision", samples=10)
+    with Run.open(made.write(tmp_path)) as run:
+        row = next(row for row in run.knowledge()["properties"] if row["property"] == "region")
+        ranks = np.concatenate([[token["rank"] for token in run.sample(i)["tokens"]] for i in range(10)])
+    map_GT = np.concatenate([batch.region for batch in made.batches]).reshape(10, -1)
+    rng, null = np.random.default_rng(0), []
+    for _ in range(200):
+        ring = rng.permutation(10)
+        drawn_GT = np.empty_like(map_GT)
+        for place in range(10):
+            drawn_GT[ring[place]] = map_GT[ring[place - 1]]
+        null.append(normalized_mutual_info_score(drawn_GT.reshape(-1), ranks))
+    assert row["null_mean"] == pytest.approx(np.mean(null))
+    assert row["null_mean"] > 0
+    assert (row["null_low"], row["null_high"]) == pytest.approx(tuple(np.quantile(null, [0.025, 0.975])))
+
+
+def test_one_picture_has_nobody_to_exchange_its_regions_with(tmp_path):
+    with Run.open(make("one", "vision", samples=1, twin=False).write(tmp_path)) as run:
+        known = run.knowledge()
+        assert "region" not in {row["property"] for row in known["properties"]}
+        assert {"property": "region", "reason": "no two images have the same grid to exchange their regions"} in (
+            known["unknown"]
+        )
+        assert "region" not in {row["attribute"] for row in run.info()["associations"]}
 
 
 def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):

@@ -74,7 +74,7 @@ def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: 
         assert run.knowledge()["properties"]
         monkeypatch.setattr("tokenpaths.engine.store.ask.topics.knowledge._properties", lambda *_: [])
         assert run.knowledge()["properties"]
-        monkeypatch.setattr(sealed_answers, "ANSWERS_VERSION", 2)
+        monkeypatch.setattr(sealed_answers, "ANSWERS_VERSION", sealed_answers.ANSWERS_VERSION + 1)
         assert not run.knowledge()["properties"]
 
 

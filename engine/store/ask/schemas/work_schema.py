@@ -1,0 +1,144 @@
+"""Answers about the work that tokens and samples got: beside loss and correctness, and by kind of token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Counted, High, Low, Rank, Ribbon
+
+
+class WithInterval(AnswerModel):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: Low
+    high: High
+
+
+class OutcomeGroup(AnswerModel):
+    """One of the groups of equal size, from the least to the most of the measure."""
+
+    lowest: float = Field(description="Least value of the measure in the group")
+    value: float = Field(description="Mean of the measure in the group")
+    highest: float
+    right: WithInterval | None = Field(description="Share of right predictions")
+    confidence: WithInterval | None = Field(description="Mean probability of the prediction")
+    loss: WithInterval | None = Field(description="Mean loss, nats")
+
+
+class OutcomeDifference(AnswerModel):
+    """What the groups at both ends differ by."""
+
+    outcome: Literal["right", "confidence", "loss"]
+    least: float = Field(description="Mean of the group with the least of the measure")
+    most: float = Field(description="Mean of the group with the most")
+    difference: float = Field(description="Least less most")
+    low: Low
+    high: High
+    correlation: float | None = Field(description="Spearman's, over samples; null per token")
+    correlation_low: Low
+    correlation_high: High
+
+
+class Outcomes(AnswerModel):
+    """Loss, confidence and correctness beside how much work was done."""
+
+    run: str
+    measure: str
+    per: Literal["sample", "token"]
+    counted: Counted
+    groups: list[OutcomeGroup]
+    differences: list[OutcomeDifference]
+    reason: str | None = Field(description="Why there is nothing to compare, in words")
+
+
+class KindMean(AnswerModel):
+    """The mean of one kind of token."""
+
+    by: Literal["region", "patch", "word"]
+    kind: str = Field(description="A region of the run, a kind of patch, or a kind of word")
+    num_tokens: int
+    num_samples: int = Field(description="Samples with such tokens")
+    mean: float
+    low: Low
+    high: High
+    difference: float = Field(description="Less the mean of all tokens that could be of such a kind")
+    difference_low: Low
+    difference_high: High
+
+
+class KindMeans(AnswerModel):
+    """Means of a measure by region, kind of patch and kind of word."""
+
+    run: str
+    measure: str
+    counted: Counted
+    kinds: list[KindMean] = Field(description="By group, the most first")
+    reason: str | None = Field(description="Why there is nothing to compare, in words")
+
+
+class PathAlike(AnswerModel):
+    """How alike the tokens of one path are."""
+
+    rank: Rank
+    ribbon: Ribbon
+    num_tokens: int = Field(description="Of the tokens that were looked at")
+    num_samples: int
+    likeness: float
+    null_low: Low
+    null_high: High
+
+
+class LookAlike(AnswerModel):
+    """How alike tokens of one path are by one look, beside samples that exchange theirs place by place."""
+
+    look: Literal["colour", "word_class"]
+    likeness: float = Field(description="1 − d/D: 0 paths do not sort by it, 1 tokens of a path are equal in it")
+    low: Low
+    high: High
+    null_mean: float | None
+    null_low: Low
+    null_high: High
+    p_value: float | None = Field(description="(1 + shuffles at least as high) / (1 + shuffles)")
+    untrained: float | None = Field(description="Of the untrained twin's paths of `untrained_tokens` tokens")
+    untrained_low: Low
+    untrained_high: High
+    trained: float | None = Field(description="Of this run's paths of the same tokens as the twin's")
+    paths: list[PathAlike] = Field(description="The most frequent ones with 20 tokens or more of three samples or more")
+
+
+class Alikeness(AnswerModel):
+    """Whether tokens of one path look alike."""
+
+    run: str
+    counted: Counted
+    shuffles: int
+    shared: float | None = Field(description="Share of the tokens on a path that another sample takes too")
+    looks: list[LookAlike]
+    untrained_tokens: int
+    untrained_reason: str | None
+    reason: str | None = Field(description="Why there is nothing to show, in words")
+
+
+class KindShare(AnswerModel):
+    """How much of a step's choices goes to modules of one kind."""
+
+    step: int
+    kind: str = Field(description="Kind of module: transformer, attention, mlp, identity, expert, block …")
+    num_modules: int = Field(description="Modules of the kind that the step offers")
+    share: float = Field(description="Of the step's choices")
+    low: Low
+    high: High
+    even: float = Field(description="Share if every module were chosen as often: modules of the kind / all offered")
+    untrained: float | None = Field(description="Share of the untrained twin's choices")
+
+
+class KindShares(AnswerModel):
+    """Kinds of modules by step."""
+
+    run: str
+    counted: Counted = Field(description="What the intervals were worked out on; shares are of all tokens")
+    shares: list[KindShare]
+    reason: str | None = Field(description="Why there is nothing to compare, in words")

@@ -1,0 +1,343 @@
+"""Compute and reuse: beside loss, confidence and correctness, and by region, kind of patch and kind of word.
+
+Samples (or tokens) in the order of the measure are cut into groups of one size; those of one value share their groups
+(``analysis.contrast.EqualParts``). Per sample every sample counts; per token all tokens up to a million, else whole
+samples drawn by a seed, and kinds of patches that need pixels over the pictures that the search draws
+(``patch_kinds``). Intervals take samples as what was drawn.
+
+Shapes: n samples or tokens, N samples, G groups, S steps, M modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from tokenpaths.engine.analysis import paired_runs
+from tokenpaths.engine.analysis.contrast import EqualParts, Mean, by_sample, difference, mean_of
+from tokenpaths.engine.analysis.words import CLASSES, word_class
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables import sample_profiles
+from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
+from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
+from tokenpaths.engine.store.file.filters import Query, check_choice
+
+MEASURES = ("compute", "reuse", "modules")
+MEANS = ("compute", "reuse", "loss")
+"""measures with means by kind"""
+OUTCOMES = ("right", "confidence", "loss")
+GROUPS = 10
+FEWEST = 2
+"""samples or tokens of a group, below which there are no groups"""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The measure and the outcomes of n samples or tokens; NaN where unknown."""
+
+    key_n: np.ndarray
+    outcomes: dict[str, np.ndarray]
+    sample_n: np.ndarray
+    """index of the sample"""
+    num_samples: int
+    counted: dict[str, Any]
+
+
+def _page_outcomes(run: RunFile) -> Iterator[dict[str, Any]]:
+    for measure in MEASURES:
+        for per in ("sample", "token") if measure != "modules" else ("sample",):
+            yield {"measure": measure, "per": per}
+
+
+@question(
+    "outcomes/{measure}",
+    "work_schema.Outcomes",
+    tag="runs",
+    description="Loss, confidence and correctness beside `compute`, `reuse` or `modules` (different modules at their "
+    "steps that any token of the sample visited).\n\nGroups of one size from the least to the most; 95 % intervals by "
+    "sample.",
+    frames={
+        "outcomes": Rows("differences", "Groups with the least and the most beside each other, one row an outcome."),
+        "outcome_groups": Rows("groups", "The groups from the least to the most: lowest, value, highest …"),
+    },
+    sealed=_page_outcomes,
+)
+def outcomes(
+    run: RunFile,
+    measure: Annotated[str, Argument()],
+    per: Annotated[Literal["sample", "token"], Argument("What is counted")] = "sample",
+    groups: Annotated[int, Argument("Groups of one size", ge=2, le=100)] = GROUPS,
+    label: LabelFilter = None,
+) -> dict[str, Any]:
+    """Are samples (or tokens) that get little work easier? Loss, confidence and correctness by groups of a measure.
+
+    ``groups`` from the least to the most of the measure, ``differences`` of the two at the ends, with 95 % intervals.
+    ``right`` of a sample: its prediction is its label, of a token: the token predicted to follow it does.
+
+    Raises:
+        UserError: there is no such measure, or none per token.
+    """
+    check_choice(measure, MEASURES, "measure")
+    label_id = run.label_id(label)
+    if measure == "modules" and per == "token":
+        raise UserError("a token visits one module a slot: modules are counted per sample, not per token", field="per")
+    observed = _samples(run, measure, label_id) if per == "sample" else _tokens(run, measure, label_id)
+    known = np.isfinite(observed.key_n) & np.any([np.isfinite(of) for of in observed.outcomes.values()], axis=0)
+    answer = {"run": run.run_id, "measure": measure, "per": per, "counted": observed.counted}
+    reason = _nothing(observed, known, measure, per, groups)
+    if reason:
+        return {**answer, "groups": [], "differences": [], "reason": reason}
+    key_n, sample_n = observed.key_n[known], observed.sample_n[known]
+    parts = EqualParts(key_n, groups)
+    rows: list[dict[str, Any]] = []
+    for group in range(groups):
+        lowest, value, highest = parts.bounds(group)
+        rows.append({"lowest": lowest, "value": value, "highest": highest})
+    differences = []
+    for outcome in OUTCOMES:
+        value_n = observed.outcomes[outcome][known]
+        share = outcome == "right"
+        sums = [by_sample(value_n, parts.weight(g), sample_n, observed.num_samples) for g in range(groups)]
+        for row, (total_N, of_N) in zip(rows, sums, strict=True):
+            row[outcome] = _shown(mean_of(total_N, of_N, share=share))
+        apart = difference(*sums[0], *sums[-1], share=share)
+        if apart is None:
+            continue
+        together = paired_runs.spearman(*_pairs(key_n, value_n)) if per == "sample" else None
+        differences.append(
+            {
+                "outcome": outcome,
+                "least": rows[0][outcome]["mean"],
+                "most": rows[-1][outcome]["mean"],
+                "difference": apart.mean,
+                "low": apart.low,
+                "high": apart.high,
+                "correlation": together.r if together else None,
+                "correlation_low": together.low if together else None,
+                "correlation_high": together.high if together else None,
+            }
+        )
+    return {**answer, "groups": rows, "differences": differences, "reason": None}
+
+
+def _shown(mean: Mean | None) -> dict[str, float | None] | None:
+    return None if mean is None else {"mean": mean.mean, "low": mean.low, "high": mean.high}
+
+
+def _pairs(key_n: np.ndarray, value_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = np.isfinite(value_n)
+    return key_n[known], value_n[known]
+
+
+def _nothing(observed: Observed, known: np.ndarray, measure: str, per: str, groups: int) -> str | None:
+    """Why there is nothing to compare, in words."""
+    name = {"modules": "number of visited modules"}.get(measure, measure)
+    if not known.any():
+        return f"no {per} here has a loss or a prediction beside its {name}"
+    if int(known.sum()) < FEWEST * groups:
+        return f"{int(known.sum()):,} {per}s are too few for {groups} groups"
+    if paired_runs.is_flat(observed.key_n[known]):
+        return f"the {name} of every {per} is the same"
+    return None
+
+
+def _samples(run: RunFile, measure: str, label_id: int | None) -> Observed:
+    where, parameters = ("true", ()) if label_id is None else ("label_id = ?", (label_id,))
+    value = "0.0" if measure == "modules" else f"coalesce({measure}, 'nan')"
+    # A sample whose label the model never learnt has a prediction but no loss: it is neither right nor wrong.
+    rows = run.arrays(
+        Query(
+            f"SELECT sample, {value}::DOUBLE AS key, coalesce(loss, 'nan')::DOUBLE AS loss, "
+            "coalesce(confidence, 'nan')::DOUBLE AS confidence, num_tokens, "
+            "CASE WHEN loss IS NULL OR prediction IS NULL OR label IS NULL THEN 'nan'::DOUBLE "
+            f"ELSE (prediction = label)::INTEGER END AS right_one FROM sample WHERE {where} ORDER BY sample",
+            parameters,
+        )
+    )
+    num, of_samples = len(rows["sample"]), run.num_samples(None)
+    num_tokens = int(rows["num_tokens"].sum())
+    key_n = rows["key"]
+    counted = {"num_tokens": num_tokens, "of_tokens": num_tokens, "num_samples": num, "of_samples": num, "exact": True}
+    if measure == "modules":
+        key_n = _visited(run, of_samples)[rows["sample"]]
+    known = np.isfinite(key_n)
+    if not known.all():  # modules of the drawn samples only
+        counted |= {"num_tokens": int(rows["num_tokens"][known].sum()), "num_samples": int(known.sum()), "exact": False}
+    return Observed(
+        key_n,
+        {"right": rows["right_one"], "confidence": rows["confidence"], "loss": rows["loss"]},
+        np.arange(num),
+        num,
+        counted,
+    )
+
+
+def _visited(run: RunFile, num_samples: int) -> np.ndarray:
+    """(samples,) different (step, module) pairs that do work and that any token of the sample visited; NaN where the
+    sample was not drawn."""
+    layout = run.layout
+    active_D = np.array(
+        [
+            bool(run.bank.available[step, module]) and run.bank.find(step, module).kind != "identity"
+            for step in range(layout.num_steps)
+            for module in range(layout.num_modules)
+        ]
+    )
+    visited = np.full(num_samples, np.nan)
+    if sample_profiles.has_profiles(run):
+        for page in sample_profiles.pages(run):
+            visited[page.first : page.first + len(page.low_nD)] = (page.low_nD[:, active_D] > 0).sum(axis=1)
+        return visited
+    table = tokens_of(run)
+    total = np.zeros(table.num_samples, dtype=np.int64)
+    for step in range(layout.num_steps):
+        modules = np.flatnonzero(active_D.reshape(layout.num_steps, -1)[step])
+        total += (table.chosen_at(step, modules) > 0).sum(axis=1)
+    visited[table.samples_N] = total
+    return visited
+
+
+def _tokens(run: RunFile, measure: str, label_id: int | None) -> Observed:
+    table = tokens_of(run)
+    if label_id is not None:
+        table = table.of_samples(np.flatnonzero(table.label_N == label_id))
+    nothing = np.full(table.num_tokens, np.nan)
+    values_P = table.compute_P if measure == "compute" else table.reuse_P
+    return Observed(
+        values_P[table.path_n],
+        {"right": _right(table), "confidence": nothing, "loss": losses(run, table)},
+        table.sample_n,
+        table.num_samples,
+        table.counted,
+    )
+
+
+def losses(run: RunFile, table: TokenTable) -> np.ndarray:
+    """(n,) loss of each token, NaN without one."""
+    if "loss" not in table.cache:
+        condition = Query("true")
+        if table.num_samples < run.row["num_samples"]:
+            condition = Query("sample IN (SELECT unnest(?))", (table.samples_N.tolist(),))
+        rows = run.arrays(
+            Query(
+                f"SELECT rowid::BIGINT AS place, coalesce(loss, 'nan')::DOUBLE AS loss FROM token "
+                f"WHERE {condition.sql} ORDER BY rowid",
+                condition.parameters,
+            )
+        )
+        table.cache["loss"] = rows["loss"][np.searchsorted(rows["place"], table.columns["place"])]
+    loss_n: np.ndarray = table.cache["loss"]
+    return loss_n
+
+
+def _right(table: TokenTable) -> np.ndarray:
+    """(n,) 1 where the token predicted to follow does, 0 where another does, NaN where one of both is not known."""
+    predicted, ids = table.columns.get("predicted_id"), table.columns.get("token_id")
+    right_n = np.full(table.num_tokens, np.nan)
+    if predicted is None or ids is None or len(ids) < 2:
+        return right_n
+    place = table.columns["token"]
+    follows = (table.sample_n[1:] == table.sample_n[:-1]) & (place[1:] == place[:-1] + 1)
+    known = np.flatnonzero(follows & (predicted[:-1] >= 0) & (ids[1:] >= 0))
+    right_n[known] = predicted[known] == ids[known + 1]
+    return right_n
+
+
+@question(
+    "means/{measure}",
+    "work_schema.KindMeans",
+    tag="runs",
+    name="kind_means",
+    description="Mean `compute`, `reuse` or `loss` of each region, kind of patch and kind of word, beside that of all "
+    "tokens; 95 % intervals by sample.\n\nExact up to a million tokens; of larger runs whole samples are drawn, and "
+    "`counted` says so.",
+    frames={"kind_means": Rows("kinds", "A row for each region, kind of patch or of word: mean, difference …")},
+    sealed=lambda run: [{"measure": measure} for measure in MEANS],
+)
+def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, Any]:
+    """Mean compute, reuse or loss of each region, kind of patch and kind of word, beside that of all tokens.
+
+    ``difference`` is the mean of the kind less that of all tokens that could be of one (those whose region is known,
+    those of the pictures that were looked at), with a 95 % interval by sample.
+    """
+    check_choice(measure, MEANS, "measure")
+    table = tokens_of(run)
+    answer = {"run": run.run_id, "measure": measure, "counted": table.counted}
+    value_n = _values(run, table, measure)
+    if not np.isfinite(value_n).any():
+        return {**answer, "kinds": [], "reason": f"no token of this run has a {measure}"}
+    if paired_runs.is_flat(value_n[np.isfinite(value_n)]):
+        return {**answer, "kinds": [], "reason": f"the {measure} of every token is the same"}
+    rows = []
+    for by, kind, tokens, mask_n, among_n in _kinds(run, table):
+        rows += _row(by, kind, _values(run, tokens, measure), mask_n, among_n, tokens)
+    order = {"region": 0, "patch": 1, "word": 2}
+    rows.sort(key=lambda row: (order[row["by"]], -row["mean"], row["kind"]))
+    reason = None if rows else "neither regions, nor pictures, nor words of this run were recorded"
+    return {**answer, "kinds": rows, "reason": reason}
+
+
+def _values(run: RunFile, table: TokenTable, measure: str) -> np.ndarray:
+    if measure == "loss":
+        return losses(run, table)
+    values_P = table.compute_P if measure == "compute" else table.reuse_P
+    value_n: np.ndarray = values_P[table.path_n].astype(np.float64)
+    return value_n
+
+
+Kind = tuple[str, str, TokenTable, np.ndarray, np.ndarray]
+"""group, name, the tokens, which are of the kind, which could be"""
+
+
+def _kinds(run: RunFile, table: TokenTable) -> Iterator[Kind]:
+    everything = np.ones(table.num_tokens, dtype=bool)
+    if run.row["modality"] == "vision":
+        region_n = table.columns.get("region")
+        if region_n is not None:
+            for region, name in sorted(run.regions.items()):
+                yield "region", name, table, np.equal(region_n, region), np.greater_equal(region_n, 0)
+        for kind in PATCH_KINDS:
+            tokens = measured(run, table, kind)
+            try:
+                mask_n = patches_of_kind(run, tokens, kind)
+            except UserError:  # its pictures or their grids were not recorded
+                continue
+            yield "patch", kind, tokens, mask_n, np.ones(tokens.num_tokens, dtype=bool)
+        return
+    words = table.words or table.pieces
+    if words is not None:
+        class_W = np.array([CLASSES.index(word_class(name)) if name else -1 for name in words.names], dtype=np.int64)
+        class_n = class_W[words.codes_n]
+        for number, name in enumerate(CLASSES):
+            yield "word", name, table, class_n == number, everything
+        yield "word", "sentence_end", table, words.of_kind("sentence_end"), everything
+
+
+def _row(
+    by: str, kind: str, value_n: np.ndarray, mask_n: np.ndarray, among_n: np.ndarray, table: TokenTable
+) -> list[dict[str, Any]]:
+    here, among = (
+        by_sample(value_n, mask.astype(np.float64), table.sample_n, table.num_samples) for mask in (mask_n, among_n)
+    )
+    mean, apart = mean_of(*here), difference(*here, *among)
+    if mean is None or apart is None:
+        return []
+    return [
+        {
+            "by": by,
+            "kind": kind,
+            "num_tokens": int(here[1].sum()),
+            "num_samples": int((here[1] > 0).sum()),
+            "mean": mean.mean,
+            "low": mean.low,
+            "high": mean.high,
+            "difference": apart.mean,
+            "difference_low": apart.low,
+            "difference_high": apart.high,
+        }
+    ]
