@@ -72,7 +72,8 @@ def wants_any(request: Request) -> bool:
 
 def runs_of(request: Request) -> list[str]:
     """The runs that a request names."""
-    names = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")))
+    several = request.query_params.get("runs", "").split(",")
+    names = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of")), *several)
     return [name for name in names if name]
 
 

@@ -9,6 +9,13 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Compute, Label, Reuse, Share
 
 
+class SeriesPlace(AnswerModel):
+    """Where a run stands in a training whose checkpoints were recorded under one name."""
+
+    name: str
+    iteration: int
+
+
 class Card(AnswerModel):
     """What a list of runs shows of one run."""
 
@@ -27,6 +34,7 @@ class Card(AnswerModel):
     accuracy: float | None = Field(None, description="Share of samples whose prediction is their label")
     loss: float | None = Field(None, description="Mean cross-entropy, nats")
     created_at: str | None = Field(None, description="When the run was sealed, UTC, ISO 8601")
+    series: SeriesPlace | None = Field(None, description="Of a checkpoint that was recorded as one of a series")
     samples_are: str | None = Field(
         None,
         description="Where several samples were cut from one picture: how many from how many, in words; intervals "
