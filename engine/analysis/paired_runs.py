@@ -216,7 +216,8 @@ def difference(value: float, error: float, num: int) -> Difference:
 def influences(values_m: Float[np.ndarray, " m"], weights_m: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
     """What each sample adds to the error of Σ w x / Σ w: w (x − mean) / mean w; their mean is 0."""
     mean = float((weights_m * values_m).sum() / weights_m.sum())
-    return weights_m * (values_m - mean) / weights_m.mean()
+    parts: Float[np.ndarray, " m"] = weights_m * (values_m - mean) / weights_m.mean()
+    return parts
 
 
 def mean_error(values_m: Float[np.ndarray, " m"], weights_m: Float[np.ndarray, " m"]) -> float | None:

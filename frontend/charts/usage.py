@@ -83,10 +83,12 @@ def load_chart(
     theme: str | Theme = "light",
     title: str | None = "How is the work shared between modules?",
     chosen: str | None = None,
+    most: float | None = None,
 ) -> alt.LayerChart:
     """Heat map of utilisation (1 = fair share, 0 = dead), × for dead modules.
 
-    Neutral scale, because viridis means path CDF. ``chosen``: ``step.module`` of a framed cell.
+    Neutral scale, because viridis means path CDF. ``chosen``: ``step.module`` of a framed cell; ``most``: the end of
+    the scale, where several charts share one.
     """
     look = theme_named(theme)
     cells = usage["usage"]
@@ -97,7 +99,7 @@ def load_chart(
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1])
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
     x, y = _load_axes(steps, modules, look)
-    most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
+    most = most or max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = neutral_scale(most, look, type="sqrt")
     squares = (
         alt.Chart(rows(table, "cells"))

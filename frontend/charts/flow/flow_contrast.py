@@ -18,6 +18,10 @@ MANY_NODES, FEW_NODES = 600, 8
 """with more circles than the first, a difference is reduced to the second number per step"""
 
 
+LEAST_CHANGE = 0.02
+"""the end of the colour scale is at least this share of the tokens: a smaller change is pale, not saturated"""
+
+
 def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The difference of shares between two responses of ``/flow`` over the same steps and modules.
 
@@ -98,7 +102,8 @@ def flow_contrast_chart(
         "links": [{**k, "count": abs(k["change"])} for k in contrast["links"]],
     }
     layout = flow_layout(drawn, most_links=most_links)
-    most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0) or 1.0
+    most = max((abs(row["change"]) for row in (*contrast["nodes"], *contrast["links"])), default=0.0)
+    most = max(most, LEAST_CHANGE)
     x, y = axes(layout)
     scale = diverging_scale(most, look, middle=look.identity)
     legend = gradient_legend(

@@ -229,6 +229,9 @@ class UntrainedPoint(AnswerModel):
     """The numbers of the untrained twin that was traced beside a checkpoint."""
 
     beside: str = Field(description="The checkpoint that it was traced beside")
+    counts: list[list[int]] = Field(
+        description="Choices of each module at each step, modules as in `/usage` of `beside`"
+    )
     num_tokens: Count
     num_paths: int
     effective_paths: float | None

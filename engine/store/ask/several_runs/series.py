@@ -138,7 +138,8 @@ def _untrained(runs: Sequence[RunFile]) -> dict[str, Any] | None:
     for run in runs:
         if numbers := untrained_numbers(run):
             counts = counts_of_step(run.rows(queries.null_usage("untrained")), run.bank, run.layout.num_steps)
-            return {"beside": run.run_id, **numbers, "steps": loads_by_step(counts, [])}
+            told = [c.tolist() for c in counts]
+            return {"beside": run.run_id, **numbers, "steps": loads_by_step(counts, []), "counts": told}
     return None
 
 

@@ -112,7 +112,7 @@ def test_what_cannot_be_told_says_why(opened) -> None:
     answer = compare_runs(runs)
     entropy = row(answer, "load_entropy")["reasons"]
     assert entropy[0] is None
-    assert "samples are in both, and this is a number of the whole run" in entropy[1]
+    assert "samples of fewer are in first too, and this is a number of the whole run" in entropy[1]
     assert entropy[2] == "first is over 'toy text', other over 'other texts'"
     assert entropy[3] == "first is of text, pictures of vision"
     assert [one["num_common"] for one in answer["runs"]] == [None, len(fewer.samples), 0, 0, 0]
