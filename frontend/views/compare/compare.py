@@ -73,7 +73,7 @@ def _picker(names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _add_group(names: tuple[str, ...], groups: Mapping[str, Sequence[str]]) -> None:
-    chosen = st.session_state.get("add_group")
+    chosen = str(st.session_state.get("add_group"))
     if chosen in groups:
         st.session_state["add_group"] = None
         address.go_changed(runs=tuple(dict.fromkeys([*names, *groups[chosen]]))[:MOST_COMPARED])

@@ -114,7 +114,8 @@ def _series_picker(series: Mapping[str, Sequence[str]], now: str | None) -> None
 
 
 def _choose_series(series: Mapping[str, Sequence[str]]) -> None:
-    if (chosen := st.session_state.get("training_series")) in series:
+    chosen = str(st.session_state.get("training_series"))
+    if chosen in series:
         address.go_changed(runs=tuple(series[chosen][:MOST_COMPARED]), at=None)
 
 
