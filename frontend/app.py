@@ -14,7 +14,8 @@ from tokenpaths.frontend.components.keys import keys
 from tokenpaths.frontend.page import address, contrast, markdown, widgets
 from tokenpaths.frontend.page.filter_chips import chips_row
 from tokenpaths.frontend.page.selection import VIEWS
-from tokenpaths.frontend.views import compare, compute, embedded, navigation
+from tokenpaths.frontend.views import compute, embedded, navigation
+from tokenpaths.frontend.views.compare import compare
 from tokenpaths.frontend.views.detour import detour, importance
 from tokenpaths.frontend.views.dream import dream
 from tokenpaths.frontend.views.family import family

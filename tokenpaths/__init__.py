@@ -12,6 +12,8 @@
 
     tokenpaths.explore(run)  # a widget in a notebook: a sample, its flow, the path of a chosen token
 
+    tokenpaths.compare_runs([run, twin, other])  # numbers of any number of runs, with intervals of the differences
+
     tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
     tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
     from tokenpaths.engine.store.ask.run import Run
     from tokenpaths.engine.store.ask.several_runs.compare import compare
+    from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
     from tokenpaths.engine.store.ask.several_runs.saturation import runs, saturation
     from tokenpaths.frontend import charts
     from tokenpaths.shortcuts import explore, import_log, trace
@@ -37,6 +40,7 @@ _WHERE = {
     "Run": "tokenpaths.engine.store.ask.run",
     "charts": "tokenpaths.frontend.charts",
     "compare": "tokenpaths.engine.store.ask.several_runs.compare",
+    "compare_runs": "tokenpaths.engine.store.ask.several_runs.many_runs",
     "explore": "tokenpaths.shortcuts",
     "import_log": "tokenpaths.shortcuts",
     "record": "tokenpaths.engine.adapters.recorder.recorder",
@@ -51,6 +55,7 @@ __all__ = [
     "__version__",
     "charts",
     "compare",
+    "compare_runs",
     "explore",
     "import_log",
     "record",

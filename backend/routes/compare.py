@@ -17,11 +17,13 @@ from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.store.ask.schemas.compare_schema import (
     Comparison,
     Effect,
-    Measure,
+    MeasureOrAuto,
+    RunsBeside,
     SameGroups,
     Saturation,
     Training,
 )
+from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
@@ -29,13 +31,25 @@ if TYPE_CHECKING:
 router = APIRouter(responses=ABOUT_A_RUN)
 
 
-@router.get("/compare", response_model=Comparison, tags=["compare"])
+@router.get("/compare", response_model=RunsBeside | Comparison, tags=["compare"])
 async def show_comparison(
     request: Request,
     services: Shared,
-    a: Annotated[str, Query(max_length=64, description="Name of a run")],
-    b: Annotated[str, Query(max_length=64, description="Name of another run over the same samples")],
-    measure: Annotated[Measure, Query(description="Of `points` and `most`; `skip` is 1 − compute")] = "reuse",
+    runs: Annotated[
+        str | None,
+        Query(
+            max_length=65 * MOST_RUNS,
+            description=f"Names of up to {MOST_RUNS} runs, with commas between them, the first being what the others "
+            "differ from. Nothing else is asked then",
+            examples=["first,second,third"],
+        ),
+    ] = None,
+    a: Annotated[str | None, Query(max_length=64, description="Name of a run, to be set beside `b` alone")] = None,
+    b: Annotated[str | None, Query(max_length=64, description="Name of another run over the same samples")] = None,
+    measure: Annotated[
+        MeasureOrAuto,
+        Query(description="Of `points` and `most`; `skip` is 1 − compute, `auto` the one by which the two differ most"),
+    ] = "reuse",
     limit: Annotated[int, Query(ge=1, le=100, description="Most samples that differ")] = 12,
     links: Annotated[int, Query(ge=1, le=2000, description="Most flows that differ")] = 200,
     points: Annotated[int, Query(ge=1, le=2000, description="Most samples of the scatter, an even draw")] = 2000,
@@ -44,10 +58,19 @@ async def show_comparison(
     ] = True,
     labels: LabelsShown = None,
 ) -> Response:
-    """Run `b` beside run `a`, sample by sample: correlations, groups of tokens, flows, and what differs most.
+    """Any number of `runs` in numbers, or run `b` beside run `a`, sample by sample.
 
-    `409` where the two cannot stand side by side: a run beside itself, images beside texts, no sample in common.
+    With `runs`: a row for each number, with intervals, and the differences from the first run that the common samples
+    can tell. With `a` and `b`: correlations, groups of tokens, flows, and what differs most; `409` where the two cannot
+    stand side by side: a run beside itself, images beside texts, no sample in common.
     """
+    if runs is not None:
+        return await _numbers(request, services, runs)
+    if a is None or b is None:
+        field = "a" if a is None else "b"
+        raise Problem(
+            422, "missing", f"`{field}` is missing: give `a` and `b`, or any number of runs as `runs`.", field=field
+        )
 
     def compute() -> Answer:
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
@@ -55,6 +78,22 @@ async def show_comparison(
             return as_json(Comparison, one.compare(other, measure, labels=labels, **options))
 
     identity = identity_of(services, a, "a") + identity_of(services, b, "b")
+    return await services.answers.about(request, identity, compute)
+
+
+async def _numbers(request: Request, services: Services, runs: str) -> Response:
+    """The answer to ``runs``: names with commas between them."""
+    if more := sorted(set(request.query_params) - {"runs"}):
+        raise Problem(422, "unknown-key", f"`{more[0]}` is a question about two runs; leave it out.", field=more[0])
+    names = [name for name in runs.split(",") if name]
+
+    def compute() -> Answer:
+        from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
+
+        with ExitStack() as stack:
+            return as_json(RunsBeside, compare_runs([stack.enter_context(services.registry.lease(n)) for n in names]))
+
+    identity = "".join(_identity_of(services, name, "runs") for name in names[: MOST_RUNS + 1])
     return await services.answers.about(request, identity, compute)
 
 

@@ -72,7 +72,9 @@ def wants_any(request: Request) -> bool:
 
 def runs_of(request: Request) -> list[str]:
     """The runs that a request names."""
-    names = (request.path_params.get("run"), *(request.query_params.get(key) for key in ("a", "b", "of", "reference")))
+    query = request.query_params
+    single = (query.get(key) for key in ("a", "b", "of", "reference"))
+    names = (request.path_params.get("run"), *single, *query.get("runs", "").split(","))
     return [name for name in names if name]
 
 

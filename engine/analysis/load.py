@@ -22,6 +22,12 @@ def max_violation(counts: Counts) -> float:
     return float(utilisation(counts).max() - 1.0)
 
 
+def load_cv(counts: Counts) -> float:
+    """Coefficient of variation std / mean of the counts: 0 = perfectly even, √(M − 1) = everything on one module."""
+    mean = float(counts.mean())
+    return float(counts.std() / mean) if mean else 0.0
+
+
 def load_entropy(counts: Counts) -> float:
     """H(c/Σc) / ln M, in [0, 1]: 1 = even, 0 = everything on one module; 1 when M = 1."""
     if len(counts) == 1:

@@ -1,21 +1,30 @@
-"""Comparison of two runs over the same samples: correlation of their measures, agreement of their paths.
+"""Comparison of runs over the same samples: correlation of their measures, agreement of their paths, differences.
 
-Shapes: n samples or tokens; P and Q distinct paths of the two runs; M modules.
+Shapes: n samples or tokens; m samples; P and Q distinct paths of the two runs; M modules; T statistics.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 NORMAL_95 = 1.959963984540054
 FEWEST = 4
 """pairs from which on Fisher's interval is defined"""
 _FLAT = 1e-9
 """a spread below this share of the values is rounding, not spread"""
+
+
+FEWEST_SAMPLES = 8
+"""samples below which no interval is given: the normal law would make it too narrow"""
+HALVES = 24
+"""random halves; the standard error is then itself known to about 15 %"""
+
+Statistics = Callable[[Bool[np.ndarray, " n"]], "Float[np.ndarray, ' T']"]
 
 
 @dataclass(frozen=True)
@@ -180,3 +189,91 @@ def load_difference(one: Integer[np.ndarray, " M"], other: Integer[np.ndarray, "
     if any(empty):
         return 0.0 if all(empty) else 1.0
     return float(np.abs(shares[0] - shares[1]).sum() / 2)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    num: int
+    """samples that it rests on; of two runs the smaller number"""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
+
+
+def difference(value: float, error: float, num: int) -> Difference:
+    """``value`` ± 1.96 standard errors; an error below rounding counts as none."""
+    half = 0.0 if error <= 1e-12 * max(1.0, abs(value)) else NORMAL_95 * error
+    return Difference(value, value - half, value + half, num)
+
+
+def influences(values_m: Float[np.ndarray, " m"], weights_m: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+    """What each sample adds to the error of Σ w x / Σ w: w (x − mean) / mean w; their mean is 0."""
+    mean = float((weights_m * values_m).sum() / weights_m.sum())
+    parts: Float[np.ndarray, " m"] = weights_m * (values_m - mean) / weights_m.mean()
+    return parts
+
+
+def mean_error(values_m: Float[np.ndarray, " m"], weights_m: Float[np.ndarray, " m"]) -> float | None:
+    """Standard error of the weighted mean over drawn samples (Cochran, *Sampling Techniques*, 2.11).
+
+    None for fewer than ``FEWEST_SAMPLES``.
+    """
+    return _error(influences(values_m, weights_m)) if len(values_m) >= FEWEST_SAMPLES else None
+
+
+def paired_difference(
+    values_m: Float[np.ndarray, " m"],
+    weights_m: Float[np.ndarray, " m"],
+    others_m: Float[np.ndarray, " m"],
+    other_weights_m: Float[np.ndarray, " m"],
+) -> Difference | None:
+    """Weighted mean of ``others`` − that of ``values`` over the same m samples; None for fewer than
+    ``FEWEST_SAMPLES``.
+
+    What both runs find easy or hard cancels sample by sample, so the interval is far narrower than that of two means.
+    """
+    if len(values_m) < FEWEST_SAMPLES:
+        return None
+    means = [float((w * x).sum() / w.sum()) for x, w in ((values_m, weights_m), (others_m, other_weights_m))]
+    error = _error(influences(others_m, other_weights_m) - influences(values_m, weights_m))
+    return difference(means[1] - means[0], error, len(values_m))
+
+
+def _error(influences_m: Float[np.ndarray, " m"]) -> float:
+    m = len(influences_m)
+    return math.sqrt(float((influences_m**2).sum()) / (m * (m - 1)))
+
+
+def half_sample_errors(
+    sample_n: Integer[np.ndarray, " n"], statistics: Statistics, *, draws: int = HALVES, seed: int = 0
+) -> Float[np.ndarray, " T"] | None:
+    """Standard errors of T statistics of n tokens, from random halves of their samples; None for too few samples.
+
+    The standard deviation of a statistic over random halves drawn without replacement is the standard error of the
+    statistic of the whole: a half has twice the variance, and half of it is shared with the whole (the delete-half
+    jackknife; Shao and Tu, *The Jackknife and Bootstrap*, 2.3). Whole samples are drawn because tokens of one sample
+    are alike.
+
+    Args:
+        sample_n: the sample of each token.
+        statistics: (T,) statistics of the tokens in a mask (n,); NaN where one is not determined.
+    """
+    _, sample_n = np.unique(sample_n, return_inverse=True)
+    num_samples = int(sample_n.max(initial=-1)) + 1
+    if num_samples < FEWEST_SAMPLES:
+        return None
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(draws):
+        kept = np.zeros(num_samples, dtype=bool)
+        kept[rng.permutation(num_samples)[: num_samples // 2]] = True
+        values.append(statistics(kept[sample_n]))
+    errors: Float[np.ndarray, " T"] = np.std(np.stack(values), axis=0, ddof=1)
+    return errors

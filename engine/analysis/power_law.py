@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
-from scipy.optimize import minimize
 from scipy.special import erfc, log_ndtr, zeta
 
 FEWEST = 50
@@ -158,6 +157,8 @@ def rank_curve(law: PowerLaw, largest: int, points: int = 40) -> tuple[Float[np.
 
 def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
     """Vuong's test of the power law against a discrete lognormal on the same tail."""
+    from scipy.optimize import minimize  # over a second, and only this needs it
+
     tail = histogram.tail(law.x_min)
     logs = np.log(tail.values)
     mean = np.average(logs, weights=tail.paths)

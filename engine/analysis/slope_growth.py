@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Int
-from scipy.stats import binom
 
 from tokenpaths.engine.analysis.path_statistics import RankFit, least_squares, rank_frequency_fit
 from tokenpaths.engine.analysis.power_law import Histogram
@@ -57,6 +56,8 @@ def window_fit(counts: Int[np.ndarray, " P"]) -> RankFit:
 
 def thinned(histogram: Histogram, share: float, rng: np.random.Generator) -> Int[np.ndarray, " P"]:
     """Counts, falling, of the paths that are left when each token is kept with probability ``share``."""
+    from scipy.stats import binom  # two seconds, and only this needs it
+
     left: list[np.ndarray] = []
     for value, paths in zip(histogram.values.tolist(), histogram.paths.tolist(), strict=True):
         if paths > _MANY and value <= _SMALL:

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -113,6 +113,10 @@ class Client:
     def compare(self, a: str, b: str, **query: Any) -> dict[str, Any]:
         """Comparison of run ``b`` with run ``a``; query: measure, limit, links, points."""
         return self._get("/compare", {"a": a, "b": b, "labels": self._labels(), **query})
+
+    def compare_runs(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Numbers of any number of runs side by side; the others differ from the first."""
+        return self._get("/compare", {"runs": list(runs)})
 
     def same_groups(self, a: str, b: str) -> dict[str, Any]:
         """Whether both runs put the same tokens on one path."""

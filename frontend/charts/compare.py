@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.drawing.encodings import between, either
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, rows, tip
+from tokenpaths.frontend.charts.several_runs.run_labels import without_middle
 
 SAMPLE_PICK = "sample"
 """name of the selection of ``pair_chart``; its field is the sample's number in the first run"""
@@ -47,21 +48,33 @@ def coefficient_words(interval: Mapping[str, float] | None) -> str:
 
 
 def pair_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """The scatter in a sentence: how well one run predicts the other, with the interval."""
+    """The scatter in a sentence: how well one run predicts the other, with the statistics behind it."""
     row = correlation_of(answer)
-    measure = row["measure"]
-    if row["pearson"] is None:
-        return f"No correlation of {measure} can be given: {row['reason']}."
-    pearson = row["pearson"]
+    verdict = pair_verdict(answer, names)
+    return f"{verdict}." if row["pearson"] is None else f"{verdict}: {pair_statistics(answer)}"
+
+
+def pair_verdict(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """Whether the two runs agree per sample, in words and no more than the interval says; without a full stop."""
+    row = correlation_of(answer)
+    measure, pearson = row["measure"], row["pearson"]
+    if pearson is None:
+        return f"No correlation of {measure} can be given: {row['reason']}"
     if pearson["low"] <= 0 <= pearson["high"]:
-        verdict = f"{measure.capitalize()} of a sample in {names[0]} says nothing certain about {measure} in {names[1]}"
-    else:
-        size = abs(pearson["r"])
-        how = "hardly" if size < 0.1 else "weakly" if size < 0.3 else "moderately" if size < 0.6 else "strongly"
-        way = "more" if pearson["r"] > 0 else "less"
-        verdict = f"Samples with more {measure} in {names[0]} {how} tend to {way} of it in {names[1]}"
+        return (
+            f"{measure.capitalize()} of a sample in {names[0]} is not significantly related to {measure} in {names[1]}"
+        )
+    size = abs(pearson["r"])
+    how = "hardly" if size < 0.1 else "weakly" if size < 0.3 else "moderately" if size < 0.6 else "strongly"
+    way = "more" if pearson["r"] > 0 else "less"
+    return f"Samples with more {measure} in {names[0]} {how} tend to {way} of it in {names[1]}"
+
+
+def pair_statistics(answer: Mapping[str, Any]) -> str:
+    """Both coefficients with their intervals."""
+    row = correlation_of(answer)
     return (
-        f"{verdict}: Pearson’s r = {coefficient_words(pearson)}, Spearman’s {coefficient_words(row['spearman'])}, 95 % "
+        f"Pearson’s r = {coefficient_words(row['pearson'])}, Spearman’s {coefficient_words(row['spearman'])}, 95 % "
         f"intervals, {numbers.plural(row['num'], 'sample')}."
     )
 
@@ -82,7 +95,7 @@ def pair_chart(
     names: tuple[str, str] = ("a", "b"),
     theme: str | Theme = "light",
     chosen: str | None = None,
-    title: str | None = "Do the same samples stand out in both?",
+    title: str | None = "Do the two runs agree per sample?",
     height: int = 380,
 ) -> alt.LayerChart:
     """Scatter of the ``points`` of a response of ``/compare``: one point per sample, with the dashed diagonal.
@@ -144,7 +157,7 @@ def _pair_table(answer: Mapping[str, Any], chosen: str | None) -> list[dict[str,
 
 
 def _axis(measure: str, name: str) -> str:
-    return f"{measure} in {name if len(name) <= 34 else name[:33] + '…'}"
+    return f"{measure} in {without_middle(name, 34)}"
 
 
 def _plain(name: str) -> str:
@@ -248,28 +261,6 @@ def load_chart(
         )
     )
     return finish(alt.layer(between, marks), look, title, load_words(answer, names), height=240)
-
-
-def summary_rows(answer: Mapping[str, Any], names: tuple[str, str]) -> list[dict[str, Any]]:
-    """Summary of both runs as formatted text, one row per number; a run's untrained twin is included only if it is
-    known and is not the other run itself.
-    """
-    models = [str(answer[side]["model"]) for side in "ab"]
-    twins = {
-        side: any(row[f"untrained_{side}"] is not None for row in answer["summary"]) and other != f"{own}-untrained"
-        for side, own, other in zip("ab", models, reversed(models), strict=True)
-    }
-    table = []
-    for row in answer["summary"]:
-        if row["a"] is None and row["b"] is None:
-            continue
-        shown = {"what": SUMMARY.get(row["name"], row["name"])}
-        for side, name in zip("ab", names, strict=True):
-            shown[name] = _said(row["name"], row[side])
-            if twins[side]:
-                shown[f"{name}, untrained"] = _said(row["name"], row[f"untrained_{side}"])
-        table.append(shown)
-    return table
 
 
 def _said(name: str, value: float | None) -> str:

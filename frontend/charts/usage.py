@@ -91,11 +91,13 @@ def load_chart(
     title: str | None = "How is the work shared between modules?",
     chosen: str | None = None,
     names: Mapping[str, str] | None = None,
+    most: float | None = None,
 ) -> alt.LayerChart:
     """Heat map of utilisation (1 = fair share, 0 = dead), × for dead modules.
 
     Neutral scale, because viridis means path CDF. ``chosen``: ``step.module`` of a framed cell.
-    ``names``: display names by thing (``drawing.thing_names``), for tooltips.
+    ``names``: display names by thing (``drawing.thing_names``), for tooltips. ``most``: the end of the scale, where
+    several charts share one.
     """
     look = theme_named(theme)
     cells = usage["usage"]
@@ -106,7 +108,7 @@ def load_chart(
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1], names)
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
     x, y = _load_axes(steps, modules, look)
-    most = max([row["utilisation"] or 0 for row in cells], default=1) or 1
+    most = most or max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = neutral_scale(most, look, type="sqrt")
     squares = (
         alt.Chart(rows(table, "cells"))

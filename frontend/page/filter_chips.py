@@ -20,7 +20,7 @@ USES = {
     "samples": (*_EXPLORE, "q", "sample", "token"),
     "work": ("run", "label"),
     "modules": ("run", "label"),
-    "compare": ("run", "against", "label"),
+    "compare": ("run", "label"),
     "family": ("run", "label", "other", "sample"),
     "dream": ("run", "label", "q", "sample", "token", "job"),
     "change": ("run", "label", "sample", "token", "through", "job"),
@@ -50,7 +50,7 @@ def chips(selection: Selection) -> list[Chip]:
 
     if selection.run and selection.view in ("home", "jobs"):  # elsewhere its picker stands below
         add("run", f"run: {selection.run}", run=None)
-    if selection.against:
+    if selection.against and selection.view != "compare":  # there its runs stand in the picker
         add("against", f"beside: {selection.against}", against=None)
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)

@@ -45,6 +45,9 @@ EARLIER_VIEWS = {
 }
 """names of views in addresses of the first design → where the same thing is now"""
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
+PARTS = {"numbers": "Numbers", "samples": "Samples", "routes": "Routes", "training": "Training"}
+"""parts of Compare: address → display text"""
+MOST_COMPARED = 32
 ORDERS = ("rank", "compute", "reuse")
 WORD_KINDS = {
     "punctuation": "punctuation",
@@ -128,7 +131,15 @@ class Selection:
     other: str | None = None
     """Family: a second label, compared with ``label``"""
     against: str | None = None
-    """Compare: the second run"""
+    """Compare: the second run of a pair"""
+    runs: tuple[str, ...] = ()
+    """Compare: the runs side by side, the first being what the others differ from; empty: ``run`` and ``against``"""
+    part: str = "numbers"
+    """Compare: what is shown, one of ``PARTS``"""
+    by: str | None = None
+    """Compare: measure of the samples; None: the one by which the two differ most"""
+    at: int | None = None
+    """Compare: iteration whose load is shown, 0 for the untrained twin; None: the last one"""
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
     merge: float | None = None
@@ -157,6 +168,8 @@ class Selection:
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
+            if changes["run"] in self.runs:
+                remaining |= {"runs": self.runs, "part": self.part}
             return replace(Selection(**remaining), **changes)
         if "view" in changes and changes["view"] != self.view:
             changes = {"job": None, **changes}  # a job belongs to the view that started it
@@ -247,6 +260,14 @@ def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError
     return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names of runs; more than can be compared are left out."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not all(_NAME.fullmatch(name) for name in names):
+        raise ValueError
+    return names[:MOST_COMPARED]
 
 
 def _natural(text: str) -> int:
@@ -357,6 +378,10 @@ _READERS = {
     "layer": _natural,
     "other": lambda text: text[: MOST_WRITTEN["other"]] or None,
     "against": _name,
+    "runs": _names,
+    "part": _one_of(*PARTS),
+    "by": _one_of("reuse", "compute", "loss"),
+    "at": _natural,
     "gate": _gate,
     "merge": _between(0, 100),
     "inspect": _inspected,

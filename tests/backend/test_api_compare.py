@@ -63,6 +63,13 @@ def test_two_runs_side_by_side(pairs: Served) -> None:
         ("/compare?a=nobody&b=first", 422, "a", "There is no run `nobody`"),
         ("/compare?a=first&b=cut", 409, None, "cut"),
         ("/compare?a=first", 422, "b", "`b`"),
+        ("/compare?b=first", 422, "a", "`a` is missing"),
+        ("/compare?runs=first,nobody", 422, "runs", "There is no run `nobody`"),
+        ("/compare?runs=first,first", 422, "runs", "given twice"),
+        ("/compare?runs=", 422, "runs", "0 runs were given"),
+        ("/compare?runs=" + ",".join(["first"] * 33), 422, "runs", "1 to 32"),
+        ("/compare?runs=first,second&a=first", 422, "a", "about two runs"),
+        ("/compare?runs=first,cut", 409, None, "cut"),
         ("/compare?a=first&b=second&measure=speed", 422, "measure", "`measure`"),
         ("/compare?a=first&b=second&steps=1", 422, "steps", "steps"),
         ("/runs/first/series", 404, "run", "belongs to no series"),
@@ -81,6 +88,31 @@ def test_what_cannot_be_answered_is_a_problem(
     assert words in problem(pairs.get(path), status, field)["detail"]
 
 
+def test_any_number_of_runs_in_numbers(pairs: Served) -> None:
+    answer = pairs.get("/compare?runs=first,second,texts,at-10")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert [one["run"] for one in body["runs"]] == ["first", "second", "texts", "at-10"]
+    assert body["runs"][3]["series"] == {"name": "training", "iteration": 10}
+    assert body["runs"][2]["reason"] == "first is of vision, texts of text"
+    reuse = next(one for one in body["rows"] if one["name"] == "mean_reuse")
+    assert len(reuse["values"]) == len(reuse["differences"]) == len(reuse["reasons"]) == 4
+    assert "NaN" not in answer.text
+    etag = {"if-none-match": answer.headers["etag"]}
+    assert pairs.get("/compare?runs=first,second,texts,at-10", headers=etag).status_code == 304
+    turned = pairs.get("/compare?runs=second,first,texts,at-10", headers=etag)
+    assert turned.status_code == 200
+    assert turned.json()["runs"][0]["run"] == "second"
+
+
+def test_the_measure_by_which_two_differ_most(pairs: Served) -> None:
+    body = pairs.get("/compare?a=first&b=second&measure=auto").json()
+    assert body["measure"] in ("reuse", "compute")
+    row = next(one for one in body["correlations"] if one["measure"] == body["measure"])
+    assert row["pearson"] is not None
+    assert any(point["a"] != point["b"] for point in body["points"])
+
+
 def test_a_run_of_one_sample_has_numbers_but_no_correlation(pairs: Served) -> None:
     body = pairs.get("/compare?a=one&b=first").json()
     assert (body["matched"]["num"], body["matched"]["only_a"], body["matched"]["only_b"]) == (1, 0, 5)
@@ -97,6 +129,8 @@ def test_checkpoints_of_a_training(pairs: Served) -> None:
     body = pairs.get("/runs/at-10/series").json()
     assert (body["run"], body["series"]) == ("at-10", "training")
     assert [point["iteration"] for point in body["points"]] == [10, 20]
+    assert body["untrained"] is None
+    assert [step["kept"] is None for step in body["points"][1]["steps"]] == [False] * 4
 
 
 def test_similar_samples_tokens_and_a_map(pairs: Served) -> None:

@@ -16,8 +16,10 @@ from tests.support.runs import make, make_experts, make_run
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.flow.flow_contrast import few_of
 from tokenpaths.frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
+from tokenpaths.frontend.charts.several_runs import numbers_table as table
+from tokenpaths.frontend.charts.several_runs.training_maps import training_map
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.compare import partners, short_names
+from tokenpaths.frontend.views.compare.compared import Compared, partners
 from tokenpaths.frontend.views.samples.similar import sample_words, token_words
 
 THEMES = ("light", "dark", "print")
@@ -60,43 +62,90 @@ def said(page: AppTest) -> str:
 
 
 @pytest.mark.parametrize("run", ["pictures", "texts"])
-def test_two_runs_side_by_side(show, run: str) -> None:
+def test_an_old_address_of_two_runs_shows_their_numbers(show, run: str) -> None:
     page = show(view="compare", run=run, against=f"{run}-moved")
+    assert not page.error
+    assert "Both runs are over the same 6 samples." in said(page)
+    assert page.multiselect(key="in_runs").value == [run, f"{run}-moved"]
+    html = " ".join(str(one.value) for one in page.get("html"))
+    for words in ("load entropy", "dead modules", "Balance of load", f"{run}-moved"):
+        assert words in html
+
+
+@pytest.mark.parametrize("run", ["pictures", "texts"])
+def test_two_runs_sample_by_sample_and_their_routes(show, run: str) -> None:
+    page = show(view="compare", run=run, against=f"{run}-moved", part="samples")
     words = said(page)
     assert not page.error
     for question in (
-        "What differs between these two?",
-        "Do the same samples stand out in both?",
+        "Do the two runs agree per sample?",
         "Do both put the same tokens on one path?",
         "Which samples differ most in",
-        "Where do their tokens part?",
-        "How evenly does each step load its modules?",
+        "6 samples are paired by their source",
+        "95 % intervals, 6 samples",
     ):
         assert question in words
-    assert "6 samples are paired by their source" in words
-    assert "95 % intervals, 6 samples" in words
-    assert "weights of two trainings" in words
+    assert "How sure is this?" in [one.label for one in page.expander]
+    words = said(show(view="compare", run=run, against=f"{run}-moved", part="routes"))
+    for question in (
+        "Where does each run send its tokens?",
+        "Where do two of them part?",
+        "How evenly does each step load its modules?",
+        "two sets of weights named toy-",
+    ):
+        assert question in words
+
+
+def test_many_runs_stand_side_by_side_and_more_are_counted(show) -> None:
+    page = show(view="compare", runs="pictures,pictures-moved,still,texts")
+    words = said(page)
+    assert not page.error
+    assert "texts has none" in words
+    assert "Not compared: pictures is of vision, texts of text." in words
+    assert page.multiselect(key="in_runs").value == ["pictures", "pictures-moved", "still", "texts"]
+    page.segmented_control(key="in_part").set_value("routes").run()
+    assert page.query_params["part"] in ("routes", ["routes"])
+    assert "texts" in [one.value for one in page.subheader]
+    many = Compared(tuple(f"r{i}" for i in range(14)), {}, {})
+    assert many.not_drawn() == "The first 12 of 14 runs are shown; take some away above to see the others."
+    assert len(many.drawn) == 12
+
+
+def test_a_group_is_added_with_one_choice(show) -> None:
+    page = show(view="compare", runs="at-20")
+    page.selectbox(key="add_group").select("training training").run()
+    assert page.multiselect(key="in_runs").value == ["at-20", "at-10"]
+    assert not page.error
 
 
 def test_the_second_run_is_found_and_a_measure_that_says_nothing_is_not_drawn(show) -> None:
-    page = show(view="compare", run="still")
+    page = show(view="compare", run="still", part="samples")
     words = said(page)
-    assert page.selectbox(key="in_against").value.startswith("pictures")
-    assert "Shown is loss in place of compute, because compute of" in words
-    assert page.selectbox(key="in_measure").value == "loss"
-    assert "compute (nothing to compare)" in page.selectbox(key="in_measure").options
+    assert page.multiselect(key="in_runs").value[1].startswith("pictures")
+    assert page.selectbox(key="in_by").value == "loss"
+    assert "compute (nothing to compare)" in page.selectbox(key="in_by").options
+    assert "for every sample in both runs" not in words
+    words = said(show(view="compare", run="still", part="routes"))
     assert "Their flows cannot be subtracted" in words
-    assert "Where do their tokens part?" not in words
+
+
+def test_where_no_measure_varies_there_is_a_sentence_and_no_empty_picture(show) -> None:
+    page = show(view="compare", runs="at-10,at-20", part="samples")
+    assert "for every sample in both runs, so there is nothing to draw" in said(page)
+    assert not page.error
 
 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"run": "pictures", "against": "pictures"}, "given twice"),
-        ({"run": "pictures", "against": "texts"}, "is of vision, 'texts' of text"),
+        ({"run": "pictures", "against": "texts", "part": "samples"}, "is of vision, 'texts' of text"),
         ({"run": "pictures", "against": "nobody"}, "There is no run `nobody`"),
-        ({"run": "texts", "against": "at-10"}, "no sample in common"),
+        ({"runs": "pictures,nobody"}, "There is no run `nobody`"),
+        ({"run": "texts", "against": "at-10", "part": "samples"}, "no sample in common"),
         ({"run": "pictures", "against": "../up"}, "not understood"),
+        ({"runs": "pictures,../up"}, "not understood"),
+        ({"runs": "mine", "part": "samples"}, "mine stands alone: choose a second run above."),
+        ({"runs": "pictures", "part": "training"}, "None of the runs compared is a checkpoint of a training."),
     ],
 )
 def test_what_cannot_be_compared_is_a_sentence(show, query: dict, words: str) -> None:
@@ -105,14 +154,24 @@ def test_what_cannot_be_compared_is_a_sentence(show, query: dict, words: str) ->
     assert "fault of the page" not in said(page)
 
 
-def test_one_sample_and_checkpoints(show) -> None:
-    words = said(show(view="compare", run="bare", against="pictures"))
+def test_one_sample_has_no_correlation(show) -> None:
+    words = said(show(view="compare", run="bare", against="pictures", part="samples"))
     assert "a correlation takes four" in words
-    assert "Where do their tokens part?" not in words
-    page = show(view="compare", run="at-10", against="at-20")
-    assert "How did it change over training?" in said(page)
+
+
+def test_a_training_with_its_slider(show) -> None:
+    page = show(view="compare", runs="at-10", part="training")
+    words = said(page)
     assert not page.error
+    assert "2 checkpoints of training, iterations 10 to 20" in words
+    assert "Which modules are busy at iteration 20?" in words
+    for question in ("How evenly are modules loaded?", "How many get nothing?", "Do modules keep their load?"):
+        assert question in words
     assert page.selectbox(key="training_number").value == "effective_paths"
+    page.select_slider(key="in_at").set_value(10).run()
+    assert "Which modules are busy at iteration 10?" in said(page)
+    at = page.query_params["at"]
+    assert at in ("10", ["10"])
 
 
 @pytest.mark.parametrize("run", ["pictures", "texts"])
@@ -169,6 +228,9 @@ def test_choosing_the_second_run_as_the_first_lets_go_of_it() -> None:
     at = Selection(view="compare", run="a", against="b", label="x")
     assert at.change(run="c") == Selection(view="compare", run="c", against="b")
     assert at.change(run="b") == Selection(view="compare", run="b")
+    several = Selection(view="compare", run="a", runs=("a", "c"), part="routes")
+    assert several.change(run="c").runs == ("a", "c")
+    assert several.change(run="d").runs == ()
 
 
 def test_more_like_this_on_the_sample_view(show) -> None:
@@ -197,19 +259,22 @@ def answers(api: Served) -> list[dict]:
             "/runs/at-10/series",
             "/runs/pictures/map?thumbnails=true",
             "/runs/texts/map",
+            "/compare?runs=pictures,still,texts",
         )
     ]
 
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_charts_draw_in_every_theme_without_nan(answers: list[dict], theme: str) -> None:
-    answer, series, plane, bare = answers
-    names = ("it's", "b")
+    answer, series, plane, bare, numbers = answers
+    names, labels = ("it's", "b"), {"pictures": "it's", "still": "s", "texts": "t"}
     drawn = [
         charts.pair_chart(answer, names=names, theme=theme, chosen="circle"),
         charts.pair_chart(answer | {"points": []}, names=names, theme=theme),
         charts.load_chart(answer, names=names, theme=theme),
         charts.training_chart(series, "max_violation", theme=theme, chosen=["at-10"]),
+        *(table.number_chart(row, numbers["runs"], labels=labels, theme=theme) for row in numbers["rows"]),
+        *(training_map(series, name, theme=theme, chosen="10") for name in ("load_entropy", "dead", "kept")),
         sample_map_chart(plane, theme=theme, chosen="circle", sample=2),
         sample_map_chart(bare, theme=theme),
     ]
@@ -241,23 +306,10 @@ def test_the_sentence_of_a_correlation_says_no_more_than_the_interval() -> None:
         }
         return charts.pair_words({"measure": "reuse", "correlations": [row]}, ("A", "B"))
 
-    assert "says nothing certain" in words(0.2, -0.1, 0.5)
+    assert "is not significantly related to reuse in B" in words(0.2, -0.1, 0.5)
     assert "weakly tend to less of it in B" in words(-0.25, -0.4, -0.1)
     assert "strongly tend to more of it in B" in words(0.8, 0.7, 0.9)
     assert "r = −0.250 (−0.400 … −0.100)" in words(-0.25, -0.4, -0.1)
-
-
-def test_names_are_as_short_as_still_tells_them_apart() -> None:
-    assert short_names("scenes-dna-top1", "scenes-dna-top1-untrained") == ("top1", "top1-untrained")
-    assert short_names("a-1", "a-2") == ("a-1", "a-2")
-    assert short_names("scenes-top1", "photos-top1") == ("scenes-top1", "photos-top1")
-
-
-def test_the_untrained_twin_is_no_column_beside_itself(api: Served) -> None:
-    answer = answer_of(api, "/compare?a=pictures&b=still")
-    assert "A, untrained" in charts.summary_rows(answer, ("A", "B"))[0]
-    answer["b"]["model"] = answer["a"]["model"] + "-untrained"
-    assert "A, untrained" not in charts.summary_rows(answer, ("A", "B"))[0]
 
 
 def test_likely_partners_come_first() -> None:

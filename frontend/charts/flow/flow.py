@@ -41,6 +41,7 @@ def flow_chart(
     title: str | None = TITLE,
     most_links: int = MOST_LINKS,
     least: float | None = None,
+    largest: float | None = None,
     interactive: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> alt.LayerChart:
@@ -51,12 +52,13 @@ def flow_chart(
             count, share}], other: [{step, num_links, count}]}
         through: ``step.module`` of the selected nodes, drawn in the accent colour.
         least: Links with a smaller share of the tokens are counted but not drawn; None: use ``layout.least_share``.
+        largest: Count of the largest circle of several flows that are drawn to one scale; None: of this flow.
         ribbon: One path to draw on top as a line: a tuple of module ids for each step.
         names: Display names by thing (``drawing.thing_names``), for tooltips.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least
-    layout = flow_layout(flow, most_links=most_links, least=least)
+    layout = flow_layout(flow, most_links=most_links, least=least, largest=largest)
     chosen = set(through)
     x, y = axes(layout)
     layers: list[Any] = [

@@ -108,19 +108,25 @@ def least_share(flow: Mapping[str, Any]) -> float:
 
 
 def flow_layout(
-    flow: Mapping[str, Any], *, height: float | None = None, most_links: int = MOST_LINKS, least: float = 0.0
+    flow: Mapping[str, Any],
+    *,
+    height: float | None = None,
+    most_links: int = MOST_LINKS,
+    least: float = 0.0,
+    largest: float | None = None,
 ) -> FlowLayout:
     """Lay out a response of ``/flow`` ({steps, nodes, links, other}).
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a horizontal ribbon visits
     the same module again. The ``most_links`` largest links with at least a share ``least`` of the tokens are kept, and
-    the rest is added to ``other``, so tokens are conserved per step.
+    the rest is added to ``other``, so tokens are conserved per step. ``largest`` is the count of the largest circle of
+    several flows that are drawn to one scale.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))
     place, row_of, height = _rows(nodes, own, height)
     gap = height / max(1, len(set(place.values())))
-    largest = max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
+    largest = largest or max((float(node["count"]) for node in nodes if node["module"] != OTHER), default=0.0) or 1.0
     steps = [int(step) for step in flow.get("steps") or sorted({int(node["step"]) for node in nodes})]
     smallest = 3.0 if own else 9.0  # columns with their own modules are dense: larger circles would overlap
     radius = min(24.0, max(0.55 * gap, smallest), max(5.0, _COLUMNS / max(1, len(steps))))
@@ -151,7 +157,7 @@ def _rows(
 ) -> tuple[dict[tuple[int, int], float], dict[int, float], float]:
     """y of each (step, module); y of each module id (empty if each step has its own modules); the height."""
     kinds = {int(node["module"]): str(node.get("kind") or "") for node in nodes}
-    keys = {(int(node["step"]), int(node["module"])): float(node["count"]) for node in nodes}
+    keys = {(int(node["step"]), int(node["module"])): float(node.get("order_by", node["count"])) for node in nodes}
     order: dict[tuple[int, int], int] = {}
     if own:
         columns: dict[int, list[int]] = defaultdict(list)

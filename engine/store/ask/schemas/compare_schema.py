@@ -19,6 +19,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
 )
 
 Measure = Literal["reuse", "compute", "skip", "loss"]
+MeasureOrAuto = Literal["reuse", "compute", "skip", "loss", "auto"]
 
 
 class Coefficient(AnswerModel):
@@ -171,6 +172,75 @@ class SameGroups(AnswerModel):
     grouping: Grouping
 
 
+class ComparedRun(Card):
+    """One of the runs side by side, and how its samples stand to those of the first."""
+
+    same_samples: bool = Field(description="Whether every sample of it and of the first run has a partner")
+    num_common: int | None = Field(description="Samples in both; null for the first run itself")
+    same_tokens: bool = Field(description="Whether the common samples are cut into equally many tokens")
+    reason: str | None = Field(description="Why it has no sample in common with the first run")
+
+
+class RunDifference(AnswerModel):
+    """A number of a run less that of the first run."""
+
+    value: float
+    low: float = Field(description="Lower end of the 95 % interval, samples taken as what was drawn")
+    high: float
+    num: int = Field(description="Common samples that it rests on")
+    clear: bool = Field(description="Whether the interval excludes zero")
+
+
+class NumberRow(AnswerModel):
+    """One number of all runs, in their order."""
+
+    name: str
+    group: Literal["size", "outcome", "work", "paths", "balance", "knowledge"]
+    values: list[float | None]
+    low: list[float | None] = Field(description="Lower ends of the 95 % intervals; null where there is none")
+    high: list[float | None]
+    untrained: list[float | None] = Field(description="Of the untrained twin that was traced beside each run")
+    chance: list[float | None] = Field(description="Mean over shuffles, of what paths know")
+    differences: list[RunDifference | None] = Field(description="From the first run; null where none can be told")
+    reasons: list[str | None] = Field(description="Why a difference that one would ask for cannot be told")
+
+
+class RunsBeside(AnswerModel):
+    """The numbers of any number of runs."""
+
+    runs: list[ComparedRun] = Field(description="In the order asked for; the first is what the others differ from")
+    equal_tokens: int = Field(description="Tokens of each run that `equal_paths` and `window_slope` are of")
+    window: list[int] = Field(description="First and last rank of `window_slope`")
+    rows: list[NumberRow] = Field(description="Numbers that at least one run has, group by group")
+
+
+class StepLoad(AnswerModel):
+    """How one step of a checkpoint loads its modules."""
+
+    step: int
+    load_entropy: float
+    max_violation: float
+    effective_top_k: float
+    dead: int = Field(description="Modules that no token chose")
+    kept: float | None = Field(description="1 − ½ Σ |l − l′| of the loads and those of the checkpoint before")
+
+
+class UntrainedPoint(AnswerModel):
+    """The numbers of the untrained twin that was traced beside a checkpoint."""
+
+    beside: str = Field(description="The checkpoint that it was traced beside")
+    counts: list[list[int]] = Field(
+        description="Choices of each module at each step, modules as in `/usage` of `beside`"
+    )
+    num_tokens: Count
+    num_paths: int
+    effective_paths: float | None
+    effective_top_k: float
+    max_violation: float
+    load_entropy: float
+    steps: list[StepLoad]
+
+
 class TrainingPoint(AnswerModel):
     """The numbers of one checkpoint; those of load are means over steps."""
 
@@ -187,6 +257,7 @@ class TrainingPoint(AnswerModel):
     effective_top_k: float
     max_violation: float
     load_entropy: float
+    steps: list[StepLoad]
 
 
 class Training(AnswerModel):
@@ -194,6 +265,7 @@ class Training(AnswerModel):
 
     run: str
     series: str
+    untrained: UntrainedPoint | None = Field(description="Before all of them; null where iteration 0 is there")
     points: list[TrainingPoint]
 
 

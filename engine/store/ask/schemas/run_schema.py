@@ -9,6 +9,13 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Compute, Label, Reuse, Share
 
 
+class SeriesPlace(AnswerModel):
+    """Where a run stands in a training whose checkpoints were recorded under one name."""
+
+    name: str
+    iteration: int
+
+
 class Card(AnswerModel):
     """What a list of runs shows of one run."""
 
@@ -29,6 +36,7 @@ class Card(AnswerModel):
     created_at: str | None = Field(None, description="When the run was sealed, UTC, ISO 8601")
     checkpoint_sha256: str | None = Field(None, description="Of the weights; empty where the source gave none")
     edited: bool | None = Field(None, description="Whether routes were changed by controls while it was traced")
+    series: SeriesPlace | None = Field(None, description="Of a checkpoint that was recorded as one of a series")
     samples_are: str | None = Field(
         None,
         description="Where several samples were cut from one picture: how many from how many, in words; intervals "

@@ -5,7 +5,7 @@ Shapes: n samples or tokens, S steps, K slots, M modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,11 @@ from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_diff
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
-from tokenpaths.engine.store.ask.several_runs.series import numbers_of, series_of
+from tokenpaths.engine.store.ask.several_runs.series import numbers_of, relation_note, same_numbering, untrained_numbers
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.ask.topics.overview import card
-from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURES = ("reuse", "compute", "skip", "loss")
+AUTO = "auto"
 MOST_TOKENS = 5_000_000
 MOST_POINTS = 2000
 MOST_LINKS = 2000
@@ -57,7 +57,8 @@ def compare(
     Args:
         a: the run that differences start from.
         b: the other run.
-        measure: reuse, compute, skip (1 − compute) or loss: what ``points`` and ``most`` show. Correlations are of all.
+        measure: reuse, compute, skip (1 − compute) or loss: what ``points`` and ``most`` show; ``auto``: the one by
+            which the two differ most, see ``telling_measure``. Correlations are of all.
         limit: samples in ``most``, largest difference b − a first.
         links: flows that differ, largest first.
         points: samples in the scatter, an even draw where there are more.
@@ -67,13 +68,15 @@ def compare(
         NotComparable: one run given twice, an image run beside a text run, or runs with no sample in common.
         UserError: an unknown measure, or limits out of range.
     """
-    check_choice(measure, MEASURES, "measure")
+    check_choice(measure, (*MEASURES, AUTO), "measure")
     check_page(limit, 0, MOST_SAMPLES)
     for name, value, most in (("links", links, MOST_LINKS), ("points", points, MOST_POINTS)):
         if not 1 <= value <= most:
             raise UserError(f"{name} is {value}, it should be 1 to {most}", field=name)
     matched = _match(a, b)
     pairs = matched.pairs
+    correlations = _correlations(a, b, pairs)
+    measure = telling_measure(pairs, correlations) if measure == AUTO else measure
     values_a, values_b, measured = _values(pairs, measure)
     return {
         "a": card(a),
@@ -81,7 +84,7 @@ def compare(
         "measure": measure,
         "matched": matched.as_json() | {"sentence": _how(matched, a, b)},
         "summary": _summary(a, b),
-        "correlations": _correlations(a, b, pairs),
+        "correlations": correlations,
         "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
         "grouping": _grouping(a, b, pairs) if grouping else None,
         "flow": _flow(a, b, matched, links),
@@ -89,6 +92,20 @@ def compare(
         "points_of": int(measured.sum()),
         "most": _most(a, pairs, values_a, values_b, measured, limit),
     }
+
+
+def telling_measure(pairs: pd.DataFrame, correlations: Sequence[Mapping[str, Any]]) -> str:
+    """The measure by which the paired samples differ most: the largest mean |b − a| / standard deviation of both, of
+    the measures that vary in both runs; where none does, of all. ``skip`` only mirrors compute.
+    """
+    varying = [row["measure"] for row in correlations if row["pearson"] is not None and row["measure"] != "skip"]
+    gaps = {}
+    for name in varying or [name for name in MEASURES if name != "skip"]:
+        x, y, known = _values(pairs, name)
+        if known.any():
+            spread = float(np.concatenate([x[known], y[known]]).std())
+            gaps[name] = float(np.abs(y[known] - x[known]).mean()) / spread if spread else 0.0
+    return max(gaps, key=gaps.__getitem__, default=MEASURES[0])
 
 
 def _points(
@@ -247,27 +264,10 @@ def _most(
     ]
 
 
-def _untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
-    """The same numbers of the run's untrained twin, as far as they are stored; empty without a twin."""
-    twin, rows = fit(run)["untrained"], run.rows(queries.null_usage("untrained"))
-    if twin is None or not rows:
-        return {}
-    counts = counts_of_step(rows, run.bank, run.layout.num_steps)
-    measures = {
-        "effective_top_k": load.effective_top_k,
-        "max_violation": load.max_violation,
-        "load_entropy": load.load_entropy,
-    }
-    return {
-        **{name: twin[name] for name in ("num_tokens", "num_paths", "effective_paths")},
-        **{name: float(np.mean([measure(c) for c in counts])) for name, measure in measures.items()},
-    }
-
-
 def _summary(a: RunFile, b: RunFile) -> list[dict[str, Any]]:
     """One row per number, for both runs and for the untrained twins that they have."""
     mine, theirs = numbers_of(a), numbers_of(b)
-    twins = [_untrained_numbers(run) for run in (a, b)]
+    twins = [untrained_numbers(run) for run in (a, b)]
     return [
         {
             "name": name,
@@ -336,14 +336,6 @@ def _bank_differs(a: RunFile, b: RunFile) -> str | None:
     return "one step has no flow" if a.row["num_steps"] == 1 else None
 
 
-def same_numbering(a: RunFile, b: RunFile) -> bool:
-    """Whether module ids of both runs denote the same modules: equal weights, or two checkpoints of one training."""
-    if a.row["checkpoint_sha256"] and a.row["checkpoint_sha256"] == b.row["checkpoint_sha256"]:
-        return True
-    series = [series_of(run) for run in (a, b)]
-    return None not in series and series[0][0] == series[1][0]  # type: ignore[index]
-
-
 def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any]:
     """Difference of the flows of the paired samples, and of the load of each step regardless of module names."""
     usages = [_usage(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
@@ -376,11 +368,7 @@ def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any
     }
     if reason is not None:
         return answer
-    if not answer["same_numbering"]:
-        answer["note"] = (
-            "These are weights of two trainings: module 3 of one need not do what module 3 of the other does, so a "
-            "difference may be one of numbers alone. The loads by step do not depend on them."
-        )
+    answer["note"] = relation_note(a, b)
     before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
     totals = [int(matched.pairs[f"num_tokens_{side}"].sum()) for side in "ab"]
     answer |= {"num_tokens": totals, "steps": list(range(num_steps[0])), "nodes": _nodes(a, usages, totals)}

@@ -94,6 +94,42 @@ def match_samples(a: RunFile, b: RunFile) -> Matched:
     return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
 
 
+@dataclass(frozen=True)
+class Pairing:
+    """Which samples of two runs are the same, as (p,) sample numbers of each, in the order of the first run."""
+
+    rows_a: np.ndarray
+    rows_b: np.ndarray
+    only_a: int
+    only_b: int
+
+    @property
+    def num(self) -> int:
+        """Pairs."""
+        return len(self.rows_a)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every sample of both runs has a partner."""
+        return not self.only_a and not self.only_b
+
+    @classmethod
+    def nothing(cls, a: RunFile, b: RunFile) -> Pairing:
+        """No pair at all."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, none, int(a.row["num_samples"]), int(b.row["num_samples"]))
+
+
+def pair_samples(a: RunFile, b: RunFile) -> Pairing:
+    """The pairs of ``match_samples`` as numbers; of runs over the same samples in the same order nothing is read."""
+    if _same_list(a, b):
+        every = np.arange(int(a.row["num_samples"]))
+        return Pairing(every, every, 0, 0)
+    matched = match_samples(a, b)
+    rows = [matched.pairs[f"sample_{side}"].to_numpy(dtype=np.int64) for side in "ab"]
+    return Pairing(rows[0], rows[1], matched.only_a, matched.only_b)
+
+
 @sealed("samples_fingerprint")
 def samples_fingerprint(run: RunFile) -> dict[str, Any]:
     """Fingerprint that is equal for runs over the same samples in the same order, without reading them; and whether
@@ -105,12 +141,17 @@ def samples_fingerprint(run: RunFile) -> dict[str, Any]:
 def _the_same(a: RunFile, b: RunFile) -> Matched | None:
     """Pair samples by place, for two large runs whose sealed fingerprints are equal; None: samples must be read.
     For equal lists all rules below give this pairing."""
-    prints = samples_fingerprint(a), samples_fingerprint(b)
-    if prints[0]["fingerprint"] != prints[1]["fingerprint"] or not (prints[0]["sources"] or prints[0]["contents"]):
+    if not _same_list(a, b):
         return None
     left, right = (_samples(run, _NUMBERS) for run in (a, b))
     pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
-    return _matched(pairs, left, right, "source" if prints[0]["sources"] else "content", 0)
+    return _matched(pairs, left, right, "source" if samples_fingerprint(a)["sources"] else "content", 0)
+
+
+def _same_list(a: RunFile, b: RunFile) -> bool:
+    """Whether both runs are over the same samples in the same order, each with a source or a content."""
+    own, other = samples_fingerprint(a), samples_fingerprint(b)
+    return own["fingerprint"] == other["fingerprint"] and bool(own["sources"] or own["contents"])
 
 
 def _samples(run: RunFile, columns: str) -> pd.DataFrame:

@@ -17,6 +17,10 @@ from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 
 MOST_TOKENS = 100_000
 SEED = 0
+MOST_GROUPS = 200
+"""groups that the samples of a small run are dealt into"""
+STRETCHES = 32
+"""stretches of consecutive samples that are drawn of a large one"""
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,8 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
     most = MOST_TOKENS if most is None else most
     condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
     layout = run.layout
-    if layout.packed:
-        columns = "ids"
-    elif layout.by_path:
-        columns = "path_id"
-    elif step is None:
-        columns = ", ".join(layout.module_columns())
+    if step is None or layout.packed or layout.by_path:
+        columns = _id_columns(run)
     else:
         columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))
     fields = [
@@ -88,6 +88,40 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
             "exact": len(joined["token"]) == of_tokens,
         },
     )
+
+
+def draw_groups(
+    run: RunFile, first_row_m: np.ndarray, num_tokens_m: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) group of samples and (n, S, K) choices of all tokens; of a run with more than ``most`` of a seeded draw of
+    stretches of consecutive samples, which are found without reading the rest.
+
+    A stretch is one group, so what its samples share by standing together counts as shared.
+    """
+    m, total, columns = len(num_tokens_m), int(num_tokens_m.sum()), _id_columns(run)
+    rng = np.random.default_rng(SEED)
+    if total <= most:
+        group_m = np.arange(m) if m <= MOST_GROUPS else rng.permutation(m) % MOST_GROUPS
+        groups, ranges = [np.repeat(group_m, num_tokens_m)], [(0, total)]
+    else:
+        groups, ranges = [], []
+        bounds = np.linspace(0, m, min(STRETCHES, m) + 1).astype(np.int64).tolist()
+        each = most // (len(bounds) - 1)
+        for group, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            first = int(rng.integers(low, high))
+            stop = int(first_row_m[high - 1] + num_tokens_m[high - 1])
+            ranges.append((int(first_row_m[first]), min(stop, int(first_row_m[first]) + each)))
+            groups.append(np.full(ranges[-1][1] - ranges[-1][0], group))
+    query = f"SELECT {columns} FROM token WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+    parts = [list(run.arrays(Query(query, bounds_of_rows)).values()) for bounds_of_rows in ranges]
+    return np.concatenate(groups), _ids(run, [np.concatenate(column) for column in zip(*parts, strict=True)], None)
+
+
+def _id_columns(run: RunFile) -> str:
+    """The columns of ``token`` that ``_ids`` reads for all steps."""
+    if run.layout.packed:
+        return "ids"
+    return "path_id" if run.layout.by_path else ", ".join(run.layout.module_columns())
 
 
 def _condition(run: RunFile, label_id: int | None, most: int) -> tuple[Query, int, int, int]:

@@ -62,7 +62,22 @@ def run_card(
         fields["loss"] = None  # of the few labels that the model knows
     fields["edited"] = bool(json.loads(row["config"]).get("controls")) if row else None
     status = "sealed" if row else "unreadable"
+    fields["series"] = series_place(row["config"]) if row else None
     return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
+
+
+def series_place(config: str) -> dict[str, Any] | None:
+    """{name, iteration} of the training that a run with this configuration is a checkpoint of; None: of none.
+
+    >>> series_place('{"series": {"name": "flame", "iteration": 400}}')
+    {'name': 'flame', 'iteration': 400}
+    """
+    series = json.loads(config).get("series")
+    if not isinstance(series, dict):
+        return None
+    name, iteration = series.get("name"), series.get("iteration")
+    known = isinstance(name, str) and isinstance(iteration, int)
+    return {"name": name, "iteration": iteration} if known else None
 
 
 @question(

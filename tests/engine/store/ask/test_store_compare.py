@@ -197,7 +197,7 @@ def test_modules_of_two_trainings_have_no_common_numbering(opened) -> None:
     first = make("first", "text", samples=4, twin=False)
     a, b, c = opened(first, moved(first, "second"), moved(first, "third", checkpoint_sha256="1" * 64))
     assert compare(a, b)["flow"]["same_numbering"]
-    assert "two trainings" in compare(a, c)["flow"]["note"]
+    assert "two sets of weights named toy-text" in compare(a, c)["flow"]["note"]
 
 
 def test_other_vocabularies_and_patches_have_no_common_tokens(opened) -> None:

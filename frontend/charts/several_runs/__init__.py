@@ -1,0 +1,1 @@
+"""Charts, tables and sentences about any number of runs: their numbers, their routes, the checkpoints of a training."""

@@ -1,0 +1,1 @@
+"""Compare view: any number of runs in numbers, two of them sample by sample, their routes, and a training."""

@@ -1,0 +1,51 @@
+"""What can be started from Compare: a trace of the untrained twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.jobs import panel
+
+BUNDLED = ("scenes", "photos", "texts", "digits", "languages")
+
+
+@address.unless_embedded
+def offer_twin(run: Mapping[str, Any] | None, cards: Sequence[Mapping[str, Any]]) -> None:
+    """A button that traces the untrained model over the same data, if that is possible here."""
+    if run is None or run["dataset"] not in BUNDLED or common.is_untrained(run):
+        return
+    twin = f"{run['model']}-untrained"
+    there = any(card["model"] == twin for card in cards)
+    if there:
+        return
+    run = widgets.client().ask(run["run"], "")
+    try:
+        models = [row["model"] for row in widgets.client().models()]
+    except ApiError:  # without a worker nothing can be traced
+        return
+    if common.model_name(run) not in models:
+        return
+    panel.refusal()
+    st.button(
+        "Trace its untrained twin to compare with",
+        icon=":material/casino:",
+        key="trace_twin",
+        help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
+        "to minutes.",
+        on_click=_trace_twin,
+        args=(common.model_name(run), run["dataset"], f"{run['run'][:53]}-untrained"),
+    )
+
+
+def _trace_twin(model: str, dataset: str, name: str) -> None:
+    job = panel.submit(
+        "trace", {"model": model, "data": f"bundled:{dataset}", "untrained": True, "twin": False, "run": name}
+    )
+    if job is not None:
+        address.go_changed(view="jobs", job=job)
