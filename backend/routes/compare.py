@@ -93,7 +93,7 @@ async def _numbers(request: Request, services: Services, runs: str) -> Response:
         with ExitStack() as stack:
             return as_json(RunsBeside, compare_runs([stack.enter_context(services.registry.lease(n)) for n in names]))
 
-    identity = "".join(_identity_of(services, name, "runs") for name in names[: MOST_RUNS + 1])
+    identity = "".join(identity_of(services, name, "runs") for name in names[: MOST_RUNS + 1])
     return await services.answers.about(request, identity, compute)
 
 

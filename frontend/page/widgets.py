@@ -170,16 +170,16 @@ def _numbers(rows: Sequence[Mapping[str, Any]], what: str, columns: Mapping[str,
 
 
 def how_sure(key: str, draw: Callable[[], None]) -> None:
-    """The statistics behind a chart, folded; ``draw`` is called when somebody opens them."""
-    _how_sure(key, draw)
+    """The statistics behind a chart, folded."""
+    folded("How sure is this?", f"how_sure_{key}", draw)
 
 
 @st.fragment
-def _how_sure(key: str, draw: Callable[[], None]) -> None:
-    """A fragment: opening it reruns nothing else of the page."""
-    box = st.expander("How sure is this?", on_change="rerun", key=f"how_sure_{key}", icon=":material/query_stats:")
+def folded(title: str, key: str, draw: Callable[[], None]) -> None:
+    """What is drawn only when somebody opens it. A fragment: opening it reruns nothing else of the page."""
+    box = st.expander(title, on_change="rerun", key=key)
     if box.open:
-        with box, error_boundary("the statistics"):
+        with box, error_boundary(title):
             draw()
 
 

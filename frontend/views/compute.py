@@ -256,7 +256,6 @@ def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mappin
         rows,
         lambda row: f"{row.get('label') or 'no label'} · {numbers.number(row.get(measure))}",
         f"wall_{key}_{run['run']}",
-        view="sample",
     )
 
 
@@ -285,7 +284,7 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.chart(
         skip_reuse_chart(rows, theme=widgets.theme(), title=None),
         key=f"scatter_{run['run']}_{selection.label}",
-        on_pick=lambda _name, sample: address.go_changed(view="sample", sample=int(sample)),
+        on_pick=lambda _name, sample: address.go_changed(inspect=f"sample:{int(sample)}"),
         pick=("sample",),
     )
     extent = (

@@ -16,17 +16,16 @@ from tokenpaths.engine.store.ask.topics import (
     flow,
     knowledge,
     label_specificity,
-    naming,
     overview,
     paths,
     samples,
     search,
     similar,
     soft_decisions,
-    things,
     usage,
     work,
 )
+from tokenpaths.engine.store.ask.topics.things import in_full, naming
 
 TOPICS = (
     overview,
@@ -44,7 +43,7 @@ TOPICS = (
     samples,
     search,
     soft_decisions,
-    things,
+    in_full,
     export,
 )
 """modules whose decorated functions are questions; sealing computes answers in this order"""

@@ -114,7 +114,7 @@ def _grid(runs: Sequence[Mapping[str, Any]], compared: Compared, words: Sequence
                     type="tertiary",
                     icon=":material/arrow_forward:",
                     on_click=address.go_changed,
-                    kwargs={"view": "flow", "run": name},
+                    kwargs={"view": "routes", "run": name},
                 )
 
 

@@ -167,7 +167,7 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
 
 
 def _open(run: str, sample: int) -> None:
-    address.go(Selection(view="sample", run=run, sample=sample))
+    address.go(Selection(view="samples", run=run, sample=sample))
 
 
 def _grouping(grouping: Mapping[str, Any]) -> None:

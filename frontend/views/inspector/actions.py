@@ -8,8 +8,15 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import address, downloads, widgets
 from tokenpaths.frontend.page.selection import Selection
+
+MOST_NAME, MOST_NOTE = 80, 2000
+"""characters"""
+REFUSED = "name_refused"
+"""session state: why a name was not kept"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,53 @@ def title(words: str, facts: str) -> None:
     st.subheader(widgets.escape(words), anchor=False)
     if facts:
         st.caption(widgets.escape(facts))
+
+
+def own_name(run: str, thing: str, summary: Mapping[str, Any] | None, key: str) -> None:
+    """The user's name and note of a thing, else its automatic name; and where both are written."""
+    try:
+        own = widgets.client().names(run).get(thing, {})
+    except ApiError:
+        own = {}
+    if own.get("name"):
+        st.markdown(f"**{widgets.escape(own['name'])}**")
+    elif summary and summary["words"]:
+        interval = f"{numbers.number(summary['low'])} to {numbers.number(summary['high'])}"
+        st.markdown(
+            f"**{widgets.escape(summary['words'])}**",
+            help=widgets.escape(
+                f"{numbers.percent(summary['share'])} of its tokens, {numbers.percent(summary['base'])} of all: "
+                f"{numbers.number(summary['lift'])} times as many (95 % interval {interval})."
+            ),
+        )
+    elif summary and summary["reason"]:
+        st.caption(widgets.escape(f"No name of its own: {summary['reason']}."))
+    if own.get("note"):
+        st.caption(widgets.escape(own["note"]))
+    if not address.embedded():
+        _write_name(run, thing, own, key)
+
+
+def _write_name(run: str, thing: str, own: Mapping[str, str], key: str) -> None:
+    """Name and note in a popover; an empty name gives back the automatic one."""
+    name_key, note_key = f"{key}_name_{thing}", f"{key}_note_{thing}"
+
+    def save() -> None:
+        name, note = (str(st.session_state.get(field) or "").strip() for field in (name_key, note_key))
+        try:
+            if name or note:
+                widgets.client().save_name(run, thing, name, note)
+            elif own:
+                widgets.client().delete_name(run, thing)
+        except ApiError as error:
+            st.session_state[REFUSED] = error
+
+    with st.popover("Name it", icon=":material/edit:", type="tertiary", key=f"{key}_naming"):
+        st.text_input("Your name for it", own.get("name", ""), key=name_key, max_chars=MOST_NAME, on_change=save)
+        st.text_area("Note", own.get("note", ""), key=note_key, max_chars=MOST_NOTE, on_change=save)
+        st.caption("Kept beside the run, and shown wherever it is drawn. Leave both empty for the automatic name.")
+    if error := st.session_state.pop(REFUSED, None):
+        widgets.show_error(error)
 
 
 @address.unless_embedded

@@ -1,59 +1,55 @@
-"""Inspector of one module at one step: examples, labels, words, neighbours, parameters, importance."""
+"""Inspector of one module at one step: its name, strongest examples, labels, words, neighbours, importance."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.flow.flow import flow_chart
-from tokenpaths.frontend.charts.usage import served_chart
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
-from tokenpaths.frontend.views.inspector import actions
+from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
-from tokenpaths.frontend.views.walls import token_wall
 
 MOST_WORDS = 24
-EXAMPLES = 24
+RANDOM = 24
+"""examples drawn from all tokens of the module"""
 
 
 def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
     """One module at one step, ``value`` = ``step.module``."""
     step, module = (int(part) for part in value.split("."))
-    usage = widgets.client().ask(run["run"], "usage", label=selection.label)
-    row = next((r for r in usage["usage"] if (r["step"], r["module"]) == (step, module)), None)
-    if row is None:
-        widgets.empty(
-            f"There is no module {module} at step {step}.", f"This run has the steps 0 to {run['num_steps'] - 1}."
-        )
-        return
+    answer = widgets.client().ask(run["run"], "modules/{node}", node=value)
     about: Mapping[str, Any] = next(
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
     )
-    name = about.get("name") or f"module {module}"
-    actions.title(f"Module {module} at step {step}", _facts(row, about, name))
+    actions.title(f"Module {module} at step {step}", _facts(answer, about))
+    actions.own_name(run["run"], f"module:{value}", answer["summary"], key)
     actions.buttons(_actions(run, selection, step, module), key, selection)
-    if not row["count"]:
-        widgets.empty("No token came here.", "Choose another module, or clear the label.")
+    if not answer["count"]:
+        widgets.empty("No token came here.", "Choose another module.")
         return
-    _examples(run, selection, step, module, key)
-    _labels(run, selection, usage, step, module)
+    examples.strongest(run, answer, key, "the largest weight for it")
+    _random(run, selection, step, module, key)
+    _labels(answer["labels"])
     _words(run, step, module)
-    _neighbours(run, selection, step, module)
-    _other_steps(run, usage, step, module)
+    _neighbours(answer)
     _importance(run, step, module)
 
 
-def _facts(row: Mapping[str, Any], about: Mapping[str, Any], name: str) -> str:
-    times = "" if row.get("utilisation") is None else f", {numbers.number(row['utilisation'])} × a fair share"
-    text = f"{name}: {numbers.plural(row['count'], 'token')}{times}."
+def _facts(answer: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    text = (
+        f"{answer['name']}: {numbers.plural(answer['count'], 'token')}, {numbers.percent(answer['share'])} of all, "
+        f"{numbers.number(answer['utilisation'])} × a fair share; number {answer['place']} of "
+        f"{answer['num_modules']} by load."
+    )
     if about.get("kind") == "identity":
         return text + " It does nothing: a token that chooses it skips the step."
     if about.get("num_params"):
@@ -87,30 +83,23 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
     return found
 
 
-def _labels(run: Mapping[str, Any], selection: Selection, usage: Mapping[str, Any], step: int, module: int) -> None:
-    """All labels regardless of the filter, to show which of them prefer this module."""
+def _labels(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The labels that most of its tokens have, beside their share of all tokens."""
     st.subheader(
-        "Which labels use it?",
-        anchor=False,
-        help="N of a label at the module / N of the label. Dashed: the share of all tokens that visit it.",
+        "Which labels use it?", anchor=False, help="Lift: share here / share of all tokens; 1 = as everywhere."
     )
-    if not any(row["label"] is not None for row in run["labels"]):
+    if not rows:
         st.caption("This run has no labels that could say.")
         return
-    answer = widgets.client().ask(run["run"], "specialisation", of="label", step=step, limit=256)
-    mine = next((m for m in answer["modules"] if m["module"] == module), None)
-    if not mine or not mine["prefers"]:
-        st.caption(f"It is not among the {len(answer['modules'])} modules of this step that labels tell most of.")
-        return
-    everybody = usage if selection.label is None else widgets.client().ask(run["run"], "usage")
-    visits = next(r["count"] for r in everybody["usage"] if (r["step"], r["module"]) == (step, module))
-    widgets.chart(
-        served_chart(mine["prefers"], visits / max(1, int(run["num_tokens"])), theme=widgets.theme(), title=None)
+    plain_table(
+        [{"label": r["label"], "here": r["share"], "of all": r["base"], "lift": r["lift"]} for r in rows],
+        "Labels of the tokens of this module",
+        {
+            "here": Column("share here", numbers.percent, right=True),
+            "of all": Column("of all tokens", numbers.percent, right=True),
+            "lift": Column("lift", lambda lift: f"{numbers.number(lift)} ×", right=True),
+        },
     )
-    if answer.get("more_labels"):
-        more = numbers.count(answer["more_labels"])
-        st.caption(f"The {len(answer['domains'])} largest labels; {more} more are left out.")
-    widgets.numbers_behind(mine["prefers"], "labels", share=st.column_config.NumberColumn(format="percent"))
 
 
 def _words(run: Mapping[str, Any], step: int, module: int) -> None:
@@ -145,59 +134,37 @@ def _words(run: Mapping[str, Any], step: int, module: int) -> None:
     widgets.numbers_behind(shown, "words", here=st.column_config.NumberColumn(format="percent"))
 
 
-def _neighbours(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> None:
+def _neighbours(answer: Mapping[str, Any]) -> None:
+    """The modules that most of its tokens come from and go to."""
+    rows = [
+        {"": words, "module": f"{row['module']} at step {row['step']}", "share": row["share"]}
+        for words, name in (("from", "comes_from"), ("to", "goes_to"))
+        for row in answer[name]
+    ]
+    if not rows:
+        return
     st.subheader("Where do its tokens come from, and where do they go?", anchor=False, help=widgets.HELP["flow"])
-    first, stop = max(0, step - 1), min(int(run["num_steps"]), step + 2)
-    if stop - first < 2:
-        st.caption("This run has a single step.")
-        return
-    node = f"{step}.{module}"
-    flow = widgets.client().ask(
-        run["run"],
-        "flow",
-        steps=f"{first}:{stop}",
-        through=(node,),
-        label=selection.label,
-        limit=300,
-        **common.merging(run, selection),
-    )
-    widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, through=(node,), interactive=False))
-
-
-def _examples(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:
-    """A random draw of its patches, or of its tokens in context."""
-    answer = widgets.client().ask(
-        run["run"],
-        "tokens/search",
-        through=(f"{step}.{module}",),
-        label=selection.label,
-        examples=EXAMPLES,
-        limit=1,
-        seed=selection.seed,
-    )
-    st.subheader("Example patches" if run["modality"] == "vision" else "Example tokens", anchor=False)
-    if not answer["examples"]:
-        st.caption("This run keeps neither pictures nor texts to show.")
-        return
-    token_wall(answer["examples"], f"{key}_{step}_{module}")
-    st.button(
-        "Show other examples",
-        key=f"{key}_redraw",
-        icon=":material/casino:",
-        type="tertiary",
-        on_click=address.go_changed,
-        kwargs={"seed": selection.seed + 1},
-        disabled=answer["found"]["num_tokens"] <= len(answer["examples"]),
+    plain_table(
+        rows, "Modules before and after this one", {"share": Column("of its tokens", numbers.percent, right=True)}
     )
 
 
-def _other_steps(run: Mapping[str, Any], usage: Mapping[str, Any], step: int, module: int) -> None:
-    if all(m["step"] is not None for m in run["modules"]):
-        return  # its own module at each step
-    rows = [r for r in usage["usage"] if r["module"] == module and r["step"] != step]
-    if rows:
-        counts = ", ".join(f"step {r['step']}: {numbers.count(r['count'])}" for r in rows[:24])
-        st.caption(f"The same module at other steps, in tokens: {counts}{' …' if len(rows) > 24 else ''}.")
+def _random(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:
+    """Any of its tokens, drawn when somebody asks: of a large run that takes a second."""
+
+    def drawn() -> None:
+        found = widgets.client().ask(
+            run["run"],
+            "tokens/search",
+            through=(f"{step}.{module}",),
+            label=selection.label,
+            examples=RANDOM,
+            limit=1,
+            seed=selection.seed,
+        )
+        examples.drawn(found["examples"], f"{key}_{step}_{module}", found["found"]["num_tokens"], selection.seed)
+
+    widgets.folded("Any of its tokens", f"{key}_random_{step}_{module}", drawn)
 
 
 def _importance(run: Mapping[str, Any], step: int, module: int) -> None:

@@ -11,44 +11,53 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_PATHS, Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.inspector import actions
+from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
-from tokenpaths.frontend.views.walls import token_wall
-
-EXAMPLES = 24
 
 
 def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
     """The path of rank ``value``."""
     rank = int(value)
-    answer = widgets.client().ask(run["run"], "paths/{rank}/examples", rank=rank, limit=EXAMPLES, seed=selection.seed)
+    answer = widgets.client().ask(run["run"], "paths/{rank}", rank=rank, seed=selection.seed)
     actions.title(f"Path of rank {rank:,}", _facts(run, answer))
+    actions.own_name(run["run"], f"path:{rank}", answer["summary"], key)
     actions.buttons(_actions(run, selection, rank), key, selection)
     st.markdown(widgets.escape(way(answer["ribbon"], common.identities(run))))
-    examples = answer["examples"]
-    st.subheader("Example patches" if run["modality"] == "vision" else "Example tokens", anchor=False)
-    if not examples:
-        st.caption("This run keeps neither pictures nor texts to show.")
-        return
-    token_wall(examples, f"{key}_{rank}")
-    st.button(
-        "Show other examples",
-        key=f"{key}_redraw",
-        icon=":material/casino:",
-        type="tertiary",
-        on_click=address.go_changed,
-        kwargs={"seed": selection.seed + 1},
-        disabled=answer["count"] <= len(examples),
+    examples.strongest(run, answer, key, "the largest weights on it, multiplied step by step")
+    widgets.folded(
+        "Any of its tokens",
+        f"{key}_random_{rank}",
+        lambda: examples.drawn(answer["examples"], f"{key}_{rank}", answer["count"], selection.seed),
     )
-    rows = [{name: value for name, value in example.items() if name != "patch"} for example in examples]
-    widgets.numbers_behind(rows, f"examples of path {rank:,}")
+    _nearest(run, answer)
+
+
+def _nearest(run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Paths that differ at the fewest steps; a click opens one."""
+    if not answer["nearest"]:
+        return
+    st.subheader("Nearest paths", anchor=False)
+    what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
+    for near in answer["nearest"]:
+        steps = ", ".join(map(str, near["differs"]))
+        st.button(
+            widgets.escape(
+                f"Rank {near['rank']:,}, {numbers.plural(near['count'], *what)}: other at "
+                f"step{'s' if len(near['differs']) > 1 else ''} {steps}"
+            ),
+            key=f"near_{answer['rank']}_{near['rank']}",
+            type="tertiary",
+            on_click=address.go_changed,
+            kwargs={"inspect": f"path:{near['rank']}"},
+        )
 
 
 def _facts(run: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
     return (
         f"{numbers.plural(answer['count'], *what)} ({numbers.percent(answer['share'])} of all) take this path, rank "
-        f"{numbers.count(answer['rank'])} of {numbers.count(run['num_paths'])}."
+        f"{numbers.count(answer['rank'])} of {numbers.count(run['num_paths'])}. Compute "
+        f"{numbers.percent(answer['compute'])}, reuse {numbers.percent(answer['reuse'])}."
     )
 
 

@@ -22,8 +22,8 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables.attributes import LEAST_TOKENS, Attributes, label_attributes
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
-from tokenpaths.engine.store.ask.topics import naming
-from tokenpaths.engine.store.ask.topics.naming import (
+from tokenpaths.engine.store.ask.topics.things import naming
+from tokenpaths.engine.store.ask.topics.things.naming import (
     LEAST,
     LEAST_LIFT,
     LEAST_SHARE,

@@ -12,7 +12,7 @@ from tests.support.naive_store import Case
 from tests.support.runs import make
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.topics import things
+from tokenpaths.engine.store.ask.topics.things import in_full
 
 
 def offsets(case: Case) -> list[tuple[int, int]]:
@@ -88,14 +88,14 @@ def test_equal_weights_have_no_strongest_and_are_drawn_by_a_seed(tmp_path: Path)
     with Run.open(made.write(tmp_path)) as run:
         first, again, other = (run.module("0.1", 5, seed=seed) for seed in (0, 0, 1))
         on_path = run.path(1, 5)
-    assert first["strongest_reason"] == on_path["strongest_reason"] == things.ALL_EQUAL
+    assert first["strongest_reason"] == on_path["strongest_reason"] == in_full.ALL_EQUAL
     assert first["strongest"] == again["strongest"] != other["strongest"]
     assert len(first["strongest"]) == 5
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 2}, {"top_k": 8, "steps": 9, "modules": 12}], ids=str)
 def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_path: Path, monkeypatch):
-    for module in ("write.seal", "ask.topics.things"):
+    for module in ("write.seal", "ask.topics.things.in_full"):
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 500)
     made = make("r", "vision", samples=20, **options)
     with Run.open(made.write(tmp_path)) as run:

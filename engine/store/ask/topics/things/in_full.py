@@ -22,9 +22,9 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
-from tokenpaths.engine.store.ask.topics.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_rows
 from tokenpaths.engine.store.ask.topics.samples import shown_at, weights_recorded
+from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.columns import MEMBERS
 from tokenpaths.engine.store.file.filters import Query

@@ -1,0 +1,1 @@
+"""Questions about single things: their names, and one of them in full."""

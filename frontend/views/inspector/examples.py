@@ -1,0 +1,49 @@
+"""Examples of the thing in the inspector: the strongest first, then any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.views.walls import token_wall
+
+NOTHING = "This run keeps neither pictures nor texts to show."
+
+
+def strongest(run: Mapping[str, Any], answer: Mapping[str, Any], key: str, by: str) -> None:
+    """The strongest examples of an answer of ``modules/{node}`` or ``paths/{rank}``; ``by`` says what makes them so."""
+    what = "patches" if run["modality"] == "vision" else "tokens"
+    reason, compared = answer["strongest_reason"], answer["compared"]
+    among = ""
+    if not compared["exact"]:
+        among = (
+            f" among {numbers.count(compared['num_tokens'])} of its {numbers.count(compared['of_tokens'])} tokens, by "
+            "hash"
+        )
+    st.subheader(f"Strongest {what}" if reason is None else f"Example {what}", anchor=False)
+    st.caption(widgets.escape(reason or f"Those with {by}{among}."))
+    if answer["strongest"]:
+        token_wall(answer["strongest"], f"{key}_strongest")
+    else:
+        st.caption(NOTHING)
+
+
+def drawn(examples: list[dict[str, Any]], key: str, of_tokens: int, seed: int) -> None:
+    """Examples drawn at random, and a button that draws others."""
+    if not examples:
+        st.caption(NOTHING)
+        return
+    token_wall(examples, key)
+    st.button(
+        "Show other examples",
+        key=f"{key}_redraw",
+        icon=":material/casino:",
+        type="tertiary",
+        on_click=address.go_changed,
+        kwargs={"seed": seed + 1},
+        disabled=of_tokens <= len(examples),
+    )
