@@ -104,7 +104,7 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
     """
     if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    (row,) = path_rows(run.rows(queries.all_paths("rank", 1, rank - 1)), run.row["num_tokens"], run.layout)
+    (row,) = path_rows(run, run.rows(queries.all_paths("rank", 1, rank - 1)), run.row["num_tokens"])
     own_SK = np.array(row["ribbon"])
     near = nearest_paths(run, own_SK, MOST_NEIGHBOURS + 1)
     heads = {head[0]: head for head in run.rows(queries.some_paths(near.ranks.tolist()))}
