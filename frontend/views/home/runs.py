@@ -16,6 +16,7 @@ from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import view_of
+from tokenpaths.frontend.views.home import tour
 from tokenpaths.frontend.views.jobs import panel
 
 CARDS = 8
@@ -43,6 +44,7 @@ def draw(selection: Selection) -> None:
     tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
     broken = [card for card in cards if card["status"] == "unreadable"]
     reading = common.being_taken_in(cards)
+    tour.draw(whole)
     _guides(whole)
     waiting = _jobs_alive()
     if waiting:
