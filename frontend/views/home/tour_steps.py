@@ -47,7 +47,14 @@ def _photograph(tour: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     same = [place for place, other in enumerate(tour["ribbons"]) if other == ribbon]
     patches, frames = len(tour["ribbons"]), tour["dream"]["frames"]
     elsewhere = tour["on_path"] - len(same)
-    picture = {"kind": "picture", "image": image, "rows": grid["rows"], "cols": grid["cols"], "same": [], "chosen": None}
+    picture = {
+        "kind": "picture",
+        "image": image,
+        "rows": grid["rows"],
+        "cols": grid["cols"],
+        "same": [],
+        "chosen": None,
+    }
     what = f"The photograph “{tour['title']}”"
     steps: list[Step] = [
         {
