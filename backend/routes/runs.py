@@ -108,7 +108,7 @@ async def delete_run(services: Shared, run: RunName) -> Response:
     openapi_extra=NAME_BODY,
 )
 async def name_run(request: Request, services: Shared, run: RunName) -> Response:
-    """Give a run a name of your own, shown in lists; an empty one takes it away. The run and its id stay as they are."""
+    """Give a run a name of your own for lists; an empty one takes it away. The run and its id stay as they are."""
     body = Body(request, services.settings, MOST_BYTES)
     try:
         body.refuse_declared()

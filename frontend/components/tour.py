@@ -1,4 +1,4 @@
-"""Tour of Home (tour.js, tour.css): small steps with pictures, all in the browser, so that a click waits for nothing."""
+"""Tour of Home (tour.js, tour.css): small steps with pictures, all in the browser, so that no click waits."""
 
 from __future__ import annotations
 

@@ -206,8 +206,8 @@ def ribbon_outline(link: Link) -> str:
 def _cap(
     links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The largest ``most`` links of at least ``floor`` tokens, of each step as many as of the others, and the rest, with
-    all links of merged modules, summed per step into ``other``.
+    """The largest ``most`` links of at least ``floor`` tokens, those of each step in turn, and the rest, with all links
+    of merged modules, summed per step into ``other``.
     """
     named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
     nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]

@@ -18,7 +18,7 @@ MODALITY = {"photograph": "vision", "text": "text"}
 
 
 def draw(cards: Sequence[Mapping[str, Any]]) -> None:
-    """The invitation or the step at hand; links lead to ``cards``' clearest run of the tour's modality, if there is one.
+    """The invitation or the step at hand; links lead to the clearest run of ``cards`` of the modality, if there is one.
 
     Nothing is drawn if the files of the tour are missing.
     """
@@ -47,9 +47,9 @@ def _link(key: str, link: tuple[str, str], targets: Mapping[str, Mapping[str, Se
 
 def _targets(run: Mapping[str, Any] | None, modality: str) -> dict[str, Selection]:
     """Where each place is; without a run every one is the drop zone, with the tour's model."""
-    own = Selection(view="try", model=f"dna-{modality}-top1")
+    own = Selection(view="home", model=f"dna-{modality}-top1")
     places = {"image": own, "text": own}
-    views = ("sample", "modules", "flow", "paths", "detour", "dream")
+    views = ("samples", "modules", "routes", "paths", "change", "dream")
     return places | {view: Selection(view=view, run=str(run["run"])) if run else own for view in views}
 
 

@@ -76,7 +76,7 @@ def _photograph(tour: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 "module what it is for.",
             ],
             "figure": picture | {"chosen": token, "label": f"{what}; one patch of the saucer is marked"},
-            "link": ("Choose a patch of your own sample", "sample"),
+            "link": ("Choose a patch of your own sample", "samples"),
         },
         *_routing(tour, "patch"),
         {
@@ -118,7 +118,7 @@ def _photograph(tour: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 "answer changes little: the other modules can stand in.",
             ],
             "figure": _before_after(ban, "class"),
-            "link": ("Change a route yourself", "detour"),
+            "link": ("Change a route yourself", "change"),
         },
         {
             "title": "What would a picture look like that follows this path everywhere?",
@@ -182,7 +182,7 @@ def _text(tour: Mapping[str, Any]) -> dict[str, Any]:
                 f"Its way has {len(ribbon)} steps. At each of them a router chooses one of {tour['modules']} modules.",
             ],
             "figure": text({token: "chosen"}, "A text about glaciers; one full stop is marked"),
-            "link": ("Choose a token of your own sample", "sample"),
+            "link": ("Choose a token of your own sample", "samples"),
         },
         *_routing(tour, "token"),
         {
@@ -218,7 +218,7 @@ def _text(tour: Mapping[str, Any]) -> dict[str, Any]:
                 f"{len(ribbon)} bans along this path, this one changes the prediction most.",
             ],
             "figure": _before_after(ban, "next token"),
-            "link": ("Change a route yourself", "detour"),
+            "link": ("Change a route yourself", "change"),
         },
     ]
     return {
@@ -273,7 +273,7 @@ def _routing(tour: Mapping[str, Any], what: str) -> list[Step]:
                 "caption": "Columns: steps. Rows: modules. Area of a circle: the router’s probability. "
                 "Line: the way taken.",
             },
-            "link": ("See where all tokens of a run go", "flow"),
+            "link": ("See where all tokens of a run go", "routes"),
         },
     ]
 
