@@ -22,9 +22,12 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.home import upload_answer
 from tokenpaths.frontend.views.home.dropped import file_name, what_is
+from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.samples import one_sample
 
 MOST_CHARACTERS = 20_000
+EASIEST = ("dna-vision-top1", "dna-text-top1")
+"""of shipped models those whose paths are the easiest to read, as in the tour"""
 MOST_BROKEN = 3
 """models that cannot be used of which the page says why"""
 HEAD_BYTES = 4096
@@ -32,12 +35,14 @@ SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
 MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
 PROBLEM = "drop_problem"
 """session state: why the last file or text was refused, shown once"""
+IMPORT = "drop_import"
+"""session state: the job of the log dropped last, until it is over"""
 Model = Mapping[str, Any]
 log = logging.getLogger("tokenpaths.page")
 
 
-def draw(selection: Selection) -> None:
-    """The zone, and why the last file was refused."""
+def draw(selection: Selection, *, answered: bool = False) -> None:
+    """The zone, and why the last file was refused; folds its examples where an answer is to follow."""
     st.subheader("Try your own image or text", anchor=False)
     try:
         listed = widgets.client().models()
@@ -56,21 +61,28 @@ def draw(selection: Selection) -> None:
     if selection.model is not None and selection.model not in {m["model"] for some in models.values() for m in some}:
         instead = ", ".join(model["model"] for model in chosen.values() if model)
         st.warning(widgets.escape(f"There is no model {selection.model}; used instead: {instead}."))
-    left, right = st.columns(2, gap="large")
+    left, right = st.columns([5, 4], gap="large")
     with left:
         _file(chosen)
-        _pictures(chosen["vision"])
     with right:
         _text(chosen["text"], selection)
     if error := st.session_state.pop(PROBLEM, None):
         widgets.show_error(error)
-    _pickers(models, chosen)
+    _import_failed()
+    if answered:
+        with st.expander("Examples and models"):
+            _examples(chosen)
+            _pickers(models, chosen)
+    else:
+        _examples(chosen)
+        with st.expander(f"The model follows from what you drop – {widgets.escape(_models_words(chosen))}"):
+            _pickers(models, chosen)
 
 
 def usable(listed: Sequence[Model]) -> dict[str, list[Model]]:
     """Models that can be run while one waits, by modality, shipped ones first."""
     fit = [model for model in listed if not model.get("problem") and not model.get("job_only")]
-    fit.sort(key=lambda model: not model.get("shipped"))
+    fit.sort(key=lambda model: (not model.get("shipped"), model["model"] not in EASIEST))
     return {kind: [model for model in fit if model["modality"] == kind] for kind in ("vision", "text")}
 
 
@@ -83,15 +95,34 @@ def _preferred(models: Sequence[Model], kind: str, selection: Selection) -> Mode
     return by_name.get(kept.get(kind)) or next(iter(models), None)
 
 
-def _pickers(models: Mapping[str, Sequence[Model]], chosen: Mapping[str, Model | None]) -> None:
-    """Which model takes images and which takes texts."""
-    words = ", ".join(
+def _models_words(chosen: Mapping[str, Model | None]) -> str:
+    return ", ".join(
         f"{'images' if kind == 'vision' else 'texts'}: {model['model']}" for kind, model in chosen.items() if model
     )
-    with (
-        st.expander(f"The model follows from what you drop – {widgets.escape(words)}"),
-        st.container(horizontal=True, gap="medium"),
-    ):
+
+
+def _examples(chosen: Mapping[str, Model | None]) -> None:
+    left, right = st.columns([5, 4], gap="large")
+    with left:
+        _pictures(chosen["vision"])
+    if (model := chosen["text"]) is None:
+        return
+    with right:
+        st.caption("… or one of these:")
+        with st.container(horizontal=True, gap="small"):
+            for example in examples():
+                if example.text is not None:
+                    st.button(
+                        widgets.escape(example.title),
+                        key=f"example_{example.file}",
+                        on_click=_example,
+                        args=(model, example),
+                    )
+
+
+def _pickers(models: Mapping[str, Sequence[Model]], chosen: Mapping[str, Model | None]) -> None:
+    """Which model takes images and which takes texts."""
+    with st.container(horizontal=True, gap="medium"):
         for kind, model in chosen.items():
             if model is None:
                 continue
@@ -127,14 +158,15 @@ def _file(chosen: Mapping[str, Model | None]) -> None:
         st.session_state[PROBLEM] = ApiError(judged.problem, judged.todo)
 
     drop_guard(limit, on_refused=refused)
+    turn = st.session_state.setdefault("drop_turn", 0)
     upload = st.file_uploader(
         "Drop an image, a text file or a routing log",
-        key="drop",
+        key=f"drop_{turn}",
         help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, Parquet or "
         f"npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
     )
-    if upload is not None and st.session_state.get("dropped") != upload.file_id:
-        st.session_state["dropped"] = upload.file_id
+    if upload is not None:
+        st.session_state["drop_turn"] = turn + 1  # an empty box next time: it may be the same file again
         _take(upload.name, upload.getvalue(), limit, chosen)
         st.rerun()
 
@@ -158,11 +190,32 @@ def _import(name: str, content: bytes) -> None:
     """Put a log into the inbox and queue its import."""
     try:
         file = widgets.client().put_into_inbox(file_name(name), content)
-        widgets.client().submit_job("import", {"file": file})
+        job = widgets.client().submit_job("import", {"file": file})
     except ApiError as error:
-        st.session_state[PROBLEM] = error
+        sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error.sentence}"
+        todo = error.todo or "If it is a text, paste it into the box."
+        st.session_state[PROBLEM] = ApiError(sentence, todo)
         return
+    st.session_state[IMPORT] = str(job["job"])
     st.toast(widgets.escape(f"{name} is being imported; its run appears below."), icon=":material/input:")
+
+
+def _import_failed() -> None:
+    """Why the log dropped last became no run; nothing while it is being imported, or if it did."""
+    if IMPORT not in st.session_state:
+        return
+    try:
+        job = widgets.client().job(st.session_state[IMPORT])
+    except ApiError:
+        del st.session_state[IMPORT]
+        return
+    if job["state"] in panel.ALIVE:
+        return
+    if job["state"] != "failed":
+        del st.session_state[IMPORT]
+        return
+    st.error(widgets.escape(f"{panel.job_title(job)} failed. {panel.failure_text(job)}"), icon=":material/error:")
+    st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
 
 
 def _pictures(model: Model | None) -> None:
@@ -192,23 +245,13 @@ def _text(model: Model | None, selection: Selection) -> None:
         return
     if "try_text" not in st.session_state and (text := _text_of(selection)) is not None:
         st.session_state["try_text"] = text
-    st.text_area("A text", key="try_text", height=140, placeholder="Paste or write something, then press “Trace it”.")
-    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
-        st.button(
-            "Trace it",
-            type="primary",
-            icon=":material/play_arrow:",
-            on_click=lambda: _trace(model, text=st.session_state["try_text"]),
-        )
-        st.caption("… or one of these:", width="content")
-        for example in examples():
-            if example.text is not None:
-                st.button(
-                    widgets.escape(example.title),
-                    key=f"example_{example.file}",
-                    on_click=_example,
-                    args=(model, example),
-                )
+    st.text_area("A text", key="try_text", height=100, placeholder="Paste or write something, then press “Trace it”.")
+    st.button(
+        "Trace it",
+        type="primary",
+        icon=":material/play_arrow:",
+        on_click=lambda: _trace(model, text=st.session_state["try_text"]),
+    )
 
 
 def _example(model: Model, example: Example) -> None:
@@ -272,7 +315,7 @@ def show_answer(selection: Selection) -> None:
 def is_answer(selection: Selection, cards: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the run in the URL is an upload, so that its answer is shown here."""
     card = next((card for card in cards if card["run"] == selection.run), None)
-    return selection.run is not None and ((card is not None and common.is_try(card)))
+    return selection.run is not None and (card is not None and common.is_try(card))
 
 
 def cannot_be_used(model: str, problem: str) -> str:

@@ -25,7 +25,7 @@ def draw(selection: Selection) -> None:
     if not answered:
         tour.draw(whole)
     if not address.embedded():
-        drop.draw(selection)
+        drop.draw(selection, answered=answered)
     if answered:
         drop.show_answer(selection)
         st.divider()

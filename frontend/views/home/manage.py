@@ -19,9 +19,8 @@ MOST_CHARACTERS = 120
 def button(card: Mapping[str, Any]) -> None:
     """A small button that opens the dialog for one run."""
     if st.button(
-        "",
+        "Edit",
         key=f"manage_{card['run']}",
-        icon=":material/more_horiz:",
         type="tertiary",
         help=widgets.escape(f"Rename or delete {display_name(card)}"),
     ):

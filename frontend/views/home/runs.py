@@ -153,7 +153,7 @@ def _open(**to: Any) -> None:
 def _card(group: RunGroup) -> None:
     card = group.first
     with st.container(border=True, height="stretch", gap="small"):
-        with st.container(horizontal=True, gap="small", vertical_alignment="top"):
+        with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="top"):
             st.button(
                 f"**{widgets.escape(display_name(card))}**",
                 key=f"open_flow_{card['run']}",
@@ -161,7 +161,6 @@ def _card(group: RunGroup) -> None:
                 help="Where do its tokens go?",
                 on_click=_open,
                 kwargs={"view": "routes", "run": card["run"]},
-                width="stretch",
             )
             manage.button(card)
         try:
@@ -179,10 +178,10 @@ def _card(group: RunGroup) -> None:
             st.caption(widgets.error_text(error))
         st.caption(widgets.escape(card_words(card)))
         with st.container(horizontal=True, gap="small"):
-            views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
+            views = {"paths": "Paths", "samples": "Samples", "work": "Work"}
             if family := view_of(card["family"]):
                 views["family"] = family.TITLE
-            for view, words in list(views.items())[1:]:
+            for view, words in views.items():
                 st.button(
                     words,
                     key=f"open_{view}_{card['run']}",
@@ -199,14 +198,13 @@ def _others(group: RunGroup) -> None:
     """The other runs of a group, by name."""
     with st.expander(others_words(group)):
         for card in group.others[:MOST_OTHERS]:
-            with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+            with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
                 st.button(
                     widgets.escape(other_words(group, card)),
                     key=f"open_flow_{card['run']}",
                     type="tertiary",
                     on_click=_open,
                     kwargs={"view": "routes", "run": card["run"]},
-                    width="stretch",
                 )
                 manage.button(card)
         if len(group.others) > MOST_OTHERS:

@@ -50,7 +50,9 @@ def _uploads(cards: Sequence[Mapping[str, Any]]) -> None:
                 items,
                 key=f"uploads_{'images' if pictures else 'texts'}",
                 kind="sample" if pictures else "text",
-                on_open=lambda item: address.go(Selection(view="home", run=shown[int(item["sample"])]["run"], sample=0)),
+                on_open=lambda item: address.go(
+                    Selection(view="home", run=shown[int(item["sample"])]["run"], sample=0)
+                ),
             )
     if len(cards) > len(shown):
         st.button(
