@@ -34,7 +34,9 @@ def test_a_twin_alone_is_a_card():
 
 
 def test_checkpoints_of_a_training_are_one_card_the_last_first():
-    cards = [card(f"c{i}", series="s", iteration=i, model=f"m at {i}") for i in (0, 900, 20)] + [card("alone")]
+    cards = [card(f"c{i}", series={"name": "s", "iteration": i}, model=f"m at {i}") for i in (0, 900, 20)] + [
+        card("alone")
+    ]
     found = groups(cards)
     assert [one["run"] for one in found[0].runs] == ["c900", "c20", "c0"]
     assert others_words(found[0]) == "3 checkpoints, iteration 0 to 900"

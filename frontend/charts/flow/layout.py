@@ -119,8 +119,8 @@ def flow_layout(
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a horizontal ribbon visits
     the same module again. The ``most_links`` largest links, those of each step in turn, with at least a share
-    ``least`` of the tokens are kept, and the rest is added to ``other``, so tokens are conserved per step. ``largest`` is the count
-    of the largest circle of several flows that are drawn to one scale.
+    ``least`` of the tokens are kept, and the rest is added to ``other``, so tokens are conserved per step. ``largest``
+    is the count of the largest circle of several flows that are drawn to one scale.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))

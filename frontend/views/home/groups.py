@@ -39,7 +39,7 @@ def groups(cards: Sequence[Card]) -> list[RunGroup]:
     for key, some in members.items():
         series = key[0] == "series"
         if series:
-            some = sorted(some, key=lambda card: -int(card.get("iteration") or 0))
+            some = sorted(some, key=lambda card: -_iteration(card))
         else:
             some = sorted(some, key=lambda card: is_untrained({"model": card.get("model") or ""}))
         result.append(RunGroup(" ".join(key[1:]), tuple(some), series))
@@ -48,9 +48,13 @@ def groups(cards: Sequence[Card]) -> list[RunGroup]:
 
 def _key(card: Card) -> tuple[str, ...]:
     if card.get("series") is not None:
-        return ("series", str(card["series"]), str(card.get("dataset") or ""))
+        return ("series", str(card["series"]["name"]), str(card.get("dataset") or ""))
     model = str(card.get("model") or card["run"])
     return ("model", model.removesuffix(UNTRAINED), str(card.get("dataset") or ""), str(card.get("split") or ""))
+
+
+def _iteration(card: Card) -> int:
+    return int((card.get("series") or {}).get("iteration") or 0)
 
 
 def display_name(card: Card) -> str:
@@ -65,7 +69,7 @@ def display_name(card: Card) -> str:
 def others_words(group: RunGroup) -> str:
     """What the other runs of a card are."""
     if group.series:
-        iterations = [int(card.get("iteration") or 0) for card in group.runs]
+        iterations = [_iteration(card) for card in group.runs]
         return (
             f"{numbers.plural(len(group.runs), 'checkpoint')}, iteration {numbers.count(min(iterations))} to "
             f"{numbers.count(max(iterations))}"
@@ -81,5 +85,5 @@ def other_words(group: RunGroup, card: Card) -> str:
     """One of the other runs."""
     name = display_name(card)
     if group.series:
-        return f"iteration {numbers.count(card.get('iteration'))}: {name}"
+        return f"iteration {numbers.count(_iteration(card))}: {name}"
     return f"untrained: {name}" if is_untrained({"model": card.get("model") or ""}) else name
