@@ -15,7 +15,7 @@ TREE := build/tree
 SOURCES := engine backend frontend tests benchmarks tokenpaths packaging setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: wheels docs science container-test tree demo test test-faults fuzz soak bench check browser clean
+.PHONY: wheels docs tour science container-test tree demo test test-faults fuzz soak bench check browser clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths up --demo --data-dir $(DATA)
@@ -60,6 +60,10 @@ docs: $(VENV)/.installed-docs tree
 wheels: docs
 	@$(PIP) install -q build
 	$(BIN)/python packaging/wheels.py
+
+# data/tour, which Home shows before anything was traced: from shipped models and bundled samples, in two minutes.
+tour: $(VENV)/.installed
+	$(BIN)/python packaging/tour.py
 
 # docs/science and the other generated pages, from the kept results of the benchmarks.
 science: $(VENV)/.installed-test

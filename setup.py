@@ -20,7 +20,7 @@ SMALL_MODELS = (
 def data_files() -> list[str]:
     """Files below ``data/`` that belong to the wheel; MANIFEST.in names the same for the source distribution."""
     root = Path(__file__).parent / "data"
-    folders = [root / "samples", *(root / "models" / name for name in SMALL_MODELS)]
+    folders = [root / "samples", root / "tour", *(root / "models" / name for name in SMALL_MODELS)]
     files = [root / "models" / "SHA256SUMS", *(file for folder in folders for file in folder.rglob("*"))]
     return sorted(file.relative_to(root).as_posix() for file in files if file.is_file())
 

@@ -18,7 +18,19 @@ from tokenpaths.backend.http.paging import refuse_unknown_keys
 from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
 from tokenpaths.backend.metrics import MetricsMiddleware
-from tokenpaths.backend.routes import compare, exports, jobs, models, names, reference, runs, searches, service, traces
+from tokenpaths.backend.routes import (
+    compare,
+    exports,
+    inbox,
+    jobs,
+    models,
+    names,
+    reference,
+    runs,
+    searches,
+    service,
+    traces,
+)
 from tokenpaths.backend.routes.questions import plugin_routers, question_router
 from tokenpaths.backend.services import Services
 from tokenpaths.backend.settings import Settings, require_safe_bind
@@ -69,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(service.docs_router())
-    parts = (runs, compare, reference, exports, models, traces, jobs, searches, names)
+    parts = (runs, compare, reference, exports, models, traces, inbox, jobs, searches, names)
     for router in (*(part.router for part in parts), question_router(QUESTIONS)):
         app.include_router(router, prefix=PREFIX)
     for router, problem in plugin_routers():  # last: no plugin hides an address of ours

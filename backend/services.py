@@ -17,6 +17,7 @@ from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.metrics import Metrics
 from tokenpaths.backend.runs.answers import Answers
 from tokenpaths.backend.runs.registry import RunRegistry
+from tokenpaths.backend.runs.run_names import RunNames
 from tokenpaths.backend.settings import Settings
 from tokenpaths.backend.worker.client import WorkerClient
 
@@ -31,6 +32,7 @@ class Services:
     folder: DataFolder
     metrics: Metrics
     registry: RunRegistry
+    names: RunNames
     answers: Answers
     export_limit: ConcurrencyLimit
     upload_limit: ConcurrencyLimit
@@ -66,6 +68,7 @@ class Services:
             folder=folder,
             metrics=metrics,
             registry=registry,
+            names=RunNames(settings.data_dir),
             answers=Answers(registry, queries, metrics, cache_bytes),
             export_limit=ConcurrencyLimit(settings.export_slots, wait_s, "other exports"),
             upload_limit=ConcurrencyLimit(settings.upload_slots, wait_s, "other uploads"),

@@ -12,12 +12,29 @@ from starlette.responses import Response
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import redact
-from tokenpaths.backend.problems import documented
+from tokenpaths.backend.http.uploads import Body
+from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer, as_json
+from tokenpaths.backend.runs.run_names import MOST_BYTES, check_display_name
 from tokenpaths.backend.schemas.runs import RunList
 from tokenpaths.backend.services import Services, Shared
 
+NAME_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "additionalProperties": False,
+                    "properties": {"name": {"type": "string", "maxLength": 120, "description": "Shown in lists"}},
+                }
+            }
+        },
+    }
+}
 router = APIRouter(prefix="/runs", responses=ABOUT_A_RUN)
 
 
@@ -35,7 +52,10 @@ async def list_runs(request: Request, services: Shared, limit: Limit = 100, curs
     def compute() -> Answer:
         return as_json(RunList, _page_of_runs(services, after, limit, binding))
 
-    identity = await run_in_threadpool(services.registry.folder_identity)
+    def folder_and_names() -> str:
+        return f"{services.registry.folder_identity()} {services.names.identity()}"
+
+    identity = await run_in_threadpool(folder_and_names)
     return await services.answers.about(request, identity, compute)
 
 
@@ -45,7 +65,8 @@ def _page_of_runs(services: Services, after: str | None, limit: int, binding: st
     The cursor holds when the first page was made, in front of the key.
     """
     begun, _, last = after.partition(" ") if after is not None else (f"{time.time():.6f}", "", "")
-    cards = [_shown(card) for card in services.registry.cards()]
+    names = services.names.all()
+    cards = [_shown(card) | {"name": names.get(str(card["run"]))} for card in services.registry.cards()]
     at = _seconds(begun)
     keyed = sorted(((" ".join(services.registry.place(card, at)), card) for card in cards), key=_key, reverse=True)
     rest = [(key, card) for key, card in keyed if after is None or key < last]
@@ -74,6 +95,31 @@ async def delete_run(services: Shared, run: RunName) -> Response:
     """Delete the run's file. There is no way back."""
     await run_in_threadpool(services.registry.delete, run)
     services.registry.watchdog.release(run)
+    await run_in_threadpool(services.names.forget, run)
+    return Response(status_code=204)
+
+
+@router.put(
+    "/{run}/name",
+    status_code=204,
+    response_class=Response,
+    tags=["runs"],
+    responses=documented(408, 413, 507),
+    openapi_extra=NAME_BODY,
+)
+async def name_run(request: Request, services: Shared, run: RunName) -> Response:
+    """Give a run a name of your own for lists; an empty one takes it away. The run and its id stay as they are."""
+    body = Body(request, services.settings, MOST_BYTES)
+    try:
+        body.refuse_declared()
+        data = b"".join([chunk async for chunk in body.chunks()])
+    except Problem as problem:
+        if problem.status != 408:
+            await body.drain()
+        raise
+    name = check_display_name(data)
+    await run_in_threadpool(services.registry.identity, run)  # Problem 404 if there is none
+    await run_in_threadpool(services.names.put, run, name)
     return Response(status_code=204)
 
 

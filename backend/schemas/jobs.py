@@ -55,6 +55,13 @@ class Job(AnswerModel):
     request: dict[str, Any] = Field(description="What was asked for, defaults included")
 
 
+class InboxFile(AnswerModel):
+    """A file that was put into the inbox."""
+
+    file: str = Field(description="Its name there, which a job's request names")
+    num_bytes: int
+
+
 class JobList(AnswerModel):
     """Jobs, newest first."""
 

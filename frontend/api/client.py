@@ -127,6 +127,11 @@ class Client:
         with self._lock:
             self._kept.clear()
 
+    def name_run(self, run: str, name: str) -> None:
+        """Give a run a name for lists; an empty one takes it away."""
+        body = json.dumps({"name": name}).encode()
+        self._send("PUT", f"/runs/{_part(run)}/name", content=body, headers={"content-type": "application/json"})
+
     # -- models and traces --------------------------------------------------------------------
     def models(self) -> list[dict[str, Any]]:
         return self._get("/models")["models"]
@@ -159,6 +164,11 @@ class Client:
         if purpose:
             files["purpose"] = (None, purpose)
         return self._json(self._send("POST", "/traces", files=files))
+
+    def put_into_inbox(self, file: str, content: bytes) -> str:
+        """Upload a file for a job; returns its name in the inbox."""
+        headers = {"content-type": "application/octet-stream"}
+        return str(self._json(self._send("PUT", f"/inbox/{_part(file)}", content=content, headers=headers))["file"])
 
     # -- jobs ---------------------------------------------------------------------------------
     def jobs(self, *, most: int = 100, **query: Any) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_the_page_is_clicked_through(up: dict[str, str], demo: Installation, vis
     cards = httpx.get(f"{up['API']}/api/v1/runs", trust_env=False, timeout=60).json()["runs"]
     run = next(card["run"] for card in cards if card["model"] == "dna-vision-top1")
     here = visit(on=Site(up["page"], demo.home)).open()
-    here.heading("What can I see here?")
+    here.heading("See how a network routes its work")
     shots = Path(os.environ.get("INSTALLED_SCREENSHOTS", demo.home))
     here.page.screenshot(path=shots / "start.png")
     for view, question in {"flow": "Where do tokens go?", "sample": "What happened inside this"}.items():

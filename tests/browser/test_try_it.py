@@ -60,7 +60,7 @@ def test_a_broken_image_is_a_sentence(visit, name, data):
     upload(here, name, data)
     expect(here.page.locator('[data-testid="stAlert"]').first).to_be_visible()
     assert len(here.page.locator('[data-testid="stAlert"]').first.inner_text()) > 20
-    here.heading("What does it do with mine?")
+    here.heading("Try your own image or text")
 
 
 def test_an_empty_text_is_a_sentence(visit):
@@ -81,4 +81,4 @@ def test_a_text_that_is_too_long_is_counted_and_stays_in_its_box(visit):
 def test_a_model_that_does_not_exist_is_said(visit):
     here = visit().open(view="home", model="nobody")
     here.alert("no model nobody")
-    here.heading("What does it do with mine?")
+    here.heading("Try your own image or text")

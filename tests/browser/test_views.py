@@ -18,8 +18,10 @@ QUESTIONS = {
 
 def test_clicking_through_every_view_keeps_the_run(visit):
     here = visit().open()
+    here.heading("See how a network routes its work")
     expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
-    here.alert("cut cannot be read")
+    here.page.get_by_text("1 file cannot be read").click()
+    expect(here.page.get_by_text("cut – ")).to_be_visible()
     here.page.get_by_role("button", name="pictures", exact=True).click()
     here.expect_query(view="routes")
     run = here.query()["run"]

@@ -79,13 +79,22 @@ def test_states_by_address(show, query):
         ({"view": "home"}, "worker"),
         ({"view": "routes", "run": "pictures", "opacity": "a lot"}, "not understood"),
         ({"view": "routes", "run": "../../etc/passwd"}, "not understood"),
-        ({}, "cut"),
     ],
 )
 def test_what_is_wrong_is_a_sentence(show, query, sentence):
     told = words(show(**query))
     assert sentence in told
     assert "fault of the page" not in told
+
+
+def test_files_that_cannot_be_read_are_one_folded_box(show):
+    for _ in range(200):  # it is looked at in the background
+        page = show()
+        if "being taken in" not in words(page):
+            break
+        time.sleep(0.05)
+    assert "1 file cannot be read; the other runs go on working" in [expander.label for expander in page.expander]
+    assert any(markdown.value.startswith("**cut** – ") for markdown in page.markdown)
 
 
 def test_a_bare_view_goes_to_the_first_run(show):
@@ -108,9 +117,9 @@ def test_a_try_is_told_by_its_origin_not_by_its_size(tmp_path, monkeypatch):
         page = AppTest.from_file(str(APP), default_timeout=120).run()
         widgets.client.clear()
     labels = [expander.label for expander in page.expander]
-    assert "Tries: 1 run of one sample" in labels
+    assert "Your uploads: 1" in [subheader.value for subheader in page.subheader]
     assert "Detours, without and with an edit: 1 run of one sample" in labels
-    assert "open_sample_one-text" in [button.key for button in page.button]
+    assert "open_samples_one-text" in [button.key for button in page.button]
 
 
 def test_a_module_is_inspected(show):

@@ -14,14 +14,14 @@ from tokenpaths.frontend.components.wall_data import CONTEXT, cut_end, cut_start
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
+from tokenpaths.frontend.views.home.drop import cannot_be_used
 from tokenpaths.frontend.views.home.runs import card_words
-from tokenpaths.frontend.views.home.tryit import _cannot_be_used
 from tokenpaths.frontend.views.samples.one_sample import verdict
 
 
 def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
     run = {"modality": "vision", "num_samples": 120, "dataset": "photos", "samples_are": "120 crops of 2 pictures"}
-    assert "120 images of photos (120 crops of 2 pictures)" in card_words(run)
+    assert "120 images from “photos” (120 crops of 2 pictures)" in card_words(run)
     assert not_independent(run).startswith("The samples are 120 crops of 2 pictures, which overlap; intervals")
     assert not_independent({**run, "samples_are": None}) == not_independent({}) == ""
 
@@ -120,9 +120,9 @@ def test_text_from_elsewhere_is_never_markup(text):
 
 
 def test_a_model_that_cannot_be_used_is_named_once():
-    said = _cannot_be_used("bad-json", "bad-json: config.json cannot be used")
+    said = cannot_be_used("bad-json", "bad-json: config.json cannot be used")
     assert said == "The model bad-json cannot be used: config.json cannot be used"
-    assert _cannot_be_used("m", "weights are missing").endswith("used: weights are missing")
+    assert cannot_be_used("m", "weights are missing").endswith("used: weights are missing")
 
 
 def test_sentences_end():
@@ -146,8 +146,8 @@ def test_a_label_that_the_model_never_learnt_judges_nothing():
 def test_a_card_gives_no_loss_for_the_few_labels_that_a_model_knows():
     card = {"model": "m", "modality": "vision", "dataset": "scenes", "split": "all", "num_samples": 240}
     told = card_words({**card, "accuracy": None, "loss": 3.83})
-    assert "240 images of scenes" in told
-    assert "No accuracy" in told
+    assert "240 images from “scenes”" in told
+    assert "Accuracy not available" in told
     assert "nats" not in told
     assert "Accuracy 50.0 %" in card_words({**card, "accuracy": 0.5, "loss": 3.83})
     assert "Loss 5.37 nats" in card_words({**card, "modality": "text", "accuracy": None, "loss": 5.37})

@@ -118,9 +118,9 @@ def flow_layout(
     """Lay out a response of ``/flow`` ({steps, nodes, links, other}).
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a horizontal ribbon visits
-    the same module again. The ``most_links`` largest links with at least a share ``least`` of the tokens are kept, and
-    the rest is added to ``other``, so tokens are conserved per step. ``largest`` is the count of the largest circle of
-    several flows that are drawn to one scale.
+    the same module again. The ``most_links`` largest links, those of each step in turn, with at least a share
+    ``least`` of the tokens are kept, and the rest is added to ``other``, so tokens are conserved per step. ``largest``
+    is the count of the largest circle of several flows that are drawn to one scale.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))
@@ -206,13 +206,18 @@ def ribbon_outline(link: Link) -> str:
 def _cap(
     links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The largest ``most`` links of at least ``floor`` tokens, and the rest, with all links of merged modules, summed
-    per step into ``other``.
+    """The largest ``most`` links of at least ``floor`` tokens, those of each step in turn, and the rest, with all links
+    of merged modules, summed per step into ``other``.
     """
     named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
     nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
-    links, most = sorted(named, key=lambda link: -link["count"]), min(most, sum(k["count"] >= floor for k in named))
-    links += nameless
+    turns: dict[int, int] = defaultdict(int)
+    ordered = []
+    for link in sorted(named, key=lambda link: -link["count"]):  # each step in turn, or the cap would empty whole steps
+        ordered.append((link["count"] < floor, turns[int(link["step"])], len(ordered), link))
+        turns[int(link["step"])] += 1
+    links = [link for *_, link in sorted(ordered, key=lambda row: row[:3])] + nameless
+    most = min(most, sum(link["count"] >= floor for link in named))
     rest: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
     for row in other:
         rest[int(row["step"])][0] += int(row["num_links"])

@@ -1,4 +1,4 @@
-"""Start view: guided examples, cards of all runs, and how to trace one's own model."""
+"""Cards of runs on Home, one for each model and data set; runs to come, and how to trace one's own model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import view_of
+from tokenpaths.frontend.views.home import manage
+from tokenpaths.frontend.views.home.groups import RunGroup, display_name, groups, other_words, others_words
 from tokenpaths.frontend.views.jobs import panel
 
 CARDS = 8
@@ -29,41 +31,33 @@ MAKE_RUNS = ("trace", "import")
 MOST_JOBS = 100
 PICTURE = 74
 """height of a card's flow chart in pixels"""
+THUMB_LINKS = 600
+"""links asked for a card: enough that every step has some"""
+MOST_OTHERS = 30
+"""other runs of a card that are listed"""
+MOST_BROKEN = 50
 
 
-def draw(selection: Selection) -> None:
-    cards = widgets.client().runs()
-    widgets.heading(
-        "What can I see here?",
-        "A routed network decides for every token – a patch of an image, a piece of a word – which "
-        "modules it passes. "
-        "Here you see the paths that tokens really took.",
-    )
-    whole = _sealed(cards)
-    tries = [card for card in cards if card["status"] == "sealed" and common.is_try(card)]
+def draw(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
+    """Runs to come, runs that are there, those being taken in, and files that cannot be read."""
+    whole = sealed(cards)
     broken = [card for card in cards if card["status"] == "unreadable"]
     reading = common.being_taken_in(cards)
-    _guides(whole)
     waiting = _jobs_alive()
     if waiting:
         st.fragment(_to_come, run_every=REFRESH_SECONDS, key="runs_to_come")([card["run"] for card in whole])
     if whole:
-        _cards(whole, selection.q)
+        _cards(whole, wanted)
     elif not reading and not waiting:
+        tried = any(card["status"] == "sealed" for card in cards)
         widgets.empty(
-            f"There is no run{' of a data set' if tries else ''} yet.",
-            "Trace a model as below, or open *Try it* with one of the shipped models.",
+            f"There is no run{' of a data set' if tried else ''} yet.",
+            "Drop an image, a text or a log above, or trace a model as below.",
         )
     if reading:
         st.fragment(_being_taken_in, run_every=REFRESH_SECONDS, key="being_read")(reading)
     if broken:
         _broken(broken)
-    detours = [card for card in tries if card["split"] == common.DETOUR]
-    if len(tries) > len(detours):
-        _tries("Tries", [card for card in tries if card["split"] != common.DETOUR])
-    if detours:
-        _tries("Detours, without and with an edit", detours)
-    _own()
 
 
 def _jobs_alive() -> list[dict[str, Any]]:
@@ -81,12 +75,12 @@ def _jobs_alive() -> list[dict[str, Any]]:
 def _to_come(known: Sequence[str]) -> None:
     """Runs that jobs are making; redraws the page when one is there or the last job is over."""
     try:
-        sealed = {card["run"] for card in _sealed(widgets.client().runs())}
+        now = {card["run"] for card in sealed(widgets.client().runs())}
     except ApiError as error:
         widgets.show_error(error)
         return
     jobs = _jobs_alive()
-    if not jobs or sealed != set(known):
+    if not jobs or now != set(known):
         st.rerun()
     first = jobs[0]
     with st.container(border=True, gap="xsmall", key="to_come"):
@@ -99,19 +93,20 @@ def _to_come(known: Sequence[str]) -> None:
         panel.progress_bar(first)
 
 
-def _sealed(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def sealed(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Whole runs, without those of one sample."""
     return [card for card in cards if card["status"] == "sealed" and not common.is_try(card)]
 
 
 def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
-    """The newest runs, or all, or those whose name, model or data contain ``wanted``."""
+    """The newest groups of runs, or all, or those in which a name, model or data set contains ``wanted``."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         st.subheader(
             numbers.plural(len(cards), "run"),
             anchor=False,
-            help="A run is one model traced over one data set. Columns of the small picture are steps, circles are "
-            "modules, ribbons are tokens on their way.",
+            help="A run is one model traced over one data set; runs of the same two, and the checkpoints of one "
+            "training, are one card. Columns of the small picture are steps, circles are modules, ribbons are tokens "
+            "on their way.",
         )
         if len(cards) > CARDS:
             address.bound(
@@ -123,7 +118,7 @@ def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
                 label_visibility="collapsed",
                 read=lambda text: text.strip() or None,
             )
-    matches = [card for card in cards if _matches(card, wanted)]
+    matches = groups([card for card in cards if _matches(card, wanted)])
     if not matches:
         widgets.empty(f"None of the {len(cards)} runs has “{widgets.escape(wanted or '')}” in its name, model or data.")
         return
@@ -131,106 +126,47 @@ def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
     shown = matches[: MOST_CARDS if every else CARDS]
     with st.container(key="cards", gap="small"):
         for start in range(0, len(shown), 4):
-            for column, card in zip(st.columns(4, gap="small"), shown[start : start + 4], strict=False):
+            for column, group in zip(st.columns(4, gap="small"), shown[start : start + 4], strict=False):
                 with column:
-                    _card(card)
-    if len(matches) > len(shown) and not every:
+                    _card(group)
+    left = [card for group in matches[len(shown) :] for card in group.runs]
+    if left and not every:
         st.button(
-            f"Show all {len(matches)} runs",
+            f"Show all {len(cards)} runs",
             key="show_all_runs",
             icon=":material/expand_more:",
             on_click=lambda: st.session_state.update(all_runs=True),
         )
-    elif len(matches) > len(shown):
-        widgets.numbers_behind(matches[len(shown) :], f"{len(matches) - len(shown)} older runs")
+    elif left:
+        widgets.numbers_behind(left, f"{len(left)} older runs")
 
 
 def _matches(card: Mapping[str, Any], wanted: str | None) -> bool:
-    text = " ".join(str(card.get(part) or "") for part in ("run", "model", "dataset", "family", "modality"))
+    text = " ".join(str(card.get(part) or "") for part in ("run", "name", "model", "dataset", "family", "modality"))
     return all(word in text.casefold() for word in (wanted or "").casefold().split())
-
-
-def _guides(cards: Sequence[Mapping[str, Any]]) -> None:
-    """Three questions linked to their views; those that no run can answer are left out."""
-    vision, text = (_clearest(cards, modality) for modality in ("vision", "text"))
-    skipping = next((c for c in cards if "skip" in (c.get("model") or "")), vision or text)
-    guides = [
-        (
-            "Try it with my own",
-            "Drop an image or paste a text; its paths appear at once.",
-            {"view": "try"},
-            ":material/upload:",
-        )
-    ]
-    if vision:
-        guides.append(
-            (
-                "See what edges take",
-                "Which modules take the busiest patches, those that an edge runs through, and which paths?",
-                {"view": "paths", "run": vision["run"], "kind": "edge"},
-                ":material/image:",
-            )
-        )
-    if text:
-        guides.append(
-            (
-                "Find the sentence-end path",
-                "Which paths and modules do the tokens that end a sentence take?",
-                {"view": "paths", "run": text["run"], "kind": "sentence_end"},
-                ":material/notes:",
-            )
-        )
-    if skipping:
-        guides.append(
-            (
-                "Which samples get away with less work?",
-                "Compute per sample, and those at both ends.",
-                {"view": "compute", "run": skipping["run"]},
-                ":material/bolt:",
-            )
-        )
-    for index, (column, (title, words, to, icon)) in enumerate(
-        zip(st.columns(len(guides), gap="medium"), guides, strict=True)
-    ):
-        with column, st.container(border=True, height="stretch"):
-            st.button(
-                title,
-                key=f"guide_{index}",
-                icon=icon,
-                type="primary" if index == 0 else "secondary",
-                width="stretch",
-                on_click=_open,
-                kwargs=to,
-            )
-            st.caption(words)
-
-
-def _clearest(cards: Sequence[Mapping[str, Any]], modality: str) -> Mapping[str, Any] | None:
-    """Preferably a run with top-1 routing per token: its paths are the easiest to read."""
-    mine = [card for card in cards if card["modality"] == modality]
-    hard = [card for card in mine if card["family"] in ("dna", "moe")]
-    single = [card for card in hard if card["top_k"] == 1]
-    return next(iter(single or hard or mine), None)
 
 
 def _open(**to: Any) -> None:
     address.go(Selection(**to))
 
 
-def _card(card: Mapping[str, Any]) -> None:
+def _card(group: RunGroup) -> None:
+    card = group.first
     with st.container(border=True, height="stretch", gap="small"):
-        st.button(
-            f"**{widgets.escape(card['run'])}**",
-            key=f"open_flow_{card['run']}",
-            type="tertiary",
-            help="Where do its tokens go?",
-            on_click=_open,
-            kwargs={"view": "flow", "run": card["run"]},
-        )
+        with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="top"):
+            st.button(
+                f"**{widgets.escape(display_name(card))}**",
+                key=f"open_flow_{card['run']}",
+                type="tertiary",
+                help="Where do its tokens go?",
+                on_click=_open,
+                kwargs={"view": "routes", "run": card["run"]},
+            )
+            manage.button(card)
         try:
             many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
             flow = widgets.client().ask(
-                card["run"], "flow", limit=100, most_modules=common.DRAWN_MODULES if many else None
+                card["run"], "flow", limit=THUMB_LINKS, most_modules=common.DRAWN_MODULES if many else None
             )
             st.altair_chart(
                 unvalidated(flow_thumbnail(flow, theme=widgets.theme(), height=PICTURE)),
@@ -242,10 +178,10 @@ def _card(card: Mapping[str, Any]) -> None:
             st.caption(widgets.error_text(error))
         st.caption(widgets.escape(card_words(card)))
         with st.container(horizontal=True, gap="small"):
-            views = {"flow": "Flow", "paths": "Paths", "sample": "Samples", "compute": "Compute"}
+            views = {"paths": "Paths", "samples": "Samples", "work": "Work"}
             if family := view_of(card["family"]):
                 views["family"] = family.TITLE
-            for view, words in list(views.items())[1:]:
+            for view, words in views.items():
                 st.button(
                     words,
                     key=f"open_{view}_{card['run']}",
@@ -254,6 +190,25 @@ def _card(card: Mapping[str, Any]) -> None:
                     kwargs={"view": view, "run": card["run"]},
                     width="content",
                 )
+        if group.others:
+            _others(group)
+
+
+def _others(group: RunGroup) -> None:
+    """The other runs of a group, by name."""
+    with st.expander(others_words(group)):
+        for card in group.others[:MOST_OTHERS]:
+            with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+                st.button(
+                    widgets.escape(other_words(group, card)),
+                    key=f"open_flow_{card['run']}",
+                    type="tertiary",
+                    on_click=_open,
+                    kwargs={"view": "routes", "run": card["run"]},
+                )
+                manage.button(card)
+        if len(group.others) > MOST_OTHERS:
+            widgets.numbers_behind(group.others[MOST_OTHERS:], f"{len(group.others) - MOST_OTHERS} more of {group.key}")
 
 
 def card_words(card: Mapping[str, Any]) -> str:
@@ -263,7 +218,7 @@ def card_words(card: Mapping[str, Any]) -> str:
     split += f" ({card['samples_are']})" if card.get("samples_are") else ""
     steps, modules = card.get("num_steps"), card.get("num_modules")
     first = (
-        f"{numbers.plural(card.get('num_samples'), what)} of {card.get('dataset')}{split}, "
+        f"{numbers.plural(card.get('num_samples'), what)} from “{card.get('dataset')}”{split}, "
         f"{numbers.plural(card.get('num_tokens'), 'token')} on {numbers.plural(card.get('num_paths'), 'path')}: "
         f"{numbers.plural(steps, 'step')} × {numbers.plural(modules, 'module')}, top-{card.get('top_k')}."
     )
@@ -272,7 +227,7 @@ def card_words(card: Mapping[str, Any]) -> str:
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
     if what == "image":  # a loss over the few labels that the model knows would misrepresent the whole set
-        return first + " No accuracy: labels unknown to the model."
+        return first + " Accuracy not available: these labels are not among the model’s classes."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 
@@ -309,33 +264,20 @@ def intake_words(cards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _broken(cards: Sequence[Mapping[str, Any]]) -> None:
-    for card in cards:
-        st.warning(
-            f"The run **{widgets.escape(str(card['run']))}** cannot be read. "
-            f"{widgets.escape(widgets.with_full_stop(str(card.get('problem') or '')))} The other runs go on working.",
-            icon=":material/broken_image:",
-        )
+    """Files that cannot be read, folded."""
+    with st.expander(
+        f"{numbers.plural(len(cards), 'file')} cannot be read; the other runs go on working",
+        icon=":material/broken_image:",
+    ):
+        for card in cards[:MOST_BROKEN]:
+            problem = widgets.escape(widgets.with_full_stop(str(card.get("problem") or "")))
+            st.markdown(f"**{widgets.escape(str(card['run']))}** – {problem}")
+        if len(cards) > MOST_BROKEN:
+            st.caption(f"… and {len(cards) - MOST_BROKEN:,} more.")
 
 
-def _tries(words: str, cards: Sequence[Mapping[str, Any]]) -> None:
-    with st.expander(f"{words}: {numbers.plural(len(cards), 'run')} of one sample"):
-        for card in cards[:50]:
-            with st.container(horizontal=True, vertical_alignment="center"):
-                st.button(
-                    widgets.escape(card["run"]),
-                    key=f"try_{card['run']}",
-                    on_click=_open,
-                    kwargs={"view": "sample", "run": card["run"], "sample": 0},
-                )
-                st.caption(
-                    widgets.escape(
-                        f"{card.get('model')}, {numbers.plural(card.get('num_tokens'), 'token')}, "
-                        f"{str(card.get('created_at') or '')[:16].replace('T', ' ')}"
-                    )
-                )
-
-
-def _own() -> None:
+def own() -> None:
+    """How to trace a model of one's own."""
     st.subheader("Trace your own model", anchor=False)
     trace = command("tokenpaths trace --model hf:./my-mixtral --data my-texts.jsonl")
     where = f", runs_dir={runs_dir()!r}" if runs_dir() else ""

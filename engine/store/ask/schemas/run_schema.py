@@ -20,6 +20,7 @@ class Card(AnswerModel):
     """What a list of runs shows of one run."""
 
     run: str = Field(description="Name of the run, its address under /runs")
+    name: str | None = Field(None, description="Name that a user gave it, for lists; kept beside the run's file")
     model: str | None = Field(None, description="Name of the model that was traced")
     family: str | None = Field(None, description="Family of the model, for example `dna`")
     modality: str | None = Field(None, description="`vision` or `text`")

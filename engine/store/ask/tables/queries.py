@@ -68,7 +68,8 @@ def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
 def largest_links(
     label_id: int | None, first: int, stop: int, kept: Sequence[tuple[int, int]] | None, least: float, limit: int
 ) -> Query:
-    """The ``limit`` largest links of at least ``least`` tokens, followed by the totals of each step.
+    """The ``limit`` largest links of at least ``least`` tokens, followed by the totals of each step; equal ones are
+    taken across steps, so that a limit does not leave the last steps without any.
 
     Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With ``kept``
     (step, module), links of all other modules are merged into module −1 and ordered after those between named modules.
@@ -89,7 +90,7 @@ def largest_links(
     return Query(
         f"WITH {with_kept}links AS MATERIALIZED ({plain}), "
         "largest AS (SELECT * FROM links WHERE count >= ? "
-        "ORDER BY least(source, target) < 0, count DESC, step, source, target LIMIT ?) "
+        "ORDER BY least(source, target) < 0, count DESC, source, target, step LIMIT ?) "
         "SELECT step, source, target, count, weight, NULL AS num_links FROM largest UNION ALL "
         "SELECT step, NULL, NULL, sum(count), sum(weight), count(*) FROM links GROUP BY step",
         (*parameters, least, limit),

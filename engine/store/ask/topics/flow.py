@@ -301,7 +301,7 @@ def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list
     count, weight = links["count"].astype(np.float64), links["weight"].astype(np.float64)
     large = np.flatnonzero(count >= least)
     nameless = np.minimum(source, target) < 0
-    keys = (target, source, step, -count, nameless)
+    keys = (step, target, source, -count, nameless)
     order = large[np.lexsort([key[large] for key in keys])[:limit]]
     columns = (step[order], source[order], target[order], count[order], weight[order])
     rows: list[tuple[Any, ...]] = [(*row, None) for row in zip(*(column.tolist() for column in columns), strict=True)]

@@ -63,7 +63,7 @@ def run_card(
     fields["edited"] = bool(json.loads(row["config"]).get("controls")) if row else None
     status = "sealed" if row else "unreadable"
     fields["series"] = series_place(row["config"]) if row else None
-    return {"run": run_id, **fields, "samples_are": samples_are, "status": status, "problem": problem}
+    return {"run": run_id, "name": None, **fields, "samples_are": samples_are, "status": status, "problem": problem}
 
 
 def series_place(config: str) -> dict[str, Any] | None:

@@ -1,0 +1,348 @@
+"""The drop zone of Home: an image, a text or a routing log; the model follows from what is dropped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.patches import data_url
+from tokenpaths.frontend.components.drop_guard import drop_guard
+from tokenpaths.frontend.components.wall import wall
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.home import upload_answer
+from tokenpaths.frontend.views.home.dropped import file_name, what_is
+from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.samples import one_sample
+
+MOST_CHARACTERS = 20_000
+EASIEST = ("dna-vision-top1", "dna-text-top1")
+"""of shipped models those whose paths are the easiest to read, as in the tour"""
+MOST_BROKEN = 3
+"""models that cannot be used of which the page says why"""
+HEAD_BYTES = 4096
+SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
+MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
+PROBLEM = "drop_problem"
+"""session state: why the last file or text was refused, shown once"""
+IMPORT = "drop_import"
+"""session state: the job of the log dropped last, until it is over"""
+Model = Mapping[str, Any]
+log = logging.getLogger("tokenpaths.page")
+
+
+def draw(selection: Selection, *, answered: bool = False) -> None:
+    """The zone, and why the last file was refused; folds its examples where an answer is to follow."""
+    st.subheader("Try your own image or text", anchor=False)
+    try:
+        listed = widgets.client().models()
+    except ApiError as error:
+        st.warning(f"{widgets.error_text(error)} {error.todo}".strip(), icon=":material/cloud_off:")
+        return
+    models = usable(listed)
+    _broken([model for model in listed if model.get("problem")])
+    if not any(models.values()):
+        widgets.empty(
+            "There is no model to try.",
+            "Train one with `tokenpaths train`, or put a checkpoint into the models folder.",
+        )
+        return
+    chosen = {kind: _preferred(models[kind], kind, selection) for kind in models}
+    if selection.model is not None and selection.model not in {m["model"] for some in models.values() for m in some}:
+        instead = ", ".join(model["model"] for model in chosen.values() if model)
+        st.warning(widgets.escape(f"There is no model {selection.model}; used instead: {instead}."))
+    left, right = st.columns([5, 4], gap="large")
+    with left:
+        _file(chosen)
+    with right:
+        _text(chosen["text"], selection)
+    if error := st.session_state.pop(PROBLEM, None):
+        widgets.show_error(error)
+    _import_failed()
+    if answered:
+        with st.expander("Examples and models"):
+            _examples(chosen)
+            _pickers(models, chosen)
+    else:
+        _examples(chosen)
+        with st.expander(f"The model follows from what you drop – {widgets.escape(_models_words(chosen))}"):
+            _pickers(models, chosen)
+
+
+def usable(listed: Sequence[Model]) -> dict[str, list[Model]]:
+    """Models that can be run while one waits, by modality, shipped ones first."""
+    fit = [model for model in listed if not model.get("problem") and not model.get("job_only")]
+    fit.sort(key=lambda model: (not model.get("shipped"), model["model"] not in EASIEST))
+    return {kind: [model for model in fit if model["modality"] == kind] for kind in ("vision", "text")}
+
+
+def _preferred(models: Sequence[Model], kind: str, selection: Selection) -> Model | None:
+    """The model in the URL, else the one chosen last, else the first."""
+    by_name = {model["model"]: model for model in models}
+    kept = st.session_state.setdefault("models_for", {})
+    if selection.model in by_name:
+        kept[kind] = selection.model
+    return by_name.get(kept.get(kind)) or next(iter(models), None)
+
+
+def _models_words(chosen: Mapping[str, Model | None]) -> str:
+    return ", ".join(
+        f"{'images' if kind == 'vision' else 'texts'}: {model['model']}" for kind, model in chosen.items() if model
+    )
+
+
+def _examples(chosen: Mapping[str, Model | None]) -> None:
+    left, right = st.columns([5, 4], gap="large")
+    with left:
+        _pictures(chosen["vision"])
+    if (model := chosen["text"]) is None:
+        return
+    with right:
+        st.caption("… or one of these:")
+        with st.container(horizontal=True, gap="small"):
+            for example in examples():
+                if example.text is not None:
+                    st.button(
+                        widgets.escape(example.title),
+                        key=f"example_{example.file}",
+                        on_click=_example,
+                        args=(model, example),
+                    )
+
+
+def _pickers(models: Mapping[str, Sequence[Model]], chosen: Mapping[str, Model | None]) -> None:
+    """Which model takes images and which takes texts."""
+    with st.container(horizontal=True, gap="medium"):
+        for kind, model in chosen.items():
+            if model is None:
+                continue
+            by_name = {one["model"]: one for one in models[kind]}
+
+            def described(name: str, by_name: Mapping[str, Model] = by_name) -> str:
+                size = by_name[name].get("num_params")
+                return name + (f" · {numbers.short(size)} parameters" if size is not None else "")
+
+            address.bound(
+                st.selectbox,
+                "model",
+                "Model for images" if kind == "vision" else "Model for texts",
+                model["model"],
+                list(by_name),
+                part=f"_{kind}",
+                format_func=described,
+            )
+
+
+def _broken(models: Sequence[Model]) -> None:
+    for model in models[:MOST_BROKEN]:
+        st.warning(widgets.escape(cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
+    if names := [model["model"] for model in models[MOST_BROKEN:]]:
+        st.caption(widgets.escape(f"Nor can {', '.join(names)}; `tokenpaths ls models` says why."))
+
+
+def _file(chosen: Mapping[str, Model | None]) -> None:
+    limit = int(st.get_option("server.maxUploadSize") or 25) * 1_000_000
+
+    def refused(name: str, size: int, head: bytes) -> None:
+        judged = what_is(name, head, size, limit)
+        st.session_state[PROBLEM] = ApiError(judged.problem, judged.todo)
+
+    drop_guard(limit, on_refused=refused)
+    turn = st.session_state.setdefault("drop_turn", 0)
+    upload = st.file_uploader(
+        "Drop an image, a text file or a routing log",
+        key=f"drop_{turn}",
+        help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, Parquet or "
+        f"npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
+    )
+    if upload is not None:
+        st.session_state["drop_turn"] = turn + 1  # an empty box next time: it may be the same file again
+        _take(upload.name, upload.getvalue(), limit, chosen)
+        st.rerun()
+
+
+def _take(name: str, content: bytes, limit: int, chosen: Mapping[str, Model | None]) -> None:
+    """Do with a file what it is for."""
+    judged = what_is(name, content[:HEAD_BYTES], len(content), limit)
+    if judged.kind is None:
+        st.session_state[PROBLEM] = ApiError(judged.problem, judged.todo)
+    elif judged.kind == "log":
+        _import(name, content)
+    elif judged.kind == "image":
+        _trace(chosen["vision"], image=(name, content))
+    else:
+        text = content.decode("utf-8-sig", "replace")
+        st.session_state["try_text"] = text
+        _trace(chosen["text"], text=text)
+
+
+def _import(name: str, content: bytes) -> None:
+    """Put a log into the inbox and queue its import."""
+    try:
+        file = widgets.client().put_into_inbox(file_name(name), content)
+        job = widgets.client().submit_job("import", {"file": file})
+    except ApiError as error:
+        sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error.sentence}"
+        todo = error.todo or "If it is a text, paste it into the box."
+        st.session_state[PROBLEM] = ApiError(sentence, todo)
+        return
+    st.session_state[IMPORT] = str(job["job"])
+    st.toast(widgets.escape(f"{name} is being imported; its run appears below."), icon=":material/input:")
+
+
+def _import_failed() -> None:
+    """Why the log dropped last became no run; nothing while it is being imported, or if it did."""
+    if IMPORT not in st.session_state:
+        return
+    try:
+        job = widgets.client().job(st.session_state[IMPORT])
+    except ApiError:
+        del st.session_state[IMPORT]
+        return
+    if job["state"] in panel.ALIVE:
+        return
+    if job["state"] != "failed":
+        del st.session_state[IMPORT]
+        return
+    st.error(widgets.escape(f"{panel.job_title(job)} failed. {panel.failure_text(job)}"), icon=":material/error:")
+    st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
+
+
+def _pictures(model: Model | None) -> None:
+    images = [example for example in examples() if example.image is not None]
+    if model is None or not images:
+        return
+    items = [
+        {
+            "sample": place,
+            "title": f"Trace: {example.title}",
+            "caption": example.title,
+            "image": data_url(example.image or b""),
+        }
+        for place, example in enumerate(images)
+    ]
+
+    def chosen(value: Mapping[str, Any]) -> None:
+        example = images[int(value["sample"])]
+        _trace(model, image=(example.file, example.image or b""))
+
+    st.caption("… or one of these:")
+    wall(items, key="try_images", kind="sample", on_open=chosen)
+
+
+def _text(model: Model | None, selection: Selection) -> None:
+    if model is None:
+        return
+    if "try_text" not in st.session_state and (text := _text_of(selection)) is not None:
+        st.session_state["try_text"] = text
+    st.text_area("A text", key="try_text", height=100, placeholder="Paste or write something, then press “Trace it”.")
+    st.button(
+        "Trace it",
+        type="primary",
+        icon=":material/play_arrow:",
+        on_click=lambda: _trace(model, text=st.session_state["try_text"]),
+    )
+
+
+def _example(model: Model, example: Example) -> None:
+    st.session_state["try_text"] = example.text
+    _trace(model, text=example.text)
+
+
+def _text_of(selection: Selection) -> str | None:
+    """The text whose answer the page shows, so that the box has it after the page was loaded again."""
+    if selection.run is None:
+        return None
+    try:
+        row = widgets.client().ask(selection.run, "samples/{sample}", sample=0)
+    except ApiError:
+        return None
+    return row.get("text") if row.get("grid") is None else None
+
+
+def _trace(model: Model | None, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
+    """Request the trace; opens the new run, or keeps why it was refused."""
+    problem = None
+    if model is None:
+        problem = ApiError(f"There is no model for {'images' if image else 'texts'} here.", "`tokenpaths ls models`")
+    elif text is not None and not text.strip():
+        problem = ApiError("There is no text to trace.", "Write or paste at least one word.")
+    # Counted here: a box with a limit of its own drops a longer paste without a word.
+    elif text is not None and len(text) > MOST_CHARACTERS:
+        problem = ApiError(
+            f"The text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are traced at once here.",
+            "Paste a part of it, or trace it as a data set: `tokenpaths trace --data`, or *Jobs*.",
+        )
+    if problem is not None or model is None:
+        st.session_state[PROBLEM] = problem
+        return
+    name = str(model["model"])
+    try:
+        with st.spinner(f"{widgets.escape(name)} is tracing it …"):
+            answer = widgets.client().trace(name, image=image, text=text)
+    except ApiError as error:
+        st.session_state[PROBLEM] = error
+        return
+    st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
+    address.go(Selection(view="home", model=name, run=answer["run"], sample=0, opacity=address.current().opacity))
+
+
+def show_answer(selection: Selection) -> None:
+    """What became of the upload in the URL."""
+    run = widgets.client().ask(str(selection.run), "")
+    seconds = st.session_state.get("try_seconds", {}).get(selection.run)
+    st.caption(
+        widgets.escape(
+            f"{run['run']}: traced by {run['model']}"
+            + (f" in {numbers.number(seconds)} s." if seconds is not None else ".")
+            + " The address above opens it again."
+        )
+    )
+    upload_answer.draw(run, selection)
+    one_sample.show(run, selection, selection.sample or 0)
+
+
+def is_answer(selection: Selection, cards: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run in the URL is an upload, so that its answer is shown here."""
+    card = next((card for card in cards if card["run"] == selection.run), None)
+    return selection.run is not None and (card is not None and common.is_try(card))
+
+
+def cannot_be_used(model: str, problem: str) -> str:
+    """A problem as one sentence, without the model's name if it begins with it."""
+    return f"The model {model} cannot be used: {problem.removeprefix(model + ': ')}"
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example: one image (PNG bytes) or one text, with its title."""
+
+    title: str
+    file: str
+    image: bytes | None = None
+    text: str | None = None
+
+
+@lru_cache(maxsize=4)
+def examples(folder: Path = SAMPLES_DIR) -> tuple[Example, ...]:
+    """The examples of ``folder/index.json``, and a multi-script text; only that text if the folder is missing."""
+    result = []
+    try:
+        index = json.loads((folder / "index.json").read_text("utf-8"))
+        for row in index["images"]:
+            result.append(Example(row["title"], row["file"], image=(folder / row["file"]).read_bytes()))
+        for row in index["texts"]:
+            result.append(Example(row["title"], row["file"], text=(folder / row["file"]).read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("examples of %s cannot be read: %s", folder, error)
+    return (*result, Example("Many scripts", "scripts.txt", text=MANY_SCRIPTS))

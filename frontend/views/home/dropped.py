@@ -1,0 +1,99 @@
+"""What a dropped file is, by its first bytes, its name and its size; of one that cannot be used, what would fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenpaths.frontend.charts.drawing import numbers
+
+Kind = Literal["image", "text", "log"]
+IMAGES = ((b"\x89PNG", 0), (b"\xff\xd8\xff", 0), (b"GIF8", 0), (b"BM", 0), (b"WEBP", 8))
+LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0))
+FITS = "Drop a PNG, JPEG, WebP, GIF or BMP image, a plain text, or a routing log (.jsonl, .npz, .npy, .parquet)."
+OTHERS = (
+    (rb"%PDF", 0, "a PDF", "Copy its text and paste it, or save one page as a PNG or JPEG image."),
+    (rb"II\*\0|MM\0\*", 0, "a TIFF image", "Save it as PNG or JPEG and drop that."),
+    (rb"ftyp(hei|hev|mif1|msf1)", 4, "a HEIC image, as many phones make it", "Save it as JPEG or PNG and drop that."),
+    (rb"ftypavi[fs]", 4, "an AVIF image", "Save it as JPEG or PNG and drop that."),
+    (rb"ftyp", 4, "a video or sound file", "Save one frame of it as PNG or JPEG and drop that."),
+    (rb"8BPS", 0, "a Photoshop file", "Save it as PNG or JPEG and drop that."),
+    (rb"DUCK", 8, "a DuckDB file, as runs are", "Copy a run into the folder of runs: it appears here by itself."),
+    (rb"\x1f\x8b|BZh|7z\xbc\xaf|Rar!|\xfd7zXZ", 0, "a packed file", "Unpack it and drop what is inside."),
+    (rb"\{\\rtf", 0, "a rich-text file", "Save it as plain text, or copy its text and paste it."),
+    (rb"\xd0\xcf\x11\xe0", 0, "an old Office file", "Copy its text and paste it."),
+    (rb"(RIFF.{4}(WAVE|AVI )|ID3|OggS|fLaC)", 0, "a video or sound file", FITS),
+)
+NAMES = {
+    "heic": "a HEIC image, as many phones make it",
+    "heif": "a HEIC image, as many phones make it",
+    "pdf": "a PDF",
+    "svg": "an SVG drawing",
+}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a file is; without a ``kind`` it is refused, and ``problem`` and ``todo`` say why and what would fit."""
+
+    kind: Kind | None
+    problem: str = ""
+    todo: str = ""
+
+
+def what_is(name: str, head: bytes, size: int, most: int) -> Dropped:
+    """Judge a file by its name, the beginning of its content and its size in bytes.
+
+    Args:
+        name: As it was called where it came from.
+        head: The first bytes, 64 or more where there are as many.
+        size: Of the whole file, in bytes.
+        most: Largest size that is taken, in bytes.
+    """
+    called = f"“{name[:80]}”"
+    for pattern, place, words, todo in OTHERS:
+        if re.match(pattern, head[place:], re.DOTALL):
+            return Dropped(None, f"{called} is {words}, which cannot be read here.", todo)
+    suffix = name.rpartition(".")[2].casefold()
+    if suffix in NAMES and not _begins(head, IMAGES):
+        return Dropped(None, f"{called} is {NAMES[suffix]}, which cannot be read here.", FITS)
+    if size > most:
+        limit = f"{numbers.number(size / 1e6)} MB; at most {numbers.number(most / 1e6)} MB are taken here."
+        return Dropped(None, f"{called} has {limit}", _smaller(head, suffix))
+    if size == 0:
+        return Dropped(None, f"{called} is empty.", FITS)
+    if _begins(head, IMAGES):
+        return Dropped("image")
+    if _begins(head, LOGS) or (head.startswith(b"PK") and suffix == "npz"):
+        return Dropped("log")
+    if head.startswith(b"PK"):
+        return Dropped(None, f"{called} is an Office document or a packed file, which cannot be read here.", FITS)
+    if b"\0" in head:
+        return Dropped(None, f"{called} is neither an image, a text nor a log that is known here.", FITS)
+    if suffix in ("jsonl", "ndjson", "log") or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:2] in (b'{"', b"[{"):
+        return Dropped("log")
+    return Dropped("text")
+
+
+def _begins(head: bytes, marks: tuple[tuple[bytes, int], ...]) -> bool:
+    return any(head[place:].startswith(mark) for mark, place in marks)
+
+
+def _smaller(head: bytes, suffix: str) -> str:
+    if _begins(head, IMAGES):
+        return "Make the image smaller: models see 64 pixels a side or a few hundred."
+    if _begins(head, LOGS) or suffix in ("npz", "jsonl", "log"):
+        return "Import it with `tokenpaths import`, which takes files of any size."
+    return "Trace a large file with `tokenpaths trace --data`, or paste a part of it."
+
+
+def file_name(name: str) -> str:
+    """A name for the inbox: letters, digits, dots, ``_`` and ``-``.
+
+    >>> file_name("my routing (2).jsonl")
+    'my-routing-2-.jsonl'
+    >>> file_name("…")
+    'log'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "log"

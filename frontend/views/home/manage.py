@@ -1,0 +1,80 @@
+"""Rename and delete runs on Home; a run's id and its sealed file stay as they are when it is renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.home.groups import display_name
+
+MOST_CHARACTERS = 120
+
+
+@address.unless_embedded
+def button(card: Mapping[str, Any]) -> None:
+    """A small button that opens the dialog for one run."""
+    if st.button(
+        "Edit",
+        key=f"manage_{card['run']}",
+        type="tertiary",
+        help=widgets.escape(f"Rename or delete {display_name(card)}"),
+    ):
+        dialog([card])
+
+
+@st.dialog("Rename or delete")
+def dialog(cards: Sequence[Mapping[str, Any]]) -> None:
+    """Rename or delete one of ``cards``; deleting asks first."""
+    by_run = {str(card["run"]): card for card in cards}
+    run = next(iter(by_run))
+    if len(by_run) > 1:
+        run = st.selectbox(
+            "Which", list(by_run), format_func=lambda name: display_name(by_run[name]), key="manage_which"
+        )
+    card = by_run[run]
+    st.caption(widgets.escape(f"Id: {run}. It stays, in links, files and commands."))
+    name = st.text_input(
+        "Name",
+        value=str(card.get("name") or ""),
+        placeholder=run,
+        max_chars=MOST_CHARACTERS,
+        key=f"manage_name_{run}",
+        help="Shown in lists, kept beside the run. Empty: its id.",
+    )
+    with st.container(horizontal=True, gap="small"):
+        if st.button("Save the name", type="primary", key="manage_save"):
+            _do(lambda: widgets.client().name_run(run, str(name or "")))
+        if st.button("Delete the run …", key="manage_delete", icon=":material/delete:"):
+            st.session_state["manage_sure"] = run
+    if st.session_state.get("manage_sure") == run:
+        st.warning(
+            widgets.escape(f"Delete {display_name(card)} for good? Its file is removed; there is no way back."),
+            icon=":material/warning:",
+        )
+        if st.button("Yes, delete it", key="manage_yes"):
+            _delete(run)
+
+
+def _delete(run: str) -> None:
+    def act() -> None:
+        widgets.client().delete(run)
+        if address.current().run == run:
+            address.go(Selection(view=address.current().view))
+
+    _do(act)
+
+
+def _do(act: Any) -> None:
+    """Do it, close the dialog and draw the page again; a refusal is shown in the dialog."""
+    try:
+        act()
+    except ApiError as error:
+        widgets.show_error(error)
+        return
+    st.session_state.pop("manage_sure", None)
+    st.rerun()

@@ -1,0 +1,104 @@
+"""Home: what is dropped finds its model or says what it is; runs get names and go away; a reload loses no text."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_try_it import png
+from tests.support.runs import make_run
+
+
+def drop(here, name: str, content: bytes) -> None:
+    file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
+    here.page.locator('[data-testid="stFileUploader"] input[type="file"]').set_input_files(file)
+
+
+def test_an_image_and_a_text_file_find_their_models(visit):
+    here = visit().open()
+    drop(here, "no-suffix", png())
+    expect(here.page.locator(".tp-patch").first).to_be_visible()
+    here.settled()
+    assert "vision" in here.query()["model"]
+    drop(here, "words.txt", b"the cat sat on the mat")
+    expect(here.page.locator(".tp-text")).to_be_visible()
+    here.settled()
+    assert "text" in here.query()["model"]
+    assert here.page.locator(".tp-text").evaluate("box => box.textContent") == "the cat sat on the mat"
+
+
+def test_after_a_reload_the_box_still_has_the_text_of_the_answer(visit):
+    here = visit().open(view="try", model="tiny-text")
+    here.page.get_by_label("A text", exact=True).fill("the moon and the mat")
+    here.page.get_by_role("button", name="Trace it").click()
+    expect(here.page.locator(".tp-text")).to_be_visible()
+    here.page.reload()
+    expect(here.page.locator(".tp-text")).to_be_visible()
+    expect(here.page.get_by_label("A text", exact=True)).to_have_value("the moon and the mat")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("IMG_0001.HEIC", b"\0\0\0\x18ftypheic" + b"\0" * 99, "is a HEIC image"),
+        ("paper.pdf", b"%PDF-1.7\n", "is a PDF"),
+        ("huge.png", b"\x89PNG" + b"\0" * 26_000_000, "has 26.0 MB; at most 25.0 MB"),
+        ("one.jsonl", b'{"no": "log"}\n', "cannot be imported"),
+    ],
+)
+def test_a_refused_file_says_at_once_what_it_is_and_what_would_fit(visit, name, content, words):
+    here = visit().open()
+    drop(here, name, content)
+    here.alert(words)
+    here.settled()
+    drop(here, "words.txt", b"the cat sat")  # and the zone goes on working
+    expect(here.page.locator(".tp-text")).to_be_visible()
+
+
+def test_a_log_is_imported_and_becomes_a_run(visit):
+    here = visit().open()
+    drop(here, "my routing.npy", npy(np.random.default_rng(0).random((40, 3, 8)).argsort(axis=2)[:, :, :2]))
+    expect(here.page.locator('[class*="st-key-open_flow_my-routing"] button').first).to_be_visible(timeout=120_000)
+
+
+def test_a_log_that_becomes_no_run_says_why(visit):
+    here = visit().open()
+    drop(here, "twice.npy", npy(np.zeros((40, 3, 2))))
+    here.alert("the same expert twice")
+    here.page.get_by_role("button", name="Dismiss").click()
+    expect(here.page.get_by_role("button", name="Dismiss")).to_have_count(0)
+
+
+def npy(ids: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, ids.astype(np.uint8))
+    return buffer.getvalue()
+
+
+def test_a_run_is_renamed_found_and_deleted_after_a_question(visit, site):
+    make_run(site.data_dir / "runs", "passing", samples=2, seed=9)
+    here = visit().open(q="passing")
+    card = here.page.locator(".st-key-open_flow_passing button:visible")
+    here.page.locator(".st-key-manage_passing button").first.click()
+    here.page.get_by_label("Name", exact=True).fill("Short <b>lived</b>")
+    here.page.get_by_role("button", name="Save the name").click()
+    expect(card).to_have_text("Short <b>lived</b>")
+    here.open(q="lived")
+    expect(card).to_have_text("Short <b>lived</b>")
+    here.page.locator(".st-key-manage_passing button").first.click()
+    here.page.get_by_role("button", name="Delete the run").click()
+    here.alert("there is no way back")
+    assert (site.data_dir / "runs" / "passing.duckdb").exists()
+    here.page.get_by_role("button", name="Yes, delete it").click()
+    expect(card).to_have_count(0)
+    assert not (site.data_dir / "runs" / "passing.duckdb").exists()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (1440, True), (2560, False)])
+def test_it_fits(visit, width, dark):
+    here = visit(width=width, dark=dark).open()
+    here.heading("See how a network routes its work")
+    here.no_sideways_scroll()

@@ -1,0 +1,92 @@
+"""What a dropped file is, and what is said of one that cannot be used."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tokenpaths.frontend.views.home.dropped import Dropped, file_name, what_is
+
+MOST = 25_000_000
+
+
+def judged(name: str, content: bytes, size: int | None = None) -> Dropped:
+    return what_is(name, content[:4096], len(content) if size is None else size, MOST)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_images_are_known_by_their_content_whatever_they_are_called(form):
+    buffer = io.BytesIO()
+    Image.new("RGB", (5, 5)).save(buffer, form)
+    for name in ("a.png", "no-suffix", "a.txt", "a.heic"):
+        assert judged(name, buffer.getvalue()).kind == "image"
+
+
+def test_logs_of_arrays_are_known():
+    npz, npy = io.BytesIO(), io.BytesIO()
+    np.savez(npz, a=np.zeros(3))
+    np.save(npy, np.zeros(3))
+    assert judged("a.npz", npz.getvalue()).kind == "log"
+    assert judged("a", npy.getvalue()).kind == "log"
+    assert judged("a.parquet", b"PAR1" + b"\0" * 40).kind == "log"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.jsonl", b'{"request": 1, "experts": [[1, 2]]}\n', "log"),
+        ("trace.json", b'[{"layer": 0}]', "log"),
+        ("mine.txt", "Grüße, שלום\n".encode(), "text"),
+        ("notes", b"just words", "text"),
+        ("poem.md", b"[not json] a link", "text"),
+        ("code.py", b"{x for x in y}", "text"),
+    ],
+)
+def test_texts_and_logs(name, content, kind):
+    assert judged(name, content).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("IMG_1.HEIC", b"\0\0\0\x18ftypheic\0\0\0\0", "a HEIC image"),
+        ("IMG_1.jpg", b"\0\0\0\x18ftypmif1\0\0\0\0", "a HEIC image"),
+        ("paper.pdf", b"%PDF-1.7\n", "a PDF"),
+        ("picture.png", b"%PDF-1.7\n", "a PDF"),
+        ("a.avif", b"\0\0\0\x1cftypavif", "an AVIF image"),
+        ("a.mp4", b"\0\0\0\x1cftypisom", "a video"),
+        ("a.docx", b"PK\x03\x04rest", "an Office document"),
+        ("a.tif", b"II*\0abc", "a TIFF image"),
+        ("run.duckdb", b"\0" * 8 + b"DUCK", "folder of runs"),
+        ("a.gz", b"\x1f\x8b\x08", "Unpack it"),
+        ("a.bin", b"\x01\0\x02\0", "neither an image"),
+        ("nothing.txt", b"", "is empty"),
+        ("cut.pdf", b"", "a PDF"),
+    ],
+)
+def test_what_is_refused_is_named_and_what_would_fit_is_said(name, content, words):
+    result = judged(name, content)
+    assert result.kind is None
+    assert words in f"{result.problem} {result.todo}"
+    assert name in result.problem
+    assert len(result.todo) > 15
+
+
+def test_a_file_that_is_too_large_has_a_size_and_a_way():
+    result = judged("big.png", b"\x89PNG", 26_000_000)
+    assert result.problem == "“big.png” has 26.0 MB; at most 25.0 MB are taken here."
+    assert "smaller" in result.todo
+    assert "tokenpaths import" in judged("big.npz", b"PK\x03\x04", 10**9).todo
+    assert "a HEIC image" in judged("big.heic", b"\0\0\0\x18ftypheic", 10**9).problem
+    assert judged("just.png", b"\x89PNG", MOST).kind == "image"
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", ".hidden", "a b/c\\d", "日本.jsonl", "x" * 500, ""])
+def test_names_for_the_inbox_are_plain(name):
+    made = file_name(name)
+    assert 0 < len(made) <= 80
+    assert made[0].isalnum()
+    assert "/" not in made
