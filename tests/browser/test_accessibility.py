@@ -7,13 +7,12 @@ from axe_playwright_python.sync_playwright import Axe
 
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 VIEWS = {
-    "start": {"view": "runs"},
-    "picture": {"view": "sample", "run": "pictures"},
-    "text by module": {"view": "sample", "run": "texts", "tint": "1"},
-    "upload": {"view": "sample", "run": "bare"},
+    "start": {"view": "home"},
+    "picture": {"view": "samples", "run": "pictures"},
+    "text by module": {"view": "samples", "run": "texts", "tint": "1"},
+    "upload": {"view": "samples", "run": "bare"},
     "paths": {"view": "paths", "run": "pictures"},
-    "flow": {"view": "flow", "run": "pictures"},
-    "try": {"view": "try"},
+    "routes": {"view": "routes", "run": "pictures"},
 }
 
 
