@@ -149,7 +149,7 @@ def token_words(
     skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
     head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
     words = (
-        f"{_taken(token, num_paths, of, reference)} "
+        f"{taken_words(token, num_paths, of, reference)} "
         f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
@@ -158,7 +158,7 @@ def token_words(
     return head, words
 
 
-def _taken(token: Mapping[str, Any], num_paths: int, of: str, reference: str | None) -> str:
+def taken_words(token: Mapping[str, Any], num_paths: int, of: str = "run", reference: str | None = None) -> str:
     """How many tokens take the path of a token, as a sentence."""
     kind = ink_kind(token)
     if kind == "unknown":

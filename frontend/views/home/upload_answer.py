@@ -19,11 +19,14 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.samples import reference
+from tokenpaths.frontend.views.samples.one_sample import pick_token
 
 MOST_UNUSUAL, MOST_NAMED = 4, 6
 """unusual paths that are shown, and tokens of one that are named"""
 MOST_KNOWN = {"patch": 12, "context": 4}
 """tokens of the reference beside them; a context takes three lines"""
+CONTEXT = 24
+"""characters on each side of a token of the upload"""
 MOST_CLASSES = 60
 """names of classes that stand open"""
 
@@ -151,15 +154,14 @@ def _own(sample: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]], picture
             example |= place | {"patch": patch_url(picture, grid, **place)}
         else:
             text, start, end = sample.get("text") or "", token.get("char_start"), token.get("char_end")
-            inside = start is not None and end is not None
             example |= {
-                "before": text[max(0, start - 24) : start] if inside else "",
+                "before": "" if start is None else text[max(0, start - CONTEXT) : start],
                 "text": token.get("text") or "",
-                "after": text[end : end + 24] if inside else "",
+                "after": "" if end is None else text[end : end + CONTEXT],
             }
         examples.append(example)
     items, kind = token_items(examples)
-    wall(items, key=key, kind=kind, on_open=lambda item: address.go_changed(token=int(item["token"])))
+    wall(items, key=key, kind=kind, on_open=lambda item: pick_token(sample["sample"], int(item["token"])))
 
 
 def _known(ranked: reference.Ranked, examples: list[dict[str, Any]], key: str) -> None:

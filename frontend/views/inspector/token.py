@@ -9,13 +9,14 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
+from tokenpaths.frontend.components.explorer_data import taken_words
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.inspector import actions
 from tokenpaths.frontend.views.inspector.actions import Action
-from tokenpaths.frontend.views.samples import similar
+from tokenpaths.frontend.views.samples import one_sample, reference, similar
 
 MOST_STEPS = 32
 """steps listed with their weights; the rest are in the table"""
@@ -24,7 +25,8 @@ MOST_STEPS = 32
 def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
     """A token, ``value`` = ``sample.token``."""
     number, place = (int(part) for part in value.split("."))
-    sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
+    ranked = reference.ranked(run, widgets.client().ask(run["run"], "samples/{sample}", sample=number))
+    sample = ranked.sample
     token = next((t for t in sample["tokens"] if t["token"] == place), None)
     if token is None:
         widgets.empty(
@@ -36,18 +38,20 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     what = f"Patch {token_label(token)}" if patch else f"Token {place:,}"
     if token.get("text"):
         what += f" “{visible(token['text'])}”"
-    actions.title(what, _facts(run, sample, token, patch))
-    actions.buttons(_actions(run, number, token), key, selection)
+    actions.title(what, _facts(run, ranked, token, patch))
+    actions.buttons(_actions(run, number, token, ranked), key, selection)
     _steps(run, token)
-    similar.like_this_token(run, number, place, key)
+    if ranked.answer is None:  # an upload is compared with its reference run, in the answer to it
+        similar.like_this_token(run, number, place, key)
 
 
-def _facts(run: Mapping[str, Any], sample: Mapping[str, Any], token: Mapping[str, Any], patch: bool) -> str:
-    same = sum(t["rank"] == token["rank"] for t in sample["tokens"])
+def _facts(run: Mapping[str, Any], ranked: reference.Ranked, token: Mapping[str, Any], patch: bool) -> str:
+    sample, path = ranked.sample, one_sample.path_of(token)
+    same = sum(one_sample.path_of(t) == path for t in sample["tokens"])
     parts = [
         f"Sample {sample['sample']:,}" + (f", {sample['label']}" if sample.get("label") else "") + ".",
-        f"Path of rank {numbers.count(token['rank'])} of {numbers.count(run['num_paths'])}, taken by "
-        f"{numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} of this sample.",
+        taken_words(token, ranked.num_paths(run), reference=ranked.name),
+        f"Of this sample {numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} on it.",
         f"Compute {numbers.percent(token['compute'])}, reuse {numbers.percent(token['reuse'])}.",
     ]
     if token.get("region"):
@@ -59,13 +63,17 @@ def _facts(run: Mapping[str, Any], sample: Mapping[str, Any], token: Mapping[str
     return " ".join(parts)
 
 
-def _actions(run: Mapping[str, Any], number: int, token: Mapping[str, Any]) -> list[Action]:
+def _actions(run: Mapping[str, Any], number: int, token: Mapping[str, Any], ranked: reference.Ranked) -> list[Action]:
     found = [
         Action(
             "Open its sample", ":material/open_in_full:", {"view": "samples", "sample": number, "token": token["token"]}
-        ),
-        Action("Its path", ":material/route:", {"inspect": f"path:{token['rank']}"}, "All tokens on the same path."),
+        )
     ]
+    if token["rank"] is not None:
+        change: dict[str, Any] = {"inspect": f"path:{token['rank']}"}
+        if ranked.name is not None:
+            change = {"view": "paths", "run": ranked.name, "paths": (token["rank"],), "inspect": None}
+        found.append(Action("Its path", ":material/route:", change, "All tokens on the same path."))
     if common.editable(run):
         found.append(
             Action(

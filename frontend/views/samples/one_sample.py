@@ -200,6 +200,11 @@ def _explorer(
         )
 
 
+def path_of(token: Mapping[str, Any]) -> list[list[int]]:
+    """The path of a token: the order of the slots of a step does not count."""
+    return [sorted(modules) for modules in token["ribbon"]]
+
+
 def _token_flow(
     run: Mapping[str, Any], selection: Selection, ranked: reference.Ranked, chosen: int | None, tint: int | None
 ) -> None:
