@@ -85,7 +85,7 @@ def test_from_two_runs_to_a_sample_to_its_like_to_the_map(visit, pairs: Site) ->
     here.expect_query(view="samples", run="pictures", sample="3")
     here.heading("Which samples take similar routes?")
     here.page.locator(".wall-sample button").first.click()
-    here.page.wait_for_url(re.compile(r"sample=(?!3\b)\d"))
+    here.page.wait_for_url(re.compile(r"inspect=sample%3A(?!3\b)\d"))
     here.settled()
     here.open(view="samples", run="pictures")
     point = here.mark("sample 5, ")
