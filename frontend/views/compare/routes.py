@@ -109,8 +109,8 @@ def _grid(runs: Sequence[Mapping[str, Any]], compared: Compared, words: Sequence
                 st.caption(widgets.escape(words[place]))
                 widgets.chart(chart(place))
                 st.button(
-                    "Open its flow",
-                    key=f"open_flow_{name}",
+                    "Open its routes",
+                    key=f"open_routes_{name}",
                     type="tertiary",
                     icon=":material/arrow_forward:",
                     on_click=address.go_changed,

@@ -14,6 +14,7 @@ from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
 
@@ -140,6 +141,13 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
             on_pick=lambda _name, number: _open(answer["a"]["run"], int(number)),
             pick=(charts.SAMPLE_PICK,),
         )
+    widgets.how_sure("pairs", lambda: _statistics(answer, names))
+    widgets.numbers_behind(answer["points"], "samples")
+
+
+def _statistics(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    """Correlations of all measures, with their intervals."""
+    row = charts.correlation_of(answer)
     table = [
         {
             "measure": correlation["measure"],
@@ -152,18 +160,16 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
         }
         for correlation in answer["correlations"]
     ]
-    with st.expander("How sure is this?"):
-        if row["pearson"] is not None:
-            st.write(widgets.escape(charts.pair_statistics(answer)))
-        st.write(widgets.escape(HELP))
-        for correlation, name in zip(answer["within"], names, strict=True):
-            if correlation["pearson"]:
-                words = charts.coefficient_words(correlation["pearson"])
-                st.caption(widgets.escape(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
-        if words := common.not_independent(answer["a"]):
-            st.caption(widgets.escape(words))
-        widgets.numbers_behind(table, "correlations of all measures")
-    widgets.numbers_behind(answer["points"], "samples")
+    if row["pearson"] is not None:
+        st.write(widgets.escape(charts.pair_statistics(answer)))
+    st.write(widgets.escape(HELP))
+    for correlation, name in zip(answer["within"], names, strict=True):
+        if correlation["pearson"]:
+            words = charts.coefficient_words(correlation["pearson"])
+            st.caption(widgets.escape(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
+    if words := common.not_independent(answer["a"]):
+        st.caption(widgets.escape(words))
+    plain_table(table, "Correlations of all measures")
 
 
 def _open(run: str, sample: int) -> None:
@@ -188,15 +194,19 @@ def _grouping(grouping: Mapping[str, Any]) -> None:
         else "Yes, nearly all"
     )
     st.write(f"{verdict}: {numbers.number(size)}, where 0 is as by chance and 1 the same groups.")
-    with st.expander("How sure is this?"):
-        st.write(
-            widgets.escape(
-                f"Adjusted mutual information {numbers.number(size)} (0 = by chance, 1 = the same groups), over "
-                f"{numbers.plural(grouping['num_tokens'], 'token')}. NMI {numbers.number(grouping['nmi'])}; groups of "
-                f"these sizes put together at random have {numbers.number(grouping['expected_nmi'])}."
-            )
-        )
+    widgets.how_sure("grouping", lambda: _mutual_information(grouping))
     st.caption("Equal patches and equal words take equal paths in untrained models too: compare with a twin.")
+
+
+def _mutual_information(grouping: Mapping[str, Any]) -> None:
+    """The numbers behind the verdict."""
+    st.write(
+        widgets.escape(
+            f"Adjusted mutual information {numbers.number(grouping['ami'])} (0 = by chance, 1 = the same groups), "
+            f"over {numbers.plural(grouping['num_tokens'], 'token')}. NMI {numbers.number(grouping['nmi'])}; groups of "
+            f"these sizes put together at random have {numbers.number(grouping['expected_nmi'])}."
+        )
+    )
 
 
 def _moved(answer: Mapping[str, Any], names: tuple[str, str]) -> None:

@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.several_runs.numbers_table import (
 )
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views.compare.compared import Compared
 from tokenpaths.frontend.views.compare.samples import nothing_beside
 
@@ -62,13 +63,17 @@ def draw(selection: Selection, compared: Compared) -> None:
     for reason in reasons:
         st.caption(widgets.escape(f"Not compared: {reason}"))
     if len(compared.names) > 1:
-        with st.expander("How sure is this?"):
-            st.write(SURE)
-            told = difference_rows(answer, compared.labels)
-            if told:
-                widgets.numbers_behind(told, "differences from the first run")
-            else:
-                st.write("There is no difference whose interval could be given.")
+        widgets.how_sure("runs", lambda: _differences(answer, compared))
+
+
+def _differences(answer: Mapping[str, Any], compared: Compared) -> None:
+    """Where the intervals come from, and all of them."""
+    st.write(SURE)
+    told = difference_rows(answer, compared.labels)
+    if told:
+        plain_table(told, "Differences from the first run")
+    else:
+        st.write("There is no difference whose interval could be given.")
 
 
 def _charts(answer: Mapping[str, Any], compared: Compared) -> None:
