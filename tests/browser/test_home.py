@@ -31,7 +31,7 @@ def test_an_image_and_a_text_file_find_their_models(visit):
 
 
 def test_after_a_reload_the_box_still_has_the_text_of_the_answer(visit):
-    here = visit().open(view="try", model="tiny-text")
+    here = visit().open(view="home", model="tiny-text")
     here.page.get_by_label("A text", exact=True).fill("the moon and the mat")
     here.page.get_by_role("button", name="Trace it").click()
     expect(here.page.locator(".tp-text")).to_be_visible()

@@ -65,7 +65,7 @@ def test_a_link_leads_into_the_place_and_the_step_waits(visit):
     for _ in range(3):
         here.page.get_by_role("button", name="Next").click()
     here.page.locator(".tour a").click()
-    here.expect_query(view="flow")
+    here.expect_query(view="routes")
     here.page.go_back()
     here.settled()
     expect(here.page.locator(".tour h3")).to_have_text(tour["steps"][3]["title"])
