@@ -31,12 +31,12 @@ def without_fills(piece: Piece, partial: bool) -> Piece | None:
             ids = np.where(filled[:, :, None], UNRECORDED, ids.astype(np.int64))
     if int(ids.min()) >= 0 or not (partial or ids.shape[2] > 1):
         return piece
-    empty: np.ndarray = unrecorded(ids).all(axis=1)
+    empty = np.asarray(unrecorded(ids).all(axis=1))
     weights = piece.weights
     if weights is not None and weights.shape == ids.shape:
         weights = np.where(unrecorded(ids)[:, :, None], 0, weights)
     piece = replace(piece, ids=ids, weights=weights)
-    return _kept(piece, np.logical_not(empty)) if empty.any() else piece
+    return _kept(piece, ~empty) if empty.any() else piece
 
 
 def _kept(piece: Piece, keep: np.ndarray) -> Piece | None:
