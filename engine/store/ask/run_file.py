@@ -58,6 +58,10 @@ class ModuleBank:
         """Module ids that ``step`` can pick; stand-ins for unknown decisions are none."""
         return [int(i) for i in np.flatnonzero(self._chosen[step])]
 
+    def is_unknown(self, step: int, module: int) -> bool:
+        """Whether a module stands for a decision that is not known."""
+        return module >= 0 and bool(self.available[step, module] and not self._chosen[step, module])
+
     def unknown(self, ids_nSK: np.ndarray) -> np.ndarray:
         """(n, S) bool: steps of which the decision is not known."""
         steps = np.arange(ids_nSK.shape[1])[:, None]

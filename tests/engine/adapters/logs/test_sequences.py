@@ -126,7 +126,7 @@ def test_neighbours_load_and_repetition_are_those_counted_by_hand(tmp_path: Path
     """A prompt of which only one token has the last layer, and its decode steps."""
     log, (piece,) = pieces(make.fork_csv(tmp_path / "log"))
     with Run.open(import_log(log, tmp_path / "runs", "fork")) as run:
-        usage, repetition = run.usage(), run.repetition()
+        usage, repetition, flow = run.usage(), run.repetition(), run.flow()
         compute = [token["compute"] for token in run.sample(0)["tokens"]]
     known = {layer: range(ROWS) if layer < LAYERS - 1 else range(PROMPT - 1, ROWS) for layer in range(LAYERS)}
     cells = {(cell["step"], cell["module"]): cell["count"] for cell in usage["usage"]}
@@ -139,6 +139,12 @@ def test_neighbours_load_and_repetition_are_those_counted_by_hand(tmp_path: Path
         again = [bool(sets[before] & sets[after]) for before, after in pairs]
         assert repetition["steps"][layer]["any"] == np.mean(again)
     assert len(cells) == LAYERS * (log.experts or 0)
+    assert {node["kind"] for node in flow["nodes"]} == {"expert"}
+    for step in range(LAYERS - 1):
+        drawn = sum(link["count"] for link in flow["links"] if link["step"] == step)
+        left = sum(rest["count"] for rest in flow["other"] if rest["step"] == step)
+        assert drawn == pytest.approx(len(known[step + 1]))
+        assert drawn + left == pytest.approx(ROWS)
     assert compute == [1.0] * ROWS
 
 
