@@ -115,24 +115,40 @@ def import_log(
     experts: int | None = None,
     layers: int | None = None,
     top_k: int | None = None,
+    sequences: int | None = None,
+    column_map: Path | str | None = None,
     model: str | None = None,
     tokenizer: Path | str | None = None,
     overwrite: bool = False,
+    skip_bad: bool = False,
+    although: bool = False,
 ) -> Run:
     """Import a routing log (vLLM, SGLang, Megatron, npz, Parquet …) as a run and open it; see docs/import.md.
 
     Raises:
-        UserError: The log cannot be read, or the name is taken; no files are left behind.
+        UserError: The log cannot be read, holds an artefact (import it all the same with ``although``), or the name is
+            taken; no files are left behind.
     """
     from tokenpaths.engine.adapters.logs import importing
     from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
     from tokenpaths.engine.tracing.trace_run import new_run_id
 
-    log = open_confined_log(Path(file), format, layers=layers, top_k=top_k, experts=experts)
+    log = open_confined_log(
+        Path(file),
+        format,
+        layers=layers,
+        top_k=top_k,
+        experts=experts,
+        sequences=sequences,
+        skip_bad=skip_bad,
+        column_map=None if column_map is None else Path(column_map),
+    )
     place = runs_dir() if folder is None else Path(folder)
     texts = None if tokenizer is None else importing.read_vocabulary(Path(tokenizer))
     name = run or new_run_id(model or log.model or "log", Path(file).stem)
-    return Run.open(importing.import_log(log, place, name, model=model, token_texts=texts, overwrite=overwrite))
+    return Run.open(
+        importing.import_log(log, place, name, model=model, token_texts=texts, overwrite=overwrite, although=although)
+    )
 
 
 def explore(

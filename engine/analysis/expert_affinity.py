@@ -126,21 +126,30 @@ class Repetition:
     """P(S_t ∩ S_{t+1} ≠ ∅)"""
 
 
-def repetition(ids_nSK: Integer[np.ndarray, "n S K"], follows_n: Bool[np.ndarray, " n"]) -> Repetition:
+def repetition(
+    ids_nSK: Integer[np.ndarray, "n S K"],
+    follows_n: Bool[np.ndarray, " n"],
+    unknown_nS: Bool[np.ndarray, "n S"] | None = None,
+) -> Repetition:
     """Consecutive repetition over all pairs of neighbouring tokens of a sample; 0 where there is none.
 
-    Slot 0 of ``ids`` is the one with the largest weight; ``follows`` as in ``next_token_ids``.
+    Slot 0 of ``ids`` is the one with the largest weight; ``follows`` as in ``next_token_ids``. Pairs with an
+    ``unknown`` decision do not count at that step.
     """
     later = np.flatnonzero(follows_n)
     num_steps = ids_nSK.shape[1]
-    first, any_ = np.zeros(num_steps), np.zeros(num_steps)
+    first, any_, pairs_S = np.zeros(num_steps), np.zeros(num_steps), np.zeros(num_steps)
     for start in range(0, len(later), _CHUNK):
         here = later[start : start + _CHUNK]
         after, before = ids_nSK[here], ids_nSK[here - 1]
-        first += (after[:, :, 0] == before[:, :, 0]).sum(axis=0)
-        any_ += common(before, after).astype(bool).sum(axis=0)
-    pairs = max(len(later), 1)
-    return Repetition(len(later), first / pairs, any_ / pairs)
+        known = np.ones(after.shape[:2], dtype=bool)
+        if unknown_nS is not None:
+            known = ~(unknown_nS[here] | unknown_nS[here - 1])
+        first += ((after[:, :, 0] == before[:, :, 0]) & known).sum(axis=0)
+        any_ += (common(before, after).astype(bool) & known).sum(axis=0)
+        pairs_S += known.sum(axis=0)
+    pairs_S = np.maximum(pairs_S, 1)
+    return Repetition(len(later), first / pairs_S, any_ / pairs_S)
 
 
 def repetition_baselines(num_modules: int, top_k: int) -> tuple[float, float]:

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
 
 NOTHING = -1
 """unit of a module that does no work, and of a pair (step, module) that does not exist"""
+
+
+UNKNOWN = -2
+"""unit of a module that stands for a decision that is not known: it counts neither as work nor as rest"""
 
 
 def module_units(
@@ -22,7 +26,8 @@ def module_units(
     """Which modules each step offers, and which set of parameters stands behind each of them.
 
     Returns ``available`` and ``units``: a module with ``step=None`` is the same unit at every step,
-    a module of one step is a unit of its own; identity modules have unit ``NOTHING``.
+    a module of one step is a unit of its own; identity modules have unit ``NOTHING``, those of unknown decisions
+    ``UNKNOWN``.
     """
     available = np.zeros((num_steps, num_modules), dtype=bool)
     units = np.full((num_steps, num_modules), NOTHING, dtype=np.int64)
@@ -31,7 +36,8 @@ def module_units(
         steps = slice(None) if module.step is None else module.step
         available[steps, module.module] = True
         number = module.module if module.step is None else (module.step + 1) * num_modules + module.module
-        units[steps, module.module] = NOTHING if module.kind == "identity" else number
+        idle = {"identity": NOTHING, UNRECORDED_KIND: UNKNOWN}
+        units[steps, module.module] = idle.get(module.kind, number)
     return available, units
 
 
@@ -44,8 +50,10 @@ def _visited_units(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarr
 
 
 def compute(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
-    """compute = active (non-identity) slots / (S·K), in [0, 1]; 1 = never skipped."""
-    share: np.ndarray = (_visited_units(module_ids, units) != NOTHING).mean(axis=1)
+    """compute = active (non-identity) slots / known slots (S·K where all are known), in [0, 1]; 1 = never skipped."""
+    visited_nV = _visited_units(module_ids, units)
+    known_n = (visited_nV != UNKNOWN).sum(axis=1)
+    share: np.ndarray = np.where(known_n == 0, 1.0, (visited_nV >= 0).sum(axis=1) / np.maximum(known_n, 1))
     return share
 
 
@@ -55,7 +63,7 @@ def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"
     A ribbon without any active visit reuses nothing: 0.
     """
     visited_nV = np.sort(_visited_units(module_ids, units), axis=1)
-    active_nV = visited_nV != NOTHING
+    active_nV = visited_nV >= 0
     first_nV = np.ones_like(active_nV)
     first_nV[:, 1:] = visited_nV[:, 1:] != visited_nV[:, :-1]
     visits_n = active_nV.sum(axis=1)

@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 Modality = Literal["vision", "text"]
+UNRECORDED_KIND = "unrecorded"
+"""kind of the modules that stand for a decision that the source of a run lacks; they are no modules of the model"""
 
 
 def engine_version() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
@@ -35,9 +35,7 @@ class ImportRequest(BaseModel):
         None, pattern=NAME_PATTERN, description="Name of the run; made from file and time when left out"
     )
     format: StrictStr | None = Field(
-        None,
-        max_length=64,
-        description="npy, npz, parquet, vllm, sglang, megatron, llama.cpp or a plugin's; else by content",
+        None, max_length=64, description="vllm, sglang, megatron, llama.cpp, tensors …, or a plugin's; else by content"
     )
     model: StrictStr | None = Field(None, max_length=200, description="Model that wrote the log; as the log says")
     tokenizer: StrictStr | None = Field(
@@ -46,6 +44,14 @@ class ImportRequest(BaseModel):
     experts: StrictInt | None = Field(None, ge=1, le=65536, description="Experts a layer; as the log says")
     layers: StrictInt | None = Field(None, ge=1, le=65536, description="Layers, where the log holds flat ids")
     top_k: StrictInt | None = Field(None, ge=1, le=65536, description="Experts a token and layer, where it is flat")
+    sequences: StrictInt | None = Field(
+        None, ge=1, le=65536, description="Sequences that alternate in a forward pass (micro-batch size)"
+    )
+    map: StrictStr | None = Field(
+        None, description="Name of a column map (TOML) in `inbox/`, for a table that no format describes"
+    )
+    skip_bad: StrictBool = Field(False, description="Leave out what cannot be read, and count it")
+    although: StrictBool = Field(False, description="Import although the doctor found an artefact in the log")
 
 
 class ImportJob:
@@ -67,7 +73,9 @@ class ImportJob:
         from tokenpaths.engine.adapters.logs.formats import check_beginning
 
         file = context.inbox_file(request.file, field="file")
-        if file.is_file():
+        if request.map is not None:
+            context.inbox_file(request.map, field="map")
+        elif file.is_file():
             check_beginning(file, request.format)
         if request.tokenizer is not None:
             context.inbox_file(request.tokenizer, field="tokenizer")
@@ -82,7 +90,14 @@ class ImportJob:
 
         file = context.inbox_file(request.file, field="file")
         log = open_confined_log(
-            file, request.format, layers=request.layers, top_k=request.top_k, experts=request.experts
+            file,
+            request.format,
+            layers=request.layers,
+            top_k=request.top_k,
+            experts=request.experts,
+            sequences=request.sequences,
+            skip_bad=request.skip_bad,
+            column_map=None if request.map is None else context.inbox_file(request.map, field="map"),
         )
         texts = None
         if request.tokenizer is not None:
@@ -94,7 +109,13 @@ class ImportJob:
 
         def make(counted: Log) -> Generator[ImportProgress, None, Path]:
             return importing.import_parts(
-                counted, context.runs_dir, run, model=request.model, token_texts=texts, findings=made_by(folder)
+                counted,
+                context.runs_dir,
+                run,
+                model=request.model,
+                token_texts=texts,
+                although=request.although,
+                findings=made_by(folder),
             )
 
         return cls(log, make, run)
@@ -121,11 +142,11 @@ class ImportJob:
         return Progress(done, done, "tokens", finished=True, result=result)
 
     def _look(self) -> None:
-        """Process one piece while searching the largest expert id, if the log does not state their number."""
+        """Process one piece while the whole log is read for its sizes and by the doctor."""
         assert self.counting is not None
         try:
             seen = next(self.counting)
-            self.last = Progress(0, None, "tokens", f"looking for the largest id: {seen:,} tokens")
+            self.last = Progress(0, None, "tokens", f"reading the log: {seen:,} tokens")
         except StopIteration as end:
             self.log, self.counting = end.value, None
             self.parts = self.make(self.log)

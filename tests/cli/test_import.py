@@ -35,7 +35,11 @@ def runs(tmp_path: Path) -> list[str]:
 
 def test_a_log_becomes_a_run(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(tmp_path, log, "--run", "mine", "--experts", 12) == 0
-    assert capsys.readouterr().out == f"run mine is in {tmp_path / 'data' / 'runs' / 'mine.duckdb'}\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"run mine is in {tmp_path / 'data' / 'runs' / 'mine.duckdb'}",
+        "30 tokens in 2 samples; nothing suspicious was noticed",
+    ]
     with Run.open(tmp_path / "data" / "runs" / "mine.duckdb") as run:
         card = run.card()
         assert (card["model"], card["num_tokens"], card["num_modules"]) == ("org/Model-1", 30, 12)
@@ -70,6 +74,32 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err.splitlines()[-1]  # on a slow machine the progress stands before it
     assert error.startswith("tokenpaths: ")
     return error
+
+
+def test_an_artefact_stops_an_import_unless_although(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = np.random.default_rng(0).random((8, 3, EXPERTS)).argsort(axis=2)
+    np.save(tmp_path / "log.npy", ids.transpose(0, 2, 1).reshape(-1, 2, 3).transpose(0, 2, 1))
+    assert call(tmp_path, tmp_path / "log.npy", "--run", "mine") == 2
+    assert "every 4 consecutive tokens visit all 8 experts exactly once" in refused(capsys)
+    assert runs(tmp_path) == []
+    assert call(tmp_path, tmp_path / "log.npy", "--run", "mine", "--although") == 0
+    assert "32 tokens in 1 sample; noticed: strided view (see the notes)" in capsys.readouterr().out
+
+
+def test_a_table_is_read_by_a_map_and_bad_responses_are_skipped(tmp_path: Path) -> None:
+    rows = [[sample, token, IDS[token].tolist()] for sample in "ab" for token in range(5)]
+    lines = [json.dumps(dict(zip(("name", "at", "route"), row, strict=True))) for row in rows]
+    (tmp_path / "table").write_text("\n".join(lines))
+    (tmp_path / "map.toml").write_text('[columns]\nsequence = "name"\ntoken = "at"\nexpert = "route"\n')
+    assert call(tmp_path, tmp_path / "table", "--run", "mapped", "--map", tmp_path / "map.toml") == 0
+    answer = {"choices": [{"routed_experts": IDS[:4].tolist()}]}
+    (tmp_path / "log").write_text(f"{json.dumps(answer)}\nnonsense\n")
+    assert call(tmp_path, tmp_path / "log", "--run", "rest") == 2
+    assert call(tmp_path, tmp_path / "log", "--run", "rest", "--skip-bad") == 0
+    with Run.open(tmp_path / "data" / "runs" / "mapped.duckdb") as run:
+        assert [t["ribbon"] for t in run.sample(1)["tokens"]] == IDS[:5].tolist()
+    with Run.open(tmp_path / "data" / "runs" / "rest.duckdb") as run:
+        assert run.card()["num_tokens"] == 4
 
 
 def test_a_missing_tokenizer(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

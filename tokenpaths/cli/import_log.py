@@ -12,7 +12,7 @@ from tokenpaths.cli.support.options import DataDir, takes
 from tokenpaths.cli.support.refusals import refuse_taken_name
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts
+    from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ImportOptions:
     format: Annotated[
         str | None,
         typer.Option(
-            help="npy, npz, parquet, vllm, sglang, megatron, llama.cpp, expert-counts or what a plugin adds "
+            help="One of those in docs/import.md (vllm, sglang, megatron, llama.cpp, tensors …) or what a plugin adds "
             "[default: by its content]."
         ),
     ] = None
@@ -37,15 +37,22 @@ class ImportOptions:
     ] = None
     layers: Annotated[int | None, typer.Option(help="Layers, where the log holds flat ids.", min=1)] = None
     top_k: Annotated[int | None, typer.Option(help="Experts a token and layer, where the log is flat.", min=1)] = None
+    sequences: Annotated[
+        int | None, typer.Option(help="Sequences that alternate in a forward pass (micro-batch size).", min=1)
+    ] = None
+    map: Annotated[Path | None, typer.Option(help="Column map (TOML) of a table that no format describes.")] = None
+    skip_bad: Annotated[bool, typer.Option(help="Leave out what cannot be read, and count it.")] = False
+    although: Annotated[bool, typer.Option(help="Import although the log holds an artefact.")] = False
     overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False
     data_dir: DataDir = None
 
 
 @takes(ImportOptions)
 def import_log(options: ImportOptions) -> None:
-    """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, Parquet, npz) as a run.
+    """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, tensors, tables …) as a run.
 
-    A log that is wrong somewhere leaves nothing behind. The formats are in docs/import.md.
+    A log that is wrong somewhere, or holds wrong data that looks right, leaves nothing behind. The formats are in
+    docs/import.md.
 
     Example: tokenpaths import routed.jsonl --run my-model --experts 64
     """
@@ -59,13 +66,20 @@ def import_log(options: ImportOptions) -> None:
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.engine.adapters.logs import importing
     from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
-    from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts
+    from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
     from tokenpaths.engine.store.write.writer import remove_abandoned
 
     try:
         with waiting(f"looking at {file.name}"):
             log = open_confined_log(
-                file, options.format, layers=options.layers, top_k=options.top_k, experts=options.experts
+                file,
+                options.format,
+                layers=options.layers,
+                top_k=options.top_k,
+                experts=options.experts,
+                sequences=options.sequences,
+                skip_bad=options.skip_bad,
+                column_map=options.map,
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted()
@@ -81,14 +95,26 @@ def import_log(options: ImportOptions) -> None:
             model=options.model,
             token_texts=texts,
             overwrite=options.overwrite,
+            although=options.although,
             on_progress=lambda p: progress.update(p.tokens, p.sealing),
         )
     from tokenpaths.engine.store.ask.run import Run
 
     with Run.open(path) as sealed:
-        for note in sealed.info()["findings"]["notes"]:
-            typer.echo(f"note: {note}", err=True)
+        findings, card = sealed.info()["findings"], sealed.card()
+    noticed = findings.get("import_doctor", [])
+    for note in findings["notes"]:
+        typer.echo(f"note: {note}", err=True)
     typer.echo(f"run {path.stem} is in {path}")
+    s = "" if card["num_samples"] == 1 else "s"
+    typer.echo(f"{card['num_tokens']:,} tokens in {card['num_samples']:,} sample{s}; {_said(noticed)}")
+
+
+def _said(noticed: list[dict[str, str]]) -> str:
+    """The findings of the doctor in a clause."""
+    if not noticed:
+        return "nothing suspicious was noticed"
+    return f"noticed: {'; '.join(finding['test'] for finding in noticed)} (see the notes)"
 
 
 def _print_load(counts: ExpertCounts) -> None:

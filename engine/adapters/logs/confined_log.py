@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.expert_counts import ExpertCounts, OnlyCounts
+from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownLog
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, LogShape, Piece, unrecorded
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
@@ -33,13 +33,24 @@ def open_confined_log(
     layers: int | None = None,
     top_k: int | None = None,
     experts: int | None = None,
+    sequences: int | None = None,
+    skip_bad: bool = False,
+    column_map: Path | None = None,
 ) -> Log:
     """``formats.open_log`` in a confined child, which also reads and checks the pieces.
 
     Raises:
         OnlyCounts, UserError: as ``open_log``; also where reading needs too much time or memory, or ends the child.
     """
-    options = {"format": format, "layers": layers, "top_k": top_k, "experts": experts}
+    options = {
+        "format": format,
+        "layers": layers,
+        "top_k": top_k,
+        "experts": experts,
+        "sequences": sequences,
+        "skip_bad": skip_bad,
+        "column_map": None if column_map is None else os.fspath(column_map),
+    }
     request = {
         "name": uuid.uuid4().hex,
         "about": json.dumps({"path": os.fspath(path), "folder": os.getcwd(), **options}),
@@ -48,7 +59,7 @@ def open_confined_log(
     names = tuple(json.loads(about["layers"]))
     if "counts" in about:
         raise OnlyCounts(path, ExpertCounts(names, about["counts"]))
-    shape, stated = LogShape(names, about["top_k"], about["weights"]), about["experts"]
+    shape, stated = LogShape(names, about["top_k"], about["weights"], about["partial"]), about["experts"]
 
     def read() -> Iterator[Piece]:
         try:
@@ -84,16 +95,28 @@ def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:
     Raises:
         UserError: it does not fit.
     """
-    piece = Piece(**{**row, "remarks": tuple(row["remarks"])})
+    shared = row.get("shared_with")
+    piece = Piece(
+        **{
+            **row,
+            "remarks": tuple(row["remarks"]),
+            "counted": tuple((str(kind), int(count)) for kind, count in json.loads(row.get("counted", "[]"))),
+            "shared_with": (str(shared[0]), int(shared[1])) if shared else None,
+        }
+    )
     ids, weights, token_id = piece.ids, piece.weights, piece.token_id
-    fits = ids.dtype in (np.uint8, np.uint16) and ids.shape == (len(ids), len(shape.layers), shape.top_k)
+    kinds = (np.uint8, np.uint16, np.int32)
+    known = ids if ids.dtype != np.int32 else ids[~unrecorded(ids)]
+    fits = ids.dtype in kinds and (not known.size or int(known.min()) >= 0)
+    fits = fits and ids.shape == (len(ids), len(shape.layers), shape.top_k)
     fits = fits and len(ids) > 0 and int(ids.max()) < (experts or MOST_EXPERTS)
     fits = fits and (weights is not None) == shape.weights
     if weights is not None:
         fits = fits and weights.shape == ids.shape and weights.dtype.kind == "f"
         fits = fits and bool(weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING)
     if token_id is not None:
-        fits = fits and token_id.shape == (len(ids),) and token_id.dtype.kind in "iu" and int(token_id.min()) >= 0
+        fits = fits and token_id.shape == (len(ids),) and token_id.dtype.kind in "iu"
+        fits = fits and int(token_id.min()) >= (-1 if piece.some_token_ids else 0)
     if not fits:
         raise UserError(f"{piece.where}: the process that reads the log sent decisions that do not fit", field="file")
     return piece

@@ -13,14 +13,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts, find_counts, read_counts
-from tokenpaths.engine.adapters.logs.llamacpp import BOM, is_csv, open_csv
-from tokenpaths.engine.adapters.logs.megatron import is_megatron_line, open_megatron
-from tokenpaths.engine.adapters.logs.neutral_parquet import open_parquet
-from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE, open_npy, open_npz
-from tokenpaths.engine.adapters.logs.pieces import Announced, Piece
+from tokenpaths.engine.adapters.logs.counts.count_tables import (
+    is_statistics_folder,
+    is_tokens_per_expert,
+    open_statistics,
+    open_tokens_per_expert,
+)
+from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, added, find_counts, read_counts
+from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
+from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
+from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM, is_csv
+from tokenpaths.engine.adapters.logs.passes.layer_records import (
+    is_layer_binary,
+    is_layer_record,
+    open_layer_binary,
+    open_layer_lines,
+)
+from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
+from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
+from tokenpaths.engine.adapters.logs.pieces import Announced, Piece, unread_note
+from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
 from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
-from tokenpaths.engine.adapters.logs.vllm_sglang import is_sglang_line, is_vllm_line, open_engine
+from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
+from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
+from tokenpaths.engine.adapters.logs.tables.neutral_parquet import open_parquet
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, open_npy, open_npz
+from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
+    array_shapes,
+    is_tensor_file,
+    is_torch_archive,
+    read_whole,
+)
+from tokenpaths.engine.adapters.logs.tensors.tensor_logs import open_tensors, open_value
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
 from tokenpaths.engine.data.labels import MOST_CHARACTERS
@@ -50,36 +74,83 @@ class Format:
     """for JSON lines: keys that identify a first line too long to be parsed"""
     matches: Callable[[bytes], bool] | None = None
     """for anything else: whether the first megabyte (or all) of a file has this format"""
+    is_folder: Callable[[Path, list[Path]], bool] | None = None
+    """whether a folder, with these files in it, is one log of this format"""
+    open_folder: Callable[[Path, list[Path], Announced], Log] | None = None
+    """opens such a folder, or several files of one log"""
 
 
 def _open_counts(file: Path, announced: Announced) -> Log:
     raise OnlyCounts(file, read_counts(file, announced))
 
 
-def _routed(opener: Opener) -> Opener:
-    return lambda file, announced: without_dense_layers(opener(file, announced))
+def _open_array(file: Path, announced: Announced) -> Log:
+    with file.open("rb") as stream:
+        head = stream.read(1024)
+    shape = re.search(rb"'descr': '[<|][iu]\d'.*'shape': \(([\d, ]+)\)", head)
+    if shape is not None and len(shape[1].strip(b", ").split(b",")) == 4:  # sequences apart, as verl pads them
+        return open_value(file, read_whole(file), announced)
+    return without_dense_layers(open_npy(file, announced))
+
+
+def _open_archive(file: Path, announced: Announced) -> Log:
+    arrays = array_shapes(file)
+    scores = all(kind == "f" and len(shape) in (2, 3) for shape, kind in arrays.values())
+    padded = any(kind in "iu" and len(shape) == 4 for shape, kind in arrays.values())
+    if arrays and (scores or padded):
+        return open_value(file, read_whole(file), announced)
+    return without_dense_layers(open_npz(file, announced))
+
+
+def _only_folder(file: Path, announced: Announced) -> Log:
+    raise UserError(f"{file}: is one file of a log that is a folder; import the folder", field="file")
 
 
 FORMATS: dict[str, Format] = {
-    "npy": Format(_routed(open_npy), "a numpy array (tokens, layers, top-k)", NPY_MAGIC),
-    "npz": Format(_routed(open_npz), "the neutral format as .npz", b"PK\x03\x04"),
+    "npy": Format(_open_array, "a numpy array (tokens, layers, top-k)", NPY_MAGIC),
+    "npz": Format(_open_archive, "arrays as .npz: the neutral format, or scores of routers", b"PK\x03\x04"),
     "parquet": Format(open_parquet, "the neutral format as Parquet", b"PAR1"),
+    "tensors": Format(
+        open_tensors,
+        "tensors as .pt, .pkl or .safetensors: SGLang's recorder, rollouts of slime and verl, scores of routers",
+        matches=is_tensor_file,
+    ),
     "vllm": Format(
         open_engine,
-        "responses of vLLM, one JSON object a line",
+        "responses of vLLM or Dynamo as JSON",
         is_line=is_vllm_line,
-        keys=("routed_experts", "prompt_routed_experts", "choices"),
+        keys=("routed_experts", "prompt_routed_experts", "choices", "custom_id"),
     ),
-    "sglang": Format(
-        open_engine, "responses of SGLang, one JSON object a line", is_line=is_sglang_line, keys=("meta_info",)
-    ),
+    "sglang": Format(open_engine, "responses of SGLang as JSON", is_line=is_sglang_line, keys=("meta_info", "sglext")),
     "megatron": Format(
-        open_megatron, "Megatron-LM's router trace", is_line=is_megatron_line, keys=("top_indices", "layer")
+        open_megatron,
+        "Megatron-LM's router trace",
+        is_line=is_megatron_line,
+        keys=("top_indices", "layer"),
+        open_folder=open_traces,
     ),
     "llama.cpp": Format(open_csv, "llama.cpp's routing CSV"),
+    "layer-lines": Format(
+        open_layer_lines, "a JSON line a token and layer", is_line=is_layer_record, keys=("selected_ids", "layer_idx")
+    ),
+    "layer-binary": Format(open_layer_binary, "int32 records: layer, tokens, top-k, ids", matches=is_layer_binary),
+    "flame-moe": Format(
+        _only_folder, "a folder of FLAME-MoE's traces", is_folder=is_trace_folder, open_folder=open_trace_folder
+    ),
     "expert-counts": Format(_open_counts, "aggregates, of which only the load can be told"),
+    "tokens-per-expert": Format(
+        open_tokens_per_expert, "Megatron-LM's counts of tokens by expert", is_line=is_tokens_per_expert, keys=("tpe",)
+    ),
+    "trtllm": Format(
+        _only_folder,
+        "a folder of TensorRT-LLM's statistics",
+        is_folder=is_statistics_folder,
+        open_folder=open_statistics,
+    ),
+    "imatrix": Format(open_imatrix, "llama.cpp's importance matrix (GGUF)", magic=GGUF),
 }
-_ENGINES = ("vllm", "sglang")
+_ALIKE = ({"vllm", "sglang"}, {"llama.cpp", "layer-lines", "layer-binary"})
+"""formats that are told apart by what they hold, whichever of them is named"""
 
 
 def _check_plugin(name: str, value: Any) -> Format:
@@ -98,6 +169,9 @@ def open_log(
     layers: int | None = None,
     top_k: int | None = None,
     experts: int | None = None,
+    sequences: int | None = None,
+    skip_bad: bool = False,
+    column_map: Path | None = None,
     plugins: bool = True,
 ) -> Log:
     """Open a log, or a folder of shards of one log (sorted by name); the format is detected by content.
@@ -106,6 +180,9 @@ def open_log(
         path: The file or folder.
         format: Expected format; by default any.
         layers, top_k, experts: Sizes that the log does not state; checked against those that it states.
+        sequences: Sequences that lie interleaved in a forward pass (the micro-batch size of a training).
+        skip_bad: Leave out what cannot be read, and count it in the run's notes.
+        column_map: A column map (TOML) for a table that no format describes.
         plugins: Whether plugins are asked, and imported for it, where no format of this program is recognised.
 
     Raises:
@@ -114,14 +191,19 @@ def open_log(
         UserError: it is not a readable log; the message describes its content.
     """
     path = Path(path)
-    announced = Announced(layers, top_k, experts)
-    for name, value in (("layers", layers), ("top_k", top_k), ("experts", experts)):
+    announced = Announced(layers, top_k, experts, sequences, skip_bad)
+    sizes = (("layers", layers), ("top_k", top_k), ("experts", experts), ("sequences", sequences))
+    for name, value in sizes:
         if value is not None and not 1 <= value <= 65_536:
             raise UserError(f"{name} is {value}, it should be from 1 to 65536", field=name)
     _check_name(format)
+    if column_map is not None:
+        return replace(open_mapped(path, column_map, announced), skip_bad=skip_bad)
     if path.is_dir():
-        return _open_shards(path, format, announced, plugins)
-    return _open_one(path, format, announced, plugins)
+        log = _open_folder(path, format, announced, plugins)
+    else:
+        log = _open_one(path, format, announced, plugins)
+    return replace(log, skip_bad=skip_bad)
 
 
 def check_beginning(file: Path, format: str | None) -> None:
@@ -153,7 +235,7 @@ def _open_one(file: Path, format: str | None, announced: Announced, plugins: boo
         if not plugins or format is not None:
             raise
         return _open_with_plugin(_recognise_by_plugin(file, unknown), file, announced)
-    if format is not None and format != name and not (format in _ENGINES and name in _ENGINES):
+    if format is not None and format != name and not any({format, name} <= alike for alike in _ALIKE):
         raise UserError(f"{file}: is {FORMATS[name].what}, not {FORMATS[format].what}", field="format")
     log = FORMATS[name].open(file, announced)
     log.format = format or log.format
@@ -185,16 +267,14 @@ def recognise(file: Path) -> str:
 
     Raises:
         UnknownLog: none of ``FORMATS`` matches.
-        UserError: it cannot be read, or is a pickle: the message explains why that is not opened.
+        UserError: it cannot be read.
     """
     head = _read_head(file)
     for name, kind in FORMATS.items():
-        if kind.magic is not None and head.startswith(kind.magic):
+        if kind.matches is not None and kind.matches(head):
             return name
-    if head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        raise UserError(
-            f"{file}: {PICKLE.format('JSON, .npy or Parquet, for example json.dump of the counts')}", field="file"
-        )
+        if kind.magic is not None and head.startswith(kind.magic):
+            return name if name != "npz" or not is_torch_archive(file) else "tensors"
     if head.startswith(b"\x1f\x8b"):
         raise UnknownLog(f"{file}: is compressed with gzip; unpack it first", field="file")
     return _recognise_text(file, head)
@@ -237,42 +317,91 @@ def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
 
 def _recognise_text(file: Path, head: bytes) -> str:
     lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
-    if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0])):
+    if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0]), lines[0]):
         return "llama.cpp"
-    if lines[0].lstrip()[:1] in (b"{", b"["):
-        record = _first_object(file, lines[0])
+    first = next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0])
+    first = first.strip().removeprefix(b"data:").strip()
+    if first[:1] in (b"{", b"["):
+        record = _first_object(file, first, head)
+        inner = record
+        while isinstance(inner, list) and inner:
+            inner = inner[0]
         for name, kind in FORMATS.items():
-            if isinstance(record, dict) and kind.is_line is not None and kind.is_line(record):
+            if isinstance(inner, dict) and kind.is_line is not None and kind.is_line(inner):
                 return name
         if record is None or find_counts(record) is not None:
             return "expert-counts"
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
         raise UnknownLog(
-            f"{file}, line 1: has {keys}, but neither routed_experts nor top_indices nor expert_counts", field="file"
+            f"{file}, line 1: has {keys[:400]}, but neither routed_experts nor top_indices nor expert_counts; a table "
+            "of another layout needs a column map (--map)",
+            field="file",
         )
     known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())
-    raise UnknownLog(f"{file}: is no routing log that is known ({known})", field="file")
+    raise UnknownLog(
+        f"{file}: is no routing log that is known ({known}); a table needs a column map (--map)", field="file"
+    )
 
 
-def _first_object(file: Path, line: bytes) -> object | None:
-    """The first line as JSON; None if it is not a complete value. A long line is recognised by its keys."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        pass
+def _first_object(file: Path, line: bytes, head: bytes) -> object | None:
+    """The first line as JSON, or the file if it is one value; None if neither is complete. A long line is recognised by
+    its keys."""
+    for text in (line, head):
+        try:
+            return json.loads(text.removeprefix(BOM))
+        except (ValueError, RecursionError):
+            pass
     known = "|".join(key for kind in FORMATS.values() for key in kind.keys)
-    if keys := set(re.findall(rf'"({known})"\s*:'.encode(), line)):
+    unfinished = line.rstrip()[-1:] in (b"{", b"[", b",")
+    if keys := set(re.findall(rf'"({known})"\s*:'.encode(), head if unfinished else line)):
         return {key.decode(): None for key in keys}
-    if file.stat().st_size > HEAD_BYTES or line.rstrip()[-1:] not in (b"{", b"[", b","):
+    if file.stat().st_size > HEAD_BYTES or not unfinished:
         raise UnknownLog(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")
     return None
 
 
-def _open_shards(folder: Path, format: str | None, announced: Announced, plugins: bool) -> Log:
+def _open_folder(folder: Path, format: str | None, announced: Announced, plugins: bool) -> Log:
+    """A folder: one log of a format that is a folder, or files of one log."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    for name, kind in FORMATS.items():
+        if format in (None, name) and kind.is_folder and kind.open_folder and kind.is_folder(folder, files):
+            return kind.open_folder(folder, files, announced)
     if not files:
         raise UserError(f"the folder {folder} holds no files", field="file")
-    logs = [_open_one(file, format, announced, plugins) for file in files]
+    known: dict[Path, str | None] = {}
+    unknown: UserError | None = None
+    for file in files:
+        try:
+            known[file] = recognise(file)
+        except UnknownLog as error:
+            unknown = unknown or error
+    for name, kind in FORMATS.items():
+        ours = [file for file, found in known.items() if found == name]
+        if ours and kind.open_folder and format in (None, name):
+            return _with_unread(kind.open_folder(folder, ours, announced), files, ours)
+    if not known or plugins and IMPORTERS.plugin_names() or format not in (None, *FORMATS):
+        if unknown is not None and not known and not IMPORTERS.plugin_names():
+            raise unknown
+        known = dict.fromkeys(files)
+    return _with_unread(_open_shards(folder, list(known), format, announced, plugins), files, list(known))
+
+
+def _with_unread(log: Log, files: list[Path], read: list[Path]) -> Log:
+    note = unread_note("files", [file.name for file in files if file not in read])
+    return replace(log, note="; ".join(filter(None, [log.note, note])))
+
+
+def _open_shards(folder: Path, files: list[Path], format: str | None, announced: Announced, plugins: bool) -> Log:
+    logs, sums = [], []
+    for file in files:
+        try:
+            logs.append(_open_one(file, format, announced, plugins))
+        except OnlyCounts as only:
+            sums.append(only)
+    if sums and logs:
+        raise UserError(f"{folder}: holds choices of tokens ({logs[0].file.name}) and sums over tokens", field="file")
+    if sums:
+        raise OnlyCounts(folder, added([only.counts for only in sums], str(folder)))
     first = logs[0]
     for log in logs[1:]:
         for what, mine, theirs in (

@@ -21,11 +21,18 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
-from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch, engine_version
+from tokenpaths.engine.base.records import (
+    UNRECORDED_KIND,
+    ModuleInfo,
+    RunInfo,
+    SampleRecord,
+    TraceBatch,
+    engine_version,
+)
 from tokenpaths.engine.data.labels import Remarks, alike_sentence, look_alikes
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -53,22 +60,27 @@ def import_log(
     model: str | None = None,
     token_texts: dict[int, str] | None = None,
     overwrite: bool = False,
+    although: bool = False,
     on_progress: Callable[[ImportProgress], None] = lambda p: None,
 ) -> Path:
     """Convert a log to a sealed run; returns its file. Leaves no file after an error.
 
-    A log that does not state its number of experts is read twice: once to find the largest id.
+    A log is read twice: first its sizes are taken and the doctor looks for wrong data.
 
     Args:
         runs_dir: Folder of the run files.
         model: Name of the model in the run; by default as in the log, else the file name.
         token_texts: Readable text of the vocabulary ids.
         overwrite: Replace a run of the same name.
+        although: Import a log although the doctor found an artefact in it.
 
     Raises:
-        UserError: the log is invalid (the message names file and line or row), or the run exists.
+        UserError: the log is invalid (the message names file and line or row), the doctor found an artefact, or the run
+            exists.
     """
-    parts = import_parts(log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite)
+    parts = import_parts(
+        log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite, although=although
+    )
     return run_with_progress(parts, on_progress)
 
 
@@ -80,12 +92,14 @@ def import_parts(
     model: str | None = None,
     token_texts: dict[int, str] | None = None,
     overwrite: bool = False,
+    although: bool = False,
     findings: dict[str, Any] | None = None,
 ) -> Generator[ImportProgress, None, Path]:
     """``import_log`` as a generator that yields after each batch.
 
     Closing the generator early leaves no file behind. Findings of the run: ``weights_recorded``, ``notes`` (sentences
-    on what was omitted, assumed or missing) and the given ``findings``.
+    on what was omitted, assumed or missing), ``import_doctor`` and ``shared_prefixes`` (if there are any), and the
+    given ``findings``.
 
     Yields:
         The number of tokens written.
@@ -95,11 +109,18 @@ def import_parts(
     """
     log = log.counted()
     assert log.experts is not None, "counted says how many"
+    assert log.survey is not None, "counted has read the log"
+    if (artefacts := log.survey.artefacts()) and not although:
+        raise UserError(
+            f"{log.file}: {'; '.join(finding.sentence for finding in artefacts)}. Nothing was imported; to import it "
+            "all the same, say --although",
+            field="although",
+        )
     notes = log.note.split("; ") if log.note else []
     if not log.shape.weights:
         stand_in = "1" if log.shape.top_k == 1 else f"1/{log.shape.top_k}"
         notes.append(f"the log holds no weights: {stand_in} stands in for each")
-    findings = {"weights_recorded": log.shape.weights, "notes": notes} | (findings or {})
+    findings = {"weights_recorded": log.shape.weights, "notes": notes} | log.survey.to_json() | (findings or {})
     info = _run_info(log, run_id, model, token_texts or {}, findings)
     num_layers = len(log.shape.layers)
     if num_layers * log.experts > MOST_MODULES:
@@ -109,16 +130,18 @@ def import_parts(
             field="experts",
         )
     modules = expert_modules([ExpertLayer(name, log.experts) for name in log.shape.layers])
+    modules += _stand_ins(log)
     tokens = 0
     gathered = LogNotes(num_layers)
     with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
-        for batch in batches(gathered.through(log.pieces()), token_texts):
+        for batch in batches(gathered.through(log.pieces()), token_texts, log.experts):
             writer.write(batch)
             tokens += batch.num_tokens
             yield ImportProgress(tokens)
         if not tokens:
             raise UserError(f"{log.file}: holds no token", field="file")
         # The writer keeps findings when it seals: what only the whole log can tell is said until then.
+        notes.extend(log.survey.sentences())
         notes.extend(gathered.sentences(log, bool(token_texts)))
         return (yield from map_progress(seal_in_stages(writer), lambda words: ImportProgress(tokens, words)))
 
@@ -142,7 +165,7 @@ def _run_info(
         dataset=log.file.name,
         split="",
         num_steps=len(log.shape.layers),
-        num_modules=int(log.experts or 0),
+        num_modules=int(log.experts or 0) + (log.shape.top_k if _lacking(log).any() else 0),
         top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(),
         checkpoint_sha256="",
@@ -151,6 +174,21 @@ def _run_info(
         token_texts=token_texts,
         findings=findings,
     )
+
+
+def _lacking(log: Log) -> np.ndarray:
+    """(S,) bool: layers that some tokens lack."""
+    assert log.survey is not None, "made by counted"
+    return log.survey.missing_S > 0
+
+
+def _stand_ins(log: Log) -> list[ModuleInfo]:
+    """For each layer that some tokens lack, a module a slot that stands for the unknown decision and is no expert."""
+    return [
+        ModuleInfo(step, int(log.experts or 0) + slot, "not recorded", UNRECORDED_KIND, 0, 0)
+        for step in np.flatnonzero(_lacking(log)).tolist()
+        for slot in range(log.shape.top_k)
+    ]
 
 
 def read_vocabulary(folder: Path) -> dict[int, str]:
@@ -177,7 +215,7 @@ class LogNotes:
 
     def __init__(self, num_layers: int) -> None:
         self.samples = 0
-        self.with_token_ids = 0
+        self.with_token_ids = self.with_some_ids = 0
         self.remarks = Remarks()
         self.sizes: Counter[str] = Counter()
         """samples of each label"""
@@ -189,7 +227,10 @@ class LogNotes:
         for piece in pieces:
             self.samples += 1
             self.with_token_ids += piece.token_id is not None
+            self.with_some_ids += piece.some_token_ids
             self.remarks.add(piece.remarks, piece.where)
+            for remark, count in piece.counted:
+                self.remarks.add((remark,), piece.where, count)
             if piece.label is not None:
                 self.sizes[piece.label] += 1
             weights = piece.weights
@@ -197,7 +238,7 @@ class LogNotes:
                 count = int(((weights < 0) | (weights > 1)).sum())
                 self.remarks.add((CLIPPED,), piece.where, count)
             if not self.has_choices.all():
-                self.has_choices |= piece.ids.any(axis=(0, 2))
+                self.has_choices |= (piece.ids > 0).any(axis=(0, 2))
             yield piece
 
     def sentences(self, log: Log, tokenizer: bool) -> list[str]:
@@ -218,29 +259,38 @@ class LogNotes:
         if self.with_token_ids and self.with_token_ids < self.samples:
             without = self.samples - self.with_token_ids
             notes.append(f"{without:,} of {self.samples:,} samples have no token ids, or not as many as decisions")
+        if self.with_some_ids:
+            number = f"{self.with_some_ids:,} of {self.samples:,}"
+            notes.append(f"{number} samples have token ids for some of their tokens only")
         if tokenizer and not self.with_token_ids:
             notes.append("the log holds no token ids, so the tokenizer has nothing to show")
         return notes
 
 
-def batches(pieces: Iterable[Piece], token_texts: dict[int, str] | None = None) -> Iterator[TraceBatch]:
-    """Batches for the writer from checked pieces; each piece is a sample."""
+def batches(
+    pieces: Iterable[Piece], token_texts: dict[int, str] | None = None, experts: int = 0
+) -> Iterator[TraceBatch]:
+    """Batches for the writer from checked pieces; each piece is a sample. ``experts`` of a layer, where steps may be
+    unrecorded."""
     held: list[Piece] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.ids.shape[0] * piece.ids.shape[1] * piece.ids.shape[2]
         if size >= BATCH_BYTES:
-            yield _batch(held, token_texts or {})
+            yield _batch(held, token_texts or {}, experts)
             held, size = [], 0
     if held:
-        yield _batch(held, token_texts or {})
+        yield _batch(held, token_texts or {}, experts)
 
 
-def _batch(pieces: list[Piece], token_texts: dict[int, str]) -> TraceBatch:
+def _batch(pieces: list[Piece], token_texts: dict[int, str], experts: int) -> TraceBatch:
     ids = _joined([piece.ids for piece in pieces])
+    missing = ids == UNRECORDED
+    if missing.any():
+        ids = np.where(missing, experts + np.arange(ids.shape[2]), ids)
     if pieces[0].weights is None:
-        weights = even_weights(ids)
+        weights = np.where(missing, 0, even_weights(ids)).astype(np.float32, copy=False)
     else:
         parts = [piece.weights for piece in pieces if piece.weights is not None]
         weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False)
@@ -280,6 +330,9 @@ def _text(piece: Piece, token_texts: dict[int, str]) -> tuple[str | None, np.nda
         return piece.text, unknown
     parts = []
     for position, token_id in enumerate(piece.token_id.tolist()):
+        if token_id < 0:
+            parts.append("")
+            continue
         if token_id not in token_texts:
             raise UserError(
                 f"{piece.where}: token {position} has id {token_id}, which the tokenizer does not know; "
@@ -291,4 +344,6 @@ def _text(piece: Piece, token_texts: dict[int, str]) -> tuple[str | None, np.nda
     # was routed, so their text is shown, and each stands in it.
     joined = "".join(parts)
     ends = np.cumsum([len(part) for part in parts])
-    return joined, np.stack([ends - [len(part) for part in parts], ends], axis=1).astype(np.int32)
+    spans = np.stack([ends - [len(part) for part in parts], ends], axis=1).astype(np.int32)
+    spans[piece.token_id < 0] = -1
+    return joined, spans

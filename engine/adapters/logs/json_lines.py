@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.numpy_arrays import NPY_MAGIC, PICKLE
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS
 from tokenpaths.engine.data.sources.jsonl import bad_json_reason
@@ -23,17 +23,22 @@ MAX_LINE_BYTES = 1 << 30
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file and line, object) of each non-blank line."""
     for where, line in text_lines(file):
-        try:
-            record = DISTINCT_KEYS.decode(line.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: not UTF-8; save the log as UTF-8", field="file") from None
-        except (ValueError, RecursionError) as error:
-            cut = " and ends without a line break, so the log seems cut off" if not line.endswith(b"\n") else ""
-            reason = bad_json_reason(error)
-            raise UserError(f"{where}: is not JSON ({reason}){cut}; give one object a line", field="file") from None
+        record = parsed(where, line)
         if not isinstance(record, dict):
             raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
         yield where, record
+
+
+def parsed(where: str, line: bytes) -> Any:
+    """The JSON value of a line; UserError that names it."""
+    try:
+        return DISTINCT_KEYS.decode(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: not UTF-8; save the log as UTF-8", field="file") from None
+    except (ValueError, RecursionError) as error:
+        cut = " and ends without a line break, so the log seems cut off" if not line.endswith(b"\n") else ""
+        reason = bad_json_reason(error)
+        raise UserError(f"{where}: is not JSON ({reason}){cut}; give one object a line", field="file") from None
 
 
 def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:

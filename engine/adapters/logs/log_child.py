@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.expert_counts import OnlyCounts
+from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import IMPORTERS, open_log
 from tokenpaths.engine.adapters.logs.pieces import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
@@ -34,7 +34,13 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
     if name not in _opened:
         _opened.clear()
         try:
-            _opened[name] = open_log(Path(arguments.pop("path")), **arguments, plugins=plugins)
+            column_map = arguments.pop("column_map", None)
+            _opened[name] = open_log(
+                Path(arguments.pop("path")),
+                **arguments,
+                column_map=None if column_map is None else Path(column_map),
+                plugins=plugins,
+            )
         except OnlyCounts as error:
             counts = error.counts
             return {"sentence": str(error), "layers": json.dumps(counts.layers), "counts": counts.counts}
@@ -46,6 +52,7 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
         "layers": json.dumps(log.shape.layers),
         "top_k": log.shape.top_k,
         "weights": log.shape.weights,
+        "partial": log.shape.partial,
         "experts": log.experts,
         "model": log.model,
         "note": log.note,
@@ -76,4 +83,11 @@ def _batches(log: Log) -> Iterator[list[dict[str, Any]]]:
 def _row(piece: Piece) -> dict[str, Any]:
     names = ("where", "label", "text", "source", "rows_from", "remarks", "weights", "token_id")
     row = {name: value for name in names if (value := getattr(piece, name)) is not None}
-    return row | {"ids": piece.ids.astype(np.uint8 if int(piece.ids.max()) < 256 else np.uint16, copy=False)}
+    if piece.counted:
+        row["counted"] = json.dumps(piece.counted)
+    if piece.shared_with is not None:
+        row["shared_with"] = list(piece.shared_with)
+    if piece.some_token_ids:
+        row["some_token_ids"] = True
+    kind = np.int32 if int(piece.ids.min()) < 0 else np.uint8 if int(piece.ids.max()) < 256 else np.uint16
+    return row | {"ids": piece.ids.astype(kind, copy=False)}

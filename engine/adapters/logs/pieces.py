@@ -7,7 +7,8 @@ Shapes: t tokens of a piece, S routed layers, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ CUT_TOKENS = 2048
 """tokens per sample when a log names no samples, or a sample is longer"""
 CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a sample without a text each"
 MOST_EXPERTS = 65_536
+UNRECORDED = -1
+"""id in every slot of a step that the log lacks for a token"""
 MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
 """tolerance of weights outside [0, 1]: rounding of half-precision softmaxes"""
@@ -34,6 +37,10 @@ class Announced:
     layers: int | None = None
     top_k: int | None = None
     experts: int | None = None
+    sequences: int | None = None
+    """sequences that lie interleaved in a forward pass (Megatron's micro-batch size)"""
+    skip_bad: bool = False
+    """leave out what cannot be read, and count it"""
 
     def check(self, where: str, *, layers: int | None = None, top_k: int | None = None) -> None:
         """Compare the sizes of the log with the given ones.
@@ -101,6 +108,8 @@ class LogShape:
     top_k: int
     weights: bool
     """whether the log holds weights"""
+    partial: bool = False
+    """whether tokens may lack layers (``UNRECORDED``)"""
 
 
 def layer_names(count: int) -> tuple[str, ...]:
@@ -119,13 +128,13 @@ class Piece:
     """Consecutive tokens of one sample."""
 
     ids: np.ndarray
-    """(t, S, K) integers, slots in the order of the log"""
+    """(t, S, K) integers, slots in the order of the log; ``UNRECORDED`` in every slot of a step that the log lacks"""
     where: str
     """file and line or row of the first token, for messages"""
     weights: np.ndarray | None = None
     """(t, S, K)"""
     token_id: np.ndarray | None = None
-    """(t,)"""
+    """(t,); −1 where unknown, if ``some_token_ids``"""
     label: Any = None
     """as in the log; ``named`` reads it"""
     text: str | None = None
@@ -136,6 +145,16 @@ class Piece:
     """row of the first token in the file, if a row is a token"""
     locate: Callable[[int, int, int], str] | None = None
     """file and line of (token, layer, slot), if each layer of a token has a line of its own"""
+    some_token_ids: bool = False
+    """whether vocabulary ids may be missing for some of the tokens"""
+    counted: tuple[tuple[str, int], ...] = ()
+    """remarks with a number each"""
+    request: str | None = None
+    """what choices of one request have in common"""
+    prompt: int | None = None
+    """tokens of the prompt, if known"""
+    shared_with: tuple[str, int] | None = None
+    """(sample, tokens): the beginning that this sample shares with an earlier one, and that is not repeated here"""
 
     @property
     def num_tokens(self) -> int:
@@ -176,11 +195,35 @@ class Piece:
                 rows_from=None if self.rows_from is None else self.rows_from + start,
                 where=self.where if self.rows_from is not None else f"{self.where}, from token {start} on",
                 locate=None if self.locate is None else _shifted(self.locate, start),
+                counted=self.counted if not start else (),
+                shared_with=self.shared_with if not start else None,
             )
 
 
 def _shifted(locate: Callable[[int, int, int], str], by: int) -> Callable[[int, int, int], str]:
     return lambda token, step, slot: locate(token + by, step, slot)
+
+
+def with_counts(stream: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece]:
+    """The pieces of ``stream``; remarks with a number between them go to the next piece, or to the last one."""
+    held: Piece | None = None
+    waiting: Counter[str] = Counter()
+    for item in stream:
+        if not isinstance(item, Piece):
+            waiting[item[0]] += item[1]
+            continue
+        if held is not None:
+            yield held
+        held = replace(item, counted=(*item.counted, *waiting.items())) if waiting else item
+        waiting.clear()
+    if held is not None:
+        yield replace(held, counted=(*held.counted, *waiting.items())) if waiting else held
+
+
+def unrecorded(ids: np.ndarray) -> np.ndarray:
+    """(t, S) bool: steps without a decision in ids (t, S, K)."""
+    missing: np.ndarray = (ids == UNRECORDED).all(axis=2)
+    return missing
 
 
 def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
@@ -217,8 +260,12 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
 def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
     ids, most = piece.ids, experts or MOST_EXPERTS
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= most:
-        token, step, slot = np.argwhere((ids < 0) | (ids >= most))[0].tolist()
+    missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
+    wrong = (ids < 0) | (ids >= most) if low < 0 or high >= most else None
+    if wrong is not None and missing is not None:
+        wrong &= ~missing[:, :, None]
+    if wrong is not None and wrong.any():
+        token, step, slot = np.argwhere(wrong)[0].tolist()
         expert = int(ids[token, step, slot])
         where = f"{piece.place(token, step, slot)}: expert {expert} at {shape.layers[step]}"
         if expert < 0:
@@ -230,6 +277,8 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
         narrow = ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
         ordered = sorted_slots(narrow).reshape(ids.shape)
         twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
+        if missing is not None:
+            twice &= ~missing
         if twice.any():
             token, step = np.argwhere(twice)[0].tolist()
             raise UserError(
@@ -265,7 +314,7 @@ def _check_token_ids(piece: Piece) -> None:
         return
     if token_id.shape != (piece.num_tokens,):
         raise UserError(f"{piece.where}: has {token_id.size} token ids, but {piece.num_tokens} tokens", field="file")
-    outside = np.flatnonzero((token_id < 0) | (token_id > MOST_TOKEN_ID))
+    outside = np.flatnonzero((token_id < (-1 if piece.some_token_ids else 0)) | (token_id > MOST_TOKEN_ID))
     if len(outside):
         raise UserError(
             f"{piece.place(int(outside[0]))}: token id {int(token_id[outside[0]])}; token ids should be whole numbers "

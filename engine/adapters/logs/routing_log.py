@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece
+from tokenpaths.engine.adapters.logs.doctor import Survey
+from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
+from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece, with_counts
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import run_with_progress
 
@@ -36,6 +38,10 @@ class Log:
     note: str = ""
     checked: bool = False
     """the pieces that ``read`` yields are cut and checked already, by a confined child"""
+    survey: Survey | None = None
+    """what the whole log says, once it has been read (``counting``)"""
+    skip_bad: bool = False
+    """leave out samples that are invalid, and count them"""
 
     def pieces(self) -> Iterator[Piece]:
         """Validated samples in order.
@@ -46,13 +52,26 @@ class Log:
         if self.checked:
             yield from self.read()
             return
+        yield from with_counts(self._checked())
+
+    def _checked(self) -> Iterator[Piece | tuple[str, int]]:
         for piece in self.read():
             for part in piece.named().cut():
-                check_piece(part, self.shape, self.experts)
-                yield part
+                kept = without_fills(part, self.shape.partial)
+                if kept is None:
+                    yield EMPTY, part.num_tokens
+                    continue
+                try:
+                    check_piece(kept, self.shape, self.experts)
+                except UserError as error:
+                    if not self.skip_bad:
+                        raise
+                    yield skipped(str(error)), 1
+                    continue
+                yield kept
 
     def counted(self) -> Log:
-        """The log with its number of experts; if it is not stated, the whole log is read for the largest id.
+        """The log with its survey and its number of experts: the whole log is read once.
 
         Raises:
             UserError: as ``pieces``.
@@ -61,17 +80,25 @@ class Log:
 
     def counting(self) -> Generator[int, None, Log]:
         """``counted`` as a generator, for callers that report progress: yields the number of tokens read."""
-        if self.experts is not None:
+        if self.survey is not None:
             return self
-        experts = tokens = 0
+        survey = Survey(self.shape, self.experts)
         for piece in self.pieces():
-            experts = max(experts, int(piece.ids.max()) + 1)
-            tokens += piece.num_tokens
-            yield tokens
-        if not experts:
+            survey.add(piece)
+            yield survey.tokens
+        if not survey.tokens:
             raise UserError(f"{self.file}: holds no token", field="file")
-        guess = f"{experts} experts a layer: the largest id in the log, there may be more"
-        return replace(self, experts=experts, note="; ".join(filter(None, [self.note, guess])))
+        survey.finish()
+        if self.experts is not None:
+            return replace(self, survey=survey)
+        guess = f"{survey.experts} experts a layer: the largest id in the log, there may be more"
+        note = "; ".join(filter(None, [self.note, guess]))
+        return replace(self, experts=survey.experts, note=note, survey=survey)
+
+
+def skipped(reason: str) -> str:
+    """The remark on what was left out because it cannot be read."""
+    return "{n} response{s} or sample{s} {are} left out: " + reason[:300].replace("{", "(").replace("}", ")")
 
 
 def without_dense_layers(log: Log) -> Log:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import queries
@@ -41,6 +41,10 @@ class ModuleBank:
     def __init__(self, modules: Sequence[ModuleInfo], available: np.ndarray) -> None:
         self.available = available
         """(S, M) bool"""
+        self._chosen = available.copy()
+        for module in modules:
+            if module.kind == UNRECORDED_KIND and module.step is not None:
+                self._chosen[module.step, module.module] = False
         self._shared = {m.module: m for m in modules if m.step is None}
         self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
         self.own_modules = bool(self._of_step)
@@ -51,8 +55,18 @@ class ModuleBank:
         return self._of_step.get((step, module)) or self._shared[module]
 
     def offered(self, step: int) -> list[int]:
-        """Module ids that ``step`` can pick."""
-        return [int(i) for i in np.flatnonzero(self.available[step])]
+        """Module ids that ``step`` can pick; stand-ins for unknown decisions are none."""
+        return [int(i) for i in np.flatnonzero(self._chosen[step])]
+
+    def is_unknown(self, step: int, module: int) -> bool:
+        """Whether a module stands for a decision that is not known."""
+        return module >= 0 and bool(self.available[step, module] and not self._chosen[step, module])
+
+    def unknown(self, ids_nSK: np.ndarray) -> np.ndarray:
+        """(n, S) bool: steps of which the decision is not known."""
+        steps = np.arange(ids_nSK.shape[1])[:, None]
+        missing: np.ndarray = ~self._chosen[steps, ids_nSK].all(axis=2)
+        return missing
 
     def head(self, step: int, module: int) -> dict[str, Any]:
         """Leading columns of answers: step, module, name and kind."""

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tokenpaths.engine.analysis import expert_affinity
+from tokenpaths.engine.analysis.ribbon_costs import compute, module_units, reuse
+from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
 
 
 def draw(n: int = 300, steps: int = 3, modules: int = 7, top_k: int = 3, seed: int = 0) -> np.ndarray:
@@ -124,3 +126,26 @@ def test_common_modules_by_sets() -> None:
     naive = [[len(set(a) & set(b)) for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)]
     assert expert_affinity.common(one, other).tolist() == naive
     assert (expert_affinity.common(one, one[:, :, ::-1]) == 3).all()
+
+
+def test_unknown_decisions_are_no_work_no_rest_and_no_repetition() -> None:
+    """Stand-ins for decisions that a log lacks, beside a count by loops."""
+    n, steps, top_k, experts = 40, 3, 2, 6
+    ids = draw(n, steps=steps, modules=experts, top_k=top_k, seed=9)
+    unknown = np.random.default_rng(1).random((n, steps)) < 0.3
+    ids[unknown] = [experts, experts + 1]
+    modules = [ModuleInfo(step, m, str(m), "expert", 0, 0) for step in range(steps) for m in range(experts)]
+    modules += [ModuleInfo(step, experts + k, "", UNRECORDED_KIND, 0, 0) for step in range(steps) for k in range(top_k)]
+    modules[1] = ModuleInfo(0, 1, "1", "identity", 0, 0)
+    units = module_units(modules, steps, experts + top_k)[1]
+    for token, share, again in zip(ids, compute(ids, units), reuse(ids, units), strict=True):
+        visits = [(s, m) for s in range(steps) for m in token[s].tolist() if m < experts]
+        worked = [visit for visit in visits if visit != (0, 1)]
+        assert share == (len(worked) / len(visits) if visits else 1)
+        assert again == 0
+    follows = np.arange(n) % 7 != 0
+    found = expert_affinity.repetition(ids, follows, unknown)
+    for step in range(steps):
+        pairs = [t for t in range(1, n) if follows[t] and not unknown[t, step] and not unknown[t - 1, step]]
+        shared = [bool(set(ids[t, step]) & set(ids[t - 1, step])) for t in pairs]
+        assert found.any[step] == np.mean(shared)

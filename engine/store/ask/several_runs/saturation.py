@@ -231,7 +231,7 @@ def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun
                 tally.total_S += common_nS.sum(axis=0)
                 if sampled and len(starts):
                     tally.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
-    offered_S = final.bank.available.sum(axis=1)
+    offered_S = [len(final.bank.offered(step)) for step in range(final.layout.num_steps)]
     answer = Saturation(
         final.run_id,
         num_tokens,

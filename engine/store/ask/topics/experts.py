@@ -271,7 +271,7 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
 def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
-    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n)
+    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, run.bank.unknown(drawn.ids_nSK))
     if not repeated.num_pairs:
         raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
     # Ids without weights stand in the order of the source: slot 0 is no first choice then.

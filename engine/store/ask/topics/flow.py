@@ -321,10 +321,13 @@ def _answer(
 ) -> dict[str, Any]:
     """nodes, the largest links, and the remainder per step in ``other``; ``links`` as from ``queries.largest_links``.
 
-    At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``.
+    At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``. Links from and to a decision that is
+    not known are part of ``other``; what stands for it is no node.
     """
     (first, stop), top_k = steps, run.layout.top_k
-    shown = sorted(row[:5] for row in links if row[5] is None)
+    unknown = run.bank.is_unknown
+    largest = (row[:5] for row in links if row[5] is None)
+    shown = sorted(row for row in largest if not unknown(row[0], row[1]) and not unknown(row[0] + 1, row[2]))
     hidden = {row[0]: [row[5], row[3]] for row in links if row[5] is not None}
     for step, _, _, count, _ in shown:
         hidden[step][0] -= 1
@@ -364,7 +367,7 @@ def _nodes(
     stays, merged = None if kept is None else set(kept), defaultdict(list)
     nodes = []
     for step, module, count, _ in sorted(usage):
-        if not steps[0] <= step < steps[1]:
+        if not steps[0] <= step < steps[1] or bank.is_unknown(step, module):
             continue
         if stays is None or (step, module) in stays:
             nodes.append({**bank.head(step, module), "count": int(count), "share": count / num_tokens})

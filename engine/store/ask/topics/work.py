@@ -20,6 +20,7 @@ from tokenpaths.engine.analysis import paired_runs
 from tokenpaths.engine.analysis.contrast import EqualParts, Mean, by_sample, difference, mean_of
 from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import UNRECORDED_KIND
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import sample_profiles
@@ -183,7 +184,8 @@ def _visited(run: RunFile, num_samples: int) -> np.ndarray:
     layout = run.layout
     active_D = np.array(
         [
-            bool(run.bank.available[step, module]) and run.bank.find(step, module).kind != "identity"
+            bool(run.bank.available[step, module])
+            and run.bank.find(step, module).kind not in ("identity", UNRECORDED_KIND)
             for step in range(layout.num_steps)
             for module in range(layout.num_modules)
         ]

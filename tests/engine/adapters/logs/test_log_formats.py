@@ -162,7 +162,7 @@ def write_parquet(file: Path, nested: bool = True, **changes: object) -> Path:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_neutral_parquet(nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.adapters.logs.neutral_parquet.CUT_TOKENS", 8)
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.tables.neutral_parquet.CUT_TOKENS", 8)
     with imported(tmp_path, write_parquet(tmp_path / "log.parquet", nested)) as run:
         expected_order(run)
         assert lengths(run) == SAMPLES
@@ -311,7 +311,7 @@ def write_csv(file: Path, rows: list[list], header: str = "") -> Path:
 
 
 def test_the_bare_csv_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.adapters.logs.llamacpp.BLOCK_BYTES", 64)
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.passes.csv_rows.BLOCK_BYTES", 64)
     file = write_csv(tmp_path / "moe_trace.csv", csv_rows(False))
     with imported(tmp_path, file, top_k=TOP_K) as run:
         assert ribbons(run) == IDS.tolist()
@@ -321,20 +321,30 @@ def test_the_bare_csv_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_csv_with_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.adapters.logs.llamacpp.BLOCK_BYTES", 64)
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.passes.csv_rows.BLOCK_BYTES", 64)
     file = write_csv(tmp_path / "log.csv", csv_rows(True), "# trace v1\ncall,token,layer,expert,weight\n")
     with imported(tmp_path, file) as run:
         expected_order(run)
         assert lengths(run) == SAMPLES
 
 
-def test_the_last_layer_that_was_computed_for_some_tokens_only_is_left_out(tmp_path: Path):
+def test_the_last_layer_that_was_computed_for_some_tokens_only_is_unknown_for_the_others(tmp_path: Path):
     rows = [row for row in csv_rows(True) if row[2] < LAYERS - 1 or row[1] in (14, 19, 39)]
     file = write_csv(tmp_path / "log.csv", rows, "call,token,layer,expert,weight\n")
     with imported(tmp_path, file) as run:
-        assert run.info()["config"]["import"]["layers"] == ["layer 0", "layer 1"]
+        assert run.info()["config"]["import"]["layers"] == ["layer 0", "layer 1", "layer 2"]
         assert lengths(run) == SAMPLES
-        assert "layer 2 is left out" in run.info()["weight_semantics"]["note"]
+        order = np.argsort(-WEIGHTS, axis=2, kind="stable")
+        ids = np.take_along_axis(IDS, order, axis=2)
+        found = np.array(ribbons(run))
+        last = np.isin(np.arange(TOKENS), (14, 19, 39))
+        assert (found[:, :2] == ids[:, :2]).all()
+        assert (found[last, 2] == ids[last, 2]).all()
+        kinds = {(m["step"], m["module"]): m["kind"] for m in run.info()["modules"]}
+        assert {kinds[2, module] for module in found[~last, 2].ravel()} == {"unrecorded"}
+        assert any(
+            "37 tokens of prompts are without the last layer" in note for note in run.info()["findings"]["notes"]
+        )
 
 
 def test_the_largest_id_stands_in_for_an_unknown_number_of_experts(tmp_path: Path):

@@ -102,8 +102,8 @@ def test_one_response_without_token_ids_keeps_those_of_the_others(tmp_path: Path
     del lines[1]["choices"][0]["token_ids"]
     with imported(tmp_path, write_lines(tmp_path / "log.jsonl", lines)) as run:
         found = [[t["token_id"] for t in run.sample(i)["tokens"]] for i in range(3)]
-        assert found == [[1, 2, *range(13)], [None] * 5, [1, 2, *range(18)]]
-        assert "1 of 3 samples have no token ids, or not as many as decisions" in notes(run)
+        assert found == [[1, 2, *range(13)], [1, 2, None, None, None], [1, 2, *range(18)]]
+        assert "1 of 3 samples have token ids for some of their tokens only" in notes(run)
 
 
 def test_the_text_of_an_answer_stands_behind_its_prompt(tmp_path: Path):
@@ -260,13 +260,14 @@ def parallel_rows(seq: bool) -> list[list]:
 
 
 def test_parallel_sequences_at_one_position(tmp_path: Path):
-    expected = IDS[:20].reshape(2, 10, LAYERS, TOP_K).swapaxes(0, 1).reshape(20, LAYERS, TOP_K).tolist()
+    expected = IDS[:20].tolist()
     file = write_csv(tmp_path / "log.csv", parallel_rows(False), "pos,layer,expert\n")
     refused(tmp_path, file, "the same expert twice")
     with imported(tmp_path, file, top_k=TOP_K) as run:
-        assert ribbons(run) == expected
+        assert (ribbons(run), lengths(run)) == (expected, [10, 10])
     with imported(tmp_path, write_csv(file, parallel_rows(True), "pos,layer,expert,seq\n")) as run:
-        assert ribbons(run) == expected
+        assert (ribbons(run), lengths(run)) == (expected, [10, 10])
+        assert run.sample(1)["source"].endswith("sequence 1")
     alone = [row[:3] for row in parallel_rows(True) if row[3] == 0]
     with imported(tmp_path, write_csv(file, alone, "pos,layer,expert\n")) as run:
         assert "top-k 2 is the number of rows with one pos: say --top-k if sequences ran in parallel" in notes(run)
@@ -280,11 +281,16 @@ def test_the_line_of_a_wrong_id_of_megatron_is_named(tmp_path: Path):
 
 def test_ranks_of_megatron_whose_lines_alternate(tmp_path: Path):
     ranks = [[line | {"rank": rank} for line in megatron_lines()] for rank in range(2)]
+    same = [line for pair in zip(*ranks, strict=True) for line in pair]
+    with imported(tmp_path, write_lines(tmp_path / "log.jsonl", same)) as run:
+        assert lengths(run) == SAMPLES
+        assert any("1 ranks hold the same rows as another one (tensor parallel)" in note for note in notes(run))
+    ranks[1] = [line | {"top_indices": line["top_indices"][::-1]} for line in ranks[1]]
     lines = [line for pair in zip(*ranks, strict=True) for line in pair]
     with imported(tmp_path, write_lines(tmp_path / "log.jsonl", lines)) as run:
         assert lengths(run) == [length for length in SAMPLES for _ in range(2)]
         assert run.sample(0)["source"].endswith("rank 0)")
-        assert [t["ribbon"] for t in run.sample(1)["tokens"]] == np.sort(IDS[: SAMPLES[0]], axis=2).tolist()
+        assert [t["ribbon"] for t in run.sample(1)["tokens"]] == np.sort(IDS[: SAMPLES[0]], axis=2)[::-1].tolist()
 
 
 COUNTS = {

@@ -66,7 +66,7 @@ def test_texts_ids_and_names_of_responses(tmp_path: Path) -> None:
     for words in (
         "1 text that is no string is left out",
         "1 list of token ids that is no whole numbers is left out",
-        "the token ids of 1 answer is left out: they are not as many as decisions",
+        "the token ids of 1 answer is left out: there are more decisions than tokens",
         "1 name of samples longer than 500 characters is cut",
     ):
         assert words in said, words

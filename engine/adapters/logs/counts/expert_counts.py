@@ -7,13 +7,14 @@ flows cannot be recovered.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, layer_names
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError
 
@@ -90,23 +91,47 @@ def read_counts(file: Path, announced: Announced) -> ExpertCounts:
     if not isinstance(found, dict | list) or not found:
         raise UserError(f"{file}: holds no expert_counts (per layer an object expert → tokens)", field="file")
     rows = found.items() if isinstance(found, dict) else enumerate(found)
-    table = {str(name): _row(file, str(name), row) for name, row in rows}
+    return table_of_rows(file, {str(name): row for name, row in rows}, announced)
+
+
+def table_of_rows(file: Path, rows: dict[str, Any], announced: Announced) -> ExpertCounts:
+    """Counts from an object expert → tokens, or a list, for each layer.
+
+    Raises:
+        UserError: another structure, or another number of layers or experts than announced.
+    """
+    table = {name: _row(file, name, row) for name, row in rows.items()}
     width = max((max(row, default=-1) for row in table.values()), default=-1) + 1
     if not width:
         raise UserError(f"{file}: no layer counts any expert", field="file")
-    announced.check(str(file), layers=len(table))
-    if announced.experts is not None and width > announced.experts:
-        raise UserError(
-            f"{file}: counts expert {width - 1}, but the experts are 0 … {announced.experts - 1} (announced)",
-            field="experts",
-        )
-    width = announced.experts or width
     counts = np.zeros((len(table), width), dtype=np.int64)
     for step, row in enumerate(table.values()):
         for expert, number in row.items():
             counts[step, expert] = number
     names = tuple(name if not _is_number(name) else f"layer {name}" for name in table)
-    return ExpertCounts(names, counts)
+    return counts_of(counts, announced, str(file), names)
+
+
+def counts_of(
+    counts: np.ndarray, announced: Announced, where: str, names: tuple[str, ...] | None = None
+) -> ExpertCounts:
+    """Counts (S, M) of ``names``; wider if more experts are announced.
+
+    Raises:
+        UserError: another number of layers, or fewer experts, than announced; negative counts.
+    """
+    announced.check(where, layers=len(counts))
+    if counts.min(initial=0) < 0:
+        raise UserError(f"{where}: holds negative counts", field="file")
+    width = counts.shape[1]
+    if announced.experts is not None and width > announced.experts:
+        raise UserError(
+            f"{where}: counts expert {width - 1}, but the experts are 0 … {announced.experts - 1} (announced)",
+            field="experts",
+        )
+    wide = np.zeros((len(counts), announced.experts or width), dtype=np.int64)
+    wide[:, :width] = counts
+    return ExpertCounts(names or layer_names(len(counts)), wide)
 
 
 def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
@@ -122,3 +147,16 @@ def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
             raise UserError(f"{file}, layer {layer}, expert {expert}: {said} is no number of tokens", field="file")
         found[int(expert)] = number
     return found
+
+
+def added(parts: Sequence[ExpertCounts], where: str) -> ExpertCounts:
+    """The sum of counts of the same layers and experts, such as those of several ranks.
+
+    Raises:
+        UserError: they are of other layers or experts.
+    """
+    first = parts[0]
+    for part in parts:
+        if part.layers != first.layers or part.counts.shape != first.counts.shape:
+            raise UserError(f"{where}: its files count other layers or experts", field="file")
+    return ExpertCounts(first.layers, np.sum([part.counts for part in parts], axis=0))

@@ -46,8 +46,8 @@ def open_parquet(file: Path, announced: Announced) -> Log:
     about = _about(file, schema)
     experts = announced.num_experts(about.get("num_experts"), str(file))
     announced = replace(announced, layers=announced.layers or about.get("num_layers"))
-    first = next(_batches(file, ["ids"], 1))
-    ids = _numbers(first.column("ids"), file, "ids", 0)
+    first = next(parquet_batches(file, ["ids"], 1))
+    ids = list_numbers(first.column("ids"), file, "ids", 0)
     steps, top_k = announced.ids_shape(ids.shape, ids.dtype, str(file))
     names = tuple(about.get("layers") or layer_names(steps))
     if len(names) != steps:
@@ -59,14 +59,14 @@ def open_parquet(file: Path, announced: Announced) -> Log:
         rows = SampleRows(str(file))
         words = _Words(str(file))
         start = 0
-        for batch in _batches(file, wanted):
+        for batch in parquet_batches(file, wanted):
             columns = {name: batch.column(name) for name in wanted}
             n = batch.num_rows
-            ids = _numbers(columns["ids"], file, "ids", start)
+            ids = list_numbers(columns["ids"], file, "ids", start)
             ids = _shaped(ids, (n, steps, top_k), file, "ids", start)
             weights = None
             if has_weights:
-                weights = _numbers(columns["weights"], file, "weights", start)
+                weights = list_numbers(columns["weights"], file, "weights", start)
                 weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
             token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
             words.add(columns, sample, start)
@@ -102,7 +102,7 @@ def _about(file: Path, schema: pa.Schema) -> dict[str, Any]:
     return about
 
 
-def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterator[pa.RecordBatch]:
+def parquet_batches(file: Path, columns: list[str], rows: int | None = None) -> Iterator[pa.RecordBatch]:
     try:
         with pq.ParquetFile(file) as opened:
             yield from opened.iter_batches(rows or CUT_TOKENS, columns=columns)
@@ -113,7 +113,7 @@ def _batches(file: Path, columns: list[str], rows: int | None = None) -> Iterato
         raise UserError(f"{file}: is damaged ({reason})", field="file") from None
 
 
-def _numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
+def list_numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
     """A column of lists, or of lists of lists, as an array; UserError that names a row of another length."""
     shape = [len(column)]
     rows_per_value = 1

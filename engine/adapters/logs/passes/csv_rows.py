@@ -1,0 +1,169 @@
+"""Rows of a routing CSV as forward passes: a row a token and chosen expert, layer by layer within a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from tokenpaths.engine.adapters.logs.passes.csv_columns import Header
+from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, Announced
+from tokenpaths.engine.base.errors import UserError
+
+BLOCK_BYTES = 4 * 2**20
+
+
+def csv_blocks(file: Path, header: Header) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Blocks of a few megabytes of rows: (line of the first row, columns)."""
+    columns, skip = header.columns, header.skip
+    names = [f"f{i}" for i in range(columns["width"])]
+    wanted = {key: place for key, place in columns.items() if key != "width"}
+    types = {f"f{place}": _kind(key) for key, place in wanted.items()}
+    try:
+        reader = csv.open_csv(
+            file,
+            csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, skip_rows=skip, column_names=names),
+            convert_options=csv.ConvertOptions(
+                column_types=types, include_columns=list(types), null_values=[], strings_can_be_null=False
+            ),
+        )
+        line = skip + 1
+        for batch in reader:
+            if batch.num_rows:
+                yield line, {key: batch.column(f"f{p}").to_numpy(zero_copy_only=False) for key, p in wanted.items()}
+            line += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        said = str(error).splitlines()[0][:160]
+        raise UserError(f"{file}: cannot be read as CSV ({said}); rows are counted from line {skip + 1}") from None
+
+
+def _kind(key: str) -> pa.DataType:
+    if key == "weight":
+        return pa.float32()
+    return pa.string() if key == "seq" or key.startswith(("pass", "sample")) else pa.int64()
+
+
+def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pass]:
+    """Split rows into forward passes: the layer does not decrease and the columns of ``PASS`` are constant."""
+    columns, skip = header.columns, header.skip
+    held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
+    held_line, last = 0, None
+    for line, rows in csv_blocks(file, header):
+        if header.divisor != 1 and "weight" in rows:
+            rows["weight"] = rows["weight"] / np.float32(header.divisor)
+        _check_rows(file, skip, line - skip - 1, rows, announced)
+        layer = rows["layer"]
+        breaks = layer[1:] < layer[:-1]
+        for key, values in rows.items():
+            if key.startswith(("pass", "sample")):
+                breaks = breaks | (values[1:] != values[:-1])
+        changes = last is not None and (
+            layer[0] < last["layer"] or any(rows[k][0] != last[k] for k in rows if k.startswith(("pass", "sample")))
+        )
+        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(layer)]
+        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+            if held["layer"] and (low > 0 or changes):
+                yield _one_pass(file, skip, held_line, held, announced)
+                held = {key: [] for key in held}
+            if not held["layer"]:
+                held_line = line + low
+            for key, values in rows.items():
+                held[key].append(values[low:high])
+        last = {key: values[-1] for key, values in rows.items()}
+    if held["layer"]:
+        yield _one_pass(file, skip, held_line, held, announced)
+
+
+def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], announced: Announced) -> Pass:
+    same = {key: str(parts[0][0]) for key, parts in held.items() if key.startswith(("pass", "sample"))}
+    rows = {key: np.concatenate(parts) for key, parts in held.items() if key not in same}
+    first_row = line - skip - 1
+    where = f"{file}, line {line}"
+    starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
+    layers = rows["layer"][starts]
+    experts, weights, numbers, sequences = [], [], [], []
+    for start, stop, layer in zip(starts.tolist(), [*starts[1:].tolist(), len(rows["layer"])], layers, strict=True):
+        at = f"{file}, line {line + start}"
+        top_k = announced.top_k
+        if "token" in rows:
+            tokens = rows["token"][start:stop]
+            new = np.diff(tokens, prepend=tokens[0] - 1) != 0
+            if "seq" in rows:
+                new[1:] |= rows["seq"][start + 1 : stop] != rows["seq"][start : stop - 1]
+            firsts = np.flatnonzero(new)
+            counts = np.diff(firsts, append=len(tokens))
+            if top_k is not None and not (counts % top_k).any():
+                firsts = np.arange(0, len(tokens), top_k)  # parallel sequences at one position
+                counts = np.full(len(firsts), top_k)
+            if (counts != counts[0]).any():
+                odd = int(firsts[np.flatnonzero(counts != counts[0])[0]])
+                raise UserError(
+                    f"{_line(file, skip, first_row + start + odd)}: token {int(tokens[odd])} has another number of "
+                    f"experts at layer {int(layer)} than token {int(tokens[0])} ({int(counts[0])}); the log is cut "
+                    "off, or sequences ran in parallel: say --top-k",
+                    field="file",
+                )
+            if top_k is not None and top_k != int(counts[0]):
+                raise UserError(f"{at}: tokens have {int(counts[0])} experts, not {top_k} as announced", field="top_k")
+            top_k = int(counts[0])
+            numbers.append(tokens[firsts])
+            if "seq" in rows:
+                sequences.append(rows["seq"][start:stop][firsts])
+        assert top_k is not None, "open_csv asks for it where there is no column 'token'"
+        if (stop - start) % top_k:
+            raise UserError(
+                f"{at}: layer {int(layer)} has {stop - start} rows, which are no whole tokens of {top_k} "
+                "experts; the log is cut off, or --top-k is another number",
+                field="top_k",
+            )
+        experts.append(rows["expert"][start:stop].reshape(-1, top_k))
+        if "weight" in rows:
+            weights.append(rows["weight"][start:stop].reshape(-1, top_k))
+    first_rows = (first_row + starts).tolist()
+    wide = experts[0].shape[1]
+    return Pass(
+        where,
+        tuple(layers.tolist()),
+        experts,
+        weights if "weight" in rows else None,
+        numbers if "token" in rows else None,
+        sequences or None,
+        tuple(f"{key.split(' ', 1)[1]} {value}" for key, value in same.items() if key.startswith("sample")),
+        tuple(value for key, value in same.items() if key == "pass call"),
+        lambda token, layer, slot: _line(file, skip, first_rows[layer] + token * wide + slot),
+    )
+
+
+def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], announced: Announced) -> None:
+    """UserError that names the line of an invalid layer, expert or weight."""
+    most = announced.experts or MOST_EXPERTS
+    faults = [
+        ("layer", rows["layer"] < 0, "layers count from 0"),
+        ("expert", (rows["expert"] < 0) | (rows["expert"] >= most), f"the experts are 0 … {most - 1}"),
+    ]
+    if "weight" in rows:
+        right = (rows["weight"] >= -ROUNDING) & (rows["weight"] <= 1 + ROUNDING)
+        faults.append(("weight", ~right, "weights are numbers from 0 to 1, after the softmax or sigmoid"))
+    for what, wrong, expected in faults:
+        if wrong.any():
+            odd = int(np.flatnonzero(wrong)[0])
+            raise UserError(
+                f"{_line(file, skip, first_row + odd)}: {what} {rows[what][odd]:g}, but {expected}",
+                field="experts" if what == "expert" and announced.experts else "file",
+            )
+
+
+def _line(file: Path, skip: int, row: int) -> str:
+    """File and line of a row, counted from the first one; blank lines are taken into account."""
+    number = skip
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if number > skip and line.strip():
+                if row == 0:
+                    break
+                row -= 1
+    return f"{file}, line {number}"

@@ -1,0 +1,153 @@
+"""Layers of forward passes as records: JSON lines ``{layer_idx, token_idx, selected_ids, gate_weights}``, and a binary
+form of int32 (layer, tokens, k, then the ids)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.json_lines import json_lines
+from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass, outline, stitched
+from tokenpaths.engine.adapters.logs.pieces import ROUNDING, Announced, LogShape, Piece, with_counts
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.base.errors import UserError
+
+MOST_LAYERS, MOST_TOKENS, MOST_TOP_K = 1024, 1 << 24, 256
+"""bounds by which a binary file is recognised"""
+Record = tuple[str, int, np.ndarray, np.ndarray | None, int | None]
+"""where, layer, experts (t, K), weights (t, K) and the token's number"""
+
+
+def is_layer_record(record: dict[str, Any]) -> bool:
+    return "selected_ids" in record and ("layer_idx" in record or "layer" in record)
+
+
+def open_layer_lines(file: Path, announced: Announced) -> Log:
+    """A line a token and layer."""
+    return _open(file, announced, lambda: _lines(file))
+
+
+def open_layer_binary(file: Path, announced: Announced) -> Log:
+    """Int32 records; ``is_layer_binary`` has looked at the first of them."""
+    return _open(file, announced, lambda: _binary(file))
+
+
+def is_layer_binary(head: bytes) -> bool:
+    """Whether the beginning of a file (up to a megabyte, or all) is such records."""
+    numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
+    at = records = 0
+    while at + 3 <= len(numbers):
+        layer, tokens, top_k = (int(n) for n in numbers[at : at + 3])
+        if not (0 <= layer < MOST_LAYERS and 0 < tokens <= MOST_TOKENS and 0 < top_k <= MOST_TOP_K):
+            return False
+        ids = numbers[at + 3 : at + 3 + tokens * top_k]
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 65_536:
+            return False
+        at, records = at + 3 + tokens * top_k, records + 1
+    whole = len(head) < 1 << 20
+    return records > 0 and (not whole or (at == len(numbers) and len(head) % 4 == 0) or records > 1)
+
+
+def _open(file: Path, announced: Announced, records: Any) -> Log:
+    first: Record | None = next(records(), None)
+    if first is None:
+        raise UserError(f"{file}: is empty", field="file")
+    about = outline(_passes(records()), f"{file}: is empty")
+    announced.check(str(file), layers=len(about.layers), top_k=about.top_k)
+
+    def read() -> Iterator[Piece]:
+        found = stitched(_passes(records()), about, lambda found: found.where.removeprefix(f"{file}, "))
+        return with_counts(found)
+
+    names = tuple(f"layer {layer}" for layer in about.layers)
+    shape = LogShape(names, about.top_k, first[3] is not None, about.partial)
+    return Log(file, "llama.cpp", shape, announced.experts, read)
+
+
+def _lines(file: Path) -> Iterator[Record]:
+    for where, record in json_lines(file):
+        layer = record.get("layer_idx", record.get("layer"))
+        ids, weights = record.get("selected_ids"), record.get("gate_weights")
+        token = record.get("token_idx", record.get("token"))
+        if type(layer) is not int or layer < 0 or (token is not None and (type(token) is not int or token < 0)):
+            raise UserError(f"{where}: layer_idx and token_idx should be whole numbers from 0", field="file")
+        if not isinstance(ids, list) or not ids or any(type(i) is not int or not 0 <= i < 65_536 for i in ids):
+            raise UserError(f"{where}: selected_ids should be a list of experts from 0 to 65535", field="file")
+        values = None
+        if weights is not None:
+            numbers = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
+            if not numbers or len(weights) != len(ids):
+                raise UserError(f"{where}: gate_weights should be a number for each of selected_ids", field="file")
+            values = np.array([weights], dtype=np.float32)
+            if not (values.min() >= -ROUNDING and values.max() <= 1 + ROUNDING):
+                raise UserError(f"{where}: gate_weights should be numbers from 0 to 1", field="file")
+        yield where, layer, np.array([ids]), values, token
+
+
+def _binary(file: Path) -> Iterator[Record]:
+    with file.open("rb") as stream:
+        number = 0
+        while head := stream.read(12):
+            where = f"{file}, record {number}"
+            layer, tokens, top_k = _int32(head, 3, where).tolist()
+            if not (0 <= layer < MOST_LAYERS and 0 < tokens <= MOST_TOKENS and 0 < top_k <= MOST_TOP_K):
+                raise UserError(
+                    f"{where}: begins with layer {layer}, {tokens} tokens, top-k {top_k}, which cannot be; the log is "
+                    "damaged",
+                    field="file",
+                )
+            yield where, layer, _ids(stream, tokens, top_k, where), None, None
+            number += 1
+
+
+def _ids(stream: IO[bytes], tokens: int, top_k: int, where: str) -> np.ndarray:
+    ids = _int32(stream.read(4 * tokens * top_k), tokens * top_k, where)
+    if ids.min() < 0 or ids.max() >= 65_536:
+        raise UserError(f"{where}: expert {int(ids.max() if ids.min() >= 0 else ids.min())} is none", field="file")
+    return ids.reshape(tokens, top_k).astype(np.int64)
+
+
+def _int32(data: bytes, count: int, where: str) -> np.ndarray:
+    if len(data) < 4 * count:
+        raise UserError(f"{where}: the log is cut off", field="file")
+    return np.frombuffer(data, "<i4", count)
+
+
+def _passes(records: Iterator[Record]) -> Iterator[Pass]:
+    """Records of one pass: the layer does not decrease."""
+    held: list[Record] = []
+    for record in records:
+        if held and record[1] < held[-1][1]:
+            yield _one(held)
+            held = []
+        held.append(record)
+    if held:
+        yield _one(held)
+
+
+def _one(held: list[Record]) -> Pass:
+    layers: dict[int, list[Record]] = {}
+    for record in held:
+        layers.setdefault(record[1], []).append(record)
+    for where, layer, ids, weights, _ in held:
+        if ids.shape[1] != held[0][2].shape[1] or (weights is None) != (held[0][3] is None):
+            raise UserError(
+                f"{where}: layer {layer} has {ids.shape[1]} experts a token {'without' if weights is None else 'with'} "
+                "weights, unlike the first line of its pass",
+                field="file",
+            )
+    numbered = all(record[4] is not None for record in held)
+    places = [[record[0] for record in rows] for rows in layers.values()]
+    return Pass(
+        held[0][0],
+        tuple(layers),
+        [np.concatenate([row[2] for row in rows]) for rows in layers.values()],
+        None
+        if held[0][3] is None
+        else [np.concatenate([row[3] for row in rows if row[3] is not None]) for rows in layers.values()],
+        [np.array([row[4] for row in rows]) for rows in layers.values()] if numbered else None,
+        place=lambda token, layer, slot: f"{places[layer][min(token, len(places[layer]) - 1)]}, token {token}",
+    )

@@ -1,0 +1,85 @@
+"""Lines of Megatron-LM's router trace, gathered into the forward passes of each rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids, text_lines
+from tokenpaths.engine.base.errors import UserError
+
+_RANK = re.compile(rb'"rank"\s*:\s*("[^"]*"|[^,}\s]+)')
+
+
+@dataclass
+class RankPass:
+    """One forward pass of one rank, collected layer by layer."""
+
+    where: str
+    step: object
+    rank: str
+    file: Path
+    names: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """file and line of each layer"""
+    parts: list[np.ndarray] = field(default_factory=list)
+    """ids (t, K) of each layer"""
+
+
+def ranks_of(file: Path) -> set[str]:
+    """The ranks whose lines a file holds."""
+    ranks = set()
+    for _, line in text_lines(file):
+        match = _RANK.search(line)
+        ranks.add("None" if match is None or match[1] == b"null" else match[1].decode("utf-8", "replace").strip('"'))
+    return ranks
+
+
+def rank_passes(file: Path) -> Iterator[RankPass]:
+    """Forward passes: one per rank and step, split where a layer repeats. Lines of several ranks may alternate."""
+    open_: dict[object, RankPass] = {}
+    stage = None
+    for where, record in json_lines(file):
+        stage = stage or record.get("stage")
+        if record.get("stage") not in (None, stage):
+            continue  # a router that is written before and after dispatch chose once
+        layer, ids = _record(where, record)
+        step, rank = str(record.get("step")), str(record.get("rank"))
+        held = open_.get(rank)
+        if held is not None and (step != held.step or layer in held.names):
+            yield open_.pop(rank)
+            held = None
+        if held is None:
+            held = open_[rank] = RankPass(f"{where} (step {step}, rank {rank})", step, rank, file)
+        elif ids.shape != held.parts[0].shape:
+            raise UserError(
+                f"{where}: {layer} has {ids.shape[0]} tokens × {ids.shape[1]} experts, the layer before it in this "
+                f"step {held.parts[0].shape[0]} × {held.parts[0].shape[1]}",
+                field="file",
+            )
+        held.names.append(layer)
+        held.lines.append(where)
+        held.parts.append(ids)
+    yield from open_.values()
+
+
+def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:
+    indices, layer = record.get("top_indices"), record.get("layer")
+    if not isinstance(indices, list) or type(layer) is not int:
+        raise UserError(f"{where}: is no record of a router: it needs 'layer' and 'top_indices'", field="file")
+    if not indices:
+        raise UserError(f"{where}: top_indices has no token", field="file")
+    ids = nested_ids(indices, where, "top_indices")
+    if ids.ndim != 2:
+        raise UserError(f"{where}: top_indices should be a list of tokens, each a list of experts", field="file")
+    for name, found in (("num_tokens", ids.shape[0]), ("topk", ids.shape[1])):
+        if record.get(name, found) != found:
+            raise UserError(f"{where}: {name} is {record[name]}, but top_indices has {found}", field="file")
+    block = record.get("block", "decoder")
+    prefix = f"mtp {record['mtp_idx']} " if "mtp_idx" in record else "" if block == "decoder" else f"{block} "
+    return f"{prefix}layer {layer}", ids

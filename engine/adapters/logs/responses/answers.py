@@ -1,0 +1,154 @@
+"""Answers of vLLM, SGLang and Dynamo: the rows of prompt and answer, wherever the engine puts them.
+
+vLLM returns ``choices[i].routed_experts`` (a base64 ``.npy`` of (tokens, layers, top-k); older versions an object with
+``data``, ``dtype`` and ``shape``, or lists, with ``prompt_routed_experts`` beside it). SGLang returns flat base64 int32
+in ``meta_info.routed_experts`` or, for its OpenAI routes, in ``sglext`` of the first choice; Dynamo an object in
+``nvext.engine_data``. The last token has no decision: it was never fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.prefixes import once
+from tokenpaths.engine.adapters.logs.responses.answer_fields import (
+    answer_text,
+    read_label_field,
+    token_ids,
+    vocabulary_ids,
+)
+from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of
+from tokenpaths.engine.adapters.logs.responses.envelopes import responses
+from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
+from tokenpaths.engine.base.errors import UserError
+
+NO_ROWS = "{n} response{s} without decisions (cancelled requests, perhaps) {are} left out"
+NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
+ROWS = ("routed_experts", "prompt_routed_experts")
+ANSWER_IDS = ("token_ids", "output_token_ids", "output_ids", "completion_token_ids")
+Holder = dict[str, Any]
+
+
+def is_vllm_line(record: Holder) -> bool:
+    """Whether an object looks like a response of vLLM or Dynamo, with or without decisions."""
+    return any(key in record for key in (*ROWS, "choices", "outputs", "custom_id")) and not is_sglang_line(record)
+
+
+def is_sglang_line(record: Holder) -> bool:
+    """Whether an object looks like a response of SGLang, with or without decisions."""
+    return "meta_info" in record or isinstance(record.get("sglext"), dict)
+
+
+def open_engine(file: Path, announced: Announced) -> Log:
+    """Open a file of responses. Layers with only zeros in the first response are dense and omitted (K > 1)."""
+    kind, model, whole, empty = "vllm", None, None, None
+    for where, record in responses(file, announced.skip_bad):
+        if isinstance(record, dict):
+            kind = "sglang" if is_sglang_line(record) else kind
+            model = record["model"] if isinstance(record.get("model"), str) else None
+            found = next((piece for piece in _pieces(where, record, announced) if isinstance(piece, Piece)), None)
+            if found is not None:
+                whole = found.ids
+                break
+            empty = empty or where
+    if whole is None:
+        raise UserError(f"{empty or file}: has no routed_experts; {NOT_THERE}", field="file")
+
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        known = model
+        for where, record in responses(file, announced.skip_bad):
+            if not isinstance(record, dict):
+                yield where, record
+                continue
+            named = record.get("model")
+            known = known or (named if isinstance(named, str) else None)
+            try:
+                if isinstance(named, str) and named != known:
+                    raise UserError(
+                        f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
+                        "so split the log by model",
+                        field="file",
+                    )
+                for piece in list(_pieces(where, record, announced)):
+                    if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
+                        raise UserError(
+                            f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the "
+                            f"first response had {whole.shape[1]} of {whole.shape[2]}",
+                            field="file",
+                        )
+                    yield piece
+            except UserError as error:
+                if not announced.skip_bad:
+                    raise
+                yield skipped(str(error)), 1
+
+    shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
+    log = Log(file, kind, shape, announced.experts, lambda: once(read()), model)
+    return without_dense_layers(log)
+
+
+def _pieces(where: str, record: Holder, announced: Announced) -> Iterator[Piece | tuple[str, int]]:
+    """One piece a choice; decisions of the prompt that stand apart precede the first."""
+    choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
+    several = choices is not None and len(choices) > 1
+    prompt_rows = record.get("prompt_routed_experts")
+    prompt = None if prompt_rows is None else ids_of(prompt_rows, where, "prompt_routed_experts", record, announced)
+    identity = _identity(record)
+    for number, choice in enumerate(choices or [record]):
+        at = f"{where}, choice {number}" if several else where
+        if not isinstance(choice, dict):
+            raise UserError(f"{at}: is no object", field="file")
+        beside, rows = _rows(choice, record if number == 0 else {})
+        parts = [prompt] if prompt is not None and number == 0 else []
+        remarks: list[str] = []
+        if rows is not None:
+            parts.append(ids_of(rows, at, "routed_experts", {**record, **choice, **beside}, announced))
+        if not parts:
+            yield NO_ROWS, 1
+            continue
+        if len(parts) == 2 and parts[0].shape[1:] != parts[1].shape[1:]:
+            raise UserError(f"{at}: prompt and answer have different layers or experts", field="file")
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        engine = beside if beside is not choice else {}
+        holders = (choice, engine, record)
+        before = vocabulary_ids(holders, ("prompt_token_ids", "input_ids"), at, remarks)
+        after = vocabulary_ids((choice, engine, record if not several else {}), ANSWER_IDS, at, remarks)
+        alone = prompt is not None and number > 0
+        start = next((h[key] for h in holders for key in ("start", "routed_experts_prompt_start") if key in h), 0)
+        token_id = token_ids([] if alone else before, after, len(ids), start, remarks)
+        yield Piece(
+            ids,
+            at,
+            None,
+            token_id,
+            read_label_field(record, remarks),
+            answer_text(choice, remarks),
+            f"{identity}{f' choice {number}' if several else ''}" if identity is not None else None,
+            tuple(remarks),
+            some_token_ids=token_id is not None and bool((token_id < 0).any()),
+            request=record.get("request of a list") or (where if several and not alone else None),
+            prompt=len(before) if before and not start else None,
+        )
+
+
+def _rows(choice: Holder, record: Holder) -> tuple[Holder, Any]:
+    """(enclosing object, decisions or None), at any of the engines' locations; ``record`` of the first choice."""
+    for holder in (choice, record):
+        dynamo = holder.get("nvext")
+        inner = [holder, *(holder.get(key) for key in ("sglext", "sgl_ext", "meta_info"))]
+        for place in (*inner, dynamo.get("engine_data") if isinstance(dynamo, dict) else None):
+            if isinstance(place, dict) and place.get("routed_experts") is not None:
+                value = place["routed_experts"]
+                return (place | value if isinstance(value, dict) else place), value
+    return {}, None
+
+
+def _identity(record: Holder) -> str | int | None:
+    about = record.get("meta_info")
+    named = record.get("id") or record.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
+    return named if isinstance(named, str | int) else None

@@ -1,0 +1,154 @@
+"""Responses of serving engines in a file: a line each, lists, batch envelopes, or streams of server-sent events.
+
+Nothing here knows what a response holds beyond what its envelope and its stream need.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, parsed, text_lines
+from tokenpaths.engine.adapters.logs.routing_log import skipped
+from tokenpaths.engine.base.errors import UserError
+
+FAILED = "{n} failed or cancelled request{s} {are} left out"
+PARTS = "parts of a stream"
+"""key of the rows that came with the chunks of a stream, in order"""
+Response = tuple[str, dict[str, Any]]
+
+
+def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[str, int]]:
+    """(file and line, response), or a remark and how often it holds.
+
+    Raises:
+        UserError: a line is no JSON; with ``skip_bad`` it is counted.
+    """
+    streams: dict[str, _Stream] = {}
+    whole = _whole_document(file)
+    if whole is not None:
+        yield from _in_envelope(str(file), whole)
+        return
+    for where, line in text_lines(file):
+        text = line.strip()
+        try:
+            if text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+                yield from _event(where, text, streams)
+            else:
+                yield from _in_envelope(where, parsed(where, line))
+        except UserError as error:
+            if not skip_bad:
+                raise
+            yield skipped(str(error)), 1
+    for stream in streams.values():
+        yield stream.where, stream.record
+
+
+def _event(where: str, text: bytes, streams: dict[str, _Stream]) -> Iterator[Response]:
+    if not text.startswith(b"data:"):
+        return
+    data = text[5:].strip()
+    if data == b"[DONE]":
+        for stream in streams.values():
+            yield stream.where, stream.record
+        streams.clear()
+        return
+    chunk = parsed(where, data)
+    if not isinstance(chunk, dict):
+        raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
+    about = chunk.get("meta_info")
+    name = chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
+    streams.setdefault(str(name), _Stream(where)).add(chunk)
+
+
+def _in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
+    """The responses in a line: itself, each of a list, or what a batch envelope holds."""
+    if isinstance(value, list) and value and all(isinstance(one, dict | list) for one in value):
+        for number, one in enumerate(value):
+            for item in _in_envelope(f"{where}, response {number}" if len(value) > 1 else where, one):
+                if isinstance(item[1], dict) and len(value) > 1:
+                    item[1].setdefault("request of a list", where)
+                yield item
+        return
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: is a JSON {type(value).__name__}, it should be an object", field="file")
+    if "response" in value and ("custom_id" in value or "error" in value):
+        held = value["response"]
+        body = held.get("body") if isinstance(held, dict) else None
+        if value.get("error") or not isinstance(body, dict):
+            yield FAILED, 1
+            return
+        named = value.get("custom_id")
+        yield where, body | ({"id": named} if isinstance(named, str) and named else {})
+        return
+    if isinstance(value.get("error"), dict) and "choices" not in value:
+        yield FAILED, 1
+        return
+    yield where, value
+
+
+def _whole_document(file: Path) -> Any | None:
+    """A file that is one JSON value over several lines; None if its first line is a value of its own."""
+    first = next(text_lines(file), None)
+    if first is None or first[1].strip()[:1] not in (b"{", b"["):
+        return None
+    try:
+        json.loads(first[1])
+        return None
+    except (ValueError, RecursionError):
+        pass
+    if file.stat().st_size > MAX_LINE_BYTES or first[1].strip()[-1:] not in (b"{", b"[", b","):
+        return None  # a broken line: its reader says which
+    return parsed(str(file), file.read_bytes())
+
+
+class _Stream:
+    """The chunks of one response, put together."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.record: dict[str, Any] = {}
+        self._choices: dict[Any, dict[str, Any]] = {}
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        for key, value in chunk.items():
+            if key == "choices" and isinstance(value, list):
+                for choice in value:
+                    if isinstance(choice, dict):
+                        self._add_choice(choice)
+            elif key == "output_ids" and isinstance(value, list):
+                self.record[key] = _longer(self.record.get(key), value)
+            elif value is not None or key not in self.record:
+                self.record[key] = value
+
+    def _add_choice(self, choice: dict[str, Any]) -> None:
+        held = self._choices.setdefault(choice.get("index", 0), {})
+        if not held:
+            self.record.setdefault("choices", []).append(held)
+        delta = choice.get("delta")
+        content = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+        if isinstance(content, str):
+            held["text"] = held.get("text", "") + content
+        for key, value in choice.items():
+            if key == "routed_experts" and value is not None:
+                held.setdefault(key, {PARTS: []})[PARTS].append(value)
+            elif key == "token_ids" and isinstance(value, list):
+                held[key] = [*held.get(key, []), *value]
+            elif key not in ("text", "delta", "routed_experts") and (value is not None or key not in held):
+                held[key] = value
+
+
+def _longer(before: Any, now: list[Any]) -> list[Any]:
+    """Ids of a stream so far: some servers repeat those before, some send the new ones alone."""
+    if not isinstance(before, list):
+        return now
+    return now if now[: len(before)] == before else before + now
+
+
+def records(stream: Iterable[Response | tuple[str, int]]) -> Iterator[Response]:
+    """The responses alone."""
+    for item in stream:
+        if isinstance(item[1], dict):
+            yield item  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Readers of tables with a row a token or a decision."""

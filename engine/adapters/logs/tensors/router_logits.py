@@ -1,0 +1,94 @@
+"""Scores of routers as transformers returns them (``router_logits``): (tokens, experts) a layer, from which the top K
+follow.
+
+Shapes: t tokens, S layers, M experts, K slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.base.errors import UserError
+
+NOTE = (
+    "the log holds scores: the experts are the largest {k} of each, the weights their softmax over all experts, which "
+    "the model may have divided by their sum"
+)
+
+
+def find_scores(value: Any) -> dict[str, np.ndarray] | None:
+    """Scores of each layer by name: a tuple, list or dict of arrays (tokens, experts), or one with an axis more."""
+    if isinstance(value, dict):
+        if "router_logits" in value:
+            return find_scores(value["router_logits"])
+        named = {str(name): array for name, array in value.items() if _is_scores(array)}
+        return dict(sorted(named.items(), key=_number)) or None
+    if isinstance(value, np.ndarray) and value.ndim == 3 and value.dtype.kind == "f":
+        value = list(value)
+    if isinstance(value, list | tuple) and value and all(_is_scores(array) for array in value):
+        return {f"layer {layer}": array for layer, array in enumerate(value)}
+    return None
+
+
+def _is_scores(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.ndim in (2, 3) and array.size > 0
+
+
+def _number(item: tuple[str, Any]) -> tuple[int, str]:
+    """Layers in the order of the last number in their names."""
+    numbers = re.findall(r"\d+", item[0])
+    return int(numbers[-1][:9]) if numbers else 0, item[0]
+
+
+def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced) -> Log:
+    """The log of the largest K scores of each layer."""
+    first_name, first = next(iter(scores.items()))
+    experts, top_k = first.shape[-1], announced.top_k
+    for name, array in scores.items():
+        if array.shape != first.shape:
+            raise UserError(
+                f"{file}: {name} has scores of shape {array.shape}, {first_name} of {first.shape}; all routers should "
+                "have scored the same tokens",
+                field="file",
+            )
+    if top_k is None or top_k > experts:
+        raise UserError(
+            f"{file}: holds the scores of {experts} experts at {len(scores)} layers, but not how many of them a token "
+            f"uses; say --top-k of the model (num_experts_per_tok): 1 to {experts} would fit",
+            field="top_k",
+        )
+    announced.check(str(file), layers=len(scores))
+    batch = [array.reshape(-1, *first.shape[-2:]) for array in scores.values()]
+
+    def read() -> Iterator[Piece]:
+        for sample in range(len(batch[0])):
+            for start in range(0, first.shape[-2], CUT_TOKENS):
+                part = np.stack([rows[sample, start : start + CUT_TOKENS] for rows in batch], axis=1)
+                with np.errstate(invalid="ignore"):  # what is no number is refused below
+                    part = part.astype(np.float64)
+                where = f"{file}, row {start}" if len(batch[0]) == 1 else f"{file}, sequence {sample}"
+                if not np.isfinite(part).all():
+                    token, layer, _ = np.argwhere(~np.isfinite(part))[0].tolist()
+                    raise UserError(
+                        f"{where}: token {start + token} has a score at {list(scores)[layer]} that is no number",
+                        field="file",
+                    )
+                ids = np.argsort(-part, axis=2, kind="stable")[:, :, :top_k]
+                probs = np.exp(part - part.max(axis=2, keepdims=True))
+                probs /= probs.sum(axis=2, keepdims=True)
+                weights = np.take_along_axis(probs, ids, axis=2).astype(np.float32)
+                source = f"{file.name}, sequence {sample}" if len(batch[0]) > 1 else file.name
+                if first.shape[-2] > CUT_TOKENS:
+                    source = f"{source}, tokens {start} to {start + len(ids) - 1}"
+                yield Piece(ids, where, weights, source=source)
+
+    names = tuple(re.sub(r"^layer_(\d+)$", r"layer \1", name) for name in scores)
+    shape = LogShape(names, top_k, True)
+    return Log(file, "router-logits", shape, announced.num_experts(experts, str(file)), read, note=NOTE.format(k=top_k))

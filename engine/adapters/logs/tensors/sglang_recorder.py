@@ -1,0 +1,138 @@
+"""SGLang's expert distribution recorder (``.pt``): choices of each token of each forward pass, or counts of each pass.
+
+A record holds ``topk_ids_of_layer`` (layers, tokens, 8), padded with −1, of *physical* experts (replicas have ids of
+their own); ``last_physical_to_logical_map`` says which expert each is. Requests have no names: a decode token goes on
+where a sequence waits for its position.
+
+Shapes: t tokens of a pass, S layers, K slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece, with_counts
+from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.sequences import Sequences
+from tokenpaths.engine.base.errors import UserError
+
+IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
+NO_PROMPT = "{n} sequence{s} {are} without a prompt: no sequence waited for the position of a decode token"
+NOTE = "requests have no names in this log: a decode token belongs to the sequence that waits for its position"
+
+
+def open_recorder(file: Path, value: dict[str, Any], announced: Announced) -> Log:
+    """Open a dump of the recorder.
+
+    Raises:
+        OnlyCounts: of counts a pass.
+    """
+    records = [record for record in value["records"] if isinstance(record, dict)]
+    physical: Any = value.get(MAP)
+    if not records or IDS not in records[0]:
+        counts = [r["global_physical_count"] for r in records if isinstance(r.get("global_physical_count"), np.ndarray)]
+        if not counts:
+            raise UserError(f"{file}: its records hold neither {IDS} nor counts", field="file")
+        raise OnlyCounts(file, counts_of(_logical_counts(np.sum(counts, axis=0), physical), announced, str(file)))
+    for number, record in enumerate(records):
+        _check(f"{file}, record {number}", record, records[0])
+    used = np.zeros(records[0][IDS].shape[::2], dtype=bool)
+    for record in records:
+        used |= (record[IDS] >= 0).any(axis=1)
+    layers, top_k = np.flatnonzero(used.any(axis=1)), int(used.any(axis=0).sum())
+    if not len(layers):
+        raise UserError(f"{file}: every id is −1, so no decision was recorded", field="file")
+    announced.check(str(file), layers=len(layers), top_k=top_k)
+    experts = int(physical.max()) + 1 if _is_map(physical, records[0]) else None
+
+    def read() -> Iterator[Piece]:
+        return with_counts(_stitched(file, records, layers, top_k, physical))
+
+    notes = [NOTE]
+    if len(layers) < len(used):
+        notes.append(f"{len(used) - len(layers)} layers without decisions, dense ones perhaps, are left out")
+    shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, False, partial=True)
+    return Log(file, "sglang-recorder", shape, announced.num_experts(experts, str(file)), read, note="; ".join(notes))
+
+
+def _check(where: str, record: dict[str, Any], first: dict[str, Any]) -> None:
+    ids = record.get(IDS)
+    if not isinstance(ids, np.ndarray) or ids.ndim != 3 or ids.dtype.kind not in "iu":
+        raise UserError(f"{where}: {IDS} should be whole numbers (layers, tokens, slots)", field="file")
+    if ids.shape[::2] != first[IDS].shape[::2]:
+        raise UserError(f"{where}: has {ids.shape[0]} layers of {ids.shape[2]} slots, unlike the first", field="file")
+
+
+def _is_map(physical: Any, record: dict[str, Any]) -> bool:
+    return isinstance(physical, np.ndarray) and physical.ndim == 2 and len(physical) == len(record[IDS])
+
+
+def _logical_counts(counts: np.ndarray, physical: Any) -> np.ndarray:
+    """Counts of experts from those of their replicas."""
+    if not isinstance(physical, np.ndarray) or physical.shape != counts.shape:
+        return counts
+    return np.stack(
+        [np.bincount(p, row, minlength=int(physical.max()) + 1) for p, row in zip(physical, counts, strict=True)]
+    ).astype(np.int64)
+
+
+def _stitched(
+    file: Path, records: list[dict[str, Any]], layers: np.ndarray, top_k: int, physical: Any
+) -> Iterator[Piece | tuple[str, int]]:
+    sequences, begun, alone = Sequences(), 0, 0
+    for number, record in enumerate(records):
+        ids = record[IDS][layers].transpose(1, 0, 2)[:, :, :top_k]
+        if _is_map(physical, record):
+            width = physical.shape[1]
+            logical = physical[layers][np.arange(len(layers))[:, None], np.clip(ids, 0, width - 1)]
+            ids = np.where((ids >= 0) & (ids < width), logical, np.where(ids < 0, UNRECORDED, ids))
+        tokens = _numbers(record.get("input_ids"), len(ids))
+        positions = _numbers(record.get("positions"), len(ids))
+        lengths = record.get("extend_seq_lens")
+        if not (isinstance(lengths, list) and all(type(n) is int and n > 0 for n in lengths)):
+            lengths = []
+        if sum(lengths) > len(ids):
+            raise UserError(
+                f"{file}, record {number}: extend_seq_lens are {sum(lengths)} tokens, there are {len(ids)}",
+                field="file",
+            )
+        lengths, prompts = lengths + [1] * (len(ids) - sum(lengths)), len(lengths)
+        rank, start, taken = (record.get("rank"), record.get("gatherer_key")), 0, set()
+        for part, length in enumerate(lengths):
+            at = slice(start, start + length)
+            position = int(positions[start]) if positions is not None else 0 if part < prompts else None
+            waiting: list[Hashable] = [k for k in sequences.keys if k[:2] == rank and k not in taken]  # type: ignore[index]
+            key = sequences.find(position, waiting) if position else None
+            if position is None and waiting:
+                key = waiting[0]
+            new = key is None
+            if key is None:
+                key, begun = (*rank, begun), begun + 1
+                alone += part >= prompts
+            taken.add(key)
+            piece = Piece(
+                ids[at],
+                f"{file}, record {number}",
+                token_id=None if tokens is None else tokens[at],
+                source=f"rank {record.get('rank')}, record {number}, sequence {part}"
+                + (f", from token {position} on" if position else ""),
+            )
+            yield from sequences.add(key, piece, new=new, position=position)
+            start += length
+    yield from sequences.finish()
+    if alone:
+        yield NO_PROMPT, alone
+
+
+def _numbers(values: Any, count: int) -> np.ndarray | None:
+    """(count,) whole numbers that a record holds; None if it does not."""
+    if isinstance(values, list):
+        values = np.array(values) if all(type(value) is int for value in values) else None
+    if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind not in "iu":
+        return None
+    return values.astype(np.int64) if not count or values.min() >= 0 else None

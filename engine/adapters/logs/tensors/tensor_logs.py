@@ -1,0 +1,160 @@
+"""What a file of tensors may be: rollouts of slime and verl, SGLang's recorder, scores of routers, or plain ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of, table_of_rows
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.prefixes import once
+from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids
+from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
+from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
+from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
+from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
+from tokenpaths.engine.base.errors import UserError
+
+IDS = ("routed_experts", "rollout_routed_experts", "ids", "expert_ids", "topk_ids")
+NO_ROWS = "{n} rollout{s} without decisions {are} left out"
+SEVERAL_PADDED = "padding: rows of zeros at both ends of a sequence are left out"
+
+
+def open_tensors(file: Path, announced: Announced) -> Log:
+    """Open a ``.pt``, ``.pkl`` or ``.safetensors`` file; what it is follows from what it holds."""
+    return open_value(file, load_tensors(file), announced)
+
+
+def open_value(file: Path, value: Any, announced: Announced) -> Log:
+    """The log in a loaded value.
+
+    Raises:
+        OnlyCounts: it holds sums over tokens.
+        UserError: it is none of the known.
+    """
+    if isinstance(value, dict):
+        if isinstance(value.get("records"), list):
+            return open_recorder(file, value, announced)
+        if "logical_count" in value:
+            raise OnlyCounts(file, counts_of(_logical(file, value["logical_count"]), announced, str(file)))
+        if isinstance(value.get("samples"), list) and value["samples"]:
+            return _open_rollouts(file, value["samples"], announced)
+        if value and all(isinstance(key, tuple) for key in value):
+            raise UserError(
+                f"{file}: is the state of Megatron's routers, which belongs to a router_trace; import their folder",
+                field="file",
+            )
+    if (counters := _counters(value)) is not None:
+        raise OnlyCounts(file, table_of_rows(file, {str(i): dict(row) for i, row in enumerate(counters)}, announced))
+    if (found := _ids(value)) is not None:
+        return _open_ids(file, *found, announced)
+    if (scores := find_scores(value)) is not None:
+        return open_scores(file, scores, announced)
+    raise UserError(f"{file}: holds {_described(value)}, and neither routed_experts nor router_logits", field="file")
+
+
+def _logical(file: Path, counts: Any) -> np.ndarray:
+    if not isinstance(counts, np.ndarray) or counts.ndim not in (2, 3) or counts.dtype.kind not in "iu":
+        raise UserError(f"{file}: logical_count should be whole numbers (steps, layers, experts)", field="file")
+    return counts.sum(axis=0) if counts.ndim == 3 else counts
+
+
+def _counters(value: Any) -> list[Counter[Any]] | None:
+    """OLMoE's counters: one a layer, or pairs of a layer and one."""
+    rows = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(rows, list | tuple) or not rows:
+        return None
+    rows = [row[-1] if isinstance(row, list | tuple) and len(row) == 2 else row for row in rows]
+    fits = all(isinstance(row, dict) and row and all(type(k) is int for k in row) for row in rows)
+    return [Counter(row) for row in rows] if fits else None
+
+
+def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """Whole numbers (tokens, layers, K) or (samples, tokens, layers, K), and what stands beside them."""
+    if isinstance(value, np.ndarray):
+        return (value, {}) if value.dtype.kind in "iu" and value.ndim in (3, 4) else None
+    if not isinstance(value, dict):
+        return None
+    for name in IDS:
+        if isinstance(value.get(name), np.ndarray) and value[name].dtype.kind in "iu":
+            return value[name], value
+    for inner in value.values():
+        if isinstance(inner, dict) and (found := _ids(inner)) is not None:
+            return found
+    return None
+
+
+def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
+    batch = ids if ids.ndim == 4 else ids[None]
+    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, str(file))
+    vocabulary = beside.get("input_ids")
+    if not isinstance(vocabulary, np.ndarray) or vocabulary.shape != batch.shape[:2]:
+        vocabulary = None
+
+    def read() -> Iterator[Piece]:
+        for number, rows in enumerate(batch.reshape(*batch.shape[:2], steps, top_k)):
+            used = np.flatnonzero(rows.any(axis=(1, 2)))
+            if ids.ndim == 4 and not len(used):
+                continue
+            low, high = (int(used[0]), int(used[-1]) + 1) if ids.ndim == 4 else (0, len(rows))
+            source = f"sequence {number}" if ids.ndim == 4 else file.name
+            tokens = None if vocabulary is None else vocabulary[number, low:high].astype(np.int64)
+            yield Piece(rows[low:high], f"{file}, {source}", token_id=tokens, source=source)
+
+    kind, note = ("verl", SEVERAL_PADDED) if ids.ndim == 4 else ("tensors", "")
+    log = Log(
+        file, kind, LogShape(layer_names(steps), top_k, False), announced.experts, lambda: once(read()), note=note
+    )
+    return without_dense_layers(log)
+
+
+def _open_rollouts(file: Path, samples: list[Any], announced: Announced) -> Log:
+    """slime's debug rollouts: one row less than tokens."""
+    first = next((s for s in samples if isinstance(s, dict) and isinstance(s.get(IDS[1]), np.ndarray)), None)
+    if first is None:
+        raise UserError(f"{file}: no sample has rollout_routed_experts; let slime keep them", field="file")
+    steps, top_k = announced.ids_shape(first[IDS[1]].shape, first[IDS[1]].dtype, str(file))
+
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        for place, sample in enumerate(samples):
+            ids = sample.get(IDS[1]) if isinstance(sample, dict) else None
+            if not isinstance(ids, np.ndarray):
+                yield NO_ROWS, 1
+                continue
+            where = f"{file}, sample {place}"
+            if announced.ids_shape(ids.shape, ids.dtype, where) != (steps, top_k):
+                raise UserError(
+                    f"{where}: has ids of shape {ids.shape}, the first had {first[IDS[1]].shape}", field="file"
+                )
+            ids = ids.reshape(len(ids), steps, top_k)
+            remarks: list[str] = []
+            tokens, answer = sample.get("tokens"), sample.get("response_length")
+            known = None
+            if isinstance(tokens, list) and all(type(token) is int for token in tokens):
+                known = token_ids([], tokens, len(ids), 0, remarks)
+            text = [sample.get(name) for name in ("prompt", "response")]
+            yield Piece(
+                ids,
+                where,
+                token_id=known,
+                label=sample.get("label"),
+                text="".join(text) if all(isinstance(part, str) for part in text) else None,
+                source=f"rollout sample {sample.get('index', place)}",
+                remarks=tuple(remarks),
+                prompt=len(tokens) - answer if known is not None and type(answer) is int else None,
+            )
+
+    shape = LogShape(layer_names(steps), top_k, False)
+    return without_dense_layers(Log(file, "slime", shape, announced.experts, lambda: once(read())))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(str, list(value)[:6])) or 'nothing'}"[:200]
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    return f"a {type(value).__name__}"

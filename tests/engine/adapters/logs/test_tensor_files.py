@@ -1,0 +1,123 @@
+"""Files of tensors and pickles are read as PyTorch reads them, and run no code."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.engine.adapters.logs.engine_logs import recorder, slime
+from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
+from tokenpaths.engine.base.errors import UserError
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        values = theirs.float() if theirs.dtype == torch.bfloat16 else theirs
+        return np.array_equal(ours, values.detach().numpy())
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list | tuple):
+        return type(ours) is type(theirs) and all(same(a, b) for a, b in zip(ours, theirs, strict=True))
+    return bool(ours == theirs)
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
+DTYPES += [torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_are_those_of_torch_load(dtype: torch.dtype, tmp_path: Path):
+    whole = torch.arange(24).view(2, 3, 4).to(dtype)
+    value = {"whole": whole, "view": whole[:, 1:, ::2], "turned": whole.transpose(0, 2), "one": whole[0, 0, 0]}
+    value |= {"none": whole[:0], "deep": [("a", 1.5, None, True), {(1, "b"): whole[0]}]}
+    torch.save(value, tmp_path / "t")
+    assert same(load_tensors(tmp_path / "t"), torch.load(tmp_path / "t", weights_only=True))
+    save_file(
+        {name: one.clone().contiguous() for name, one in value.items() if isinstance(one, torch.Tensor)}, tmp_path / "s"
+    )
+    assert same(load_tensors(tmp_path / "s"), {k: v for k, v in value.items() if isinstance(v, torch.Tensor)})
+
+
+@pytest.mark.parametrize("make", [recorder, slime])
+def test_logs_are_those_of_torch_load(make: Any, tmp_path: Path):
+    assert same(load_tensors(make(tmp_path / "t")), torch.load(tmp_path / "t", weights_only=True))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_of_counters_and_arrays(protocol: int, tmp_path: Path):
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    value = [
+        collections.Counter({np.int64(3): np.int64(4), 5: np.int32(7)}),
+        collections.defaultdict(int, {1: 2}),
+        collections.OrderedDict(a=array, b=np.asfortranarray(array.astype(">f8"))),
+        (np.float32(1.5), np.bool_(True), {"x"}, 2**70, b"bytes"),
+    ]
+    (tmp_path / "p").write_bytes(pickle.dumps(value, protocol=protocol))
+    found = load_tensors(tmp_path / "p")
+    assert found[0] == {3: 4, 5: 7}
+    assert found[1] == {1: 2}
+    assert np.array_equal(found[2]["a"], array)
+    assert np.array_equal(found[2]["b"], array)
+    assert found[3] == (1.5, True, {"x"}, 2**70, b"bytes")
+
+
+class Runs:
+    def __init__(self, what: Any, *arguments: Any) -> None:
+        self.what, self.arguments = what, arguments
+
+    def __reduce__(self) -> Any:
+        return self.what, self.arguments
+
+
+HOSTILE = {
+    "a command": (os.system, "touch executed"),
+    "a folder": (os.mkdir, "executed"),
+    "eval": (eval, "__import__('os').mkdir('executed')"),
+    "getattr": (getattr, "text", "upper"),
+    "a partial": (__import__("functools").partial, os.mkdir, "executed"),
+    "a load": (pickle.loads, b"."),
+    "a file": (open, "executed", "w"),
+    "torch": (torch.load, "executed"),
+    "numpy": (np.load, "executed"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("torch_file", [True, False])
+def test_hostile_pickles_run_nothing(name: str, torch_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    value = {"routed_experts": Runs(*HOSTILE[name])}
+    if torch_file:
+        torch.save(value, "log")
+    else:
+        Path("log").write_bytes(pickle.dumps(value))
+    with pytest.raises(UserError, match=r"log: holds [\w.]+, which this program does not load: a pickle can run code"):
+        load_tensors(Path("log"))
+    assert not Path("executed").exists()
+
+
+def test_tensors_larger_than_their_numbers(tmp_path: Path):
+    torch.save({"a": torch.zeros(4)}, tmp_path / "t")
+    content = (tmp_path / "t").read_bytes()
+    for size in (b"K\x05", b"K\xff", b"J\xff\xff\xff\x7f"):
+        # The size (4,) of the only tensor, before its stride (1,).
+        (tmp_path / "big").write_bytes(content.replace(b"K\x04\x85q", size + b"\x85q", 1))
+        with pytest.raises(UserError, match="big: is damaged or no file of tensors"):
+            load_tensors(tmp_path / "big")
+
+
+def test_damaged_files(tmp_path: Path):
+    torch.save({"a": torch.zeros(400)}, tmp_path / "t")
+    content = (tmp_path / "t").read_bytes()
+    for name, damaged in (("cut", content[:-200]), ("half", content[:300]), ("other", b"\x80\x02}q\x00."[:-1])):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{name}: "):
+            load_tensors(tmp_path / name)
