@@ -212,7 +212,7 @@ def _cap(
     named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
     nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
     turns: dict[int, int] = defaultdict(int)
-    ordered = []
+    ordered: list[tuple[bool, int, int, Mapping[str, Any]]] = []
     for link in sorted(named, key=lambda link: -link["count"]):  # each step in turn, or the cap would empty whole steps
         ordered.append((link["count"] < floor, turns[int(link["step"])], len(ordered), link))
         turns[int(link["step"])] += 1

@@ -66,8 +66,8 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
         _file(chosen)
     with right:
         _text(chosen["text"], selection)
-    if error := st.session_state.pop(PROBLEM, None):
-        widgets.show_error(error)
+    if problem := st.session_state.pop(PROBLEM, None):
+        widgets.show_error(problem)
     _import_failed()
     if answered:
         with st.expander("Examples and models"):

@@ -318,7 +318,7 @@ def _change(name: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapp
 
 def _before_after(ban: Mapping[str, Any], of: str) -> dict[str, Any]:
     likeliest = ban["before"][0]["name"]
-    sides = [
+    sides: list[dict[str, Any]] = [
         {
             "name": words,
             "rows": [
