@@ -112,7 +112,7 @@ def test_a_named_site_shows_a_view_alone(
     expect(frame.get_by_role("heading", name="What happened inside this image?")).to_be_visible()
     token = frame.locator('[data-token="9"]')
     token.click()
-    expect(frame.get_by_text("On the path of rank")).to_be_visible()
+    expect(frame.get_by_role("heading", name="Patch r1 c1")).to_be_visible()
     for chrome in (".tp-brand", ".st-key-views", ".st-key-keys_help", '[data-testid="stHeader"]', "footer"):
         expect(frame.locator(chrome).filter(visible=True)).to_have_count(0)
     assert not errors

@@ -72,10 +72,10 @@ def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
     page.no_sideways_scroll()
 
 
-def test_a_click_on_an_expert_keeps_its_tokens(here):
+def test_a_click_on_an_expert_opens_it(here):
     page = here().open(view="routes", run="large", steps="3:5", merge="20")
-    page.click_for(page.page.locator('.mark-symbol path[aria-roledescription="circle"]').first, "through")
-    page.heading("Where do tokens go?")
+    page.click_for(page.page.locator('.mark-symbol path[aria-roledescription="circle"]').first, "inspect")
+    page.heading("at step")
 
 
 def test_many_ribbons_have_names_and_are_clicked(here):
@@ -90,9 +90,9 @@ def test_a_click_on_a_cell_of_64_by_256_opens_its_module(here):
     page = here().open(view="modules", run="large")
     canvas = page.page.locator(CANVAS).first
     expect(canvas).to_be_visible()
-    page.click_for(canvas, "module")
+    page.click_for(canvas, "inspect")
     page.expect_query(view="modules")
-    expect(page.page.get_by_role("heading", name="What is module")).to_be_visible()
+    expect(page.page.get_by_role("heading", name="at step")).to_be_visible()
     # A table of 16,384 rows is sent when it is opened.
     page.page.get_by_text("The numbers behind this: cells").click()
     expect(page.page.locator('[data-testid="stDataFrame"]').first).to_be_visible()
