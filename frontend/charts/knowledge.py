@@ -56,8 +56,15 @@ def knowledge_words(answer: Mapping[str, Any]) -> str:
     """One sentence: the properties that paths predict, and those that they do not."""
     yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
     no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
-    text = f"Paths know more than chance of: {', '.join(yes)}." if yes else "Paths know none of these beyond chance."
-    return text + (f" No more than chance: {', '.join(no)}." if no and yes else "") + _twin_words(answer)
+    text = (
+        f"Paths predict {_listed(yes)} better than chance" if yes else "Paths predict none of these better than chance"
+    )
+    return text + (f", but not {_listed(no)}." if no and yes else ".") + _twin_words(answer)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """“a”, “a and b”, “a, b and c”."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _twin_words(answer: Mapping[str, Any]) -> str:
@@ -67,12 +74,12 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
         return ""
     yes = [PROPERTIES[twin["property"]] for _, twin in pairs if known(twin)]
     if not yes:
-        return " Those of its untrained twin know none of these."
+        return " The untrained model's predict none of these."
     as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
     if not any(known(row) for row in answer["properties"]):
-        return f" Those of its untrained twin do, of: {', '.join(yes)}."
-    text = f" Those of its untrained twin, too, of: {', '.join(yes)}"
-    return text + (f"; no less than this run of: {', '.join(as_much)}." if as_much else ", but less beyond chance.")
+        return f" The untrained model's predict {_listed(yes)}."
+    text = f" The untrained model's also predict {_listed(yes)}"
+    return text + (f"; {_listed(as_much)} no worse than this run." if as_much else ", but less well.")
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

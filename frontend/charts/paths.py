@@ -20,8 +20,8 @@ from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
-OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "straight line", "untrained twin", "independent steps"
-LAW, NULL_LAWS = "power law", "laws of nulls"
+OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "least-squares line", "untrained twin", "independent steps"
+LAW, NULL_LAWS = "power law", "fits to the baselines"
 WHO = {"observed": "this run", "untrained": "untrained twin", "independent": "independent steps"}
 
 
@@ -293,15 +293,20 @@ def _beside_words(beside: Mapping[str, Any] | None) -> str:
     return f" A lognormal fits {'worse' if beside['ratio'] > 0 else 'better'} ({ratio})."
 
 
-def verdict_words(law: Mapping[str, Any]) -> str:
-    """Verdict on the law: “A pure power law is refused (p = 0.0099); a lognormal fits better.”"""
+def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
+    """Verdict on the law: “A pure power law does not fit (p ≤ 0.01, 100 simulations); a lognormal fits better.”
+
+    ``draws``: simulated data sets; p is never below 1 / (1 + draws), whatever the data.
+    """
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     p, beside = law.get("p_value"), law.get("lognormal")
     if p is None:
         text = "A power law is fitted; whether it holds is still being worked out"
     else:
-        text = f"A pure power law is {'refused' if p <= 0.1 else 'plausible'} (p = {numbers.number(p, 2)})"
+        least = 1 / (1 + draws)
+        words = f"p ≤ {least:.1g}, {draws} simulations" if p <= least else f"p = {numbers.number(p, 2)}"
+        text = f"A pure power law {'does not fit' if p <= 0.1 else 'is plausible'} ({words})"
     if not beside:
         return text + "."
     if beside["p_value"] > 0.1:

@@ -43,7 +43,7 @@ def test_a_search_its_path_and_its_link_in_another_browser(visit, browser):
             here.page.locator("strong", has_text="No power law is fitted")
         )
     ).to_be_visible()
-    expect(here.page.locator("strong", has_text="Paths know")).to_be_visible()
+    expect(here.page.locator("strong", has_text="Paths predict")).to_be_visible()
     here.settled()
     first = told(here.page)
 
@@ -54,7 +54,7 @@ def test_a_search_its_path_and_its_link_in_another_browser(visit, browser):
         page.goto(link)
         expect(page.get_by_role("textbox", name="Which paths do these tokens take?")).to_have_value("the")
         expect(page.get_by_role("heading", name=re.compile(rf"Path of rank {int(rank):,}"))).to_be_visible()
-        expect(page.locator("strong", has_text="Paths know")).to_be_visible()
+        expect(page.locator("strong", has_text="Paths predict")).to_be_visible()
         expect(page.locator('[data-testid="stApp"]')).to_have_attribute("data-test-script-state", "notRunning")
         assert told(page) == first
     finally:

@@ -65,10 +65,10 @@ def test_every_property_and_module_is_a_mark(theme):
 
 def test_sentences_say_what_stands_in_the_answer():
     assert knowledge.knowledge_words(KNOWN) == (
-        "Paths know more than chance of: token id. No more than chance: label of the sample."
+        "Paths predict token id better than chance, but not label of the sample."
     )
     assert knowledge.knowledge_words({"properties": KNOWN["properties"][1:]}) == (
-        "Paths know none of these beyond chance."
+        "Paths predict none of these better than chance."
     )
     # Path 7 has the larger lift, but most of them take path 2, and surely more often than all tokens do.
     assert knowledge.preferred_path(FOUND)["rank"] == 2
@@ -121,15 +121,14 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
         ("label of the sample", "untrained twin", 0.2, 0.1),
     ]
     assert knowledge.knowledge_words(both).endswith(
-        "Those of its untrained twin, too, of: token id, label of the sample; no less than this run of: label of the "
-        "sample."
+        "The untrained model's also predict token id and label of the sample; label of the sample no worse than this run."
     )
     assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
     blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
-    assert knowledge.knowledge_words(blind).endswith("Those of its untrained twin know none of these.")
+    assert knowledge.knowledge_words(blind).endswith("The untrained model's predict none of these.")
     alone = {**KNOWN, "properties": [{**first, **TWIN, "p_value": 0.5, "nmi": first["null_mean"]}]}
     assert knowledge.knowledge_words(alone) == (
-        "Paths know none of these beyond chance. Those of its untrained twin do, of: token id."
+        "Paths predict none of these better than chance. The untrained model's predict token id."
     )
     assert "untrained NMI" not in knowledge.knowledge_rows(KNOWN)[0]
 
@@ -143,7 +142,7 @@ BETTER = {"ratio": -3.0, "p_value": 0.001}
     [
         (
             {**LAW, "p_value": 1 / 101, "lognormal": BETTER},
-            "A pure power law is refused (p = 0.0099); a lognormal fits better.",
+            "A pure power law does not fit (p ≤ 0.01, 100 simulations); a lognormal fits better.",
         ),
         (
             {**LAW, "p_value": 0.5, "lognormal": BETTER},

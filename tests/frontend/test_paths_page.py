@@ -137,7 +137,7 @@ def test_a_search_is_saved_opened_and_forgotten(show, data_dir):
 def test_the_power_laws_of_run_twin_and_null_stand_beside_each_other(show):
     page = show(view="paths", run="pictures")
     told = said(page)
-    assert "A pure power law is " in told
+    assert "A pure power law " in told
     assert not [one for one in page.get("html") if "untrained twin" in str(one.proto)], "folded until it is opened"
     page.session_state["how_sure_paths"] = True
     page.run()

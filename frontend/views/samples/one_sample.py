@@ -35,7 +35,9 @@ def show(run: Mapping[str, Any], selection: Selection, number: int) -> None:
     sample = ranked.sample
     is_text = sample.get("text") is not None and not sample.get("grid")
     widgets.heading(
-        "What happened inside this text?" if is_text else "What happened inside this image?", facts(sample), "cdf"
+        "What happened inside this text?" if is_text else "What happened inside this image?",
+        widgets.escape(facts(sample)),
+        "cdf",
     )
     if sample.get("made_up"):
         has_ids = any(token.get("token_id") is not None for token in sample["tokens"])
@@ -118,7 +120,7 @@ def facts(sample: Mapping[str, Any]) -> str:
     if sample.get("loss") is not None:
         parts.append(f"Loss {numbers.number(sample['loss'])} nats.")
     parts.append(f"Compute {numbers.percent(sample.get('compute'))}, reuse {numbers.percent(sample.get('reuse'))}.")
-    return widgets.escape(" ".join(parts))
+    return " ".join(parts)
 
 
 def verdict(sample: Mapping[str, Any]) -> str:
