@@ -121,7 +121,8 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
         ("label of the sample", "untrained twin", 0.2, 0.1),
     ]
     assert knowledge.knowledge_words(both).endswith(
-        "The untrained model's also predict token id and label of the sample; label of the sample no worse than this run."
+        "The untrained model's also predict token id and label of the sample; label of the sample no worse than this "
+        "run."
     )
     assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
     blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
