@@ -99,7 +99,8 @@ def caption(now: Selection) -> str:
     """Caption of a saved chart: run and filters, as on the filter chips."""
     from tokenpaths.frontend.page.filter_chips import chips
 
-    filters = [chip.words for chip in chips(now) if chip.applies]
+    filters = [chip.words for chip in chips(now) if chip.applies and chip.field != "run"]
+    filters = ([f"run: {now.run}"] if now.run else []) + filters
     return ("; ".join(filters) + ". " if filters else "") + "Tokenpaths."
 
 

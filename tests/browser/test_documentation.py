@@ -147,7 +147,7 @@ def test_the_site_is_small_enough_for_the_wheel(built: Path) -> None:
 def test_the_page_leads_to_it(visit: Callable[..., Visit], width: int, dark: bool) -> None:
     """In a window of its own, so that the view stays"""
     opened = visit(width=width, dark=dark).open(view="home")
-    link = opened.page.get_by_role("link", name="Documentation")
+    link = opened.page.get_by_role("link", name="Documentation", exact=True)
     expect(link).to_be_visible()
     assert urlparse(link.evaluate("link => link.href")).path == f"{PATH}/index.html"
     opened.no_sideways_scroll()

@@ -101,7 +101,7 @@ def test_a_click_on_a_cell_of_64_by_256_opens_its_module(here):
 @pytest.mark.parametrize("run", ["large", "log"])
 def test_the_shared_views_show_them_too(here, run):
     page = here()
-    for view in ("sample", "paths", "modules", "runs", "compute"):
+    for view in ("samples", "paths", "modules", "home", "work"):
         page.open(view=view, run=run, **({"paths": 1} if view == "paths" else {}))
         assert page.page.locator('[data-testid="stAlert"]', has_text="failed").count() == 0
         page.no_sideways_scroll()

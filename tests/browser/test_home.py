@@ -66,8 +66,8 @@ def test_a_log_is_imported_and_becomes_a_run(visit):
 
 def test_a_log_that_becomes_no_run_says_why(visit):
     here = visit().open()
-    drop(here, "twice.npy", npy(np.zeros((40, 3, 2))))
-    here.alert("the same expert twice")
+    drop(here, "zeros.npy", npy(np.zeros((40, 3, 2))))
+    here.alert("no decision was captured")
     here.page.get_by_role("button", name="Dismiss").click()
     expect(here.page.get_by_role("button", name="Dismiss")).to_have_count(0)
 

@@ -114,7 +114,7 @@ def test_the_page_is_clicked_through(up: dict[str, str], demo: Installation, vis
     here.heading("See how a network routes its work")
     shots = Path(os.environ.get("INSTALLED_SCREENSHOTS", demo.home))
     here.page.screenshot(path=shots / "start.png")
-    for view, question in {"flow": "Where do tokens go?", "sample": "What happened inside this"}.items():
+    for view, question in {"routes": "Where do tokens go?", "samples": "Which samples are there?"}.items():
         here.open(view=view, run=run)
         here.heading(question)
         expect(here.page.locator('[data-testid="stVegaLiteChart"] svg').first).to_be_visible()
@@ -145,7 +145,7 @@ def test_a_report_and_an_imported_log(demo: Installation) -> None:
 
 
 def test_a_notebook_widget(installation: Installation, browser: Browser) -> None:
-    np.save(installation.folder / "noted.npy", np.arange(240).reshape(40, 3, 2) % 8)
+    np.save(installation.folder / "noted.npy", np.random.default_rng(0).random((40, 3, 8)).argsort(axis=2)[:, :, :2])
     done = installation.run("import", "noted.npy", "--run", "noted", "--experts", "8")
     assert done.returncode == 0, done.stderr
     code = "import sys, tokenpaths; widget = tokenpaths.explore(tokenpaths.Run.open(sys.argv[1])); widget.token = 3; "

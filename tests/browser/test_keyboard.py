@@ -62,10 +62,13 @@ def test_a_module_is_inspected_in_two_views_by_keys_alone(visit):
     assert node.startswith("2.")
     module = node.split(".")[1]
     here.heading(f"Module {module} at step 2")
-    here.page.keyboard.press("Escape")  # the list
-    expect(here.page.locator('[data-testid="stPopoverBody"]')).to_have_count(0)
-    here.page.keyboard.press("Escape")
-    here.expect_query(inspect=None)
+    expect(here.page.get_by_role("button", name="Choose from a list").first).to_be_focused()
+    until = time.monotonic() + PATIENCE_S
+    while "inspect" in here.query():  # the page hears keys a moment after its buttons are there
+        assert time.monotonic() < until, "Escape does not close the inspector"
+        here.page.keyboard.press("Escape")
+        here.page.wait_for_timeout(1500)
+    here.settled()
     # To Modules: the views of a place are one stop, arrows move among them.
     tab_to(here, lambda found: found["role"] == "radio" and found["name"].strip() == "Routes")
     for _ in range(12):
@@ -130,7 +133,7 @@ def test_the_keys_are_listed_and_not_on_a_telephone(visit):
 def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
     here = visit().open(view="paths", run="pictures", inspect="path:1")
     patches = here.page.locator(".wall-patch button")
-    expect(patches).to_have_count(24)
+    expect(patches).to_have_count(12)
     assert patches.evaluate_all("all => all.filter(one => one.tabIndex === 0).length") == 1
     patches.first.focus()
     for key in ("ArrowRight", "ArrowDown", "ArrowUp", "End"):

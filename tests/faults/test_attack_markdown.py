@@ -145,7 +145,11 @@ FAMILIES = [
     *({"view": "family", "run": "hmodel", "sample": str(sample)} for sample in (0, 5)),
     *({"view": "family", "run": "directional", "sample": "0", "other": label} for label in ("", EVIL)),
     *({"view": "family", "run": run, "sample": "0"} for run in ("lights", "shards", "lone", "once")),
-    *({"view": view, "run": run, "sample": "0"} for view in ("dream", "detour", "try") for run in ("hmodel", "shards")),
+    *(
+        {"view": view, "run": run, "sample": "0"}
+        for view in ("dream", "change", "importance")
+        for run in ("hmodel", "shards")
+    ),
 ]
 
 

@@ -15,7 +15,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import PLACE_OF, Selection
 from tokenpaths.frontend.views.inspector import module, path, sample, token
 
-INSPECTED_PLACES = ("explore", "experiment")
+INSPECTED_PLACES = ("home", "explore", "experiment")
 DRAW: Mapping[str, Callable[[Mapping[str, Any], Selection, str, str], None]] = {
     "module": module.draw,
     "path": path.draw,

@@ -133,7 +133,7 @@ def failure_text(job: Mapping[str, Any]) -> str:
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
     """Buttons that open the results of a finished job; at most ``most`` of them."""
     for place, (words, selection) in enumerate(result_links(job)[:most]):
-        run = f" {selection.run}" if selection.view == "flow" and most is None else ""
+        run = f" {selection.run}" if selection.view == "routes" and most is None else ""
         st.button(
             widgets.escape(words + run),
             key=f"{key}_open_{job['job']}_{place}",
