@@ -201,7 +201,8 @@ def test_patches_by_keyboard(visit):
 
 def test_tint_by_step_names_the_modules(visit):
     here = visit().open(view="samples", run="pictures", sample=2, tint=3, opacity=90)
-        marks = here.page.locator(".tp-patch").all_inner_texts()
+    expect(here.page.locator(".tp-patch").first).to_be_visible()
+    marks = here.page.locator(".tp-patch").all_inner_texts()
     assert len(marks) == 64
     assert all(mark.isdigit() for mark in marks)
 
