@@ -20,11 +20,14 @@ def test_from_an_upload_to_a_link_that_somebody_else_opens(visit, browser):
     here.settled()
     run = here.query()["run"]
 
-    # A patch: the patches of its path light up, and lead to more like it.
+    # A patch: it is answered beside the picture.
     here.page.locator(".tp-patch").nth(5).click()
     here.expect_query(token="5")
     inspector = here.page.locator(".st-key-inspector")
-    inspector.get_by_role("button", name="Its path").click()
+    expect(inspector.get_by_role("heading", name="Patch r1 c1")).to_be_visible()
+
+    # Its run has paths of its own; nothing else was traced by this model that could rank them.
+    here.open(view="paths", run=run, inspect="path:1")
     expect(inspector.get_by_role("heading", name=re.compile(r"Path of rank \d"))).to_be_visible()
     here.settled()
     rank = here.query()["inspect"].removeprefix("path:")
