@@ -60,7 +60,8 @@ def test_the_tutorial_for_engineers(workplace: Path, capsys: pytest.CaptureFixtu
     rows = [json.dumps({"prompt": text}) for text in TEXTS]
     (workplace / "prompts.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     ids = np.stack([np.random.default_rng(token).permutation(8)[:2] for token in range(120)])
-    np.savez(workplace / "routed_experts.npz", ids=np.stack([ids, ids[:, ::-1]], axis=1))
+    other = np.stack([np.random.default_rng(500 + token).permutation(8)[:2] for token in range(120)])
+    np.savez(workplace / "routed_experts.npz", ids=np.stack([ids, other], axis=1))
     assert run_page(TUTORIALS / "engineer.md", {"model": language(), "batches": [tokens(seed=1), tokens(seed=2)]}) == 6
     runs = {file.stem for file in (workplace / "data" / "runs").glob("*.duckdb")}
     assert {"monday", "tuesday", "wednesday", "without-0"} <= runs

@@ -125,7 +125,7 @@ def test_a_near_miss_names_the_right_run(api: Served) -> None:
 
 def test_what_is_missing_is_named_in_words(api: Served) -> None:
     said = problem(api.get("/compare?a=vision"), 422, "b")["detail"]
-    assert said == "`b`: it is required, and was not given."
+    assert said == "`b` is missing: give `a` and `b`, or any number of runs as `runs`."
 
 
 @pytest.mark.parametrize("path", ["/", "/api", f"{API}", f"{API}/run", f"{API}/runs/", f"{API}/job", "/robots.txt"])

@@ -87,6 +87,9 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     ),
     "examples": ("text", lambda f: f.examples(2, 5, 3), "/runs/text/paths/2/examples?limit=5&seed=3", key("examples")),
     "knowledge": ("text", lambda f: f.knowledge(), "/runs/text/paths/knowledge", key("properties")),
+    "summaries": ("vision", lambda f: f.summaries(), "/runs/vision/summaries", key("rows")),
+    "module": ("vision", lambda f: f.module("0.1"), "/runs/vision/modules/0.1", key("strongest")),
+    "path": ("vision", lambda f: f.path(1), "/runs/vision/paths/1", key("strongest")),
     "alikeness": ("vision", lambda f: f.alikeness(), "/runs/vision/paths/alikeness", key("looks")),
     "outcomes": (
         "vision",

@@ -28,7 +28,7 @@ def problem(status: int, detail: str | None = None, **headers: str) -> httpx.Res
     [
         (401, Refused, "TOKENPATHS_TOKEN"),
         (403, Refused, "TOKENPATHS_TOKEN"),
-        (404, NotFound, "Start"),
+        (404, NotFound, "Home"),
         (413, Refused, ""),
         (415, Refused, ""),
         (422, Refused, ""),

@@ -156,6 +156,11 @@ CHANGES: list[Callable[[Client], Any]] = [
     lambda client: client.remove_job("a"),
     lambda client: client.save_search("a", {}),
     lambda client: client.delete_search("a"),
+    lambda client: client.name_run("a", "b"),
+    lambda client: client.put_into_inbox("a", b""),
+    lambda client: client.save_name("a", "path:1"),
+    lambda client: client.import_names("a", {}),
+    lambda client: client.delete_name("a", "path:1"),
 ]
 
 
@@ -175,7 +180,7 @@ def test_a_client_that_reads_sends_nothing_else() -> None:
     assert sent == ["GET"]
     own = {name for name, value in vars(Client).items() if callable(value) and not name.startswith("_")}
     reading = {"runs", "ask", "image", "export", "report", "export_url", "compare", "same_groups", "models", "model"}
-    reading |= {"jobs", "problems", "job", "artifact", "searches"}
+    reading |= {"jobs", "problems", "job", "artifact", "searches", "names", "export_names"}
     changing = {name for change in CHANGES for name in change.__code__.co_names}
     assert own == reading | changing, "a new call of the client reads, or stands in CHANGES"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import tokenize
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -105,7 +106,7 @@ def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
     if data.startswith(NPY_MAGIC):
         try:
             array = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
+        except (ValueError, EOFError, OSError, SyntaxError, TypeError, tokenize.TokenError) as error:
             if "pickle" in str(error).lower() or "object" in str(error).lower():
                 raise UserError(f"{where}: {what} {PICKLE.format('whole numbers')}", field="file") from None
             raise UserError(f"{where}: {what} is a cut off numpy array ({str(error)[:80]})", field="file") from None

@@ -192,7 +192,7 @@ def _import(name: str, content: bytes) -> None:
         file = widgets.client().put_into_inbox(file_name(name), content)
         job = widgets.client().submit_job("import", {"file": file})
     except ApiError as error:
-        sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error.sentence}"
+        sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error}"
         todo = error.todo or "If it is a text, paste it into the box."
         st.session_state[PROBLEM] = ApiError(sentence, todo)
         return

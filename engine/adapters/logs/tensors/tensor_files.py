@@ -212,7 +212,7 @@ def read_whole(file: Path) -> Any:
                     raise UserError(f"{file}: is larger than {MOST_BYTES >> 30} GB; save it in parts", field="file")
         loaded = np.load(file, allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (*BROKEN_ARCHIVE, SyntaxError, TypeError) as error:
+    except (*BROKEN_ARCHIVE, SyntaxError, TypeError, tokenize.TokenError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file}: is damaged ({str(error)[:120]})", field="file") from None

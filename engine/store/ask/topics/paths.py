@@ -86,7 +86,7 @@ def paths(
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
         rows = run.rows(queries.filtered_paths(condition, order, limit, offset))
     if run.merged_names:
-        rows = _with_merged_top(run, rows)
+        rows = with_merged_top(run, rows)
     return {
         "run": run.run_id,
         "num_paths": num_paths,
@@ -96,7 +96,7 @@ def paths(
     }
 
 
-def _with_merged_top(run: RunFile, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def with_merged_top(run: RunFile, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rows of ``queries.all_paths`` with ``top_label`` and its share counted over merged labels, as at sealing."""
     ranks = [row[0] for row in rows]
     top = Query(

@@ -101,7 +101,7 @@ def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_pat
     with Run.open(made.write(tmp_path)) as run:
         module = run.usage()["usage"][0]
         answer, frequent = run.module(f"0.{module['module']}"), run.path(1)
-        monkeypatch.setattr(things, "FEW_TOKENS", 1)
+        monkeypatch.setattr(in_full, "FEW_TOKENS", 1)
         by_sample = run.path(1)
     assert 0 < answer["compared"]["num_tokens"] < answer["compared"]["of_tokens"] == module["count"]
     assert answer["strongest"]

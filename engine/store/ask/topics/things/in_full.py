@@ -22,7 +22,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
-from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_rows
+from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_rows, with_merged_top
 from tokenpaths.engine.store.ask.topics.samples import shown_at, weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
@@ -104,7 +104,10 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
     """
     if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    (row,) = path_rows(run, run.rows(queries.all_paths("rank", 1, rank - 1)), run.row["num_tokens"])
+    rows = run.rows(queries.all_paths("rank", 1, rank - 1))
+    if run.merged_names:
+        rows = with_merged_top(run, rows)
+    (row,) = path_rows(run, rows, run.row["num_tokens"])
     own_SK = np.array(row["ribbon"])
     near = nearest_paths(run, own_SK, MOST_NEIGHBOURS + 1)
     heads = {head[0]: head for head in run.rows(queries.some_paths(near.ranks.tolist()))}
