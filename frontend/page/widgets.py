@@ -38,7 +38,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 [class*="st-key-open_"] button { height: auto; text-align: left; }
 [class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
-[class*="st-key-thumb_"] [data-testid="stElementToolbar"] { display: none; }
+[class*="st-key-manage_"] { position: relative; z-index: 5; }
 [data-testid="stElementToolbarButton"]:has([aria-label^="Download as PNG"]) { display: none; }
 [class*="st-key-save_"], [class*="st-key-under_"] { margin-top: -1.15rem; z-index: 1; }
 [class*="st-key-under_"] [class*="st-key-save_"] { margin-top: 0; }

@@ -150,7 +150,7 @@ def test_a_notebook_widget(installation: Installation, browser: Browser) -> None
     assert done.returncode == 0, done.stderr
     code = "import sys, tokenpaths; widget = tokenpaths.explore(tokenpaths.Run.open(sys.argv[1])); widget.token = 3; "
     code += "print(tokenpaths.__file__); print(widget._repr_mimebundle_()[0]['text/html'])"
-    run = re.search(r"is in (.+)$", done.stdout.strip())[1]
+    run = re.search(r"is in (.+)$", done.stdout, re.MULTILINE)[1]
     command = [str(installation.venv / "bin" / "python"), "-c", code, run]
     pipes = {"capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(command, cwd=installation.folder, env=installation.environment, **pipes)
