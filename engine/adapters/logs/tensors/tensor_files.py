@@ -11,6 +11,7 @@ import collections
 import io
 import math
 import pickle
+import tokenize
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
