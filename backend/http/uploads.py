@@ -170,6 +170,16 @@ class Body:
                 raise _too_large(self.cap, None)
             yield chunk
 
+    async def read(self) -> bytes:
+        """The whole body; what is refused is read to its end, unless it came too slowly, so that the answer arrives."""
+        try:
+            self.refuse_declared()
+            return b"".join([chunk async for chunk in self.chunks()])
+        except Problem as problem:
+            if problem.status != 408:
+                await self.drain()
+            raise
+
     async def drain(self) -> None:
         """Discard what a refused client still sends, up to twice the size limit and for a few seconds."""
         try:
@@ -315,11 +325,4 @@ async def receive_json(request: Request, settings: Settings, most_bytes: int) ->
     if media_type != "application/json":
         given = media_type[:80] or "a body without Content-Type"
         raise Problem(415, "media-type", f"Send application/json, not {given}.", field="Content-Type")
-    body = Body(request, settings, most_bytes)
-    try:
-        body.refuse_declared()
-        return b"".join([chunk async for chunk in body.chunks()])
-    except Problem as problem:
-        if problem.status != 408:
-            await body.drain()
-        raise
+    return await Body(request, settings, most_bytes).read()

@@ -48,15 +48,8 @@ async def put_into_inbox(request: Request, services: Shared, file: FileName) -> 
             "or digit, at most 100.",
             field="file",
         )
-    body = Body(request, services.settings)
     async with services.upload_limit.take():
-        try:
-            body.refuse_declared()
-            data = b"".join([chunk async for chunk in body.chunks()])
-        except Problem as problem:
-            if problem.status != 408:
-                await body.drain()
-            raise
+        data = await Body(request, services.settings).read()
         taken = await run_in_threadpool(_write, services.settings.data_dir / "inbox", file, data)
     return JSONResponse({"file": taken, "num_bytes": len(data)}, status_code=201, headers={"cache-control": "no-store"})
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.strict_json import json_body
-from tokenpaths.backend.http.uploads import Body
+from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.problems import Problem, documented, nearest
@@ -226,22 +226,7 @@ def _words(value: str | None) -> list[str]:
 
 async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
     """(kind, request) of the body; Problem 408, 413, 415 or 422 that names the field."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise Problem(
-            415,
-            "media-type",
-            f"Send application/json, not {media_type[:80] or 'a body without Content-Type'}.",
-            field="Content-Type",
-        )
-    body = Body(request, services.settings, MOST_BODY_BYTES)
-    try:
-        body.refuse_declared()
-        data = b"".join([chunk async for chunk in body.chunks()])
-    except Problem as problem:
-        if problem.status != 408:
-            await body.drain()
-        raise
+    data = await receive_json(request, services.settings, MOST_BODY_BYTES)
     values = json_body(data)
     if not isinstance(values, dict):
         raise Problem(422, "json", 'The body should be an object: {"kind": …, "request": {…}}.', field="body")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.http.uploads import Body
-from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.problems import documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.runs.run_names import MOST_BYTES, check_display_name
@@ -109,14 +109,7 @@ async def delete_run(services: Shared, run: RunName) -> Response:
 )
 async def name_run(request: Request, services: Shared, run: RunName) -> Response:
     """Give a run a name of your own for lists; an empty one takes it away. The run and its id stay as they are."""
-    body = Body(request, services.settings, MOST_BYTES)
-    try:
-        body.refuse_declared()
-        data = b"".join([chunk async for chunk in body.chunks()])
-    except Problem as problem:
-        if problem.status != 408:
-            await body.drain()
-        raise
+    data = await Body(request, services.settings, MOST_BYTES).read()
     name = check_display_name(data)
     await run_in_threadpool(services.registry.identity, run)  # Problem 404 if there is none
     await run_in_threadpool(services.names.put, run, name)
