@@ -170,6 +170,9 @@ QUESTIONS: tuple[Question, ...] = (
         "paths",
         lambda r, a: ("/tokens/search", {"q": a.words[int(r.integers(len(a.words)))], "limit": 20, "examples": 30}),
     ),
+    Question("summaries of modules", "summaries", "flow, modules", _fixed("/summaries", of="module")),
+    Question("one module in full", "module", "inspector", lambda r, a: (f"/modules/{_through(r, a)}", {})),
+    Question("one path in full", "path", "inspector", lambda r, a: (f"/paths/{_rank(r, a)}", {})),
     Question("samples on the plane", "map", "compare", _fixed("/map", limit=1000, thumbnails="true")),
     Question(
         "similar samples",
@@ -261,6 +264,14 @@ NOT_MEASURED = {
     "co_activation": "runs with k > 1 only",
     "last_tokens": "not on the page yet",
     "compare": "two runs",
+    "compare_runs": "any number of runs",
+    "names": "the user's names, beside the run",
+    "save_name": "the user's names, beside the run",
+    "delete_name": "the user's names, beside the run",
+    "import_names": "the user's names, beside the run",
+    "export_names": "the user's names, beside the run",
+    "name_run": "the user's names, beside the run",
+    "put_into_inbox": "changes the folder",
     "same_groups": "two runs",
 }
 """methods of ``Client`` that ask nothing of one large run of texts, and why"""

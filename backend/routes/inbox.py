@@ -50,6 +50,8 @@ async def put_into_inbox(request: Request, services: Shared, file: FileName) -> 
         )
     async with services.upload_limit.take():
         data = await Body(request, services.settings).read()
+        if not data:
+            raise Problem(422, "empty", f"{file} is empty: 0 bytes came, and there is nothing to read.", field="file")
         taken = await run_in_threadpool(_write, services.settings.data_dir / "inbox", file, data)
     return JSONResponse({"file": taken, "num_bytes": len(data)}, status_code=201, headers={"cache-control": "no-store"})
 

@@ -125,7 +125,7 @@ def trace_parts(
             yield TraceProgress(done, options.total, tokens)
         if not done and isinstance(writer, RunWriter):
             raise UserError("the data set holds no sample, so there is nothing to trace", field="data")
-        if done == 1 and last is not None and last.likeliest:
+        if done == 1 and isinstance(writer, RunWriter) and last is not None and last.likeliest:  # no shard of a run
             info.findings["answer"] = {
                 "likeliest": [{"name": name, "probability": probability} for name, probability in last.likeliest],
                 "classes": list(model.classes[:MOST_CLASSES]),

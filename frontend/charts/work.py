@@ -114,7 +114,7 @@ def outcome_chart(
         if group[outcome] is not None
     ]
     num = len(answer["groups"])
-    axis = AXES[answer["measure"]]
+    axis = AXES.get(answer["measure"], answer["measure"])
     x = alt.X(
         "group:Q",
         scale=alt.Scale(domain=[0, num + 1], nice=False, zero=False),
@@ -171,7 +171,7 @@ def kind_name(kind: str) -> str:
 
 def kind_words(answer: Mapping[str, Any]) -> str:
     """Which kinds lie surely above and below all tokens, the furthest first."""
-    name = MEASURE_NAMES[answer["measure"]]
+    name = MEASURE_NAMES.get(answer["measure"], answer["measure"])
     apart = sorted((row for row in answer["kinds"] if sure(row, "difference_")), key=lambda row: -row["difference"])
     if not apart:
         return f"No kind of token has surely more or less {name} than all tokens."
@@ -198,14 +198,14 @@ def kind_means_chart(
     ``twin``: the response of the untrained twin's run.
     """
     look = theme_named(theme)
-    name = MEASURE_NAMES[answer["measure"]]
+    name = MEASURE_NAMES.get(answer["measure"], answer["measure"])
     names = [kind_name(row["kind"]) for row in answer["kinds"]]
     both = [(RUN, answer["kinds"])] + ([(TWIN, twin["kinds"])] if twin else [])
     table = [
         {
             "whose": whose,
             "kind": kind_name(row["kind"]),
-            "by": GROUPS[row["by"]],
+            "by": GROUPS.get(row["by"], row["by"]),
             "difference": row["difference"],
             "low": row["difference_low"],
             "high": row["difference_high"],
@@ -248,7 +248,7 @@ def likeness_words(answer: Mapping[str, Any]) -> str:
     if not answer["looks"]:
         return ""
     row = answer["looks"][0]
-    what, how = LOOKS[row["look"]]
+    what, how = LOOKS.get(row["look"], ("Tokens", f"in {row['look']}"))
     beyond = row["p_value"] is not None and row["p_value"] <= 0.05
     text = (
         f"{what} of one path are {'alike' if beyond else 'no more alike than chance'} {how}: "

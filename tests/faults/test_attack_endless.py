@@ -109,7 +109,11 @@ def test_to_delete_a_run_ends_the_wait_for_it(start: Start, figure: Keep) -> Non
         seconds = time.monotonic() - began
     assert answer.status_code == 404
     assert seconds < 4
-    assert crew.client.get("/runs/other/flow?min_share=0.5").status_code == 200, "the one slot is free"
+    try:
+        assert crew.client.get("/runs/other/flow?min_share=0.5").status_code == 200, "the one slot is free"
+    except httpx.ConnectError:  # on a busy machine the process has already ended to get rid of the thread
+        assert crew.api is not None
+        assert crew.api.wait(60) == STUCK_EXIT_CODE
     figure(24, f"deleted: 404 and a free slot after {seconds:.1f} s")
 
 

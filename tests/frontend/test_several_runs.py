@@ -79,7 +79,7 @@ def test_flows_side_by_side_have_one_scale_and_one_order() -> None:
 def test_a_small_difference_of_flows_is_pale() -> None:
     node = {"step": 0, "module": 0, "name": "0", "kind": "mlp", "before": 0.5, "after": 0.501, "change": 0.001}
     flow = {"num_tokens": [9, 9], "steps": [0], "nodes": [node], "links": []}
-    assert '"domain": [-0.02, 0, 0.02]' in json.dumps(flow_contrast_chart(flow).to_dict())
+    assert '"domain": [-0.01, 0, 0.01]' in json.dumps(flow_contrast_chart(flow).to_dict())
     large = {**flow, "nodes": [{**node, "after": 0.8, "change": 0.3}]}
     assert '"domain": [-0.3, 0, 0.3]' in json.dumps(flow_contrast_chart(large).to_dict())
 

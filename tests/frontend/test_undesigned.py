@@ -84,7 +84,7 @@ def test_answers_hold_no_nan_and_say_what_is_missing(run):
     if run.called == "a twin of one path":
         assert {row["untrained_nmi"] for row in told["properties"]} == {0.0}
         assert {row["untrained_p_value"] for row in told["properties"]} == {1.0}
-        assert "Those of its untrained twin know none of these." in knowledge_words(told)
+        assert "The untrained model's predict none of these." in knowledge_words(told)
     words = balance_words(usage)
     assert words.endswith((".", "(0 = even)."))
     assert "nan" not in words.lower()

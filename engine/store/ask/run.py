@@ -147,6 +147,7 @@ OTHER_PATHS = (
     "dataset.zip",
     "effect",
     "export/{table_and_format}",
+    "name",
     "names",
     "names/{thing}",
     "report",

@@ -51,6 +51,8 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
         return
     models = usable(listed)
     _broken([model for model in listed if model.get("problem")])
+    large = [model["model"] for model in listed if model.get("job_only") and not model.get("problem")]
+    _too_large(large, selection.model)
     if not any(models.values()):
         widgets.empty(
             "There is no model to try.",
@@ -58,7 +60,8 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
         )
         return
     chosen = {kind: _preferred(models[kind], kind, selection) for kind in models}
-    if selection.model is not None and selection.model not in {m["model"] for some in models.values() for m in some}:
+    known = {*large, *(model["model"] for some in models.values() for model in some)}
+    if selection.model is not None and selection.model not in known:
         instead = ", ".join(model["model"] for model in chosen.values() if model)
         st.warning(widgets.escape(f"There is no model {selection.model}; used instead: {instead}."))
     left, right = st.columns([5, 4], gap="large")
@@ -148,6 +151,16 @@ def _broken(models: Sequence[Model]) -> None:
         st.warning(widgets.escape(cannot_be_used(model["model"], model["problem"])), icon=":material/broken_image:")
     if names := [model["model"] for model in models[MOST_BROKEN:]]:
         st.caption(widgets.escape(f"Nor can {', '.join(names)}; `tokenpaths ls models` says why."))
+
+
+def _too_large(names: Sequence[str], asked: str | None) -> None:
+    """Models that only jobs run: the one that was asked for first."""
+    if not names:
+        return
+    some = [name for name in names if name == asked] or names[:MOST_BROKEN]
+    are = "is" if len(some) == 1 else "are"
+    text = f"{', '.join(some)} {are} too large to be run while you wait; trace a file with it under Experiment, Jobs."
+    st.info(widgets.escape(text), icon=":material/hourglass:")
 
 
 def _file(chosen: Mapping[str, Model | None]) -> None:

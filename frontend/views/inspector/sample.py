@@ -7,7 +7,6 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -30,7 +29,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
         st.image(widgets.client().image(run["run"], number), width=PICTURE_WIDTH)
     elif sample.get("text"):
         text = sample["text"]
-        st.text(tamed(text[:FIRST_CHARACTERS]) + (" …" if len(text) > FIRST_CHARACTERS else ""))
+        st.markdown(widgets.escape(text[:FIRST_CHARACTERS]) + (" …" if len(text) > FIRST_CHARACTERS else ""))
     similar.like_this_sample(run, number, key)
 
 

@@ -77,6 +77,16 @@ def test_ranks_counts_and_cdf_are_those_of_a_counter(sealed, name):
 
 
 @BOTH
+def test_the_middle_of_the_cdf_is_scipys_mean_percentile(sealed, name):
+    run, made = sealed[name]
+    counts = Counter(words_of(made))
+    found = run.frames.paths()
+    rarity = [-count for count in counts.values() for _ in range(count)]
+    expected = [scipy.stats.percentileofscore(rarity, -count, kind="mean") / 100 for count in found["count"]]
+    np.testing.assert_allclose(found["cdf_middle"], expected, atol=1e-12)
+
+
+@BOTH
 def test_effective_paths_are_the_exponential_of_scipys_entropy(sealed, name):
     run, made = sealed[name]
     counts = np.array(list(Counter(words_of(made)).values()))
