@@ -30,5 +30,5 @@ def test_a_table_of_nothing_is_one_without_rows() -> None:
 
 def test_lines_to_type_are_escaped_and_each_stands_alone() -> None:
     html = typed_html({'with record(m, run="<x>"): m(b)': "any model"}).removeprefix(TYPED_STYLE)
-    listed = ET.fromstring(html)
-    assert [(one.tag, one.text) for one in listed[0]] == [("dt", 'with record(m, run="<x>"): m(b)'), ("dd", "any model")]
+    (listed,) = ET.fromstring(html)
+    assert [(one.tag, one.text) for one in listed] == [("dt", 'with record(m, run="<x>"): m(b)'), ("dd", "any model")]
