@@ -245,6 +245,7 @@ NOT_MEASURED = {
     "problems": "of the processes",
     "models": "of models",
     "model": "of models",
+    "place_model": "of models",
     "trace": "runs a model",
     "jobs": "of jobs",
     "job": "of jobs",

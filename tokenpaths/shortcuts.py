@@ -66,7 +66,9 @@ def trace(
     loaded: Any = model
     if isinstance(model, str | Path):
         folders = models_folders(data_dir())
-        loaded = find_traceable(model, folders, device, None, controls or None, folders[0]).load()
+        found = find_traceable(model, folders, device, None, controls or None, folders[0])
+        loaded = found.load()
+        found.note_place(loaded, folders[0])
     if controls:
         loaded = loaded.with_controls(dict(controls))
     if untrained:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tokenpaths.backend.problems import Problem, nearest
 from tokenpaths.backend.settings import Settings
 from tokenpaths.engine.adapters.huggingface.config import PREFIX, checkpoint_folder, is_huggingface, read_config
+from tokenpaths.engine.adapters.huggingface.elsewhere import read_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.base.model_folders import where_to_get
@@ -66,6 +67,12 @@ class LoadedModels:
             for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
             if entry.is_dir()
         ]
+        noted = [
+            (name, folder_identity(Path(place.folder)))
+            for name, place in read_elsewhere(self.settings.checkpoints_dir).items()
+            if Path(place.folder).is_dir()
+        ]
+        looks += noted
         if self._listed is None or self._listed[0] != looks:
             rows = list_traceable(self.settings.all_models_dirs, self.settings.checkpoints_dir)
             self._listed = (looks, [row | {"job_only": self._too_large(row)} for row in rows])

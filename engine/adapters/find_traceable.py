@@ -6,6 +6,7 @@ Listing them imports no torch; only looking one up does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tokenpaths.engine.adapters.huggingface.config import (
     CONFIG,
     PREFIX,
+    checkpoint_folder,
     is_huggingface,
     is_model_name,
     list_checkpoints,
 )
+from tokenpaths.engine.adapters.huggingface.elsewhere import note_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.checkpoint_config import find_checkpoint, list_models
 from tokenpaths.engine.families.family_controls import read_expert_controls
@@ -34,6 +37,15 @@ class FoundModel:
     modality: Modality
     load: Callable[[], Traceable]
     """loads the weights"""
+    folder: Path | None = None
+    """of a Hugging Face checkpoint, also one that the hub's cache holds"""
+
+    def note_place(self, loaded: Traceable, checkpoints_dir: Path) -> None:
+        """Note where a Hugging Face checkpoint lies, for the page; a folder that cannot be written keeps no note."""
+        name = self.name.rsplit("/", 1)[-1]
+        if self.folder is not None and is_model_name(f"{PREFIX}{name}"):
+            with suppress(OSError):
+                note_elsewhere(checkpoints_dir, name, self.folder, str(getattr(loaded, "sha256", "")))
 
 
 def find_traceable(
@@ -73,11 +85,13 @@ def find_traceable(
         read_expert_controls(controls)
     loading.check_options(device, dtype or "auto")
     name = model.removeprefix(PREFIX)
-    listed = checkpoints_dir is not None and is_model_name(model) and (checkpoints_dir / name / CONFIG).is_file()
-    if listed and not Path(name).is_dir():
-        model = f"{PREFIX}{checkpoints_dir}/{name}"
+    if checkpoints_dir is not None and is_model_name(model) and not Path(name).is_dir():
+        with suppress(UserError):  # then it is a name on the hub
+            model = f"{PREFIX}{checkpoint_folder(checkpoints_dir, model)}"
     source = inspection.find_model(model)
-    return FoundModel(source.name, "text", lambda: loading.load(source, device, dtype or "auto"))
+    config = source.file(CONFIG)
+    folder = config.parent if config is not None else None
+    return FoundModel(source.name, "text", lambda: loading.load(source, device, dtype or "auto"), folder)
 
 
 def list_traceable(folders: Iterable[Path], checkpoints_dir: Path | None) -> list[dict[str, Any]]:

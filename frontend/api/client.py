@@ -139,6 +139,10 @@ class Client:
     def model(self, model: str) -> dict[str, Any]:
         return self._get(f"/models/{_part(model)}")
 
+    def place_model(self, model: str, folder: str) -> dict[str, Any]:
+        """Say in which folder of the server's machine a Hugging Face checkpoint lies."""
+        return self._put(f"/models/{_part(model)}/folder", {"folder": folder})
+
     def trace(
         self,
         model: str,

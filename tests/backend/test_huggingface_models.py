@@ -218,3 +218,39 @@ def test_a_trace_job_and_one_of_the_untrained_twin(served: Served) -> None:
         422,
     )
     assert refused["field"] == "request.model"
+
+
+def test_a_checkpoint_that_lies_elsewhere_is_found_again(checkpoints: Path, tmp_path: Path) -> None:
+    """A place that is told is kept beside the runs; one that has moved is asked for again"""
+    options = {"worker_secret": SECRET, "warm_models": False, "trace_seconds": 250}
+    (tmp_path / "far").mkdir()
+    far = copied(checkpoints / "tiny.v1", tmp_path / "far" / "tiny.v1")
+    worker = create_worker(load_settings(data_dir=tmp_path / "data", **options))
+    with serving(worker) as url, api_for(tmp_path / "data", worker_url=url, **options) as api:
+        place = f"{API}/models/hf:tiny.v1/folder"
+        assert problem(api.get("/models/hf:tiny.v1"), 404)["field"] == "model"
+        for folder, said in (
+            ("far/tiny.v1", "whole path"),
+            (str(tmp_path), "There is no config.json"),
+            (str(checkpoints / "dense"), "names no experts"),
+            ("", "config.json"),
+        ):
+            refused = problem(api.client.put(place, json={"folder": folder}), 422)
+            assert said in refused["detail"], folder
+        assert problem(api.client.put(place, json=[1]), 422)["field"] == "folder"
+        assert problem(api.client.put(f"{API}/models/tiny/folder", json={"folder": str(far)}), 404)
+        placed = api.client.put(place, json={"folder": str(far)})
+        assert placed.status_code == 200, placed.text
+        assert placed.json()["controls"]["edits"] == list(KINDS)
+        assert [row["model"] for row in api.get("/models").json()["models"] if row["model"].startswith("hf:")] == [
+            "hf:tiny.v1"
+        ]
+        assert send(api, "hf:tiny.v1", TEXTS[0], controls=json.dumps(BAN), purpose="detour").status_code == 201
+        far.rename(tmp_path / "moved")
+        moved = problem(api.get("/models/hf:tiny.v1"), 404)["detail"]
+        assert "no longer in the folder" in moved
+        assert str(tmp_path) not in moved
+    with api_for(tmp_path / "data", **options, host="0.0.0.0", token="0123456789abcdef") as open_to_all:
+        headers = {"authorization": "Bearer 0123456789abcdef"}
+        refused = open_to_all.client.put(place, json={"folder": str(tmp_path / "moved")}, headers=headers)
+        assert "huggingface_dir" in problem(refused, 403)["detail"]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.tiny_huggingface import TEXTS, save_tiny
 from tokenpaths.cli.main import main
+from tokenpaths.engine.adapters.huggingface.elsewhere import Elsewhere, read_elsewhere
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -35,6 +36,9 @@ def test_a_checkpoint_folder_becomes_a_run(
     with Run.open(file) as run:
         info, flow, paths = run.info(), run.flow(), run.paths(limit=3)
     assert (info["family"], info["model"], info["num_samples"]) == ("moe", "tiny-olmoe", len(TEXTS))
+    place = read_elsewhere(tmp_path / "models")["tiny-olmoe"]
+    assert place == Elsewhere(str(olmoe.resolve()), info["checkpoint_sha256"]), "the page finds it without a setting"
+    assert str(olmoe) not in json.dumps(info), "the run itself says nothing of this machine"
     assert info["weight_semantics"]["renormalised"] is False, "OLMoE's weights are not divided by their sum"
     assert info["weight_semantics"]["shared_experts"] == 0
     assert flow

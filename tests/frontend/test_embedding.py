@@ -159,6 +159,7 @@ CHANGES: list[Callable[[Client], Any]] = [
     lambda client: client.name_run("a", "b"),
     lambda client: client.put_into_inbox("a", b""),
     lambda client: client.save_name("a", "path:1"),
+    lambda client: client.place_model("hf:a", "/b"),
     lambda client: client.import_names("a", {}),
     lambda client: client.delete_name("a", "path:1"),
 ]

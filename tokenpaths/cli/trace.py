@@ -150,6 +150,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
     dataset = _open(options, source)
     with waiting(f"loading {source.name}"):
         loaded: Any = source.load()
+        source.note_place(loaded, settings.checkpoints_dir)
         loaded = under_controls(loaded, ask) if ask else loaded
         loaded = as_untrained(loaded) if options.untrained else loaded
         remove_abandoned(settings.runs_dir)

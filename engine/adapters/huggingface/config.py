@@ -1,7 +1,7 @@
 """Locate Hugging Face checkpoints and read layers and experts from ``config.json``, without torch.
 
-Jobs name a checkpoint ``hf:<folder>``: a folder inside the one configured by the operator, never a path or a hub
-name, because jobs may be submitted from another machine.
+Jobs name a checkpoint ``hf:<folder>``: a folder inside the one configured by the operator or one that was traced on
+this machine (``elsewhere``), never a path or a hub name, because jobs may be submitted from another machine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.adapters.huggingface.elsewhere import read_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.families.family_controls import ExpertControls
@@ -59,7 +60,7 @@ def is_model_name(name: str) -> bool:
 
 
 def checkpoint_folder(parent: Path | None, model: str) -> Path:
-    """The folder of ``hf:<name>`` inside ``parent``; does not read its files.
+    """The folder of ``hf:<name>`` inside ``parent``, or where it was traced; does not read its files.
 
     Raises:
         UserError: no folder of checkpoints is set, a name that is a path, no such folder, a link that leads out of
@@ -79,6 +80,13 @@ def checkpoint_folder(parent: Path | None, model: str) -> Path:
             field="model",
         )
     folder = parent / name
+    if not folder.is_dir() and (place := read_elsewhere(parent).get(name)):
+        if not (Path(place.folder) / CONFIG).is_file():
+            raise UserError(
+                f"The checkpoint {name!r} is no longer in the folder in which it was traced; say where it is now.",
+                field="model",
+            )
+        return Path(place.folder)
     if not folder.is_dir():
         raise UserError(f"There is no checkpoint {name!r} in {parent}; {_nearest(name, parent)}", field="model")
     if not folder.resolve().is_relative_to(parent.resolve()):
@@ -162,11 +170,12 @@ def list_checkpoints(parent: Path | None) -> list[dict[str, Any]]:
     Folders without a ``config.json`` that names a model type are left out; checkpoints that cannot be traced are listed
     with their problem. Reads no weights.
     """
-    folders = sorted(parent.iterdir()) if parent is not None and parent.is_dir() else []
+    inside = {folder.name: folder for folder in parent.iterdir()} if parent is not None and parent.is_dir() else {}
+    noted = {name: Path(place.folder) for name, place in read_elsewhere(parent).items()}
     return [
-        _checkpoint_row(parent, f"{PREFIX}{folder.name}")
-        for folder in folders
-        if re.fullmatch(FOLDER_PATTERN, folder.name) and _names_type(folder / CONFIG)
+        _checkpoint_row(parent, f"{PREFIX}{name}")
+        for name, folder in sorted((noted | inside).items())
+        if re.fullmatch(FOLDER_PATTERN, name) and _names_type(folder / CONFIG)
     ]
 
 

@@ -150,6 +150,7 @@ class HuggingFaceModel:
 
     def run_fields(self) -> dict[str, Any]:
         config = json.loads(self.model.config.to_json_string(use_diff=False))
+        config.pop("_name_or_path", None)  # a folder of this machine: runs are sent to others
         about = {
             "transformers": transformers_library().__version__,
             "dtype": str(self.model.dtype).removeprefix("torch."),

@@ -195,7 +195,20 @@ def again(
         widgets.show_error(error)
         return None
     st.session_state[slot] = {"of": identity, "run": answer["run"]}
-    return client.ask(answer["run"], "")
+    made = client.ask(answer["run"], "")
+    _compare_weights(run, made)
+    return made
+
+
+def _compare_weights(run: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """Say so if the model that runs now has other weights than that of the run."""
+    then, now = run.get("checkpoint_sha256"), made.get("checkpoint_sha256")
+    if then and now and then != now:
+        st.warning(
+            f"The weights of {widgets.escape(run['model'])} have changed since this run was made: what follows is of "
+            "the weights that are there now.",
+            icon=":material/difference:",
+        )
 
 
 def forget(slot: str = KEPT) -> None:
@@ -286,16 +299,39 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
 
 def model_of(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The API's description of a run's model; None, with a message, if it no longer exists."""
-    sentence, put = f"The model {run['model']} cannot be run again. ", None
-    if common.of_huggingface(run):
-        put = "Put its checkpoint into the folder of the setting huggingface_dir, or into `models` of the data folder."
+    sentence, foreign = f"The model {run['model']} cannot be run again. ", common.of_huggingface(run)
     try:
         model = widgets.client().model(common.model_name(run))
     except ApiError as error:
-        todo = put if put and isinstance(error, NotFound) else error.todo
+        asked = foreign and isinstance(error, NotFound)
+        todo = "Say below where its checkpoint is." if asked else error.todo
         widgets.empty(widgets.escape(sentence) + widgets.error_text(error), todo)
+        if asked:
+            _ask_for_folder(common.model_name(run))
         return None
     if model.get("problem"):
-        widgets.empty(widgets.escape(sentence + str(model["problem"])), put or "Train it again, or copy it again.")
+        todo = "Say below where a whole one is." if foreign else "Train it again, or copy it again."
+        widgets.empty(widgets.escape(sentence + str(model["problem"])), todo)
+        if foreign:
+            _ask_for_folder(common.model_name(run))
         return None
     return model
+
+
+def _ask_for_folder(model: str) -> None:
+    """Ask once where a checkpoint lies; the answer is kept in the data folder."""
+    with st.form("checkpoint_folder"):
+        folder = st.text_input(
+            "Folder of the checkpoint on this machine",
+            placeholder="/data/checkpoints/OLMoE-1B-7B",
+            help="The folder that holds its config.json and weights. It is asked for once and kept beside the runs.",
+        )
+        sent = st.form_submit_button("Use this folder", type="primary")
+    if not sent:
+        return
+    try:
+        widgets.client().place_model(model, folder)
+    except ApiError as error:
+        widgets.show_error(error)
+        return
+    st.rerun()
