@@ -271,7 +271,6 @@ NOT_MEASURED = {
     "delete_name": "the user's names, beside the run",
     "import_names": "the user's names, beside the run",
     "export_names": "the user's names, beside the run",
-    "name_run": "the user's names, beside the run",
     "put_into_inbox": "changes the folder",
     "same_groups": "two runs",
 }

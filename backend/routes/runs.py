@@ -12,29 +12,12 @@ from starlette.responses import Response
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import redact
-from tokenpaths.backend.http.uploads import Body
 from tokenpaths.backend.problems import documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.runs.run_names import MOST_BYTES, check_display_name
 from tokenpaths.backend.schemas.runs import RunList
 from tokenpaths.backend.services import Services, Shared
 
-NAME_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name"],
-                    "additionalProperties": False,
-                    "properties": {"name": {"type": "string", "maxLength": 120, "description": "Shown in lists"}},
-                }
-            }
-        },
-    }
-}
 router = APIRouter(prefix="/runs", responses=ABOUT_A_RUN)
 
 
@@ -65,8 +48,9 @@ def _page_of_runs(services: Services, after: str | None, limit: int, binding: st
     The cursor holds when the first page was made, in front of the key.
     """
     begun, _, last = after.partition(" ") if after is not None else (f"{time.time():.6f}", "", "")
-    names = services.names.all()
-    cards = [_shown(card) | {"name": names.get(str(card["run"]))} for card in services.registry.cards()]
+    cards = services.registry.cards()
+    names = services.names.of(cards)
+    cards = [_shown(card) | {"name": names[str(card["run"])]} for card in cards]
     at = _seconds(begun)
     keyed = sorted(((" ".join(services.registry.place(card, at)), card) for card in cards), key=_key, reverse=True)
     rest = [(key, card) for key, card in keyed if after is None or key < last]
@@ -95,24 +79,6 @@ async def delete_run(services: Shared, run: RunName) -> Response:
     """Delete the run's file. There is no way back."""
     await run_in_threadpool(services.registry.delete, run)
     services.registry.watchdog.release(run)
-    await run_in_threadpool(services.names.forget, run)
-    return Response(status_code=204)
-
-
-@router.put(
-    "/{run}/name",
-    status_code=204,
-    response_class=Response,
-    tags=["runs"],
-    responses=documented(408, 413, 507),
-    openapi_extra=NAME_BODY,
-)
-async def name_run(request: Request, services: Shared, run: RunName) -> Response:
-    """Give a run a name of your own for lists; an empty one takes it away. The run and its id stay as they are."""
-    data = await Body(request, services.settings, MOST_BYTES).read()
-    name = check_display_name(data)
-    await run_in_threadpool(services.registry.identity, run)  # Problem 404 if there is none
-    await run_in_threadpool(services.names.put, run, name)
     return Response(status_code=204)
 
 

@@ -23,6 +23,7 @@ from tokenpaths.engine.base.files import check_name, write_atomically
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
 
+FOLDER = "names"
 MOST_NAMES = 2000
 MOST_NAME, MOST_NOTE = 80, 4000
 """characters"""
@@ -40,7 +41,7 @@ _WRITING = threading.Lock()
 def names_file(data_dir: Path, run_id: str, created_at: str) -> Path:
     """Where the names of a run are; it need not exist."""
     made = hashlib.sha256(created_at.encode()).hexdigest()[:12]
-    return data_dir / "names" / f"{check_name(run_id, field='run')}.{made}.json"
+    return data_dir / FOLDER / f"{check_name(run_id, field='run')}.{made}.json"
 
 
 def read_names(file: Path) -> Names:

@@ -1,68 +1,58 @@
-"""Display names of runs, given by users: one small JSON file each in ``<data_dir>/run_names``, beside the sealed files.
+"""Names of whole runs for lists: what users wrote to the thing ``run`` of each, read from ``<data_dir>/names``.
 
-A run's id never changes; its name is only shown. A name whose run is gone is forgotten with the run.
+A run's id never changes; its name is only shown.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tokenpaths.backend.http.strict_json import json_body
 from tokenpaths.backend.problems import Problem
-from tokenpaths.engine.base.files import check_name, write_atomically
-
-MOST_CHARACTERS = 120
-MOST_BYTES = 4_000
+from tokenpaths.backend.runs.names import FOLDER, names_file, read_names
 
 
 class RunNames:
-    """The names in a data folder. Safe for concurrent use: files are replaced whole."""
+    """Names of the runs of a data folder; a file is read again only when it has changed."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.folder = data_dir / "run_names"
-
-    def all(self) -> dict[str, str]:
-        """Run id → name; invalid files are skipped."""
-        names = {}
-        for file in self.folder.glob("*.json"):
-            try:
-                if file.stat().st_size <= MOST_BYTES:
-                    names[file.stem] = str(json.loads(file.read_text("utf-8"))["name"])[:MOST_CHARACTERS]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
-        return names
+        self.data_dir = data_dir
+        self._read: dict[Path, tuple[tuple[int, int], str | None]] = {}
 
     def identity(self) -> str:
-        """A string that changes when any name changes."""
-        return hashlib.sha256(json.dumps(sorted(self.all().items())).encode()).hexdigest()[:12]
+        """A string that changes when any name may have changed."""
+        return hashlib.sha256(repr(sorted(self._files().items())).encode()).hexdigest()[:12]
 
-    def put(self, run_id: str, name: str) -> None:
-        """Name a run; an empty name takes its name away."""
-        if not name:
-            self.forget(run_id)
-            return
-        write_atomically(self._file(run_id), json.dumps({"name": name}, ensure_ascii=False).encode())
+    def of(self, cards: list[dict[str, Any]]) -> dict[str, str | None]:
+        """Run id → its name, or None; a damaged file is none."""
+        files = self._files()
+        return {str(card["run"]): self._name(card, files) for card in cards}
 
-    def forget(self, run_id: str) -> None:
-        self._file(run_id).unlink(missing_ok=True)
+    def _name(self, card: Mapping[str, Any], files: Mapping[Path, tuple[int, int]]) -> str | None:
+        if not card.get("created_at"):  # it cannot be read, or was not read yet
+            return None
+        file = names_file(self.data_dir, str(card["run"]), str(card["created_at"]))
+        looks = files.get(file)
+        if looks is None:
+            return None
+        known = self._read.get(file)
+        if known is None or known[0] != looks:
+            try:
+                name = read_names(file).get("run", {}).get("name") or None
+            except Problem:
+                name = None
+            known = self._read[file] = (looks, name)
+        return known[1]
 
-    def _file(self, run_id: str) -> Path:
-        return self.folder / f"{check_name(run_id, field='run')}.json"
-
-
-def check_display_name(data: bytes) -> str:
-    """Parse a body ``{"name": "…"}``; Problem 422 with the name of the field."""
-    values = json_body(data)
-    if not isinstance(values, dict) or set(values) != {"name"} or not isinstance(values["name"], str):
-        raise Problem(422, "json", 'The body should be {"name": "…"}; an empty name takes it away.', field="name")
-    name = " ".join(values["name"].split())
-    if len(name) > MOST_CHARACTERS:
-        raise Problem(
-            422,
-            "name",
-            f"The name has {len(name):,} characters, it should have at most {MOST_CHARACTERS}.",
-            field="name",
-        )
-    return name
+    def _files(self) -> dict[Path, tuple[int, int]]:
+        """Sizes and times of all files of names."""
+        found = {}
+        for file in (self.data_dir / FOLDER).glob("*.json"):
+            try:
+                looks = file.stat()
+            except OSError:  # replaced just now
+                continue
+            found[file] = (looks.st_size, looks.st_mtime_ns)
+        return found

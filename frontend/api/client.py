@@ -127,12 +127,6 @@ class Client:
         with self._lock:
             self._kept.clear()
 
-    def name_run(self, run: str, name: str) -> None:
-        """Give a run a name for lists; an empty one takes it away."""
-        body = json.dumps({"name": name}).encode()
-        self._send("PUT", f"/runs/{_part(run)}/name", content=body, headers={"content-type": "application/json"})
-
-    # -- models and traces --------------------------------------------------------------------
     def models(self) -> list[dict[str, Any]]:
         return self._get("/models")["models"]
 

@@ -89,7 +89,7 @@ def test_a_run_is_renamed_found_and_deleted_after_a_question(visit, site):
     card = here.page.locator(".st-key-open_flow_passing button:visible")
     here.page.locator(".st-key-manage_passing button").first.click()
     here.page.get_by_label("Name", exact=True).fill("Short <b>lived</b>")
-    here.page.get_by_role("button", name="Save the name").click()
+    here.page.get_by_role("button", name="Save", exact=True).click()
     expect(card).to_have_text(SHOWN)
     here.open(q="lived")
     expect(card).to_have_text(SHOWN)

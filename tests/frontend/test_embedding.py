@@ -156,7 +156,6 @@ CHANGES: list[Callable[[Client], Any]] = [
     lambda client: client.remove_job("a"),
     lambda client: client.save_search("a", {}),
     lambda client: client.delete_search("a"),
-    lambda client: client.name_run("a", "b"),
     lambda client: client.put_into_inbox("a", b""),
     lambda client: client.save_name("a", "path:1"),
     lambda client: client.place_model("hf:a", "/b"),

@@ -147,7 +147,6 @@ OTHER_PATHS = (
     "dataset.zip",
     "effect",
     "export/{table_and_format}",
-    "name",
     "names",
     "names/{thing}",
     "report",

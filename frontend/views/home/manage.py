@@ -11,8 +11,10 @@ from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.home.groups import display_name
+from tokenpaths.frontend.views.inspector.actions import MOST_NAME, MOST_NOTE
 
-MOST_CHARACTERS = 120
+RUN = "run"
+"""the whole run, among the things that have names"""
 
 
 @address.unless_embedded
@@ -42,13 +44,14 @@ def dialog(cards: Sequence[Mapping[str, Any]]) -> None:
         "Name",
         value=str(card.get("name") or ""),
         placeholder=run,
-        max_chars=MOST_CHARACTERS,
+        max_chars=MOST_NAME,
         key=f"manage_name_{run}",
         help="Shown in lists, kept beside the run. Empty: its id.",
     )
+    note = st.text_area("Note", value=_own(run).get("note", ""), max_chars=MOST_NOTE, key=f"manage_note_{run}")
     with st.container(horizontal=True, gap="small"):
-        if st.button("Save the name", type="primary", key="manage_save"):
-            _do(lambda: widgets.client().name_run(run, str(name or "")))
+        if st.button("Save", type="primary", key="manage_save"):
+            _do(lambda: _save(run, str(name or "").strip(), str(note or "").strip()))
         if st.button("Delete the run …", key="manage_delete", icon=":material/delete:"):
             st.session_state["manage_sure"] = run
     if st.session_state.get("manage_sure") == run:
@@ -58,6 +61,21 @@ def dialog(cards: Sequence[Mapping[str, Any]]) -> None:
         )
         if st.button("Yes, delete it", key="manage_yes"):
             _delete(run)
+
+
+def _own(run: str) -> Mapping[str, str]:
+    """The user's name and note of a run; empty also where they cannot be read."""
+    try:
+        return dict(widgets.client().names(run).get(RUN, {}))
+    except ApiError:
+        return {}
+
+
+def _save(run: str, name: str, note: str) -> None:
+    if name or note:
+        widgets.client().save_name(run, RUN, name, note)
+    elif _own(run):
+        widgets.client().delete_name(run, RUN)
 
 
 def _delete(run: str) -> None:
