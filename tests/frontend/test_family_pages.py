@@ -12,6 +12,8 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, api_for, serving
 from tests.support.pages import showing
 from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
+from tokenpaths.frontend.api.client import Client
+from tokenpaths.frontend.charts.families.hmodel_connections import label_distances
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.common import twin_rows
 from tokenpaths.frontend.views.samples import retrace
@@ -131,6 +133,32 @@ def test_one_text_alone_shows_its_graph_and_compares_nothing(show):
     assert "Does each label have routes of its own?" not in headers(page)
     assert "Is that more than chance?" not in headers(page)
     assert "What if the connections were sharper?" in headers(page)
+
+
+def test_an_uploaded_text_is_beside_its_nearest_label(api, show):
+    client = Client(api)
+    made = client.trace(client.ask("hmodel", "")["model"], text="Der Hund und der Wald und der Abend und das Haus")
+    page = show(view="home", run=made["run"])
+    assert not page.error, [error.value for error in page.error]
+    labels = {row["label"] for row in client.ask("hmodel", "")["labels"]}
+    (heading,) = [text for text in headers(page) if text.startswith("Its layers talk to each other most as for")]
+    own = client.ask(made["run"], "edges", sample=0)
+    near = label_distances(own, {label: client.ask("hmodel", "edges", label=label) for label in labels})
+    assert near[0].label in heading
+    client.delete(made["run"])
+
+
+def test_the_nearest_label_is_that_of_a_loop() -> None:
+    def answer(*c: float) -> dict:
+        values = [[[c[2 * s + t] for t in range(2)] for s in range(2)]]
+        axes = [{"names": ["1"]}, {"names": ["a", "b"]}, {"names": ["a", "b"]}]
+        return {"axes": axes, "values": values}
+
+    own, means = answer(0.1, 0.2, 0.3, 0.4), {"x": answer(0.5, 0.2, 0.3, 0.4), "y": answer(0.1, 0.2, 0.3, 0.6)}
+    assert [(row.label, pytest.approx(row.distance)) for row in label_distances(own, means)] == [
+        ("y", (0.2**2 / 4) ** 0.5),
+        ("x", (0.4**2 / 4) ** 0.5),
+    ]
 
 
 def test_gates_by_domain_with_their_findings(show):

@@ -19,6 +19,7 @@ from tokenpaths.engine.families.raytracing_config import RayTracingConfig
 from tokenpaths.engine.models.dipaco import chunk_of_position
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.charts.drawing.ink import ink_kind
 from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
 from tokenpaths.frontend.views.family import dipaco, raytracing
@@ -100,6 +101,16 @@ def test_every_question_about_lights_is_on_the_page(show):
         assert question in questions(page)
     assert "96.7" not in words(page)  # the numbers of the checkpoint are drawn; the sentence gives the difference
     assert "percentage points" in words(page)
+
+
+def test_an_uploaded_image_shows_the_lights_it_lit(api, show):
+    client = Client(api)
+    picture = ("a.png", client.image("lights", 0))
+    made = client.trace(client.ask("lights", "")["model"], image=picture)
+    page = show(view="home", run=made["run"])
+    assert "lit up before the answer was strong enough" in questions(page)
+    assert "What the model calls it" in questions(page)
+    client.delete(made["run"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ once, hidden layers from iteration 1 on, and in the last iteration only outputs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -140,6 +142,28 @@ def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
         for i, first in enumerate(labels)
         for j, second in enumerate(labels)
     ]
+
+
+@dataclass(frozen=True)
+class LabelDistance:
+    """A label and how far its mean connections are."""
+
+    label: str
+    distance: float
+
+
+def label_distances(own: Mapping[str, Any], means: Mapping[str, Mapping[str, Any]]) -> list[LabelDistance]:
+    """Labels by the distance of their mean connections from those of one input, the nearest first.
+
+    Args:
+        own: Response of ``/edges`` for a sample.
+        means: Responses of ``/edges`` by label, of a run of the same model.
+    """
+    found = []
+    for label, mean in means.items():
+        apart = [row["difference"] ** 2 for row in connection_rows(own, mean)]
+        found.append(LabelDistance(label, math.sqrt(sum(apart) / len(apart)) if apart else 0.0))
+    return sorted(found, key=lambda row: row.distance)
 
 
 def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:

@@ -9,7 +9,6 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import with_text
-from tokenpaths.frontend.charts.families import dipaco_rerouting
 from tokenpaths.frontend.charts.flow.token_flow import token_label
 from tokenpaths.frontend.charts.patches import data_url, patch_url
 from tokenpaths.frontend.components.wall import wall
@@ -18,6 +17,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.home import upload_family
 from tokenpaths.frontend.views.samples import reference
 from tokenpaths.frontend.views.samples.one_sample import pick_token
 
@@ -48,7 +48,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         _chosen(ranked, selection.token)
         _unusual(run, ranked)
         _nearest(ranked)
-    _family(run, ranked)
+    upload_family.draw(run, ranked)
 
 
 def headline(answer: Mapping[str, Any], singular: str, plural: str | None = None) -> str:
@@ -199,17 +199,3 @@ def _nearest(ranked: reference.Ranked) -> None:
         kind="sample" if "image" in items[0] else "text",
         on_open=lambda item: address.go_changed(view="samples", run=name, sample=int(item["sample"]), token=None),
     )
-
-
-def _family(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
-    """The family's own picture of the upload: DiPaCo's path."""
-    config = run.get("config") or {}
-    if run["family"] != "dipaco" or not {"prefix", "context"} <= set(config):
-        return
-    tokens = ranked.sample["tokens"]
-    starts = dipaco_rerouting.decisions(
-        len(tokens), int(config["prefix"]), config.get("reroute_every"), int(config["context"])
-    )
-    parts = dipaco_rerouting.chunks(tokens, starts)
-    st.markdown("**Which path reads which part of it?**")
-    widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None))

@@ -1,0 +1,103 @@
+"""The family's own picture of an upload: DiPaCo's paths, the H-Model's nearest label, RayTracing's lights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import streamlit as st
+
+from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
+from tokenpaths.frontend.charts.families.hmodel_connections import LabelDistance, graph_chart, label_distances
+from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.views.family import raytracing
+from tokenpaths.frontend.views.samples import reference
+
+MOST_LABELS = 12
+
+
+def draw(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
+    """The picture of one upload; nothing for families whose routes are shown whole by the flow."""
+    if (picture := PICTURES.get(str(run["family"]))) is not None:
+        with widgets.error_boundary("the family's picture"):
+            picture(run, ranked)
+
+
+def _parts(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
+    """DiPaCo: which path reads which part of a text."""
+    config = run.get("config") or {}
+    if not {"prefix", "context"} <= set(config):
+        return
+    tokens = ranked.sample["tokens"]
+    starts = dipaco_rerouting.decisions(
+        len(tokens), int(config["prefix"]), config.get("reroute_every"), int(config["context"])
+    )
+    parts = dipaco_rerouting.chunks(tokens, starts)
+    st.markdown("**Which path reads which part of it?**")
+    widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None))
+
+
+def _connections(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
+    """H-Model: the label of the reference run whose mean connections are nearest, beside the upload's own."""
+    if "edges" not in (run.get("soft") or ()):
+        return
+    client = widgets.client()
+    own = client.ask(run["run"], "edges", sample=ranked.sample["sample"])
+    known = client.ask(str(ranked.name), "") if ranked.name else {}
+    labels = [row["label"] for row in known.get("labels") or () if row["label"] is not None][:MOST_LABELS]
+    if not labels or "edges" not in (known.get("soft") or ()):
+        st.markdown("**Which layers talk to each other for it?**")
+        widgets.chart(graph_chart(own, theme=widgets.theme(), title=None, compact=True))
+        return
+    means = {label: client.ask(known["run"], "edges", label=label) for label in labels}
+    near = label_distances(own, means)
+    st.subheader(widgets.escape(nearest_label_words(near)), anchor=False)
+    st.caption(widgets.escape(how_telling(known, len(labels))))
+    left, right = st.columns(2, gap="large")
+    for place, words, graph in ((left, "Yours", own), (right, f"The mean of {near[0].label}", means[near[0].label])):
+        with place:
+            st.caption(widgets.escape(words))
+            widgets.chart(graph_chart(graph, theme=widgets.theme(), title=None, compact=True))
+    widgets.numbers_behind([{"label": row.label, "distance": row.distance} for row in near], "distances to the labels")
+
+
+def nearest_label_words(near: list[LabelDistance]) -> str:
+    """“Its layers talk to each other most as for English (distance 0.0123); next: German (0.0151)”."""
+    text = f"Its layers talk to each other most as for {near[0].label} (distance {numbers.number(near[0].distance)})"
+    return text + (f"; next: {near[1].label} ({numbers.number(near[1].distance)})" if len(near) > 1 else "")
+
+
+def how_telling(known: Mapping[str, Any], count: int) -> str:
+    """How far connections tell the label at all, in the run that is compared with."""
+    words = (
+        f"Compared with the means of the labels of {known['run']}. Distance: root of the mean squared difference of "
+        "all weights of connections."
+    )
+    accuracy = (known.get("findings") or {}).get("nearest_label_accuracy")
+    if accuracy is None:
+        return words
+    chance = numbers.percent(1 / count)
+    return f"{words} There the nearest is right for {numbers.percent(accuracy)} of the samples (guessing: {chance})."
+
+
+def _lights(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
+    """RayTracing: the blocks that are lit when the output fires."""
+    sample = ranked.sample
+    soft = widgets.client().ask(run["run"], "blocks", sample=sample["sample"])
+    network, values, names = raytracing_network.network_of(run), soft["values"], soft["axes"][0]["names"]
+    last = raytracing_network.last_step(values)
+    curve = raytracing_network.share_rows(network, values, names)
+    lit = round(curve[last]["lit_so_far"] * network.num_blocks)
+    blocks = numbers.plural(network.num_blocks, "block")
+    st.subheader(f"{numbers.count(lit)} of {blocks} lit up before the answer was strong enough", anchor=False)
+    st.caption(widgets.escape(raytracing.step_words(network, curve, last, last, names, run["config"], sample)))
+    widgets.chart(raytracing_network.network_chart(network, values, last, theme=widgets.theme(), title=None))
+
+
+PICTURES: Mapping[str, Callable[[Mapping[str, Any], reference.Ranked], None]] = {
+    "dipaco": _parts,
+    "hmodel": _connections,
+    "raytracing": _lights,
+}
+"""family → its picture"""
