@@ -17,6 +17,7 @@ from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, wit
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
+from tokenpaths.frontend.charts.drawing.thing_names import bare
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
@@ -32,14 +33,17 @@ def rank_frequency_chart(
     law: Mapping[str, Any] | None = None,
     theme: str | Theme = "light",
     chosen: Iterable[int] = (),
+    names: Mapping[str, str] | None = None,
+    fitted: bool = True,
     title: str | None = TITLE,
     height: int = 380,
 ) -> alt.LayerChart:
-    """Rank–frequency chart of a response of ``/paths/fit`` ({observed, untrained | null, independent}).
+    """Rank–frequency chart of a response of ``/paths/fit`` ({observed, untrained | null, independent | null}).
 
     Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the response of
     ``/paths/law`` ({observed, untrained, independent}, each {curve: [{rank, share}]}), or only its part for the run.
-    ``chosen`` ranks get a ring in the accent colour. Points are coloured by CDF if the response has it.
+    ``chosen`` ranks get a ring in the accent colour. ``names`` are display names by thing (``drawing.thing_names``),
+    for tooltips. ``fitted``: with the least-squares line. Points are coloured by CDF if the response has it.
     """
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
@@ -59,16 +63,17 @@ def rank_frequency_chart(
     laws = law if law and "observed" in law else {"observed": law}
     curve = (laws.get("observed") or {}).get("curve") or []
     null_curves = [c for key in ("untrained", "independent") if fit.get(key) and (c := _curve(laws.get(key), fit[key]))]
-    names = [OBSERVED, FITTED] + [LAW] * bool(curve)
-    names += [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
-    names += [NULL_LAWS] * bool(null_curves)
-    layers = [_nulls(fit, look, x, y, names)]
-    if line := fitted_line(observed):
-        layers.append(_fitted(line, FITTED, look, x, y, names))
-    layers += [_fitted(null_curve, NULL_LAWS, look, x, y, names) for null_curve in null_curves]
-    layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen))]
+    line = fitted_line(observed) if fitted else []
+    kinds = [OBSERVED] + [FITTED] * bool(line) + [LAW] * bool(curve)
+    kinds += [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
+    kinds += [NULL_LAWS] * bool(null_curves)
+    layers = [_nulls(fit, look, x, y, kinds)]
+    if line:
+        layers.append(_fitted(line, FITTED, look, x, y, kinds))
+    layers += [_fitted(null_curve, NULL_LAWS, look, x, y, kinds) for null_curve in null_curves]
+    layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen), names)]
     if curve:  # drawn above the points it fits
-        layers.append(_fitted(curve, LAW, look, x, y, names))
+        layers.append(_fitted(curve, LAW, look, x, y, kinds))
     words = [fit_words("This run", observed)]
     words += [
         fit_words(name.capitalize(), fit[key])
@@ -76,6 +81,15 @@ def rank_frequency_chart(
         if fit.get(key)
     ]
     return finish(alt.layer(*layers).resolve_scale(shape="independent"), look, title, words, height=height)
+
+
+def with_one_null(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """A response of ``/paths/fit`` with the null that tells most: the untrained twin, or without one independent steps.
+
+    >>> with_one_null({"observed": 1, "untrained": 2, "independent": 3})
+    {'observed': 1, 'untrained': 2, 'independent': None}
+    """
+    return {**fit, "independent": None if fit.get("untrained") else fit.get("independent")}
 
 
 def fit_words(name: str, fit: Mapping[str, Any]) -> str:
@@ -156,7 +170,9 @@ def _fitted(
     )
 
 
-def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set[int]) -> alt.Chart:
+def _points(
+    fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set[int], names: Mapping[str, str] | None
+) -> alt.Chart:
     points = [p for p in fit["points"] if p["count"] > 0]
     has_ink = bool(points) and all(p.get("path_tokens") is not None for p in points)
     table = [
@@ -166,6 +182,7 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
             "count": numbers.count(p["count"]),
             "percent": numbers.percent(p["share"]),
             "on": p["rank"] in chosen,
+            "name": bare(names, f"path:{p['rank']}") or "–",
             **(ink_fields(p) if has_ink else {}),
         }
         for p in points
@@ -182,7 +199,7 @@ def _points(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, chosen: set
             size=either("datum.on", 190, 64),
             stroke=either("datum.on", look.accent, look.background),
             strokeWidth=either("datum.on", 3, 0.6),
-            tooltip=tips("rank:Q|, rank", "count:N tokens", "percent:N share of tokens"),
+            tooltip=tips("rank:Q|, rank", "name:N path", "count:N tokens", "percent:N share of tokens"),
         )
         .add_params(pick)
     )

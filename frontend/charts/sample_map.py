@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import either, haloed, label_means, tips
+from tokenpaths.frontend.charts.drawing.encodings import either, haloed, label_means, names_apart, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.running_text import tamed
@@ -17,6 +17,8 @@ from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
+ABOUT_WIDTH = 440
+"""pixels of the map beside the wall; on a wider one names have more room than they need"""
 _STAR = "M0,-1.43L0.34,-0.47L1.37,-0.44L0.55,0.18L0.85,1.16L0,0.57L-0.85,1.16L-0.55,0.18L-1.37,-0.44L-0.34,-0.47Z"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", _STAR)
 """one per label if there are enough, each with a colour of its own (``palette.GROUPS``)"""
@@ -52,18 +54,20 @@ def sample_map_chart(
     theme: str | Theme = "light",
     chosen: str | None = None,
     sample: int | None = None,
+    names: Mapping[str, str] | None = None,
     title: str | None = TITLE,
     height: int = 520,
 ) -> alt.LayerChart:
     """Scatter of a response of ``/map`` or of the artifact of a map job.
 
     Up to eight labels have a shape, a colour and a name at the mean of their samples. The ``chosen`` label is in the
-    accent colour and the rest grey; the chosen ``sample`` gets a ring.
+    accent colour and the rest grey; the chosen ``sample`` gets a ring. ``names``: the user's own by thing
+    (``sample:5``).
     """
     look = theme_named(theme)
     labels = [label for label, _ in Counter(row.get("label") for row in answer["points"]).most_common() if label]
     few = 1 < len(labels) <= len(SHAPES)
-    table = _points_table(answer, chosen, sample)
+    table = _points_table(answer, chosen, sample, names or {})
     shares = list(answer.get("explained") or [])
     x, y = (
         alt.X("x:Q", scale=alt.Scale(zero=False, padding=18), axis=_axis("first", shares[:1], look)),
@@ -75,15 +79,18 @@ def sample_map_chart(
     )
     layers = [points, ring.encode(x=x, y=y)]
     if few or chosen is not None:
-        layers += _names(table, labels if few else [str(chosen)], look, x, y)
+        layers += _names(table, labels if few else [str(chosen)], look, x, y, height)
     return as_vectors(finish(alt.layer(*layers), look, title, map_words(answer), height=height), len(table))
 
 
-def _points_table(answer: Mapping[str, Any], chosen: str | None, sample: int | None) -> list[dict[str, Any]]:
+def _points_table(
+    answer: Mapping[str, Any], chosen: str | None, sample: int | None, names: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """One row per sample; ``on``: of the chosen label, ``here``: the chosen sample."""
     return [
         {
             "sample": row["sample"],
+            "name": names.get(f"sample:{row['sample']}", f"{row['sample']:,}"),
             "x": row["x"],
             "y": row["y"],
             "label": row.get("label") or NO_LABEL,
@@ -99,7 +106,7 @@ def _points_table(answer: Mapping[str, Any], chosen: str | None, sample: int | N
 
 def _points(table: Sequence[Mapping[str, Any]], labels: list[str], chosen: str | None, look: Theme) -> alt.Chart:
     """One point per sample; ``labels`` (empty: too many) have a shape and, unless one is chosen, a colour each."""
-    tooltip = tips("sample:Q", "label:N")
+    tooltip = tips("name:N sample", "label:N")
     if any(row["image"] for row in table):
         tooltip.append(alt.Tooltip("image:N"))  # Vega shows a tooltip field of this name as an image
     if any(row["text"] for row in table):
@@ -138,10 +145,13 @@ def _points(table: Sequence[Mapping[str, Any]], labels: list[str], chosen: str |
     return points.encode(shape=alt.Shape("label:N", scale=shapes, legend=legend))
 
 
-def _names(table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+def _names(
+    table: list[dict[str, Any]], labels: list[str], look: Theme, x: alt.X, y: alt.Y, height: int
+) -> list[alt.Chart]:
     """The name of each label at the mean position of its samples."""
     means = label_means(table)
-    base = alt.Chart(rows(means[label] for label in labels if label in means)).encode(x=x, y=y, text="label:N")
+    placed = names_apart([means[label] for label in labels if label in means], table, width=ABOUT_WIDTH, height=height)
+    base = alt.Chart(rows(placed)).encode(x=x, y=y, text="label:N")
     return haloed(base, look, look.ink, 4, 0.8, fontSize=look.font_size + 1, fontWeight=700, aria=False)
 
 

@@ -20,3 +20,11 @@ def names_of(run: str, of: Literal["module", "path"]) -> dict[str, str]:
     with suppress(ApiError):
         own = client.names(run)
     return thing_names(summaries, own)
+
+
+def own_names(run: str) -> dict[str, str]:
+    """The user's own names by thing (``sample:5``, ``token:5.17``); none where they cannot be had."""
+    try:
+        return {thing: entry["name"] for thing, entry in widgets.client().names(run).items() if entry.get("name")}
+    except ApiError:
+        return {}

@@ -9,6 +9,7 @@ from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.components.wall_data import token_items
 from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.views.own_names import own_names
 
 
 def sample_wall(
@@ -29,9 +30,9 @@ def sample_wall(
         change: Fields of the selection that a click changes beside the sample, for example ``view="samples"``; none:
             the sample is opened in the inspector.
     """
-    items = []
+    items, names = [], own_names(run["run"])
     for row in rows:
-        text = caption(row)
+        text = " · ".join(filter(None, (names.get(f"sample:{row['sample']}"), caption(row))))
         item: dict[str, Any] = {"sample": row["sample"], "title": f"sample {row['sample']}: {text}", "caption": text}
         if row.get("has_image"):
             item["image"] = data_url(widgets.client().image(run["run"], row["sample"]))

@@ -16,7 +16,9 @@ from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
 from tokenpaths.frontend.charts.drawing import ink, palette
+from tokenpaths.frontend.charts.drawing.encodings import names_apart
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
+from tokenpaths.frontend.charts.paths import with_one_null
 from tokenpaths.frontend.charts.slopes import slope_words
 
 RUN = open_run(samples=10, modules=8)
@@ -379,3 +381,21 @@ def test_tables_behind_charts_hold_the_numbers():
     assert sum(row["tokens"] for row in flow.link_rows(FLOW) if row["step"] == 0) == FLOW["num_tokens"]
     assert len(flow.node_rows(FLOW)) == len(FLOW["nodes"])
     assert len(token_flow.token_rows(TEXT)) == TEXT["num_tokens"]
+
+
+def test_names_of_a_map_are_not_written_over_each_other() -> None:
+    table = [{"label": "a", "x": 0.0, "y": 0.0}, {"label": "b", "x": 10.0, "y": 10.0}]
+    names = [{"label": f"name {i}", "x": 5.0, "y": 5.0 + i / 100} for i in range(6)]
+    names.append({"label": "far", "x": 0.5, "y": 5.0})
+    placed = {row["label"]: row for row in names_apart(names, table, width=400, height=400)}
+    heights = sorted(placed[f"name {i}"]["y"] for i in range(6))
+    assert min(after - before for before, after in zip(heights, heights[1:], strict=False)) >= 10 * 17 / 400 * 0.99
+    assert max(abs(row["y"] - 5) for row in placed.values()) < 10 * 17 / 400 * 4, "no further than needed"
+    assert (placed["far"]["x"], placed["far"]["y"]) == (0.5, 5.0), "nothing is near it"
+
+
+def test_names_of_the_user_are_in_tooltips() -> None:
+    chart = charts.rank_frequency_chart(FIT, names={"path:1": "path 1 · headlines"})
+    assert "headlines" in json.dumps(chart.to_dict(), ensure_ascii=False)
+    lines = data_of(charts.rank_frequency_chart(with_one_null(FIT), fitted=False), "what", "rank")
+    assert {row["what"] for row in lines} == {paths.UNTRAINED}

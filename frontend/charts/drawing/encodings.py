@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -59,3 +59,37 @@ def label_means(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         label: {"label": label, **{axis: sum(row[axis] for row in members) / len(members) for axis in "xy"}}
         for label, members in points.items()
     }
+
+
+def names_apart(
+    names: Sequence[Mapping[str, Any]],
+    table: Sequence[Mapping[str, Any]],
+    *,
+    width: float,
+    height: float,
+    letter: float = 7.5,
+    line: float = 17.0,
+) -> list[dict[str, Any]]:
+    """``names`` (``label``, ``x``, ``y``) moved up or down as little as keeps one from being written over another.
+
+    Args:
+        table: All points that are drawn, which set the scales.
+        width, height: Of the chart in pixels, about.
+        letter, line: Width of a letter and height of a line in pixels.
+    """
+    spans = {axis: (max(row[axis] for row in table) - min(row[axis] for row in table)) or 1.0 for axis in "xy"}
+    across, up = spans["x"] / width, spans["y"] / height
+    placed: list[dict[str, Any]] = []
+    for name in sorted(names, key=lambda row: -row["y"]):
+
+        def free(y: float, name: Mapping[str, Any] = name) -> bool:
+            return all(
+                abs(y - other["y"]) >= line * up * 0.999
+                or abs(name["x"] - other["x"]) >= (len(name["label"]) + len(other["label"])) / 2 * letter * across
+                for other in placed
+            )
+
+        edges = [name["y"], *(other["y"] + side * line * up for other in placed for side in (-1, 1))]
+        y = min((y for y in edges if free(y)), key=lambda y: abs(y - name["y"]), default=name["y"])
+        placed.append({**name, "y": y})
+    return placed

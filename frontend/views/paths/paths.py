@@ -9,7 +9,15 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.thing_names import bare
-from tokenpaths.frontend.charts.paths import RANK_PICK, WHO, law_rows, path_rows, rank_frequency_chart, verdict_words
+from tokenpaths.frontend.charts.paths import (
+    RANK_PICK,
+    WHO,
+    law_rows,
+    path_rows,
+    rank_frequency_chart,
+    verdict_words,
+    with_one_null,
+)
 from tokenpaths.frontend.charts.slopes import slope_growth_chart, slope_words
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
@@ -61,7 +69,14 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
         return lambda: None
     laws = widgets.client().ask(run["run"], "paths/law", draws=0)
     widgets.chart(
-        rank_frequency_chart(fit, law=laws, theme=widgets.theme(), chosen=marked(selection), title=None),
+        rank_frequency_chart(
+            with_one_null(fit),
+            theme=widgets.theme(),
+            chosen=marked(selection),
+            names=names_of(run["run"], "path"),
+            fitted=False,
+            title=None,
+        ),
         key=f"curve_{marked(selection)}_{run['run']}",
         on_pick=_picked,
         pick=(RANK_PICK,),
@@ -84,7 +99,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
         st.caption("  \n".join(widgets.escape(line) for line in notes), help=widgets.HELP["nulls"])
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
-    widgets.how_sure("paths", lambda: _statistics(run, fit))
+    widgets.how_sure("paths", lambda: _statistics(run, fit, laws))
     widgets.numbers_behind(observed["points"], "points of the curve")
 
     def judge() -> None:
@@ -101,8 +116,9 @@ def marked(selection: Selection) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*selection.paths, *([int(inspected)] if inspected else []))))
 
 
-def _statistics(run: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
-    """Fits of run, twin and null, and their slopes at equal numbers of tokens."""
+def _statistics(run: Mapping[str, Any], fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
+    """The curve with every null and fit, their numbers, and their slopes at equal numbers of tokens."""
+    widgets.chart(rank_frequency_chart(fit, law=laws, theme=widgets.theme(), title=None), key=f"fits_{run['run']}")
     _law_table(fit, widgets.client().ask(run["run"], "paths/law"))
     widgets.heading(
         "Steeper than chance?",

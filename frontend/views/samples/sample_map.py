@@ -14,6 +14,7 @@ from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows,
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.own_names import own_names
 
 MOST = 1000
 PERPLEXITY = 30.0
@@ -42,7 +43,9 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     inspected = (selection.inspect or "").partition("sample:")[2]
     marked = int(inspected) if inspected else None
     widgets.chart(
-        sample_map_chart(shown, theme=widgets.theme(), chosen=selection.label, sample=marked, title=None),
+        sample_map_chart(
+            shown, theme=widgets.theme(), chosen=selection.label, sample=marked, names=own_names(run["run"]), title=None
+        ),
         key=f"map_{run['run']}_{shown['method']}_{selection.label}_{marked}_{selection.job}",
         on_pick=lambda _name, number: address.go_changed(inspect=f"sample:{int(number)}"),
         pick=(SAMPLE_PICK,),
