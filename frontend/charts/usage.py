@@ -5,6 +5,7 @@ After figures 2, 8, 10 and 13 of *Towards Distributed Neural Architectures* (the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,26 @@ def columns_of_cells(
         for title in names:
             column[title].append(entry[title])
     return [columns[step] for step in sorted(columns)]
+
+
+def load_of_flow(flow: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
+    """The load that the tokens of a flow put on each module, in the form of a response of ``/usage``.
+
+    Args:
+        flow: Response of ``/flow`` without merged modules; its filters say which tokens count.
+        usage: Response of ``/usage`` of the run, which names the modules that no token of the flow met.
+    """
+    counts = {(node["step"], node["module"]): float(node["count"]) for node in flow["nodes"]}
+    cells = [row for row in usage["usage"] if row["step"] in set(flow["steps"])]
+    offered, totals, rows = Counter(row["step"] for row in cells), dict[int, float](), []
+    for (step, _), count in counts.items():
+        totals[step] = totals.get(step, 0.0) + count
+    for row in cells:
+        count, total = counts.get((row["step"], row["module"]), 0.0), totals.get(row["step"], 0.0)
+        load = count * offered[row["step"]] / total if total else 0.0
+        share = count / flow["num_tokens"] if flow["num_tokens"] else 0.0
+        rows.append({**row, "count": round(count), "share": share, "utilisation": load})
+    return {"usage": rows}
 
 
 def height_of(modules: int) -> int:

@@ -99,6 +99,8 @@ class Selection:
     """Samples: opacity of the tint, per cent"""
     hide: float | None = None
     """Routes: hide links below this share of tokens, per cent; None: automatic if there are too many"""
+    drawn: str | None = None
+    """Routes: ``ribbons`` or a heat map (``map``); None: a map where a token takes many modules at a step"""
     order: str = "rank"
     """Paths: sort order of the table"""
     measure: str = "compute"
@@ -360,6 +362,7 @@ _READERS = {
     "tint": _natural,
     "opacity": _between(0, 100, int),
     "hide": _between(0, 100),
+    "drawn": _one_of("ribbons", "map"),
     "order": _one_of(*ORDERS),
     "measure": _one_of(*MEASURES),
     "per": _one_of("sample", "token"),

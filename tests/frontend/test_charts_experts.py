@@ -21,6 +21,7 @@ from tokenpaths.frontend.charts.families import expert_load, expert_stability, e
 from tokenpaths.frontend.charts.flow import token_flow
 from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
+from tokenpaths.frontend.charts.usage import load_of_flow
 from tokenpaths.frontend.components.explorer_data import small_flow
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.moe import MANY_COLUMNS, least_share, off_by
@@ -337,3 +338,17 @@ def test_without_weights_a_cell_says_what_the_token_before_took_too():
         (2, 1): 0.5,
     }
     assert token_flow.overlap([1, 2], []) == 0.0
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_the_load_of_all_tokens_of_a_flow_is_the_usage_of_the_run(tmp_path: Path, top_k: int) -> None:
+    made = make_experts("experts", layers=3, experts=12, top_k=top_k, samples=8, length=30)
+    with Run.open(made.write(tmp_path)) as run:
+        usage, labels = run.usage(), [row["label"] for row in run.info()["labels"]]
+        for label in (None, labels[0]):
+            expected = run.usage(label=label)["usage"]
+            found = load_of_flow(run.flow(limit=1, label=label), usage)["usage"]
+            for row, other in zip(expected, found, strict=True):
+                assert {**row, "weight": 0} == pytest.approx({**other, "weight": 0})
+        part = load_of_flow(run.flow(limit=1, steps=(1, 3)), usage)
+        assert {row["step"] for row in part["usage"]} == {1, 2}

@@ -80,6 +80,9 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
     if ours:
         dream = ("of:module", f"module:{module}", f"step:{step}")
         found.append(Action("Dream", ":material/bedtime:", {"view": "dream", "sample": sample, "dream": dream}))
+        found.append(
+            Action("Importance", ":material/leaderboard:", {"view": "importance"}, "What the loss says without it.")
+        )
     return found
 
 

@@ -21,7 +21,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     answer = widgets.client().ask(run["run"], "paths/{rank}", rank=rank, seed=selection.seed)
     actions.title(f"Path of rank {rank:,}", _facts(run, answer))
     actions.own_name(run["run"], f"path:{rank}", answer["summary"], key)
-    actions.buttons(_actions(run, selection, rank), key, selection)
+    actions.buttons(_actions(run, selection, answer), key, selection)
     st.markdown(widgets.escape(way(answer["ribbon"], common.identities(run))))
     examples.strongest(run, answer, key, "the largest weights on it, multiplied step by step")
     widgets.folded(
@@ -73,7 +73,8 @@ def way(ribbon: list[list[int]], identities: frozenset[int]) -> str:
     )
 
 
-def _actions(run: Mapping[str, Any], selection: Selection, rank: int) -> list[Action]:
+def _actions(run: Mapping[str, Any], selection: Selection, answer: Mapping[str, Any]) -> list[Action]:
+    rank = int(answer["rank"])
     chosen = rank in selection.paths
     paths = tuple(other for other in selection.paths if other != rank) if chosen else (*selection.paths, rank)
     found = [
@@ -85,6 +86,10 @@ def _actions(run: Mapping[str, Any], selection: Selection, rank: int) -> list[Ac
         ),
         Action("Show its route", ":material/account_tree:", {"view": "routes", "paths": (rank,)}),
     ]
+    if common.editable(run) and answer["examples"]:
+        one = answer["examples"][0]
+        change = {"view": "change", "sample": one["sample"], "token": one["token"]}
+        found.append(Action("Change its route", ":material/alt_route:", change, "Of one of its tokens."))
     if run.get("family") == "dna":
         found.append(
             Action(

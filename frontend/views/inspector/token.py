@@ -82,6 +82,10 @@ def _actions(run: Mapping[str, Any], number: int, token: Mapping[str, Any], rank
                 {"view": "change", "sample": number, "token": token["token"]},
             )
         )
+    if run.get("family") == "dna":
+        found.append(
+            Action("Dream", ":material/bedtime:", {"view": "dream", "sample": number, "token": token["token"]})
+        )
     return found
 
 

@@ -28,6 +28,8 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast_chart,
 )
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
+from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
+from tokenpaths.frontend.charts.usage import load_chart, load_of_flow
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection, to_query
 from tokenpaths.frontend.views import common
@@ -53,6 +55,8 @@ def draw(selection: Selection) -> None:
         _draw_beside(run, selection)
         return
     question = common.flow_question(run, selection, limit=MOST_LINKS)
+    if _as_map(run, selection):
+        question |= {"limit": 1, **dict.fromkeys(MERGING_OPTIONS)}
     if not _takes_long(run, selection):
         _show(run, selection, widgets.client().ask(run["run"], "flow", **question))
         return
@@ -81,6 +85,11 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         return
     if counted and not counted["exact"]:
         st.caption(widgets.escape(sampled_words(run, flow)))
+    if int(run["top_k"]) >= MANY_SLOTS:
+        _drawn_picker(run, selection)
+    if _as_map(run, selection):
+        _map(run, selection, flow)
+        return
     least = least_share(flow) if selection.hide is None else 0.0
     names = names_of(run["run"], "module")
     drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least, names=names)
@@ -104,6 +113,44 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     common.notes(run)
     widgets.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
     widgets.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
+
+
+def _as_map(run: Mapping[str, Any], selection: Selection) -> bool:
+    """Whether loads are drawn instead of ribbons, which are a thicket where a token takes many modules at a step."""
+    return (selection.drawn or ("map" if int(run["top_k"]) >= MANY_SLOTS else "ribbons")) == "map"
+
+
+def _drawn_picker(run: Mapping[str, Any], selection: Selection) -> None:
+    address.bound(
+        st.segmented_control,
+        "drawn",
+        "Drawn as",
+        "map" if _as_map(run, selection) else "ribbons",
+        ["map", "ribbons"],
+        format_func={"map": "heat map", "ribbons": "ribbons"}.get,
+        label_visibility="collapsed",
+        read=lambda value: value or selection.drawn,
+    )
+
+
+def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
+    """Load of each module at each step by the chosen tokens."""
+    load = load_of_flow(flow, widgets.client().ask(run["run"], "usage"))
+    chosen = (selection.inspect or "").partition("module:")[2] or None
+    names = names_of(run["run"], "module")
+    widgets.chart(
+        load_chart(load, theme=widgets.theme(), title=None, chosen=chosen, names=names),
+        key=f"map_{'sampled_' if flow.get('counted') else ''}{hash(tuple(sorted(to_query(selection).items())))}",
+        on_pick=lambda _, value: address.go_changed(inspect=f"module:{value}"),
+        pick=("node",),
+    )
+    st.caption(
+        f"Darker: more tokens than a module's fair share of the {numbers.plural(run['top_k'], 'choice')} that each "
+        "token makes at a step. Click a cell to look into the module."
+    )
+    if not flow.get("counted"):
+        common.notes(run)
+        widgets.numbers_behind(load["usage"], "cells", share=st.column_config.NumberColumn(format="percent"))
 
 
 def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
@@ -200,6 +247,8 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
     if counted and not counted["exact"]:
         tokens = f"About {tokens}"
     rows = "In each the busiest module stands at the top" if flow["own_modules"] else "Rows: modules"
+    if _as_map(run, address.current()):
+        return f"{tokens}. One cell: one module at one step."
     return (
         f"{tokens}. Columns: steps. {rows}."
         " Circle area: tokens that a module received; ribbon width: tokens that go that way."
