@@ -137,7 +137,7 @@ def test_what_is_missing_is_one_sentence(api: str, data_dir: Path, monkeypatch: 
     told = words(draw(api, monkeypatch, run="olmoe"))
     assert re.search(
         "The model tiny-olmoe cannot be run again. .*There is no checkpoint 'tiny-olmoe' in .*"
-        "Put its checkpoint into the folder",
+        "Say below where its checkpoint is",
         told,
     ), told
     with experts_api(data_dir) as url:  # no folder is set
