@@ -9,15 +9,19 @@ PRIMARY = (
     '[data-testid="stBaseButton-primaryFormSubmit"]',
     '[data-testid="stLinkButton"] [kind="primary"]',
 )
+TAG = '[data-testid="stMultiSelect"] [data-tag]'
+"""what was chosen in a list of several, in the accent colour"""
 
 
 def style(theme: Theme) -> str:
-    """A style element: the words of primary buttons, white by default, in black or white, whichever reads better.
+    """A style element: words of primary buttons and chosen tags, white by default, in black or white, whichever reads
+    better.
 
     Captions, which are the page's colour at 60 % by default, get the muted colour of charts; labels of widgets that are
     disabled stay readable.
     """
     buttons = ", ".join(f"{selector}:not(:disabled), {selector}:not(:disabled) *" for selector in PRIMARY)
+    buttons += f", {TAG}, {TAG} *"
     captions = '[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] :not(a):not(code)'
     return (
         f"<style>{buttons} {{ color: {ink_on(theme.accent)} !important; }} "
