@@ -30,23 +30,25 @@ YEAR = "public, immutable, max-age=31536000"
 """script names contain a content hash, so they never change"""
 ASK = "no-cache"
 LEAST_GZIP = 1000
-WIDGETS = ("Html", "ButtonGroup", "Button")
+OWN = ("BidiComponent",)
+"""elements implemented by this project: shortcuts, image walls, clickable tokens"""
+WIDGETS = ("Html", "ButtonGroup", "Button", "LinkButton", *OWN)
+"""of every view: they stand in the bar at the top"""
 CHART = ("ArrowVegaLiteChart", "embed")
 TABLE = ("DataFrame",)
-OWN = ("BidiComponent",)
-"""elements implemented by this project: image walls, clickable tokens"""
+FIND = ("Selectbox", "TextInput")
 ELEMENTS: Mapping[str, tuple[str, ...]] = {
-    "home": CHART,
-    "routes": ("Selectbox", *CHART, "TextInput"),
-    "paths": ("Selectbox", *CHART, *TABLE, *OWN, "TextInput"),
-    "samples": ("Selectbox", *CHART, *OWN, "TextInput"),
-    "work": ("Selectbox", *CHART, *OWN, "TextInput"),
-    "modules": ("Selectbox", *CHART, "TextInput"),
-    "compare": ("Selectbox", *CHART),
+    "home": (*CHART, *FIND, "FileUploader", "TextArea"),
+    "routes": (*FIND, *CHART),
+    "paths": (*FIND, *CHART, *TABLE),
+    "samples": (*FIND, *CHART),
+    "work": (*FIND, *CHART),
+    "modules": (*FIND, *CHART, *TABLE),
+    "compare": ("Selectbox", "Multiselect", *CHART),
     "family": ("Selectbox", *CHART),
     "dream": ("Selectbox", "Slider", "NumberInput"),
-    "change": ("Selectbox",),
-    "importance": ("Selectbox",),
+    "change": FIND,
+    "importance": (*FIND, "Slider"),
     "jobs": ("Selectbox", "NumberInput"),
 }
 """view → elements drawn first, by the names of Streamlit's scripts; a test compares them with the browser's requests"""
