@@ -254,7 +254,20 @@ def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
         run_picker(run)
         label_picker(run, selection)
         find.box(run)
+    for sentence in artefacts(run):
+        st.warning(widgets.escape(f"{sentence} It was imported all the same."), icon=":material/warning:")
     return row
+
+
+def artefacts(run: Mapping[str, Any]) -> list[str]:
+    """What the doctor of imports found in the log of a run that makes its numbers false."""
+    found = (run.get("findings") or {}).get("import_doctor")
+    rows = found if isinstance(found, list) else []
+    return [
+        widgets.with_full_stop(str(row.get("sentence", ""))[:MOST_NOTE_CHARACTERS])
+        for row in rows[:MOST_NOTES]
+        if isinstance(row, Mapping) and row.get("kind") == "artefact"
+    ]
 
 
 def twin_rows(beside: Mapping[str, Mapping[str, Any]], own: str) -> list[dict[str, Any]]:

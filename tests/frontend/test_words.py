@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
 from tokenpaths.frontend.components.wall_data import CONTEXT, cut_end, cut_start
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
+from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.drop import cannot_be_used
@@ -181,3 +182,9 @@ def test_tables_explain_their_metrics_and_keep_their_formats():
     assert made["share"]["help"] == COLUMNS["share"]
     assert made["share"]["type_config"]["format"] == "percent"
     assert "anything" not in made
+
+
+def test_an_artefact_of_an_import_is_said_on_the_page() -> None:
+    found = [{"kind": "artefact", "sentence": "A view was strided"}, {"kind": "note", "sentence": "x"}, "odd"]
+    assert common.artefacts({"findings": {"import_doctor": found}}) == ["A view was strided."]
+    assert common.artefacts({"findings": {"import_doctor": "?"}}) == common.artefacts({}) == []
