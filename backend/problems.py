@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.logs import request_id
-from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
+from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import is_disk_full
 from tokenpaths.engine.base.validation import in_words
 
@@ -27,6 +27,7 @@ STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
     (RunNotFound, 404, "no-such-run"),
     (NoSuchThing, 404, "not-found"),
     (RunFileError, 409, "unreadable-run"),
+    (NeedsTokens, 409, "needs-tokens"),
     (QueryTimeout, 503, "too-slow"),
 )
 """status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""

@@ -23,6 +23,7 @@ from tokenpaths.engine.store.ask.schemas.compare_schema import (
     Saturation,
     Training,
 )
+from tokenpaths.engine.store.ask.schemas.load_schema import LoadComparison
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
 
 if TYPE_CHECKING:
@@ -94,6 +95,24 @@ async def _numbers(request: Request, services: Services, runs: str) -> Response:
             return as_json(RunsBeside, compare_runs([stack.enter_context(services.registry.lease(n)) for n in names]))
 
     identity = "".join(identity_of(services, name, "runs") for name in names[: MOST_RUNS + 1])
+    return await services.answers.about(request, identity, compute)
+
+
+@router.get("/compare/load", response_model=LoadComparison, tags=["compare"])
+async def show_load_comparison(
+    request: Request,
+    services: Shared,
+    a: Annotated[str, Query(max_length=64, description="Name of a run")],
+    b: Annotated[str, Query(max_length=64, description="Name of another run with as many steps")],
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most modules")] = 20,
+) -> Response:
+    """The load of two runs, step by step, and the modules whose share differs most; also of runs without tokens."""
+
+    def compute() -> Answer:
+        with services.registry.lease(a) as one, services.registry.lease(b) as other:
+            return as_json(LoadComparison, one.compare_load(other, limit=limit))
+
+    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)
 
 

@@ -177,5 +177,6 @@ def _page(opened: Run, services: Services) -> bytes:
     from tokenpaths.frontend.figures import Wishes
     from tokenpaths.frontend.figures.report import report
 
+    opened.need_tokens("report")
     wishes = Wishes(dreams=dreams_of(services.settings, opened.info()))
     return report(opened, version=__version__, refusals=(UserError,), wishes=wishes).encode()

@@ -21,7 +21,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 Card = dict[str, Any]
 FILE = "cards.sqlite"
 BUSY_SECONDS = 2.0
-VERSION = f"{__version__} {SCHEMA_VERSION} 2"
+VERSION = f"{__version__} {SCHEMA_VERSION} 3"
 """rows of other versions are dropped"""
 log = logging.getLogger(__name__)
 

@@ -131,6 +131,8 @@ def check_there(run: Run, things: Mapping[str, Any]) -> str:
 def _is_there(run: Run, kind: str, numbers: tuple[int, ...]) -> bool:
     if kind == "module":
         return numbers[0] < run.layout.num_steps and numbers[1] in run.bank.offered(numbers[0])
+    if run.load_only is not None:
+        return kind == "run"
     if kind == "path":
         return 1 <= numbers[0] <= int(run.row["num_paths"])
     if kind in ("sample", "token"):

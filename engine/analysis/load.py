@@ -47,6 +47,15 @@ def effective_top_k(counts: Counts, alpha: float = 1.5) -> float:
     return float((shares**2).sum() ** alpha / denominator) if denominator else 0.0
 
 
+def load_overlap(counts: Counts, other: Counts) -> float | None:
+    """1 − ½ Σ |l − l′| of the loads l, l′ as shares of all choices: 1 = the same modules get the same, 0 = none in
+    common. None where nothing was counted.
+    """
+    if not counts.sum() or not other.sum():
+        return None
+    return 1.0 - float(np.abs(counts / counts.sum() - other / other.sum()).sum()) / 2
+
+
 def importance_cv2(importance: Float[np.ndarray, " M"]) -> float:
     """(std / mean)² of Σ_t w_ti over the modules; 0 = all equally important (or nothing weighted)."""
     mean = float(importance.mean())

@@ -36,6 +36,10 @@ class NoSuchThing(UserError):
     """The run has no such rank, sample, image or table."""
 
 
+class NeedsTokens(UserError):
+    """The run was made of expert counts, and what was asked needs tokens."""
+
+
 class QueryTimeout(UserError):
     """A query exceeded the run's time limit and was interrupted."""
 

@@ -19,6 +19,7 @@ from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run,
 from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
+    from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
     from tokenpaths.engine.adapters.logs.importing import ImportProgress
     from tokenpaths.engine.adapters.logs.routing_log import Log
 
@@ -86,19 +87,23 @@ class ImportJob:
         """Open the log and the run's writer."""
         from tokenpaths.engine.adapters.logs import importing
         from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
+        from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
         file = context.inbox_file(request.file, field="file")
-        log = open_confined_log(
-            file,
-            request.format,
-            layers=request.layers,
-            top_k=request.top_k,
-            experts=request.experts,
-            sequences=request.sequences,
-            skip_bad=request.skip_bad,
-            column_map=None if request.map is None else context.inbox_file(request.map, field="map"),
-        )
+        try:
+            log = open_confined_log(
+                file,
+                request.format,
+                layers=request.layers,
+                top_k=request.top_k,
+                experts=request.experts,
+                sequences=request.sequences,
+                skip_bad=request.skip_bad,
+                column_map=None if request.map is None else context.inbox_file(request.map, field="map"),
+            )
+        except OnlyCounts as only:
+            return cls._of_counts(only.counts, file, request, folder, context)
         texts = None
         if request.tokenizer is not None:
             texts = importing.read_vocabulary(context.inbox_file(request.tokenizer, field="tokenizer"))
@@ -119,6 +124,19 @@ class ImportJob:
             )
 
         return cls(log, make, run)
+
+    @classmethod
+    def _of_counts(
+        cls, counts: ExpertCounts, file: Path, request: ImportRequest, folder: Path, context: JobContext
+    ) -> Finished:
+        """A run of loads, which takes no slices."""
+        from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
+        from tokenpaths.engine.adapters.logs.importing import new_import_id
+
+        run, is_there = claim_run(folder, context, request.run, lambda: new_import_id(request.model or file.stem))
+        if not is_there:
+            import_counts(counts, file, context.runs_dir, run, model=request.model, findings=made_by(folder))
+        return Finished(run, None, "tokens")
 
     def advance(self) -> Progress:
         """Process some batches, or some stages of the sealing."""

@@ -114,6 +114,10 @@ class Client:
         """Comparison of run ``b`` with run ``a``; query: measure, limit, links, points."""
         return self._get("/compare", {"a": a, "b": b, "labels": self._labels(), **query})
 
+    def compare_load(self, a: str, b: str) -> dict[str, Any]:
+        """Loads of two runs, step by step; also of runs without tokens."""
+        return self._get("/compare/load", {"a": a, "b": b})
+
     def compare_runs(self, runs: Sequence[str]) -> dict[str, Any]:
         """Numbers of any number of runs side by side; the others differ from the first."""
         return self._get("/compare", {"runs": list(runs)})

@@ -13,6 +13,7 @@ from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
+from tokenpaths.frontend.views.modules import load_only
 
 TRIED = "try"
 """split of a run of one sample made on *Home* or ``POST /traces``; listed separately"""
@@ -30,6 +31,17 @@ MANY_MODULES = 48
 """if steps have more modules of their own than this, small ones are merged by default"""
 DRAWN_MODULES = 12
 """number of modules of each step that are not merged"""
+NEEDS_TOKENS = {
+    "routes": "routes",
+    "paths": "paths",
+    "samples": "samples",
+    "work": "tokens whose work could be told",
+    "family": "decisions of single tokens",
+    "change": "tokens to send another way",
+    "importance": "tokens to measure importance by",
+    "dream": "paths to dream of",
+}
+"""views that a run of counts cannot fill, and what is missing"""
 TWIN_COLUMNS = {"params": "parameters", "loss": "loss (nats)", "perplexity": "perplexity", "accuracy": "accuracy"}
 
 
@@ -90,7 +102,15 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         names = [selection.run, *names]
     if selection.run is None:
         address.redirect(run=names[0])
-    return widgets.client().ask(str(selection.run), "")
+    run = widgets.client().ask(str(selection.run), "")
+    if load_only.is_load_only(run) and selection.view in NEEDS_TOKENS:
+        if selection.view == "routes":  # where a link to a run leads that says no more
+            address.redirect(view="modules")
+        with widgets.controls():
+            run_picker(run)
+        load_only.says_why(run, NEEDS_TOKENS[selection.view])
+        return None
+    return run
 
 
 @address.unless_embedded

@@ -36,7 +36,8 @@ def export_popover(run: Mapping[str, Any]) -> None:
         st.caption("Whoever opens this address sees what you see now; the button on the right copies it.")
         st.code(downloads.link(address.current()), language=None, wrap_lines=True)
         _offer(widgets.client(), str(run["run"]), key)
-        _offer_report(widgets.client(), str(run["run"]), key)
+        if run.get("kind") != "load":
+            _offer_report(widgets.client(), str(run["run"]), key)
 
 
 def _offer(client: Client, run: str, key: str) -> None:

@@ -10,7 +10,10 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import PLACE_OF, PLACES, VIEWS, Selection
 from tokenpaths.frontend.views.family.family import view_of
 from tokenpaths.frontend.views.jobs import badge
+from tokenpaths.frontend.views.modules.load_only import is_load_only
 
+OF_COUNTS = ("modules", "paths", "samples")
+"""views offered for a run of counts: its load, and why it has no paths and samples"""
 LAST = "last_view_of_place"
 """session state: place → the view of it that was seen last"""
 
@@ -56,6 +59,8 @@ def bar(selection: Selection) -> None:
     views = {view: VIEWS[view] for view in PLACE_OF if place and PLACE_OF[view] == place}
     if len(views) < 2:
         return
+    if place == "explore" and _counts_only(selection):
+        views = {view: name for view, name in views.items() if view in (*OF_COUNTS, selection.view)}
     if "family" in views:
         if own := family_view(selection):
             views["family"] = own
@@ -73,6 +78,15 @@ def bar(selection: Selection) -> None:
             read=lambda view: view or selection.view,
             width="content",
         )
+
+
+def _counts_only(selection: Selection) -> bool:
+    """Whether the run was made of counts, so that most views have nothing to show."""
+    try:
+        cards = widgets.client().runs() if selection.run is not None else []
+    except ApiError:
+        return False  # the view itself says so
+    return any(card["run"] == selection.run and is_load_only(card) for card in cards)
 
 
 def family_view(selection: Selection) -> str | None:

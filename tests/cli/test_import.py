@@ -128,16 +128,19 @@ def test_a_broken_log_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert runs(tmp_path) == []
 
 
-def test_aggregates_are_told_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_become_a_run_of_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "counts.json").write_text(json.dumps({"expert_counts": {"0": {"0": 6, "3": 2}, "1": {"1": 8}}}))
-    assert call(tmp_path, tmp_path / "counts.json", "--run", "mine") == 2
+    assert call(tmp_path, tmp_path / "counts.json", "--run", "mine") == 0
     out, error = capsys.readouterr()
-    assert "there are no paths to make a run of" in error
-    header, first, second = out.splitlines()
+    assert "note: these are counts of tokens by expert: the run knows the load, and no paths" in error
+    header, first, second, _, last = out.splitlines()
+    assert last == "the load of 2 layers × 4 experts, no tokens"
     assert header.split() == ["layer", "choices", "load", "entropy", "MaxVio", "effective", "top-k", "dead", "experts"]
     assert first.split() == ["layer", "0", "8", "0.406", "2.00", "1.13", "2"]
     assert second.split() == ["layer", "1", "8", "0.000", "3.00", "1.00", "3"]
-    assert runs(tmp_path) == []
+    with Run.open(tmp_path / "data" / "runs" / "mine.duckdb") as run:
+        assert run.card()["kind"] == "load"
+        assert [row["count"] for row in run.usage()["usage"]] == [6, 0, 0, 2, 0, 8, 0, 0]
 
 
 def test_help_teaches_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def test_maps_of_a_training_begin_with_the_untrained_model() -> None:
     assert drawn["layer"][0]["encoding"]["x"]["sort"] == ["untrained", "5", "9"]
     assert "0.950" in drawn["description"]
     none = {**training, "untrained": None, "points": [{"run": "a", "iteration": 1, "steps": steps(1.0)[:1]}]}
-    assert training_words(none, "dead") == "At no checkpoint is a module dead."
+    assert training_words(none, "dead") == "At no time is a module dead."
 
 
 def answer_of_numbers(*differences: dict | None) -> dict:

@@ -139,7 +139,9 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
 
         def lease(name: str, option: str) -> Run:
             with problems_as_errors(option):
-                return stack.enter_context(registry.lease(name))
+                leased = stack.enter_context(registry.lease(name))
+                leased.need_tokens("figures")
+                return leased
 
         both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
         yield both

@@ -84,9 +84,10 @@ def import_log(options: ImportOptions) -> None:
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted()
             remove_abandoned(settings.runs_dir)
-    except OnlyCounts as error:
-        _print_load(error.counts)
-        raise
+    except OnlyCounts as only:
+        remove_abandoned(settings.runs_dir)
+        _import_counts(only.counts, options, settings.runs_dir)
+        return
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:
         path = importing.import_log(
             log,
@@ -108,6 +109,25 @@ def import_log(options: ImportOptions) -> None:
     typer.echo(f"run {path.stem} is in {path}")
     s = "" if card["num_samples"] == 1 else "s"
     typer.echo(f"{card['num_tokens']:,} tokens in {card['num_samples']:,} sample{s}; {_said(noticed)}")
+
+
+def _import_counts(counts: ExpertCounts, options: ImportOptions, runs_dir: Path) -> None:
+    """Make a run of loads, and tell the load of each layer."""
+    from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
+    from tokenpaths.engine.adapters.logs.importing import new_import_id
+    from tokenpaths.engine.store.ask.run import Run
+
+    file = options.file
+    run = options.run or new_import_id(options.model or file.stem)
+    path = import_counts(counts, file, runs_dir, run, model=options.model, overwrite=options.overwrite)
+    _print_load(counts)
+    with Run.open(path) as sealed:
+        for note in sealed.info()["findings"]["notes"]:
+            typer.echo(f"note: {note}", err=True)
+    typer.echo(f"run {path.stem} is in {path}")
+    when = f" at {len(set(counts.times)):,} {counts.axis}s" if counts.times else ""
+    of = f" of {len(counts.domains):,} domains" if counts.domains else ""
+    typer.echo(f"the load of {len(counts.layers)} layers × {counts.parts.shape[2]} experts{when}{of}, no tokens")
 
 
 def _said(noticed: list[dict[str, str]]) -> str:

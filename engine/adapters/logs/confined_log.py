@@ -56,9 +56,9 @@ def open_confined_log(
         "about": json.dumps({"path": os.fspath(path), "folder": os.getcwd(), **options}),
     }
     about, readers = _description(path, format, request)
+    if "parts" in about:
+        raise OnlyCounts(path, _counts(path, about["parts"], json.loads(about["about"])))
     names = tuple(json.loads(about["layers"]))
-    if "counts" in about:
-        raise OnlyCounts(path, ExpertCounts(names, about["counts"]))
     shape, stated = LogShape(names, about["top_k"], about["weights"], about["partial"]), about["experts"]
 
     def read() -> Iterator[Piece]:
@@ -87,6 +87,27 @@ def _description(path: Path, format: str | None, request: dict[str, str]) -> tup
             return reader.call(**request), PLUGIN_READERS
     except ReaderEnded as error:
         raise UserError(f"{path}: {error}", field="file") from None
+
+
+def _counts(path: Path, parts: np.ndarray, about: dict[str, Any]) -> ExpertCounts:
+    """The counts that a child sent, checked again: the child may have been taken over.
+
+    Raises:
+        UserError: they do not fit together.
+    """
+    layers, times, domains = (
+        None if about[key] is None else tuple(about[key]) for key in ("layers", "times", "domains")
+    )
+    fits = isinstance(parts, np.ndarray) and parts.dtype == np.int64 and parts.ndim == 3 and parts.size > 0
+    fits = fits and layers is not None and parts.shape[1] == len(layers) and int(parts.min()) >= 0
+    fits = fits and int(parts.max()) < 2**53 and parts.shape[2] <= MOST_EXPERTS
+    fits = fits and all(given is None or len(given) == len(parts) for given in (times, domains))
+    fits = fits and all(isinstance(name, str) for name in (*(layers or ()), *(domains or ()), *about["notes"]))
+    fits = fits and all(type(time) is int and 0 <= time < 2**53 for time in times or ())
+    if not fits or layers is None:
+        raise UserError(f"{path}: the process that reads the log sent counts that do not fit", field="file")
+    kind, axis, notes = str(about["format"]), str(about["axis"]), tuple(about["notes"])
+    return ExpertCounts(layers, parts, kind, times, axis, domains, about["top_k"], notes)
 
 
 def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:

@@ -19,7 +19,13 @@ from tokenpaths.engine.adapters.logs.counts.count_tables import (
     open_statistics,
     open_tokens_per_expert,
 )
-from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, added, find_counts, read_counts
+from tokenpaths.engine.adapters.logs.counts.expert_counts import (
+    OnlyCounts,
+    find_counts,
+    find_domains,
+    joined,
+    read_counts,
+)
 from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
 from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
 from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM, is_csv
@@ -137,7 +143,7 @@ FORMATS: dict[str, Format] = {
     "flame-moe": Format(
         _only_folder, "a folder of FLAME-MoE's traces", is_folder=is_trace_folder, open_folder=open_trace_folder
     ),
-    "expert-counts": Format(_open_counts, "aggregates, of which only the load can be told"),
+    "expert-counts": Format(_open_counts, "counts of tokens by expert as JSON"),
     "tokens-per-expert": Format(
         open_tokens_per_expert, "Megatron-LM's counts of tokens by expert", is_line=is_tokens_per_expert, keys=("tpe",)
     ),
@@ -329,7 +335,7 @@ def _recognise_text(file: Path, head: bytes) -> str:
         for name, kind in FORMATS.items():
             if isinstance(inner, dict) and kind.is_line is not None and kind.is_line(inner):
                 return name
-        if record is None or find_counts(record) is not None:
+        if record is None or find_counts(record) is not None or find_domains(record):
             return "expert-counts"
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
         raise UnknownLog(
@@ -392,16 +398,16 @@ def _with_unread(log: Log, files: list[Path], read: list[Path]) -> Log:
 
 
 def _open_shards(folder: Path, files: list[Path], format: str | None, announced: Announced, plugins: bool) -> Log:
-    logs, sums = [], []
+    logs, sums = [], {}
     for file in files:
         try:
             logs.append(_open_one(file, format, announced, plugins))
         except OnlyCounts as only:
-            sums.append(only)
+            sums[file.stem] = only.counts
     if sums and logs:
         raise UserError(f"{folder}: holds choices of tokens ({logs[0].file.name}) and sums over tokens", field="file")
     if sums:
-        raise OnlyCounts(folder, added([only.counts for only in sums], str(folder)))
+        raise OnlyCounts(folder, joined(sums, str(folder)))
     first = logs[0]
     for log in logs[1:]:
         for what, mine, theirs in (

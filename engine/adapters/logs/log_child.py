@@ -42,8 +42,9 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
                 plugins=plugins,
             )
         except OnlyCounts as error:
-            counts = error.counts
-            return {"sentence": str(error), "layers": json.dumps(counts.layers), "counts": counts.counts}
+            counts = error.counts.bounded()
+            about = ("layers", "format", "times", "axis", "domains", "top_k", "notes")
+            return {"parts": counts.parts, "about": json.dumps({name: getattr(counts, name) for name in about})}
     log = _opened[name]
     if pieces:
         return _batches(log)

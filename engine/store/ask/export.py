@@ -41,6 +41,7 @@ TABLES = {
     "path_member": "who takes which path, in the order of ranks",
     "flow": "tokens from module to module between steps, of all and of each label",
     "usage": "tokens of each module at each step, of all and of each label",
+    "load": "tokens of each module at each time, of each label: of runs that were made of counts",
     "step_summary": "mean gate entropy of each step, of all and of each label",
     "null_path": "paths of the untrained twin and of independent steps",
     "null_usage": "usage of the untrained twin and of independent steps",
@@ -63,7 +64,9 @@ BATCH_BYTES = 2**24
 _SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
 """estimated bytes of a text sample and of a picture"""
 _BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
-_BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
+_BY_LABEL = ("flow", "usage", "load", "step_summary", "soft_summary")
+OF_COUNTS = ("run", "module", "label", "usage", "load", "finding")
+"""tables of a run that was made of counts"""
 
 
 @question(
@@ -73,10 +76,12 @@ _BY_LABEL = ("flow", "usage", "step_summary", "soft_summary")
     route="list_tables",
     description="The tables of the run that can be exported, with their number of rows; empty ones are left out.",
     rows="tables",
+    of_counts=True,
 )
 def tables(run: RunFile) -> dict[str, Any]:
     """The tables that ``export`` can give, with their number of rows and what they hold; empty ones are left out."""
     there = [table for table in TABLES if _source(table) in run.tables_there]
+    there = [table for table in there if run.load_only is None or table in OF_COUNTS]
     counts = dict(run.rows(Query(" UNION ALL ".join(f"SELECT '{table}', ({_size(run, table)})" for table in there))))
     rows = [{"table": table, "num_rows": counts[table], "what": TABLES[table]} for table in there if counts[table]]
     return {"run": run.run_id, "tables": rows}
@@ -87,6 +92,8 @@ def check_export(run: RunFile, table: str, file_format: str) -> None:
     if table not in TABLES:
         raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
     check_choice(file_format, FORMATS, "format")
+    if table not in OF_COUNTS:
+        run.need_tokens(table)
     if _source(table) not in run.tables_there:
         raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
 

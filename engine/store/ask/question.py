@@ -116,6 +116,8 @@ class Question:
     frames: Mapping[str, Rows]
     sealed: Callable[[RunFile], Iterable[dict[str, Any]]] | None
     """argument sets whose answers are computed at sealing"""
+    of_counts: bool = False
+    """whether a run that was made of expert counts can answer"""
 
     @functools.cached_property
     def answer(self) -> type[AnswerModel]:
@@ -210,6 +212,7 @@ def question(
     rows: RowsOf | None = None,
     frames: Mapping[str, Rows] | None = None,
     sealed: Callable[[RunFile], Iterable[dict[str, Any]]] | None = None,
+    of_counts: bool = False,
 ) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Declare the decorated function of a ``RunFile`` a question.
 
@@ -224,6 +227,7 @@ def question(
         rows: the list of the answer that ``run.frames.<name>`` returns as a data frame.
         frames: several data frames, or one of another name.
         sealed: returns the argument sets whose answers are computed at sealing and stored in the run.
+        of_counts: whether a run that was made of expert counts, without tokens, can answer it.
     """
 
     def declare(function: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -233,7 +237,8 @@ def question(
         own = () if path is None else (Route(path, route or f"show_{called}", description or first),)
         tables = dict(frames or {}) | ({called: Rows(rows, f"{first} One row of ``{rows}`` each.")} if rows else {})
         ask = read_sealed(called)(function) if sealed is not None else function
-        ask.declaration = Question(called, ask, answer, tag, (*own, *routes), tables, sealed)  # type: ignore[attr-defined]
+        declaration = Question(called, ask, answer, tag, (*own, *routes), tables, sealed, of_counts)
+        ask.declaration = declaration  # type: ignore[attr-defined]
         return ask
 
     return declare

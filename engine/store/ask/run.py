@@ -22,7 +22,7 @@ from tokenpaths.engine.store.ask.frames import Frames, add_frames
 from tokenpaths.engine.store.ask.question import Question, declaration_of
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.several_runs import edit_effects, sample_matching
+from tokenpaths.engine.store.ask.several_runs import edit_effects, load_comparison, sample_matching
 from tokenpaths.engine.store.ask.several_runs import reference as references
 from tokenpaths.engine.store.ask.topics import overview, samples, soft_decisions
 
@@ -54,6 +54,7 @@ class Run(RunFile):
 
     def samples_fingerprint(self) -> dict[str, Any]:
         """Fingerprint that is equal for runs over the same samples in the same order."""
+        self.need_tokens("samples")
         return sample_matching.samples_fingerprint(self)
 
     def soft_arrays(self, kind: str) -> np.ndarray:
@@ -62,20 +63,26 @@ class Run(RunFile):
 
     def effect(self, of: Run, *, sample: int | None = None, limit: int = 200) -> dict[str, Any]:
         """Effect of this edited run relative to the unchanged run ``of``; see ``edit_effects.effect``."""
+        self.need_tokens("effect")
+        of.need_tokens("effect")
         return edit_effects.effect(self, of, sample=sample, limit=limit)
 
     def in_reference(
         self, reference: Run, sample: int = 0, *, similar: int = 6, unusual: int = 6, each: int = 12, seed: int = 0
     ) -> dict[str, Any]:
         """One sample with the ranks that its paths have in a reference run; see ``several_runs.reference``."""
+        self.need_tokens("reference")
+        reference.need_tokens("reference")
         return references.in_reference(self, reference, sample, similar=similar, unusual=unusual, each=each, seed=seed)
 
     def image(self, sample: int) -> bytes:
         """The PNG of one sample."""
+        self.need_tokens("image")
         return samples.image(self, sample)
 
     def picture(self, sample: int) -> bytes:
         """The PNG of one sample re-encoded from its pixels, without metadata, because a run file may be untrusted."""
+        self.need_tokens("image")
         return samples.picture(self, sample)
 
     def compare(
@@ -90,13 +97,21 @@ class Run(RunFile):
         labels: str | None = None,
     ) -> dict[str, Any]:
         """Compare this run with run ``other`` over their common samples; ``labels`` as in every question."""
+        self.need_tokens("compare")
+        other.need_tokens("compare")
         from tokenpaths.engine.store.ask.several_runs.compare import compare  # pandas, only for who asks
 
         own = self.labelled(labels)  # labels of samples are those of this run
         return compare(own, other, measure, limit=limit, links=links, points=points, grouping=grouping)
 
+    def compare_load(self, other: Run, *, limit: int = 20) -> dict[str, Any]:
+        """Compare the load of this run with that of run ``other``, step by step; also of runs without tokens."""
+        return load_comparison.compare_load(self, other, limit=limit)
+
     def grouping(self, other: Run) -> dict[str, Any]:
         """Whether run ``other`` and this one assign the same tokens to one path."""
+        self.need_tokens("grouping")
+        other.need_tokens("grouping")
         from tokenpaths.engine.store.ask.several_runs.compare import grouping
 
         return grouping(self, other)
@@ -112,10 +127,12 @@ class Run(RunFile):
 
     def save_dataset(self, folder: Path | str) -> int:
         """Write this run as a Hugging Face data set with a card; returns the bytes. See ``dataset_export``."""
+        self.need_tokens("dataset")
         return dataset_export.save_dataset(self, Path(folder))
 
     def zipped_dataset(self) -> Iterator[bytes]:
         """The same data set as a zip archive, in pieces."""
+        self.need_tokens("dataset")
         return dataset_export.zipped_dataset(self)
 
     @property
@@ -130,6 +147,8 @@ def add_question(question: Question) -> None:
 
     @functools.wraps(ask)
     def method(self: Run, *args: Any, labels: Any = None, **arguments: Any) -> dict[str, Any]:
+        if not question.of_counts:
+            self.need_tokens(question.name)
         return ask(self.labelled(labels), *args, **arguments)
 
     method.__name__, method.__qualname__ = question.name, f"Run.{question.name}"

@@ -5,6 +5,7 @@ Shapes: n tokens, p paths, S steps, K slots, V = S·K, M modules.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import module_units
-from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, UserError
 from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
@@ -96,9 +97,12 @@ class RunFile:
             cursor.execute("SELECT * FROM token LIMIT 0")
             self.token_columns = tuple(column[0] for column in cursor.description if column[0] != "rowid")
             self.soft_shapes, self.axis_names = read_shapes(cursor)
+        load_only = json.loads(self.row["config"]).get("load_only")
+        self.load_only: dict[str, Any] | None = load_only if isinstance(load_only, dict) else None
+        """of a run that was made of expert counts and holds no tokens: what its times are"""
         self.layout = Layout(
             self.row["num_steps"],
-            self.row["top_k"],
+            self.row["top_k"] or 1,
             self.row["num_modules"],
             CODES[self.row["weight_code"]],
             by_path=not {"m0", "ids"} & set(self.token_columns),
@@ -126,6 +130,18 @@ class RunFile:
         except BaseException:
             connection.close()
             raise
+
+    def need_tokens(self, asked: str) -> None:
+        """Refuse a question about tokens to a run that was made of expert counts.
+
+        Raises:
+            NeedsTokens: why there is no answer, in one sentence.
+        """
+        if self.load_only is not None:
+            raise NeedsTokens(
+                f"run {self.run_id!r} holds counts of tokens by expert, not what each token chose, so there is no "
+                f"answer to {asked!r}; its load is known: usage, load over time, balance, domains"
+            )
 
     def close(self) -> None:
         """Close the file; the object cannot be used afterwards."""
@@ -272,7 +288,7 @@ class RunFile:
     def num_tokens(self, label: str | None = None) -> int:
         """Tokens of the run, or of one of its labels."""
         if label is None:
-            return int(self.row["num_tokens"])
+            return int(self.row["num_tokens"] or 0)
         count: int = self._label_ids[self.merged_names.get(label, label)][1]
         return count
 

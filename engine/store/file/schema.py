@@ -149,6 +149,13 @@ CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, l
 """
 
 
+LOAD_TABLE = """
+CREATE TABLE load (step INTEGER, time BIGINT, label_id INTEGER, module INTEGER, count BIGINT);
+"""
+"""counts over time and of each label, of runs that were made of counts; only those have it. Sorted by its columns; time
+and label_id are NULL where the counts are of none"""
+
+
 def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
     """The layout of a new run; shards, which have no path table, store the ids with the tokens."""
     code = code_for(info.num_modules, info.top_k)

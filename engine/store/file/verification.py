@@ -39,7 +39,7 @@ def verify_run(file: Path) -> dict[str, int]:
         ) from error
     finally:
         con.close()
-    if counts != (rows.get("sample"), rows.get("token")):
+    if "load" not in rows and counts != (rows.get("sample"), rows.get("token")):
         raise RunFileError(
             f"{file.name} says {counts[0]:,} samples and {counts[1]:,} tokens, and holds {rows.get('sample', 0):,} and "
             f"{rows.get('token', 0):,}: copy it again or trace the run again"

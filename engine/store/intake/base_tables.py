@@ -5,6 +5,7 @@ The other tables and views of a run are derived from these (``derived``) and are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.columns import TABLE
-from tokenpaths.engine.store.file.schema import WIDEST_COLUMN_LAYOUT, Layout, create_tables, path_table
+from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables, path_table
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
 from tokenpaths.engine.store.file.weight_codes import code_for
 
@@ -46,6 +47,8 @@ COPIED = (
     "finding",
 )
 """in the order in which they are read"""
+COPIED_OF_COUNTS = ("run", "module", "label", "usage", "load", "finding")
+"""of a run that was made of counts; the tables of its tokens are empty"""
 LONGEST_TEXT = 10_000
 """bytes of a name or label"""
 LONGEST: dict[tuple[str, str], int] = {
@@ -58,6 +61,8 @@ LONGEST: dict[tuple[str, str], int] = {
 }
 """bytes of a value, where longer than ``LONGEST_TEXT``"""
 MOST_STEPS, MOST_MODULES, MOST_VISITS = 65_536, 65_536, 1_048_576
+MOST_COUNTED = 1 << 21
+"""steps × modules of a run that was made of counts"""
 _RUN_NUMBERS = ("num_samples", "num_tokens", "num_steps", "num_modules", "top_k", "num_paths")
 
 
@@ -70,11 +75,19 @@ class Plan:
     num_samples: int
     num_tokens: int
     num_paths: int
+    load_only: bool = False
+    """whether it was made of counts and holds no tokens"""
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The tables that are copied, in the order in which they are read."""
+        return COPIED_OF_COUNTS if self.load_only else COPIED
 
     @property
     def tables_sql(self) -> str:
         """SQL that creates the copied tables, and the views and tables that a writer creates with them."""
-        return create_tables(self.layout, self.info) + CREATE_SOFT + path_table(self.layout)
+        of_tokens = create_tables(self.layout, self.info) + CREATE_SOFT + path_table(self.layout)
+        return of_tokens + (LOAD_TABLE if self.load_only else "")
 
     def longest(self, table: str, column: str) -> int:
         """Most bytes of a text or blob in this column."""
@@ -95,7 +108,10 @@ def plan_of(row: Mapping[str, Any], token_columns: frozenset[str]) -> Plan:
         raise RunFileError(
             f"it has schema version {row['schema_version']}, this program reads {SCHEMA_VERSION}: trace the run again"
         )
+    load_only = _of_counts(row["config"])
     numbers = {name: row[name] for name in _RUN_NUMBERS}
+    if load_only:
+        numbers = _numbers_of_counts(numbers)
     sound = all(isinstance(value, int) and value >= 1 for value in numbers.values())
     if not sound or not (
         numbers["num_samples"] <= numbers["num_tokens"] < 2**40
@@ -124,9 +140,35 @@ def plan_of(row: Mapping[str, Any], token_columns: frozenset[str]) -> Plan:
         regions=("any",) if "region" in token_columns else (),
         predicts_tokens="predicted_id" in token_columns,
     )
-    return Plan(
-        info, replace(layout, by_path=by_path), numbers["num_samples"], numbers["num_tokens"], numbers["num_paths"]
-    )
+    layout = replace(layout, by_path=by_path)
+    return Plan(info, layout, numbers["num_samples"], numbers["num_tokens"], numbers["num_paths"], load_only)
+
+
+def _of_counts(config: Any) -> bool:
+    """Whether the configuration of a run says that it was made of counts; RunFileError if it says so wrongly."""
+    try:
+        value = json.loads(config)
+    except (ValueError, TypeError, RecursionError):
+        return False  # refused where all its JSON is checked
+    about = value.get("load_only") if isinstance(value, dict) else None
+    if about is not None and not (isinstance(about, dict) and isinstance(about.get("axis"), str)):
+        raise RunFileError("its configuration says impossible things of its counts")
+    return about is not None
+
+
+def _numbers_of_counts(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a run of counts, 1 where it has none.
+
+    Raises:
+        RunFileError: it says that it has samples or paths, or is larger than a run of counts may be.
+    """
+    steps, modules = numbers["num_steps"], numbers["num_modules"]
+    large = isinstance(steps, int) and isinstance(modules, int) and steps * modules > MOST_COUNTED
+    if numbers["num_samples"] is not None or numbers["num_paths"] is not None or large:
+        raise RunFileError(f"its numbers of samples, tokens, steps, modules, slots and paths are impossible: {numbers}")
+    return {**numbers, "num_samples": 1, "num_paths": 1} | {
+        name: 1 if numbers[name] is None else numbers[name] for name in ("num_tokens", "top_k")
+    }
 
 
 TABLE_SQL = "SELECT table_name, sql FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main'"

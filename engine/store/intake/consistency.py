@@ -9,6 +9,7 @@ Shapes: n tokens, S steps, K slots, V = S·K, M modules, P paths.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +25,7 @@ from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, columns_sql, r
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
 from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.intake.base_tables import Plan
-from tokenpaths.engine.store.intake.consistency_rules import rules
+from tokenpaths.engine.store.intake.consistency_rules import count_rules, rules
 from tokenpaths.engine.store.intake.json_shapes import check_shapes
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 
@@ -39,10 +40,7 @@ def check_tables(con: duckdb.DuckDBPyConnection, plan: Plan) -> PathDictionary:
         RunFileError: what does not fit; the message begins with "its".
     """
     modules = _check_modules(con, plan)
-    for what, rows in rules(plan):
-        number = con.execute(f"SELECT count(*) FROM ({rows})").fetchall()[0][0]
-        if number:
-            raise RunFileError(f"its tables do not fit together: {what} ({number:,} rows)")
+    _check_rules(con, rules(plan))
     _check_json(con, modules)
     available = module_units(modules, plan.layout.num_steps, plan.layout.num_modules)[0]
     try:
@@ -51,9 +49,29 @@ def check_tables(con: duckdb.DuckDBPyConnection, plan: Plan) -> PathDictionary:
             _check_token_ribbons(con, plan, available, paths)
     except UserError as error:
         raise RunFileError(f"its tables do not fit together: {error}") from error
-    _check_offered(con, available)
+    _check_offered(con, available, (("flow", "source", 0), ("flow", "target", 1), ("usage", "module", 0)))
     _check_known_tokens(con, plan)
     return paths
+
+
+def check_counts(con: duckdb.DuckDBPyConnection, plan: Plan) -> None:
+    """Check every copied table of a run that was made of counts.
+
+    Raises:
+        RunFileError: what does not fit; the message begins with "its".
+    """
+    modules = _check_modules(con, plan)
+    _check_rules(con, count_rules(plan))
+    _check_json(con, modules)
+    available = module_units(modules, plan.layout.num_steps, plan.layout.num_modules)[0]
+    _check_offered(con, available, (("usage", "module", 0), ("load", "module", 0)))
+
+
+def _check_rules(con: duckdb.DuckDBPyConnection, rows_of: Iterable[tuple[str, str]]) -> None:
+    for what, rows in rows_of:
+        number = con.execute(f"SELECT count(*) FROM ({rows})").fetchall()[0][0]
+        if number:
+            raise RunFileError(f"its tables do not fit together: {what} ({number:,} rows)")
 
 
 def _check_modules(con: duckdb.DuckDBPyConnection, plan: Plan) -> list[ModuleInfo]:
@@ -130,9 +148,11 @@ def _check_token_ribbons(
             raise UserError("tokens have other ribbons than their paths")
 
 
-def _check_offered(con: duckdb.DuckDBPyConnection, available: np.ndarray) -> None:
-    """RunFileError if flows or usage name a module that its step does not offer."""
-    for table, column, later in (("flow", "source", 0), ("flow", "target", 1), ("usage", "module", 0)):
+def _check_offered(
+    con: duckdb.DuckDBPyConnection, available: np.ndarray, columns: Iterable[tuple[str, str, int]]
+) -> None:
+    """RunFileError if one of ``columns`` (table, column, steps later) names a module that its step does not offer."""
+    for table, column, later in columns:
         rows = con.execute(f"SELECT DISTINCT step, {column} AS module FROM {table}").fetchnumpy()
         step, module = (np.asarray(rows[name], dtype=np.int64) for name in ("step", "module"))
         if not available[step + later, module].all():

@@ -41,6 +41,51 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _soft_rules(plan)
 
 
+_MOST = 2**53
+
+
+def count_rules(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The rules of a run that was made of counts."""
+    yield (
+        "names of the run",
+        "SELECT 1 FROM run WHERE model IS NULL OR family IS NULL OR dataset IS NULL OR split IS NULL "
+        "OR checkpoint_sha256 IS NULL OR engine_version IS NULL OR created_at IS NULL "
+        "OR accuracy IS NOT NULL OR loss IS NOT NULL",
+    )
+    yield (
+        "labels",
+        "SELECT 1 FROM label WHERE label IS NULL OR label_id IS DISTINCT FROM rowid::INTEGER "
+        f"OR num_samples IS DISTINCT FROM 0 OR NOT coalesce(num_tokens BETWEEN 0 AND {_MOST}, false)",
+    )
+    yield "labels that are there twice", _twice("label", "label")
+    place = (
+        f"NOT coalesce(step BETWEEN 0 AND {plan.layout.num_steps - 1}, false) "
+        f"OR NOT coalesce(module BETWEEN 0 AND {plan.layout.num_modules - 1}, false) "
+        f"OR NOT coalesce(count BETWEEN 0 AND {_MOST}, false)"
+    )
+    yield "rows of usage", f"SELECT 1 FROM usage WHERE {place} OR NOT coalesce({_LABEL}, false) OR weight <> 0"
+    yield "rows of usage that are there twice", _twice("usage", "label_id, step, module")
+    yield (
+        "rows of load",
+        f"SELECT 1 FROM load WHERE {place} OR NOT coalesce(time BETWEEN 0 AND {_MOST}, true) "
+        "OR (label_id IS NOT NULL AND label_id NOT IN (SELECT label_id FROM label))",
+    )
+    yield "rows of load that are there twice", _twice("load", "time, label_id, step, module")
+    for what, label, kept in (
+        ("sums of load", str(ALL_LABELS), "true"),
+        ("sums of load by label", "label_id", "label_id IS NOT NULL"),
+    ):
+        summed = f"SELECT {label} AS l, step, module, sum(count)::HUGEINT AS n FROM load WHERE {kept} GROUP BY ALL"
+        sign = "=" if kept == "true" else "<>"
+        told = f"SELECT label_id, step, module, count::HUGEINT FROM usage WHERE label_id {sign} {ALL_LABELS}"
+        yield (
+            what,
+            f"(SELECT * FROM ({summed}) WHERE n > 0 EXCEPT {told}) UNION ALL "
+            f"({told} AND count > 0 EXCEPT SELECT * FROM ({summed}))",
+        )
+    yield "counts of nothing", "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM usage WHERE count > 0)"
+
+
 def _run_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "means of the run",

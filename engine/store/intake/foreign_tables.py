@@ -24,7 +24,6 @@ from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
 from tokenpaths.engine.store.file.columns import TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length
 from tokenpaths.engine.store.intake.base_tables import (
-    COPIED,
     LONGEST,
     LONGEST_TEXT,
     TABLE_SQL,
@@ -64,14 +63,16 @@ def read_tables(file: str, identity: str, megabytes: int) -> Iterator[dict[str, 
         plan = plan_of(row, columns)
         yield {"run": row, "token_columns": sorted(columns)}
         _check_catalogue(con, plan)
-        numbers = {table: _value(con, f"SELECT count(*) FROM {_named(table)}") for table in COPIED}
-        declared = {"run": 1, "sample": plan.num_samples, TABLE: plan.num_tokens, "path": plan.num_paths}
+        numbers = {table: _value(con, f"SELECT count(*) FROM {_named(table)}") for table in plan.copied}
+        declared = {"run": 1}
+        if not plan.load_only:
+            declared |= {"sample": plan.num_samples, TABLE: plan.num_tokens, "path": plan.num_paths}
         if wrong := [table for table, number in declared.items() if numbers[table] != number]:
             raise RunFileError(
                 f"it declares {declared[wrong[0]]:,} rows of {_called(wrong[0])} and holds {numbers[wrong[0]]:,}"
             )
         yield {"rows": numbers}
-        for table in COPIED:
+        for table in plan.copied:
             for batch in _batches(con, plan, table):
                 yield {"table": table, "rows": _with_own_pictures(batch) if table == "sample" else batch}
 
@@ -161,7 +162,7 @@ def _columns(con: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]
 def _check_catalogue(con: duckdb.DuckDBPyConnection, plan: Plan) -> None:
     """RunFileError unless all copied tables are defined as this program defines them."""
     definitions, expected = _definitions(con), expected_sql(plan.tables_sql)
-    for table in COPIED:
+    for table in plan.copied:
         if table not in definitions:
             raise RunFileError(f"it has no {_called(table)}: it was not made by this program, or is incomplete")
         if definitions[table] != expected[table]:

@@ -19,11 +19,12 @@ from tokenpaths.engine.confined.parent import Confined
 from tokenpaths.engine.store.ask.question import Question
 from tokenpaths.engine.store.ask.questions import QUESTIONS, page_questions
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBER_VIEW_SQL
 from tokenpaths.engine.store.file.open_file import first_line
 from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, SMALL_BLOCK_BYTES
 from tokenpaths.engine.store.file.verification import verify_run
-from tokenpaths.engine.store.intake.base_tables import COPIED, Plan, plan_of
-from tokenpaths.engine.store.intake.consistency import check_tables
+from tokenpaths.engine.store.intake.base_tables import Plan, plan_of
+from tokenpaths.engine.store.intake.consistency import check_counts, check_tables
 from tokenpaths.engine.store.write.arrow_tables import insert_rows
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, FLUSH_TOKENS, create_file, temporary_folder
 from tokenpaths.engine.store.write.seal import derive_tables, label_table
@@ -74,7 +75,7 @@ def rebuild(
         finally:
             con.close()
             shutil.rmtree(temporary_folder(partial), ignore_errors=True)
-        if plan.num_tokens >= LEAST_TOKENS:
+        if plan.num_tokens >= LEAST_TOKENS and not plan.load_only:
             _add_answers(partial, target.stem, on_progress)
         on_progress(ANSWERED)
         verify_run(partial)
@@ -111,7 +112,7 @@ def _copied(
             done = 0
             for part in parts:
                 table, rows = part.get("table"), part.get("rows")
-                if table not in COPIED or not isinstance(rows, pa.Table):
+                if table not in plan.copied or not isinstance(rows, pa.Table):
                     raise RunFileError("the process that read it sent what is no table")
                 check_free(partial.parent)
                 insert_rows(con, table, rows)
@@ -134,6 +135,13 @@ def _row_of(row: Any) -> Mapping[str, Any]:
 
 def _completed(con: duckdb.DuckDBPyConnection, plan: Plan, on_progress: OnProgress) -> None:
     """Check the copied tables, derive the others, and flush all to the disk."""
+    if plan.load_only:
+        check_counts(con, plan)
+        con.execute(MEMBER_SQL)
+        con.execute(MEMBER_VIEW_SQL)
+        con.execute("COMMIT")
+        con.execute("CHECKPOINT")
+        return
     label_table(con)
     paths = check_tables(con, plan)
     on_progress(CHECKED)
@@ -159,6 +167,8 @@ def _add_answers(partial: Path, run_id: str, on_progress: OnProgress) -> None:
 
 ASKED: dict[str, Callable[[Run], Any]] = {
     "card": lambda run: run.card(),
+    "load by label": lambda run: run.load_by_label(0),
+    "load over time": lambda run: run.load_over_time(0),
     "flow of two paths": lambda run: run.flow(paths=(1,)),
     "examples of a path": lambda run: run.examples(1, limit=20),
     "samples": lambda run: run.samples(limit=1000),
@@ -168,7 +178,7 @@ ASKED: dict[str, Callable[[Run], Any]] = {
     "loss": lambda run: run.distribution("loss", per="token"),
     "search": lambda run: run.search_tokens(ranks=(1, 3)),
     "edges": lambda run: run.soft("edges"),
-    "effect on itself": lambda run: run.effect(run) if run.row["num_tokens"] <= FLUSH_TOKENS else None,
+    "effect on itself": lambda run: run.effect(run) if (run.row["num_tokens"] or 0) <= FLUSH_TOKENS else None,
     "export of tokens": lambda run: next(run.export("token", "csv")),
     "export of samples": lambda run: sum(len(part) for part in run.export("sample", "csv")),
 }

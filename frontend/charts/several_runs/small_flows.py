@@ -15,7 +15,10 @@ MANY_SLOTS = 8
 
 def as_maps(runs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether heat maps of loads are drawn instead of ribbons: with many modules or slots these are a thicket."""
-    return any(run["num_modules"] > MANY_MODULES or run["top_k"] >= MANY_SLOTS for run in runs)
+    return any(
+        run["num_modules"] > MANY_MODULES or (run["top_k"] or 0) >= MANY_SLOTS or run.get("kind") == "load"
+        for run in runs
+    )
 
 
 def alike_flows(flows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

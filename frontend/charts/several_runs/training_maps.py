@@ -63,10 +63,11 @@ def training_map(
     theme: str | Theme = "light",
     chosen: str | None = None,
     title: str | None = TITLE,
+    when: str = "iteration",
 ) -> alt.LayerChart:
     """Heat map of one of ``MAPS``: a column a checkpoint, the untrained twin first, a row a step (layer).
 
-    ``chosen`` is the label of a framed column.
+    ``chosen`` is the label of a framed column; ``when`` what its columns number.
     """
     look, places = theme_named(theme), places_of(training)
     words = MAPS[measure][0]
@@ -90,7 +91,7 @@ def training_map(
         "at:O",
         sort=labels,
         scale=alt.Scale(domain=labels),
-        axis=bare_axis("iteration", labelAngle=0 if len(shown) < 6 else -40, values=shown, labelOverlap=True),
+        axis=bare_axis(when, labelAngle=0 if len(shown) < 6 else -40, values=shown, labelOverlap=True),
     )
     y = alt.Y(
         "step:O",
@@ -109,7 +110,7 @@ def training_map(
         .mark_rect(
             stroke=look.background,
             strokeWidth=0.7 if len(table) <= 1500 else 0,
-            tooltip=tip({"iteration": "at", "step": "step", words: "said"}),
+            tooltip=tip({when: "at", "step": "step", words: "said"}),
         )
         .encode(x=x, y=y, color=shade("value:Q", scale, words, tickCount=3, **ends), description="words:N")
     )
@@ -122,11 +123,13 @@ def training_map(
         ]
     height = max(90, min(460, 22 * len(steps)))
     subtitle = [f"Darker: more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."]
-    drawn = finish(alt.layer(*layers), look, title, subtitle, height=height, summary=training_words(training, measure))
+    drawn = finish(
+        alt.layer(*layers), look, title, subtitle, height=height, summary=training_words(training, measure, when)
+    )
     return as_vectors(drawn, len(table))
 
 
-def training_words(training: Mapping[str, Any], measure: str) -> str:
+def training_words(training: Mapping[str, Any], measure: str, when: str = "iteration") -> str:
     """From where to where the measure went, and at which step most: “Load entropy rose from 0.61 to 0.93, most at
     step 3”.
     """
@@ -137,14 +140,14 @@ def training_words(training: Mapping[str, Any], measure: str) -> str:
         return f"{head} is not known of these checkpoints."
     ends = [_mean(place["steps"], measure) for place in (places[0], places[-1])]
     said = [numbers.count(v) if measure == "dead" else numbers.number(v) for v in ends]
-    when = [
-        place["label"] if place["label"] == UNTRAINED else f"iteration {place['label']}"
+    ends_at = [
+        place["label"] if place["label"] == UNTRAINED else f"{when} {place['label']}"
         for place in (places[0], places[-1])
     ]
     if measure == "dead" and not any(step["dead"] for place in places for step in place["steps"]):
-        return "At no checkpoint is a module dead."
+        return "At no time is a module dead."
     if len(places) == 1 or said[0] == said[1]:
-        return f"{head}: {said[1]} at {when[-1]}."
+        return f"{head}: {said[1]} at {ends_at[-1]}."
     way = "rose" if ends[1] > ends[0] else "fell"
     old = {step["step"]: step[measure] for step in places[0]["steps"] if step.get(measure) is not None}
     moved = [
@@ -154,7 +157,7 @@ def training_words(training: Mapping[str, Any], measure: str) -> str:
     ]
     most = f", most at step {-max(moved)[1]}" if len(moved) > 1 else ""
     mean = "" if measure == "dead" else " (means over steps)"
-    return f"{head} {way} from {said[0]} ({when[0]}) to {said[1]} ({when[1]}){mean}{most}."
+    return f"{head} {way} from {said[0]} ({ends_at[0]}) to {said[1]} ({ends_at[1]}){mean}{most}."
 
 
 def _mean(steps: Sequence[Mapping[str, Any]], measure: str) -> float:

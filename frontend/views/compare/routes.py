@@ -23,8 +23,10 @@ from tokenpaths.frontend.charts.several_runs.small_flows import alike_flows, as_
 from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
 from tokenpaths.frontend.views.compare.samples import pair_answer, pair_pickers
+from tokenpaths.frontend.views.modules import load_only
 
 MOST_LINKS = 400
 """of each small flow; the rest is counted"""
@@ -109,7 +111,7 @@ def _grid(runs: Sequence[Mapping[str, Any]], compared: Compared, words: Sequence
                 st.caption(widgets.escape(words[place]))
                 widgets.chart(chart(place))
                 st.button(
-                    "Open its routes",
+                    "Open its load" if load_only.is_load_only(runs[place]) else "Open its routes",
                     key=f"open_routes_{name}",
                     type="tertiary",
                     icon=":material/arrow_forward:",
@@ -123,7 +125,11 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
     st.header("Where do two of them part?", anchor=False, help=FLOW_HELP)
     with widgets.controls():
         pair_pickers(pair, compared)
+    counted = any(load_only.is_load_only(compared.cards.get(name, {})) for name in pair)
     try:
+        if counted:
+            _load_difference(widgets.client().compare_load(*pair), names)
+            return
         answer = pair_answer(pair, selection)
     except ApiError as error:
         widgets.show_error(error)
@@ -150,6 +156,43 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
         widgets.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
         widgets.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
     _loads(answer, names)
+
+
+def _load_difference(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+    """The loads of two runs of which one has no tokens."""
+    st.write(widgets.escape(load_difference_words(answer, names)))
+    if answer["note"]:
+        st.caption(widgets.escape(answer["note"]))
+    measures = {"load_entropy": "load entropy", "max_violation": "MaxVio", "dead": "dead modules"}
+    plain_table(
+        [
+            {"step": row["step"], "overlap": row["overlap"]}
+            | {
+                f"{name}: {words}": row[side][what]
+                for what, words in measures.items()
+                for side, name in zip("ab", names, strict=True)
+            }
+            for row in answer["steps"]
+        ],
+        "Loads by step",
+    )
+    widgets.numbers_behind(answer["modules"], "modules whose share differs most")
+
+
+def load_difference_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
+    """The step whose loads overlap least, and the module that differs most."""
+    known = [row for row in answer["steps"] if row["overlap"] is not None]
+    if not known:
+        return "Their steps have other modules, so only the balance of each step is compared."
+    least = min(known, key=lambda row: row["overlap"])
+    text = f"Their loads part most at step {least['step']}: {numbers.percent(1 - least['overlap'])} of the choices."
+    if answer["modules"]:
+        most = answer["modules"][0]
+        text += (
+            f" Module {most['module']} at step {most['step']} has {numbers.percent(most['a'])} in {names[0]} and "
+            f"{numbers.percent(most['b'])} in {names[1]}."
+        )
+    return text
 
 
 def _loads(answer: Mapping[str, Any], names: tuple[str, str]) -> None:

@@ -19,6 +19,7 @@ from tokenpaths.frontend.views.family.family import view_of
 from tokenpaths.frontend.views.home import manage
 from tokenpaths.frontend.views.home.groups import RunGroup, display_name, groups, other_words, others_words
 from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.modules import load_only
 
 CARDS = 8
 """cards shown at first, newest first, so that the page fits on one screen"""
@@ -163,6 +164,11 @@ def _card(group: RunGroup) -> None:
                 kwargs={"view": "routes", "run": card["run"]},
             )
             manage.button(card)
+        if load_only.is_load_only(card):
+            _counts_only(card)
+            if group.others:
+                _others(group)
+            return
         try:
             many = (card["num_modules"] or 0) > common.MANY_MODULES and card["family"] == "moe"
             flow = widgets.client().ask(
@@ -192,6 +198,29 @@ def _card(group: RunGroup) -> None:
                 )
         if group.others:
             _others(group)
+
+
+def _counts_only(card: Mapping[str, Any]) -> None:
+    """What a card of counts says in place of a flow."""
+    try:
+        usage = widgets.client().ask(card["run"], "usage")
+        busiest = max(usage["usage"], key=lambda cell: cell["utilisation"] or 0)
+        dead = sum(len(step["dead"]) for step in usage["steps"])
+        st.caption(
+            f"Busiest: expert {busiest['module']} at step {busiest['step']}, "
+            f"{numbers.number(busiest['utilisation'])} times its fair share; {numbers.plural(dead, 'dead expert')}."
+        )
+    except ApiError as error:
+        st.caption(widgets.error_text(error))
+    st.caption(widgets.escape(load_only.facts(card)))
+    st.button(
+        "Modules",
+        key=f"open_modules_{card['run']}",
+        type="tertiary",
+        on_click=_open,
+        kwargs={"view": "modules", "run": card["run"]},
+        width="content",
+    )
 
 
 def _others(group: RunGroup) -> None:

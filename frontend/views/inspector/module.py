@@ -17,6 +17,7 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
 from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
+from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 MOST_WORDS = 24
 RANDOM = 24
@@ -26,6 +27,9 @@ RANDOM = 24
 def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
     """One module at one step, ``value`` = ``step.module``."""
     step, module = (int(part) for part in value.split("."))
+    if is_load_only(run):
+        _counted(run, selection, step, module, key)
+        return
     answer = widgets.client().ask(run["run"], "modules/{node}", node=value)
     about: Mapping[str, Any] = next(
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
@@ -42,6 +46,33 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     _words(run, step, module)
     _neighbours(answer)
     _importance(run, step, module)
+
+
+def _counted(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:
+    """A module of a run of counts: its load, in all and of each domain."""
+    usage = widgets.client().ask(run["run"], "usage", label=selection.label)
+    cells = [cell for cell in usage["usage"] if cell["step"] == step]
+    cell = next((cell for cell in cells if cell["module"] == module), None)
+    if cell is None:
+        widgets.empty("There is no such module.", "Choose another one.")
+        return
+    place = sorted((other["count"] for other in cells), reverse=True).index(cell["count"]) + 1
+    total = sum(other["count"] for other in cells)
+    text = (
+        f"{cell['name']}: {numbers.percent(cell['count'] / max(1, total))} of the choices, "
+        f"{numbers.number(cell['utilisation'])} × a fair share; number {place} of {len(cells)} by load."
+    )
+    actions.title(f"Module {module} at step {step}", text)
+    actions.own_name(run["run"], f"module:{step}.{module}", None, key)
+    labels = widgets.client().ask(run["run"], "load/labels", step=step)
+    if module in labels["modules"] and labels["labels"]:
+        at = labels["modules"].index(module)
+        rows = [
+            {"domain": row["label"], "share of choices": row["counts"][at] / max(1, row["choices"])}
+            for row in labels["labels"]
+        ]
+        rows.sort(key=lambda row: -row["share of choices"])
+        plain_table(rows, "Load by domain", {"share of choices": Column("share of choices", numbers.percent)})
 
 
 def _facts(answer: Mapping[str, Any], about: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.modules import load_only
 from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge
 from tokenpaths.frontend.views.work import sections
@@ -22,7 +23,14 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    common.run_and_label(run, selection)
+    counts_only = load_only.is_load_only(run)
+    if counts_only:
+        with widgets.controls():
+            common.run_picker(run)
+            common.label_picker(run, selection)
+        common.notes(run)
+    else:
+        common.run_and_label(run, selection)
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     chosen = (selection.inspect or "").partition("module:")[2] or None
     left, right = st.columns([3, 2], gap="large")
@@ -62,6 +70,10 @@ def draw(selection: Selection) -> None:
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
+    if counts_only:
+        with widgets.error_boundary("load over time and by domain"):
+            load_only.draw(run, selection)
+        return
     with widgets.error_boundary("which kinds of modules each step chooses"):
         sections.module_kinds(run, selection)
     with widgets.error_boundary("what is specific to a label"):

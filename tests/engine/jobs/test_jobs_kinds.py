@@ -253,6 +253,22 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     assert any("4 experts a layer" in note for note in progress.result["notes"])
 
 
+def test_an_import_of_counts_makes_a_run_of_loads(context: JobContext, tmp_path: Path) -> None:
+    (context.inbox_dir / "counts.json").write_text(json.dumps({"0": {"0": 6, "3": 2}, "1": {"1": 8}}))
+    kind, folder = find_kind("import"), tmp_path / "job"
+    folder.mkdir()
+    request = read_request(kind, {"file": "counts.json", "run": "counted", "top_k": 2})
+    kind.check(request, context)
+    for _ in range(2):  # a killed job finds the run that it sealed
+        job = kind.start(request, folder, context)
+        progress = job.advance()
+        job.close()
+        assert progress.finished
+        assert progress.result == {"run": "counted"}
+    with context.open_run("counted") as run:
+        assert (run.card()["kind"], run.card()["num_tokens"]) == ("load", 4)
+
+
 def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
     """Whatever differs in a request differs in its title, and a request of another version has one too."""
     edit = {"edits": [{"edit": "force", "module": 2, "step": 1, "tokens": [4, 5]}]}

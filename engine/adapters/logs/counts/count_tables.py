@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of
+from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
 
 META = {"num_experts", "num_experts_per_token"}
-NAME = re.compile(r"^\d+_(\d+)$")
-Layers = dict[str, np.ndarray]
+NAME = re.compile(r"^(\d{1,15})_(\d+)$")
+Cells = dict[tuple[int, str], np.ndarray]
+"""(time, layer) → (M,) counts, ranks added up"""
 
 
 def is_tokens_per_expert(record: dict[str, Any]) -> bool:
@@ -31,22 +32,20 @@ def open_tokens_per_expert(file: Path, announced: Announced) -> Log:
     Raises:
         OnlyCounts: always, unless a line is wrong (UserError).
     """
-    layers: Layers = {}
+    cells: Cells = {}
     for where, record in json_lines(file):
-        rows, layer = record.get("tpe"), record.get("layer")
+        rows, layer, time = record.get("tpe"), record.get("layer"), record.get("iter", 0)
         if not isinstance(rows, list) or not rows or type(layer) is not int:
             raise UserError(f"{where}: is no record of tokens per expert: it needs 'layer' and 'tpe'", field="file")
+        if type(time) is not int or not 0 <= time < 2**53:
+            raise UserError(f"{where}: iter is {repr(time)[:40]}, it should be a whole number from 0", field="file")
         counts = nested_ids(rows, where, "tpe")
         if counts.ndim not in (1, 2) or (counts < 0).any():
             raise UserError(f"{where}: tpe should be rows of numbers of tokens, one a micro-batch", field="file")
         block = record.get("block", "decoder")
-        _add(
-            layers,
-            f"layer {layer}" if block == "decoder" else f"{block} layer {layer}",
-            counts.reshape(-1, counts.shape[-1]),
-            where,
-        )
-    raise OnlyCounts(file, _table(layers, announced, str(file)))
+        name = f"layer {layer}" if block == "decoder" else f"{block} layer {layer}"
+        _add(cells, time, name, counts.reshape(-1, counts.shape[-1]), where)
+    raise OnlyCounts(file, _table(cells, announced, str(file), format="tokens-per-expert"))
 
 
 def is_statistics_folder(folder: Path, files: list[Path]) -> bool:
@@ -63,40 +62,49 @@ def _about(file: Path) -> dict[str, Any] | None:
 
 
 def open_statistics(folder: Path, files: list[Path], announced: Announced) -> Log:
-    """``rank*.safetensors`` with ``{iteration}_{layer}`` → counts, summed over iterations and ranks.
+    """``rank*.safetensors`` with ``{iteration}_{layer}`` → counts, summed over ranks.
 
     Raises:
         OnlyCounts: always, unless a file is wrong (UserError).
     """
     about = _about(folder / "meta_info.json") or {}
     experts = announced.num_experts(about.get("num_experts"), f"{folder}/meta_info.json")
-    layers: Layers = {}
+    cells: Cells = {}
     for file in sorted(file for file in files if file.suffix == ".safetensors"):
         for name, counts in load_tensors(file).items():
             match = NAME.match(name)
             if match is None or counts.dtype.kind not in "iu" or counts.ndim != 1:
                 raise UserError(f"{file}: {name[:60]!r} is no row of counts named iteration_layer", field="file")
-            _add(layers, f"layer {match[1]}", counts[None], f"{file}, {name}")
-    if not layers:
+            _add(cells, int(match[1]), f"layer {match[2]}", counts[None], f"{file}, {name}")
+    if not cells:
         raise UserError(f"{folder}: its files hold no counts", field="file")
-    ordered = dict(sorted(layers.items(), key=lambda item: int(item[0].rsplit(" ", 1)[1])))
-    widths = {len(row) for row in ordered.values()}
+    widths = {len(row) for row in cells.values()}
     if experts is not None and widths != {experts}:
         raise UserError(f"{folder}: has counts of {max(widths)} experts, meta_info.json says {experts}", field="file")
-    raise OnlyCounts(folder, _table(ordered, announced, str(folder)))
+    each = about.get("num_experts_per_token")
+    top_k = each if type(each) is int and 0 < each <= MOST_EXPERTS else None
+    cells = dict(sorted(cells.items(), key=lambda cell: int(cell[0][1].rsplit(" ", 1)[1])))
+    raise OnlyCounts(folder, _table(cells, announced, str(folder), format="trtllm", top_k=top_k))
 
 
-def _add(layers: Layers, name: str, rows: np.ndarray, where: str) -> None:
+def _add(cells: Cells, time: int, name: str, rows: np.ndarray, where: str) -> None:
     counts = rows.sum(axis=0, dtype=np.int64)
-    if name in layers and len(layers[name]) != len(counts):
-        raise UserError(f"{where}: counts {len(counts)} experts, before there were {len(layers[name])}", field="file")
-    layers[name] = layers.get(name, 0) + counts
+    before = cells.get((time, name))
+    if before is not None and len(before) != len(counts):
+        raise UserError(f"{where}: counts {len(counts)} experts, before there were {len(before)}", field="file")
+    cells[time, name] = counts if before is None else before + counts
 
 
-def _table(layers: Layers, announced: Announced, where: str) -> Any:
-    if not layers:
+def _table(cells: Cells, announced: Announced, where: str, **about: Any) -> ExpertCounts:
+    """Counts of each iteration; a layer without a record in one has none there."""
+    if not cells:
         raise UserError(f"{where}: is empty", field="file")
-    widths = {len(row) for row in layers.values()}
+    widths = {len(row) for row in cells.values()}
     if len(widths) > 1:
         raise UserError(f"{where}: its layers have different numbers of experts ({sorted(widths)})", field="file")
-    return counts_of(np.stack(list(layers.values())), announced, where, tuple(layers))
+    times, layers = sorted({time for time, _ in cells}), list(dict.fromkeys(layer for _, layer in cells))
+    counts = np.zeros((len(times), len(layers), widths.pop()), dtype=np.int64)
+    place_of, line_of = ({key: place for place, key in enumerate(keys)} for keys in (times, layers))
+    for (time, layer), row in cells.items():
+        counts[place_of[time], line_of[layer]] = row
+    return counts_of(counts, announced, where, tuple(layers), times=tuple(times), axis="iteration", **about)

@@ -1,14 +1,16 @@
-"""Read aggregated counts of tokens per layer and expert, such as OLMoE's ``expert_counts``.
+"""Counts of tokens per layer and expert, as engines sum them: in all, over time, by domain.
 
-Load statistics can be computed from them, but no run: sums hold no decisions of single tokens, so ribbons, paths and
-flows cannot be recovered.
+A run of them knows the load of each layer and nothing of single tokens (``counts.load_runs``): sums hold no decisions,
+so ribbons, paths and flows cannot be recovered.
+
+Shapes: T parts (a time, a domain, or both), S layers, M experts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,19 @@ from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_v
 from tokenpaths.engine.base.errors import UserError
 
 MAX_BYTES = 256 << 20
+MOST_CELLS = 1 << 24
+"""T·S·M that a run keeps; of more, neighbouring times are added up"""
+_PART_OF_ONE = re.compile(r"(^|[^a-z])(rank|shard|part|worker|dp|tp|pp|ep)[-_.]?\d", re.IGNORECASE)
+"""names of files that are parts of one count, not domains"""
 
 
 class OnlyCounts(UserError):
-    """The file holds aggregates: ``counts`` are available, but no run can be made."""
+    """The file holds aggregates: ``counts`` become a run of loads, but there are no tokens in it."""
 
     def __init__(self, file: Path, counts: ExpertCounts) -> None:
         super().__init__(
-            f"{file}: holds sums over tokens ({len(counts.layers)} layers × {counts.counts.shape[1]} experts), "
-            "not what each token chose, so there are no paths to make a run of; log the ids of every token instead",
+            f"{file}: holds sums over tokens ({len(counts.layers)} layers × {counts.parts.shape[2]} experts), "
+            "not what each token chose",
             field="file",
         )
         self.counts = counts
@@ -35,11 +41,27 @@ class OnlyCounts(UserError):
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Number of tokens per layer and expert."""
+    """Number of tokens per layer and expert, in parts."""
 
     layers: tuple[str, ...]
-    counts: np.ndarray
-    """(S, M) int64"""
+    parts: np.ndarray
+    """(T, S, M) int64"""
+    format: str = "expert-counts"
+    times: tuple[int, ...] | None = None
+    """of each part, rising within a domain; None: the counts are of no time"""
+    axis: str = ""
+    """what ``times`` number: step, forward pass, iteration"""
+    domains: tuple[str, ...] | None = None
+    """of each part; None: the counts are of no domain"""
+    top_k: int | None = None
+    """experts that a token chose at a layer; None: not known"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(S, M) sums of all parts."""
+        total: np.ndarray = self.parts.sum(axis=0)
+        return total
 
     def load(self) -> list[dict[str, Any]]:
         """Per layer: number of choices, load entropy, MaxVio, effective top-k and dead experts, as in a run's usage.
@@ -57,6 +79,27 @@ class ExpertCounts:
             }
             for name, row in zip(self.layers, self.counts, strict=True)
         ]
+
+    def bounded(self, most_cells: int = MOST_CELLS) -> ExpertCounts:
+        """The counts in at most so many cells: neighbouring times of a domain are added up, which a note says."""
+        per_part = self.parts[0].size
+        if self.times is None or self.parts.size <= most_cells:
+            return self
+        together = -(-self.parts.size // most_cells)
+        domains = self.domains or ("",) * len(self.times)
+        starts: list[int] = []
+        for place, domain in enumerate(domains):
+            run = place - starts[-1] if starts else together
+            if run >= together or domain != domains[place - 1]:
+                starts.append(place)
+        note = f"{len(self.times):,} {self.axis}s are kept {together} by {together}: {per_part:,} counts each are many"
+        return replace(
+            self,
+            parts=np.add.reduceat(self.parts, starts, axis=0),
+            times=tuple(self.times[start] for start in starts),
+            domains=None if self.domains is None else tuple(self.domains[start] for start in starts),
+            notes=(*self.notes, note),
+        )
 
 
 def find_counts(value: Any) -> Any | None:
@@ -87,15 +130,32 @@ def read_counts(file: Path, announced: Announced) -> ExpertCounts:
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: is not JSON ({str(error)[:80]})", field="file") from None
+    if domains := find_domains(value):
+        parts = [table_of_rows(file, _named_rows(rows), announced, name) for name, rows in domains.items()]
+        return by_domain(dict(zip(domains, parts, strict=True)), str(file))
     found = find_counts(value)
     if not isinstance(found, dict | list) or not found:
         raise UserError(f"{file}: holds no expert_counts (per layer an object expert → tokens)", field="file")
+    return table_of_rows(file, _named_rows(found), announced)
+
+
+def find_domains(value: Any) -> dict[str, Any]:
+    """Counts by domain: an object domain → object layer → counts; empty if it is none."""
+    if isinstance(value, dict) and isinstance(value.get("expert_counts"), dict):
+        value = value["expert_counts"]
+    if not isinstance(value, dict) or not value or find_counts(value) is not None:
+        return {}
+    found = {name: find_counts(rows) for name, rows in value.items() if isinstance(rows, dict)}
+    return found if len(found) == len(value) and all(found.values()) else {}
+
+
+def _named_rows(found: Any) -> dict[str, Any]:
     rows = found.items() if isinstance(found, dict) else enumerate(found)
-    return table_of_rows(file, {str(name): row for name, row in rows}, announced)
+    return {str(name): row for name, row in rows}
 
 
-def table_of_rows(file: Path, rows: dict[str, Any], announced: Announced) -> ExpertCounts:
-    """Counts from an object expert → tokens, or a list, for each layer.
+def table_of_rows(file: Path, rows: dict[str, Any], announced: Announced, domain: str = "") -> ExpertCounts:
+    """Counts from an object expert → tokens, or a list, for each layer; of a ``domain``, for messages.
 
     Raises:
         UserError: another structure, or another number of layers or experts than announced.
@@ -109,29 +169,42 @@ def table_of_rows(file: Path, rows: dict[str, Any], announced: Announced) -> Exp
         for expert, number in row.items():
             counts[step, expert] = number
     names = tuple(name if not _is_number(name) else f"layer {name}" for name in table)
-    return counts_of(counts, announced, str(file), names)
+    return counts_of(counts, announced, f"{file}, {domain}" if domain else str(file), names)
 
 
 def counts_of(
-    counts: np.ndarray, announced: Announced, where: str, names: tuple[str, ...] | None = None
+    counts: np.ndarray,
+    announced: Announced,
+    where: str,
+    names: tuple[str, ...] | None = None,
+    *,
+    top_k: int | None = None,
+    **about: Any,
 ) -> ExpertCounts:
-    """Counts (S, M) of ``names``; wider if more experts are announced.
+    """Counts (S, M) or (T, S, M) of ``names``; wider if more experts are announced.
+
+    Args:
+        top_k: Experts a token and layer, as the file says.
+        about: ``format``, ``times``, ``axis`` of ``ExpertCounts``.
 
     Raises:
         UserError: another number of layers, or fewer experts, than announced; negative counts.
     """
-    announced.check(where, layers=len(counts))
+    counts = counts[None] if counts.ndim == 2 else counts
+    if not counts.size:
+        raise UserError(f"{where}: counts nothing", field="file")
+    announced.check(where, layers=counts.shape[1], top_k=top_k)
     if counts.min(initial=0) < 0:
         raise UserError(f"{where}: holds negative counts", field="file")
-    width = counts.shape[1]
+    width = counts.shape[2]
     if announced.experts is not None and width > announced.experts:
         raise UserError(
             f"{where}: counts expert {width - 1}, but the experts are 0 … {announced.experts - 1} (announced)",
             field="experts",
         )
-    wide = np.zeros((len(counts), announced.experts or width), dtype=np.int64)
-    wide[:, :width] = counts
-    return ExpertCounts(names or layer_names(len(counts)), wide)
+    wide = np.zeros((*counts.shape[:2], announced.experts or width), dtype=np.int64)
+    wide[:, :, :width] = counts
+    return ExpertCounts(names or layer_names(counts.shape[1]), wide, top_k=announced.top_k or top_k, **about)
 
 
 def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
@@ -149,14 +222,41 @@ def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
     return found
 
 
-def added(parts: Sequence[ExpertCounts], where: str) -> ExpertCounts:
-    """The sum of counts of the same layers and experts, such as those of several ranks.
+def joined(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
+    """The counts of several files, by name: of ranks they are added up, of domains they stand beside each other.
+
+    Files are domains if they count no time and are not numbered as ranks or shards.
 
     Raises:
         UserError: they are of other layers or experts.
     """
-    first = parts[0]
-    for part in parts:
-        if part.layers != first.layers or part.counts.shape != first.counts.shape:
-            raise UserError(f"{where}: its files count other layers or experts", field="file")
-    return ExpertCounts(first.layers, np.sum([part.counts for part in parts], axis=0))
+    timeless = all(part.times is None and part.domains is None for part in parts.values())
+    if timeless and len(parts) > 1 and not any(_PART_OF_ONE.search(name) for name in parts):
+        return by_domain(parts, where)
+    counts = list(parts.values())
+    first = counts[0]
+    for part in counts:
+        same = (part.times, part.domains) == (first.times, first.domains)
+        if part.layers != first.layers or part.parts.shape[1:] != first.parts.shape[1:] or (part.domains and not same):
+            raise UserError(f"{where}: its files count other layers, experts or domains", field="file")
+    if first.times is None:
+        return replace(first, parts=np.sum([part.parts for part in counts], axis=0))
+    times = sorted({time for part in counts for time in part.times or ()})
+    total = np.zeros((len(times), *first.parts.shape[1:]), dtype=np.int64)
+    for part in counts:
+        np.add.at(total, np.searchsorted(times, part.times or ()), part.parts)
+    return replace(first, parts=total, times=tuple(times))
+
+
+def by_domain(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
+    """Counts of several domains; with as many experts as the widest counts.
+
+    Raises:
+        UserError: they are of other layers.
+    """
+    counts = list(parts.values())
+    if len({part.layers for part in counts}) > 1:
+        raise UserError(f"{where}: its domains count other layers", field="file")
+    width = max(part.parts.shape[2] for part in counts)
+    wide = [np.pad(part.parts, ((0, 0), (0, 0), (0, width - part.parts.shape[2]))) for part in counts]
+    return replace(counts[0], parts=np.concatenate(wide), domains=tuple(parts))

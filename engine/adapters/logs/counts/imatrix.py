@@ -19,6 +19,7 @@ from tokenpaths.engine.base.errors import UserError
 
 MAGIC = b"GGUF"
 NAME = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight\.counts$")
+CHUNKS = ("imatrix.chunk_count", "imatrix.chunk_size")
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _LIST, FLOAT = 8, 9, 0
 _MOST = 1 << 24
@@ -37,7 +38,7 @@ def open_imatrix(file: Path, announced: Announced) -> Log:
     """
     try:
         with file.open("rb") as stream:
-            layers = _counts(stream, file.stat().st_size)
+            layers, tokens = _counts(stream, file.stat().st_size)
     except (_Damaged, struct.error, OSError, ValueError, OverflowError) as error:
         raise UserError(f"{file}: is a cut off or damaged GGUF file ({str(error)[:80]})", field="file") from None
     if not layers:
@@ -52,18 +53,24 @@ def open_imatrix(file: Path, announced: Announced) -> Log:
     numbers = sorted(layers)
     table = np.stack([layers[layer] for layer in numbers])
     names = tuple(f"layer {layer}" for layer in numbers)
-    raise OnlyCounts(file, counts_of(table, announced, str(file), names))
+    sums = set(table.sum(axis=1).tolist())
+    whole = tokens is not None and len(sums) == 1 and (total := sums.pop()) % tokens == 0
+    top_k = total // tokens if whole and tokens and 0 < total // tokens <= table.shape[1] else None
+    raise OnlyCounts(file, counts_of(table, announced, str(file), names, format="imatrix", top_k=top_k))
 
 
-def _counts(stream: IO[bytes], size: int) -> dict[int, np.ndarray]:
+def _counts(stream: IO[bytes], size: int) -> tuple[dict[int, np.ndarray], int | None]:
+    """Counts of each layer, and the number of tokens: chunks of the header × their size, where it says so."""
     if stream.read(4) != MAGIC:
         raise _Damaged("no GGUF")
     version, tensors, values = _read(stream, "<I"), _read(stream, "<Q"), _read(stream, "<Q")
     if version not in (2, 3) or tensors > _MOST or values > _MOST:
         raise _Damaged(f"version {version}, {tensors} tensors")
-    alignment = 32
+    alignment, chunks = 32, {}
     for _ in range(values):
         name, value = _text(stream), _value(stream, _read(stream, "<I"))
+        if name in CHUNKS and type(value) is int and 0 < value < 1 << 40:
+            chunks[name] = value
         if name == "general.alignment" and type(value) is int and 0 < value <= 1 << 20:
             alignment = value
     infos = []
@@ -85,7 +92,7 @@ def _counts(stream: IO[bytes], size: int) -> dict[int, np.ndarray]:
         if not np.isfinite(row).all() or (row < 0).any() or (row >= 2**53).any():
             raise _Damaged(f"{name} holds what is no number of tokens")
         layers[int(match[1])] = np.rint(row.astype(np.float64)).astype(np.int64)
-    return layers
+    return layers, chunks[CHUNKS[0]] * chunks[CHUNKS[1]] if len(chunks) == 2 else None
 
 
 def _read(stream: IO[bytes], kind: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of
+from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
@@ -35,10 +35,7 @@ def open_recorder(file: Path, value: dict[str, Any], announced: Announced) -> Lo
     records = [record for record in value["records"] if isinstance(record, dict)]
     physical: Any = value.get(MAP)
     if not records or IDS not in records[0]:
-        counts = [r["global_physical_count"] for r in records if isinstance(r.get("global_physical_count"), np.ndarray)]
-        if not counts:
-            raise UserError(f"{file}: its records hold neither {IDS} nor counts", field="file")
-        raise OnlyCounts(file, counts_of(_logical_counts(np.sum(counts, axis=0), physical), announced, str(file)))
+        raise OnlyCounts(file, _counts_of_passes(file, records, physical, announced))
     for number, record in enumerate(records):
         _check(f"{file}, record {number}", record, records[0])
     used = np.zeros(records[0][IDS].shape[::2], dtype=bool)
@@ -58,6 +55,29 @@ def open_recorder(file: Path, value: dict[str, Any], announced: Announced) -> Lo
         notes.append(f"{len(used) - len(layers)} layers without decisions, dense ones perhaps, are left out")
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, False, partial=True)
     return Log(file, "sglang-recorder", shape, announced.num_experts(experts, str(file)), read, note="; ".join(notes))
+
+
+def _counts_of_passes(file: Path, records: list[dict[str, Any]], physical: Any, announced: Announced) -> ExpertCounts:
+    """Counts of each forward pass, those of several ranks added up."""
+    passes: dict[int, np.ndarray] = {}
+    for number, record in enumerate(records):
+        counts, name = record.get("global_physical_count"), record.get("forward_pass_id", number)
+        if not isinstance(counts, np.ndarray):
+            continue
+        if counts.ndim != 2 or counts.dtype.kind not in "iu" or type(name) is not int or not 0 <= name < 2**53:
+            raise UserError(
+                f"{file}, record {number}: should be counts (layers, experts) of a forward pass", field="file"
+            )
+        own = _logical_counts(counts, physical)
+        if passes and own.shape != next(iter(passes.values())).shape:
+            raise UserError(f"{file}, record {number}: counts other layers or experts than the first", field="file")
+        passes[name] = passes.get(name, 0) + own
+    if not passes:
+        raise UserError(f"{file}: its records hold neither {IDS} nor counts", field="file")
+    times = sorted(passes)
+    stacked = np.stack([passes[time] for time in times])
+    about = {"format": "sglang-recorder", "times": tuple(times), "axis": "forward pass"}
+    return counts_of(stacked, announced, str(file), **about)
 
 
 def _check(where: str, record: dict[str, Any], first: dict[str, Any]) -> None:

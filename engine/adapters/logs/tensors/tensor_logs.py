@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of, table_of_rows
+from tokenpaths.engine.adapters.logs.counts.expert_counts import (
+    ExpertCounts,
+    OnlyCounts,
+    by_domain,
+    counts_of,
+    table_of_rows,
+)
 from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
 from tokenpaths.engine.adapters.logs.prefixes import once
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids
@@ -40,7 +46,9 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
         if isinstance(value.get("records"), list):
             return open_recorder(file, value, announced)
         if "logical_count" in value:
-            raise OnlyCounts(file, counts_of(_logical(file, value["logical_count"]), announced, str(file)))
+            counts = _logical(file, value["logical_count"])
+            about: dict[str, Any] = {"times": tuple(range(len(counts))), "axis": "step"} if counts.ndim == 3 else {}
+            raise OnlyCounts(file, counts_of(counts, announced, str(file), format="sglang-recorder", **about))
         if isinstance(value.get("samples"), list) and value["samples"]:
             return _open_rollouts(file, value["samples"], announced)
         if value and all(isinstance(key, tuple) for key in value):
@@ -49,7 +57,10 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
                 field="file",
             )
     if (counters := _counters(value)) is not None:
-        raise OnlyCounts(file, table_of_rows(file, {str(i): dict(row) for i, row in enumerate(counters)}, announced))
+        raise OnlyCounts(file, _counted(file, counters, announced))
+    if isinstance(value, dict) and value and all(isinstance(name, str) and _counters(of) for name, of in value.items()):
+        parts = {name: _counted(file, _counters(of) or [], announced) for name, of in value.items()}
+        raise OnlyCounts(file, by_domain(parts, str(file)))
     if (found := _ids(value)) is not None:
         return _open_ids(file, *found, announced)
     if (scores := find_scores(value)) is not None:
@@ -60,7 +71,11 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
 def _logical(file: Path, counts: Any) -> np.ndarray:
     if not isinstance(counts, np.ndarray) or counts.ndim not in (2, 3) or counts.dtype.kind not in "iu":
         raise UserError(f"{file}: logical_count should be whole numbers (steps, layers, experts)", field="file")
-    return counts.sum(axis=0) if counts.ndim == 3 else counts
+    return counts
+
+
+def _counted(file: Path, counters: list[Counter[Any]], announced: Announced) -> ExpertCounts:
+    return table_of_rows(file, {str(layer): dict(row) for layer, row in enumerate(counters)}, announced)
 
 
 def _counters(value: Any) -> list[Counter[Any]] | None:

@@ -20,6 +20,11 @@ class Card(AnswerModel):
     """What a list of runs shows of one run."""
 
     run: str = Field(description="Name of the run, its address under /runs")
+    kind: Literal["tokens", "load"] | None = Field(
+        None,
+        description="`load`: it was made of counts of tokens by expert and knows no token; of what needs tokens the "
+        "answer is the problem `needs-tokens`",
+    )
     name: str | None = Field(None, description="Name that a user gave it, for lists; kept beside the run's file")
     model: str | None = Field(None, description="Name of the model that was traced")
     family: str | None = Field(None, description="Family of the model, for example `dna`")
@@ -30,7 +35,7 @@ class Card(AnswerModel):
     num_tokens: int | None = Field(None, description="Tokens or patches of all samples")
     num_steps: int | None = Field(None, description="Routing decisions in the life of a token")
     num_modules: int | None = Field(None, description="Modules that a router chooses from")
-    top_k: int | None = Field(None, description="Modules chosen at each step")
+    top_k: int | None = Field(None, description="Modules chosen at each step; null where counts do not say")
     num_paths: int | None = Field(None, description="Different paths taken by at least one token")
     accuracy: float | None = Field(None, description="Share of samples whose prediction is their label")
     loss: float | None = Field(None, description="Mean cross-entropy, nats")
@@ -113,7 +118,7 @@ class RunDetails(Card):
         "`labels=merged` counts each group as its first"
     )
     modules: list[Module]
-    summary: RunSummary
+    summary: RunSummary | None = Field(description="null of a run of loads alone")
     associations: list[Association]
     measures: list[str] = Field(description="Measures that /distributions knows for this run")
     soft: list[str] = Field(description="Which of edges, gates and blocks the run holds; empty: its decisions are hard")

@@ -68,7 +68,7 @@ class Label(AnswerModel):
 
     label: str | None
     num_samples: int
-    num_tokens: int
+    num_tokens: int = Field(description="0 where counts do not tell tokens from choices")
 
 
 class Example(AnswerModel):

@@ -99,7 +99,8 @@ def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
         raise UserError(f"{len(names)} runs were given, 1 to {MOST_RUNS} can stand side by side", field="runs")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{twice[0]!r} was given twice: give each run once", field="runs")
-    equal_tokens = min(MOST_TOKENS, *(int(run.row["num_tokens"]) for run in runs))
+    with_tokens = [int(run.row["num_tokens"]) for run in runs if run.load_only is None]
+    equal_tokens = min([MOST_TOKENS, *with_tokens]) if with_tokens else 0
     everyone = [numbers_of_run(run, equal_tokens) for run in runs]
     first = everyone[0]
     pairings = [None, *(_pairing(first.run, other.run) for other in everyone[1:])]
@@ -129,6 +130,10 @@ def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
 def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     """Everything about one run that does not depend on the others but for the number of tokens."""
     one = Numbers(run, run.arrays(Query(_SAMPLES)), {name: run.row[name] for name in (*SIZE, *WORK)})
+    counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
+    one.values |= _balance(counts)
+    if run.load_only is not None:
+        return one
     told = card(run)
     one.values |= {name: told[name] for name in OUTCOME}
     for name, column in (OUTCOME | WORK).items():
@@ -137,8 +142,6 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     observed, twin = fit(run)["observed"], fit(run)["untrained"]
     one.values |= {name: observed[name] for name in PATHS}
     one.values |= dict(zip(EQUAL, _at_equal_tokens(run, equal_tokens), strict=True))
-    counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
-    one.values |= _balance(counts)
     one.errors |= _errors_by_halves(run, one.samples, equal_tokens)
     if twin is not None and (rows := run.rows(queries.null_usage("untrained"))):
         one.untrained = {name: twin[name] for name in PATHS}
@@ -294,7 +297,8 @@ def _paired(name: str, first: Numbers, other: Numbers, pairing: Pairing) -> Diff
 
 
 def _pairing(first: RunFile, other: RunFile) -> Pairing:
-    if first.row["modality"] != other.row["modality"]:
+    unlike = first.row["modality"] != other.row["modality"]
+    if unlike or first.load_only is not None or other.load_only is not None:
         return Pairing.nothing(first, other)
     return pair_samples(first, other)
 
@@ -307,6 +311,9 @@ def _same_tokens(first: Numbers, other: Numbers, pairing: Pairing) -> bool:
 
 def _nothing_common(first: RunFile, other: RunFile) -> str:
     a, b = first.run_id, other.run_id
+    for run in (first, other):
+        if run.load_only is not None:
+            return f"{run.run_id} holds counts of tokens by expert and no samples, so there is no interval"
     if first.row["modality"] != other.row["modality"]:
         return f"{a} is of {first.row['modality']}, {b} of {other.row['modality']}"
     if first.row["dataset"] != other.row["dataset"]:

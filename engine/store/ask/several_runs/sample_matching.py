@@ -51,7 +51,7 @@ class Matched:
     @property
     def whole(self) -> bool:
         """Whether every sample of both runs has a partner."""
-        return not self.only_a and not self.only_b
+        return self.num > 0 and not self.only_a and not self.only_b
 
     def as_json(self) -> dict[str, Any]:
         """The counts, and a sentence on how the samples were paired."""
@@ -111,13 +111,13 @@ class Pairing:
     @property
     def whole(self) -> bool:
         """Whether every sample of both runs has a partner."""
-        return not self.only_a and not self.only_b
+        return self.num > 0 and not self.only_a and not self.only_b
 
     @classmethod
     def nothing(cls, a: RunFile, b: RunFile) -> Pairing:
         """No pair at all."""
         none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, int(a.row["num_samples"]), int(b.row["num_samples"]))
+        return cls(none, none, int(a.row["num_samples"] or 0), int(b.row["num_samples"] or 0))
 
 
 def pair_samples(a: RunFile, b: RunFile) -> Pairing:

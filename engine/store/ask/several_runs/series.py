@@ -86,7 +86,7 @@ def numbers_of(run: RunFile) -> dict[str, float | int | None]:
     counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
     return {
         **{name: run.row[name] for name in ("num_samples", "num_tokens", "num_paths")},
-        "effective_paths": fit(run)["observed"]["effective_paths"],
+        "effective_paths": None if run.load_only is not None else fit(run)["observed"]["effective_paths"],
         **{name: finite(run.row[name]) for name in ("mean_compute", "mean_reuse", "loss", "accuracy")},
         **mean_loads(counts),
     }
@@ -99,6 +99,8 @@ def mean_loads(counts: Sequence[np.ndarray]) -> dict[str, float]:
 
 def untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
     """The same numbers of the untrained twin that was traced beside a run, as far as they are stored; empty without."""
+    if run.load_only is not None:
+        return {}
     twin, rows = fit(run)["untrained"], run.rows(queries.null_usage("untrained"))
     if twin is None or not rows:
         return {}
@@ -153,13 +155,7 @@ def loads_by_step(counts: Sequence[np.ndarray], before: Sequence[np.ndarray]) ->
             "step": step,
             **{name: measure(c) for name, measure in LOADS.items()},
             "dead": int((c == 0).sum()),
-            "kept": _kept(c, before[step]) if same else None,
+            "kept": load.load_overlap(c, before[step]) if same else None,
         }
         for step, c in enumerate(counts)
     ]
-
-
-def _kept(counts: np.ndarray, before: np.ndarray) -> float | None:
-    if not counts.sum() or not before.sum():
-        return None
-    return 1.0 - float(np.abs(counts / counts.sum() - before / before.sum()).sum()) / 2

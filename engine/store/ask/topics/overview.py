@@ -63,6 +63,7 @@ def run_card(
     fields["edited"] = bool(json.loads(row["config"]).get("controls")) if row else None
     status = "sealed" if row else "unreadable"
     fields["series"] = series_place(row["config"]) if row else None
+    fields["kind"] = None if row is None else "load" if json.loads(row["config"]).get("load_only") else "tokens"
     return {"run": run_id, "name": None, **fields, "samples_are": samples_are, "status": status, "problem": problem}
 
 
@@ -93,11 +94,10 @@ def series_place(config: str) -> dict[str, Any] | None:
             "associations", "What paths know, as it was worked out at sealing: attribute, nmi, null_mean, p_value …"
         ),
     },
+    of_counts=True,
 )
 def info(run: RunFile) -> dict[str, Any]:
     """The card with configuration, labels, modules, summary, associations and existing measures."""
-    ranks = [rank for rank in SHARE_RANKS if rank <= run.row["num_paths"]]
-    shares = run.rows(queries.top_shares(ranks))
     return {
         **card(run),
         "config": json.loads(run.row["config"]),
@@ -114,17 +114,22 @@ def info(run: RunFile) -> dict[str, Any]:
         "modules": [
             {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in run.modules
         ],
-        "summary": {
-            "num_paths": run.row["num_paths"],
-            "effective_paths": fit(run)["observed"]["effective_paths"],
-            "top_shares": [{"n": rank, "share": cdf} for rank, cdf in shares],
-            "mean_compute": run.row["mean_compute"],
-            "mean_reuse": run.row["mean_reuse"],
-        },
+        "summary": None if run.load_only is not None else _summary(run),
         "associations": _associations(run.rows(queries.association_rows())),
         "measures": existing_measures(run),
         "soft": list(run.soft_shapes),
         "findings": findings(run),
+    }
+
+
+def _summary(run: RunFile) -> dict[str, Any]:
+    ranks = [rank for rank in SHARE_RANKS if rank <= run.row["num_paths"]]
+    return {
+        "num_paths": run.row["num_paths"],
+        "effective_paths": fit(run)["observed"]["effective_paths"],
+        "top_shares": [{"n": rank, "share": cdf} for rank, cdf in run.rows(queries.top_shares(ranks))],
+        "mean_compute": run.row["mean_compute"],
+        "mean_reuse": run.row["mean_reuse"],
     }
 
 

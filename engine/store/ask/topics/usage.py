@@ -32,12 +32,13 @@ from tokenpaths.engine.store.ask.tables.token_table import tokens_of
             "steps", "A row for each step: effective_top_k, load_entropy, max_violation, gate_entropy, dead …"
         ),
     },
+    of_counts=True,
 )
 def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     """Load of every module at every step, all tokens or those of one label.
 
     Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens
-    that chose the module, so it sums to K at each step.
+    that chose the module, so it sums to K at each step; of counts that do not say K, the share of choices.
     """
     label_id = run.label_id(label)
     rows = run.rows(queries.sealed_usage(label_id))
@@ -51,6 +52,8 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     for step in range(num_steps):
         c = counts[step]
         offered = run.bank.offered(step)
+        if run.load_only is not None:  # a step may have been counted more often than another
+            num_tokens = int(c.sum()) // run.layout.top_k
         steps.append(
             {
                 "step": step,

@@ -29,6 +29,7 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.store.ask.run import Run
 
 
 def pieces(file: Path, **options: object) -> tuple[Log, list[Piece]]:
@@ -216,7 +217,7 @@ TOTALS = {
 
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_tell_their_load(name: str, tmp_path: Path):
-    with pytest.raises(OnlyCounts, match="no paths to make a run of") as caught:
+    with pytest.raises(OnlyCounts, match="not what each token chose") as caught:
         open_log(SUMS[name](tmp_path))
     assert caught.value.counts.counts.tolist() == TOTALS[name].tolist()
 
@@ -228,6 +229,62 @@ def test_sums_of_several_ranks_are_added(tmp_path: Path):
     with pytest.raises(OnlyCounts) as caught:
         open_log(tmp_path / "log")
     assert caught.value.counts.counts.tolist() == (2 * TOTALS["megatron tokens per expert"]).tolist()
+
+
+TIMES = {
+    "sglang stat": ("step", (0, 1, 2)),
+    "sglang per pass": ("forward pass", (0, 1, 2)),
+    "tensorrt-llm": ("iteration", (50, 51, 52)),
+    "megatron tokens per expert": ("iteration", (100,)),
+    "olmoe counters": ("", None),
+    "imatrix": ("", None),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_run_of_loads_has_the_time_axis_of_its_source(name: str, tmp_path: Path):
+    from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
+    from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
+
+    file = SUMS[name](tmp_path)
+    with pytest.raises(OnlyCounts) as caught:
+        open_confined_log(file)
+    counts = caught.value.counts
+    assert (counts.axis, counts.times) == TIMES[name]
+    with Run.open(import_counts(counts, file, tmp_path / "runs", "mine")) as run:
+        cells = [cell["count"] for cell in run.usage()["usage"]]
+        load = run.load_over_time(0)
+    assert cells == TOTALS[name].ravel().tolist()
+    assert [row["first"] for row in load["bins"]] == list(TIMES[name][1] or ())
+    if load["bins"]:
+        assert np.sum([row["counts"] for row in load["bins"]], axis=0).tolist() == TOTALS[name][0].tolist()
+
+
+def test_passes_and_iterations_are_counted_apart(tmp_path: Path):
+    for name, part in (("sglang per pass", np.full((LAYERS, EXPERTS), 2)), ("sglang stat", None)):
+        with pytest.raises(OnlyCounts) as caught:
+            open_log(SUMS[name](tmp_path))
+        whole = np.arange(3 * LAYERS * EXPERTS).reshape(3, LAYERS, EXPERTS)[1]
+        assert np.array_equal(caught.value.counts.parts[1], whole if part is None else part)
+
+
+def test_files_without_time_are_domains_and_ranks_are_added(tmp_path: Path):
+    for names, domains in ((("code", "prose"), ("code", "prose")), (("rank0", "rank_1"), None)):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for number, name in enumerate(names):
+            rows = {str(layer): {str(e): e + number for e in range(EXPERTS)} for layer in range(LAYERS)}
+            (folder / f"{name}.json").write_text(json.dumps(rows))
+        with pytest.raises(OnlyCounts) as caught:
+            open_log(folder)
+        counts = caught.value.counts
+        assert counts.domains == domains
+        assert counts.counts.tolist() == [[2 * e + 1 for e in range(EXPERTS)]] * LAYERS
+    nested = {"expert_counts": {name: {"0": [1, 2], "1": [3, 4]} for name in ("code", "prose")}}
+    (tmp_path / "nested.json").write_text(json.dumps(nested))
+    with pytest.raises(OnlyCounts) as caught:
+        open_log(tmp_path / "nested.json")
+    assert (caught.value.counts.domains, caught.value.counts.parts.shape) == (("code", "prose"), (2, 2, 2))
 
 
 def test_sizes_that_would_fit_are_named(tmp_path: Path):

@@ -1,0 +1,1 @@
+"""Runs made of counts of tokens by expert, without tokens."""

@@ -1,0 +1,88 @@
+"""Runs of counts on the page: Modules shows their load, other views say why they are empty; over a real API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.backend.conftest import api_for
+from tests.support.pages import showing
+from tests.support.runs import make_run
+from tests.support.runs.counted import make_load_run
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data_dir = tmp_path_factory.mktemp("counted")
+    make_load_run(data_dir / "runs", "timed")
+    make_load_run(data_dir / "runs", "domains", seed=1, domains=True, top_k=None)
+    make_run(data_dir / "runs", "tokens", samples=2, twin=False)
+    with api_for(data_dir) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    with showing(api, monkeypatch) as draw:
+        yield draw
+
+
+def words(page: AppTest) -> str:
+    kinds = ("error", "warning", "info", "markdown", "caption", "header", "subheader")
+    return " ".join(element.value for kind in kinds for element in page.get(kind)).replace("\\", "")
+
+
+def test_modules_shows_load_over_time(show) -> None:
+    page = show(view="modules", run="timed", layer=1)
+    assert not page.error
+    said = words(page)
+    assert "How does the load change?" in said
+    assert "Expert 0 rose most: from" in said
+    assert "(iteration 0)" in said
+    assert "(iteration 110)" in said
+    assert "How does the balance of each layer change?" in said
+    assert "at iteration 110" in said or "(iteration 110)" in said
+    assert "Which domains load which experts?" not in said
+
+
+def test_modules_shows_domains(show) -> None:
+    page = show(view="modules", run="domains")
+    assert not page.error
+    said = words(page)
+    assert "No time is known: its counts are sums over the whole time." in said
+    assert "Which domains load which experts?" in said
+    assert "is least like all tokens" in said
+    assert not show(view="modules", run="domains", label="code").error
+
+
+@pytest.mark.parametrize("view", ["paths", "samples", "work", "family", "change", "importance", "dream"])
+def test_other_views_say_why_they_are_empty(show, view: str) -> None:
+    page = show(view=view, run="timed")
+    assert not page.error
+    assert "made of counts of tokens by expert, not of what each token chose" in words(page)
+
+
+def test_routes_lead_to_modules_and_are_not_offered(show) -> None:
+    page = show(view="routes", run="timed")
+    assert "How does the load change?" in words(page)
+    (views,) = [group for group in page.get("button_group") if "Modules" in str(group.proto)]
+    assert [option.content for option in views.proto.options] == ["Paths", "Samples", "Modules"]
+
+
+def test_a_module_is_inspected_by_its_counts(show) -> None:
+    page = show(view="modules", run="domains", inspect="module:1.0")
+    assert not page.error
+    assert "of the choices" in words(page)
+
+
+def test_home_and_compare_know_them(show) -> None:
+    home = show()
+    assert not home.error
+    assert "Counts only: the load of 3 layers × 8 experts" in words(home)
+    page = show(view="compare", runs="timed,domains", part="numbers")
+    assert not page.error
+    page = show(view="compare", runs="timed,domains", part="routes")
+    assert not page.error
+    assert "Their loads part most at step" in words(page)
