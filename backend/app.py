@@ -28,6 +28,7 @@ from tokenpaths.backend.routes import (
     reference,
     runs,
     searches,
+    series,
     service,
     traces,
 )
@@ -81,7 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(service.docs_router())
-    parts = (runs, compare, reference, exports, models, traces, inbox, jobs, searches, names)
+    parts = (runs, compare, reference, exports, models, traces, inbox, jobs, searches, names, series)
     for router in (*(part.router for part in parts), question_router(QUESTIONS)):
         app.include_router(router, prefix=PREFIX)
     for router, problem in plugin_routers():  # last: no plugin hides an address of ours

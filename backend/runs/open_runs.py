@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tokenpaths.backend.http.watchdog import Watchdog
 from tokenpaths.backend.problems import Problem, nearest
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
 
 if TYPE_CHECKING:
@@ -54,11 +54,13 @@ def gate_of(settings: Settings) -> RunGate:
 
 
 def file_identity(path: Path, info: os.stat_result | None = None) -> str:
-    """A string that stays equal while the file is the same sealed run; raises OSError."""
+    """A string that stays equal while the file is the same sealed run in the same series; raises OSError."""
     info = os.stat(path) if info is None else info
     if not stat.S_ISREG(info.st_mode):
         raise FileNotFoundError(path)
     text = f"{path.name}:{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
+    with suppress(OSError):  # of the few runs that a user put into a series
+        text += f":{os.stat(series_file(path)).st_mtime_ns}"
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 

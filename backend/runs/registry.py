@@ -21,7 +21,7 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.runs.card_index import Card, CardIndex
 from tokenpaths.backend.runs.open_runs import LOOK_AGAIN_SECONDS, NO_NAME, OpenRuns, file_identity
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
@@ -184,6 +184,8 @@ class RunRegistry(OpenRuns):
 
     def _folder_identity(self, files: Mapping[str, os.stat_result]) -> str:
         parts = [f"{name} {info.st_ino} {info.st_size} {info.st_mtime_ns}" for name, info in files.items()]
+        with suppress(OSError):  # runs put into series
+            parts.append(str(os.stat(series_file(self.runs_dir / "any").parent).st_mtime_ns))
         for name, info in files.items():
             file = self.runs_dir / f"{name}{RUN_SUFFIX}"
             standing = self.gate.standing(file, info)
@@ -218,6 +220,8 @@ class RunRegistry(OpenRuns):
         except (FileNotFoundError, IsADirectoryError):
             raise self._missing(run_id) from None
         self._came.pop(run_id, None)
+        with suppress(OSError):
+            series_file(path).unlink()
 
     def count_unread(self) -> int:
         """Number of runs that are being taken in or opened for their first card, or wait for it."""

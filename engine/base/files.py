@@ -60,6 +60,11 @@ def run_file(folder: Path, run_id: str) -> Path:
     return folder / f"{check_name(run_id, field='run')}{RUN_SUFFIX}"
 
 
+def series_file(run: Path) -> Path:
+    """Where a data folder keeps what a user said of the series of the run file ``run``, or of its copy."""
+    return run.parent.parent / "run_series" / f"{run.stem}.json"
+
+
 def fsync_file(file: Path) -> None:
     """Return once the bytes of ``file`` are on the disk."""
     # Windows syncs only handles that may write.

@@ -6,8 +6,9 @@ A killed job starts again from the beginning and leaves no partial run.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,7 @@ from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run,
 from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
+    from tokenpaths.engine.adapters.expert_runs import Series
     from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
     from tokenpaths.engine.adapters.logs.importing import ImportProgress
     from tokenpaths.engine.adapters.logs.routing_log import Log
@@ -51,6 +53,10 @@ class ImportRequest(BaseModel):
     map: StrictStr | None = Field(
         None, description="Name of a column map (TOML) in `inbox/`, for a table that no format describes"
     )
+    series: StrictStr | None = Field(
+        None, pattern=NAME_PATTERN, description="Name of the training that the log is of, with `at`"
+    )
+    at: StrictInt | None = Field(None, ge=0, description="Iteration of that training")
     skip_bad: StrictBool = Field(False, description="Leave out what cannot be read, and count it")
     although: StrictBool = Field(False, description="Import although the doctor found an artefact in the log")
 
@@ -72,6 +78,7 @@ class ImportJob:
     def check(cls, request: ImportRequest, context: JobContext) -> None:
         """Refuse a missing file, a file that does not begin like a log, and a taken name."""
         from tokenpaths.engine.adapters.logs.formats import check_beginning
+        from tokenpaths.engine.adapters.logs.tables.flame_moe import checkpoints
 
         file = context.inbox_file(request.file, field="file")
         if request.map is not None:
@@ -81,16 +88,31 @@ class ImportJob:
         if request.tokenizer is not None:
             context.inbox_file(request.tokenizer, field="tokenizer")
         check_run_name(request.run, context)
+        if (request.series is None) != (request.at is None) and not checkpoints(file):
+            raise UserError("series and at belong together: the name of the training, and its iteration", field="at")
 
     @classmethod
-    def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished:
-        """Open the log and the run's writer."""
+    def start(cls, request: ImportRequest, folder: Path, context: JobContext) -> ImportJob | Finished | SeriesOfImports:
+        """Open the log and the run's writer; a folder of several checkpoints becomes a run of each."""
+        from tokenpaths.engine.adapters.logs.tables.flame_moe import checkpoints
+
+        file = context.inbox_file(request.file, field="file")
+        if several := checkpoints(file):
+            return SeriesOfImports(request, file, several, folder, context)
+        return cls.start_one(request, file, folder, folder, context)
+
+    @classmethod
+    def start_one(
+        cls, request: ImportRequest, file: Path, folder: Path, job: Path, context: JobContext
+    ) -> ImportJob | Finished:
+        """Open one log; ``folder`` keeps the claim of its run, ``job`` is the folder of the job."""
+        from tokenpaths.engine.adapters.expert_runs import Series
         from tokenpaths.engine.adapters.logs import importing
         from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
         from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
-        file = context.inbox_file(request.file, field="file")
+        series = None if request.series is None else Series(request.series, int(request.at or 0))
         try:
             log = open_confined_log(
                 file,
@@ -103,11 +125,13 @@ class ImportJob:
                 column_map=None if request.map is None else context.inbox_file(request.map, field="map"),
             )
         except OnlyCounts as only:
-            return cls._of_counts(only.counts, file, request, folder, context)
+            return cls._of_counts(only.counts, file, request, folder, job, series, context)
         texts = None
         if request.tokenizer is not None:
             texts = importing.read_vocabulary(context.inbox_file(request.tokenizer, field="tokenizer"))
-        run, is_there = claim_run(folder, context, request.run, lambda: importing.new_import_id(log.model or file.stem))
+        run, is_there = claim_run(
+            folder, context, request.run, lambda: importing.new_import_id(log.model or file.stem), job=job
+        )
         if is_there:
             return Finished(run, None, "tokens")
         remove_abandoned(context.runs_dir)
@@ -120,22 +144,34 @@ class ImportJob:
                 model=request.model,
                 token_texts=texts,
                 although=request.although,
-                findings=made_by(folder),
+                series=series,
+                findings=made_by(job),
             )
 
         return cls(log, make, run)
 
     @classmethod
     def _of_counts(
-        cls, counts: ExpertCounts, file: Path, request: ImportRequest, folder: Path, context: JobContext
+        cls,
+        counts: ExpertCounts,
+        file: Path,
+        request: ImportRequest,
+        folder: Path,
+        job: Path,
+        series: Series | None,
+        context: JobContext,
     ) -> Finished:
         """A run of loads, which takes no slices."""
         from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
         from tokenpaths.engine.adapters.logs.importing import new_import_id
 
-        run, is_there = claim_run(folder, context, request.run, lambda: new_import_id(request.model or file.stem))
+        run, is_there = claim_run(
+            folder, context, request.run, lambda: new_import_id(request.model or file.stem), job=job
+        )
         if not is_there:
-            import_counts(counts, file, context.runs_dir, run, model=request.model, findings=made_by(folder))
+            import_counts(
+                counts, file, context.runs_dir, run, model=request.model, series=series, findings=made_by(job)
+            )
         return Finished(run, None, "tokens")
 
     def advance(self) -> Progress:
@@ -186,3 +222,67 @@ class ImportJob:
             if parts is not None:
                 with contextlib.suppress(UserError):
                     parts.close()
+
+
+class SeriesOfImports:
+    """A running import of a folder of checkpoints: one run after the other, each in its place of one series."""
+
+    def __init__(
+        self, request: ImportRequest, file: Path, several: Mapping[int, Path], folder: Path, context: JobContext
+    ) -> None:
+        self.request, self.folder, self.context = request, folder, context
+        self.waiting = list(several.items())
+        self.name = request.run or series_name(file.stem)
+        self.current: ImportJob | Finished | None = None
+        self.runs: list[str] = []
+        self.notes: list[str] = []
+        self.done = 0
+
+    def advance(self) -> Progress:
+        """A slice of the run at hand; the next one where it is sealed."""
+        if self.current is None:
+            iteration, file = self.waiting[0]
+            place = self.folder / f"checkpoint-{iteration}"
+            place.mkdir(exist_ok=True)
+            request = self.request.model_copy(
+                update={
+                    "run": run_of_series(self.name, iteration),
+                    "series": self.request.series or self.name,
+                    "at": iteration,
+                }
+            )
+            self.current = ImportJob.start_one(request, file, place, self.folder, self.context)
+        last = self.current.advance()
+        words = f"checkpoint {len(self.runs) + 1} of {len(self.runs) + len(self.waiting)}; {last.message}"
+        if not last.finished:
+            return Progress(self.done + last.done, None, "tokens", words)
+        self.runs.append(str((last.result or {})["run"]))
+        self.notes += (last.result or {}).get("notes") or []
+        self.done += last.done
+        self.close()
+        self.current = None
+        self.waiting.pop(0)
+        if self.waiting:
+            return Progress(self.done, None, "tokens", words)
+        notes = list(dict.fromkeys(self.notes))
+        result = {"run": self.runs[-1], "runs": self.runs} | ({"notes": notes} if notes else {})
+        return Progress(self.done, self.done, "tokens", finished=True, result=result)
+
+    def close(self) -> None:
+        """Close the run at hand; an unfinished one is deleted."""
+        if self.current is not None:
+            self.current.close()
+
+
+def series_name(stem: str) -> str:
+    """A name of a series and of its runs, made from that of a folder."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:40] or "series"
+
+
+def run_of_series(name: str, iteration: int) -> str:
+    """The name of the run of one checkpoint.
+
+    >>> run_of_series("flame", 400)
+    'flame-400'
+    """
+    return f"{name[:44]}-{iteration}"

@@ -131,6 +131,14 @@ class Client:
         with self._lock:
             self._kept.clear()
 
+    def put_into_series(self, run: str, name: str, iteration: int) -> None:
+        """Put a run into a series of checkpoints; an empty name takes it out of its series."""
+        if not name:
+            self._send("DELETE", f"/runs/{_part(run)}/series")
+            return
+        body = json.dumps({"name": name, "iteration": iteration}).encode()
+        self._send("PUT", f"/runs/{_part(run)}/series", content=body, headers={"content-type": "application/json"})
+
     def models(self) -> list[dict[str, Any]]:
         return self._get("/models")["models"]
 

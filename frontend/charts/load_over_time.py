@@ -76,7 +76,7 @@ def _heat_map(
     most = max((max(row["load"]) for row in table), default=1.0) or 1.0
     cells = (
         alt.Chart(rows(table, "cells"))
-        .transform_flatten(lists)
+        .transform_flatten([*lists])
         .mark_rect(
             invalid="show", tooltip=tip({across: "what"} | {name: name for name in ("expert", "utilisation", "tokens")})
         )

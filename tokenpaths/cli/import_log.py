@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from tokenpaths.cli.support.options import DataDir, takes
 from tokenpaths.cli.support.refusals import refuse_taken_name
 
 if TYPE_CHECKING:
+    from tokenpaths.backend.settings import Settings
     from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
 
 
@@ -41,6 +42,10 @@ class ImportOptions:
         int | None, typer.Option(help="Sequences that alternate in a forward pass (micro-batch size).", min=1)
     ] = None
     map: Annotated[Path | None, typer.Option(help="Column map (TOML) of a table that no format describes.")] = None
+    series: Annotated[
+        str | None, typer.Option(help="Name of the training that the log is of [default of several: the folder].")
+    ] = None
+    at: Annotated[int | None, typer.Option(help="Iteration of that training.", min=0)] = None
     skip_bad: Annotated[bool, typer.Option(help="Leave out what cannot be read, and count it.")] = False
     although: Annotated[bool, typer.Option(help="Import although the log holds an artefact.")] = False
     overwrite: Annotated[bool, typer.Option(help="Replace a run of the same name.")] = False
@@ -52,7 +57,7 @@ def import_log(options: ImportOptions) -> None:
     """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, tensors, tables …) as a run.
 
     A log that is wrong somewhere, or holds wrong data that looks right, leaves nothing behind. The formats are in
-    docs/import.md.
+    docs/import.md. A folder of several checkpoints (FLAME-MoE) becomes a series: a run of each.
 
     Example: tokenpaths import routed.jsonl --run my-model --experts 64
     """
@@ -61,9 +66,30 @@ def import_log(options: ImportOptions) -> None:
 
     settings = load_settings(data_dir=options.data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
+    from tokenpaths.engine.adapters.logs.tables.flame_moe import checkpoints
+    from tokenpaths.engine.base.errors import UserError
+    from tokenpaths.engine.jobs.import_log import run_of_series, series_name
+    from tokenpaths.engine.store.ask.run_series import check_series_name
+
+    if options.series is not None:
+        check_series_name(options.series)
+    if several := checkpoints(options.file):
+        name = options.run or series_name(options.file.absolute().name)
+        for iteration, folder in several.items():
+            of_series = {"run": run_of_series(name, iteration), "series": options.series or name, "at": iteration}
+            _import_one(replace(options, file=folder, **of_series), settings)
+        return
+    if (options.series is None) != (options.at is None):
+        raise UserError("--series and --at belong together: the name of the training, and its iteration", field="at")
+    _import_one(options, settings)
+
+
+def _import_one(options: ImportOptions, settings: Settings) -> None:
+    """One log, one run."""
     file, run = options.file, options.run
     refuse_taken_name(settings, run, options.overwrite)
     from tokenpaths.cli.support.progress_bar import bar, waiting
+    from tokenpaths.engine.adapters.expert_runs import Series
     from tokenpaths.engine.adapters.logs import importing
     from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
     from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
@@ -88,6 +114,7 @@ def import_log(options: ImportOptions) -> None:
         remove_abandoned(settings.runs_dir)
         _import_counts(only.counts, options, settings.runs_dir)
         return
+    series = None if options.series is None else Series(options.series, int(options.at or 0))
     with bar(f"{file.name} ({log.format})", None, "tokens") as progress:
         path = importing.import_log(
             log,
@@ -97,6 +124,7 @@ def import_log(options: ImportOptions) -> None:
             token_texts=texts,
             overwrite=options.overwrite,
             although=options.although,
+            series=series,
             on_progress=lambda p: progress.update(p.tokens, p.sealing),
         )
     from tokenpaths.engine.store.ask.run import Run
@@ -113,13 +141,15 @@ def import_log(options: ImportOptions) -> None:
 
 def _import_counts(counts: ExpertCounts, options: ImportOptions, runs_dir: Path) -> None:
     """Make a run of loads, and tell the load of each layer."""
+    from tokenpaths.engine.adapters.expert_runs import Series
     from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
     from tokenpaths.engine.adapters.logs.importing import new_import_id
     from tokenpaths.engine.store.ask.run import Run
 
     file = options.file
     run = options.run or new_import_id(options.model or file.stem)
-    path = import_counts(counts, file, runs_dir, run, model=options.model, overwrite=options.overwrite)
+    series = None if options.series is None else Series(options.series, int(options.at or 0))
+    path = import_counts(counts, file, runs_dir, run, model=options.model, overwrite=options.overwrite, series=series)
     _print_load(counts)
     with Run.open(path) as sealed:
         for note in sealed.info()["findings"]["notes"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,9 +14,11 @@ import typer
 from tokenpaths.cli.support.light_imports import without_pandas
 from tokenpaths.cli.support.options import DataDir
 from tokenpaths.cli.support.terminal import cell
+from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.runs.registry import RunRegistry
+    from tokenpaths.engine.store.ask.run import Run
 
 RUN_COLUMNS = ("run", "model", "dataset", "samples", "tokens", "paths", "accuracy", "loss", "created")
 MODEL_COLUMNS = ("model", "modality", "parameters", "steps", "modules", "top-k", "validation")
@@ -138,3 +141,44 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: ra
             for i, (text, width) in enumerate(zip(line, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
+
+
+def series(
+    name: Annotated[str, typer.Argument(help="Name of the series; `-` takes the runs out of theirs.")],
+    runs: Annotated[list[str], typer.Argument(help="Runs, each with its iteration: my-run@400.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Put runs into a series of checkpoints, which Compare shows over training. The runs stay as they are.
+
+    Example: tokenpaths series my-training early@500 late@2000
+    """
+    from tokenpaths.backend.runs.registry import RunRegistry
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.cli.support.refusals import problems_as_errors
+    from tokenpaths.engine.store.ask.run_series import put_into_series
+
+    def put(opened: Run, iteration: int | None) -> None:
+        put_into_series(opened, None if name == "-" else name, iteration)
+
+    registry = RunRegistry.of(load_settings(data_dir=data_dir), time_limit_s=60)
+    try:
+        wanted = [_iteration(run, name) for run in runs]
+        with problems_as_errors("runs"):
+            for run, _ in wanted:
+                registry.identity(run)
+            for run, iteration in wanted:
+                registry.ask(run, functools.partial(put, iteration=iteration))
+    finally:
+        registry.close()
+    told = "taken out of their series" if name == "-" else f"in the series {name}"
+    print(f"{', '.join(run for run, _ in wanted)}: {told}")
+
+
+def _iteration(text: str, name: str) -> tuple[str, int | None]:
+    """Run and iteration of ``run@400``."""
+    run, at, number = text.partition("@")
+    if name == "-" and not at:
+        return run, None
+    if not number.isascii() or not number.isdigit():
+        raise UserError(f"{text[:80]!r} does not say the iteration: write run@400", field="runs")
+    return run, int(number)

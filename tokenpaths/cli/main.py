@@ -26,7 +26,7 @@ from tokenpaths.cli.export import export
 from tokenpaths.cli.figures import figures
 from tokenpaths.cli.import_log import import_log
 from tokenpaths.cli.jobs import jobs_app, worker
-from tokenpaths.cli.ls import ls
+from tokenpaths.cli.ls import ls, series
 from tokenpaths.cli.report import report
 from tokenpaths.cli.seal import seal
 from tokenpaths.cli.support.terminal import plain_output
@@ -49,7 +49,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
-    for command in (up, worker, demo, trace, seal, dream, train, ls, export, figures, report, docs, doctor):
+    for command in (up, worker, demo, trace, seal, dream, train, ls, series, export, figures, report, docs, doctor):
         app.command()(command)
     app.command("import")(import_log)  # a reserved word of Python
     app.add_typer(jobs_app(), name="jobs")

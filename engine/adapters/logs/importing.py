@@ -16,6 +16,7 @@ import numpy as np
 from tokenpaths.engine.adapters.expert_runs import (
     FAMILY,
     ExpertLayer,
+    Series,
     WeightSemantics,
     by_weight,
     even_weights,
@@ -61,6 +62,7 @@ def import_log(
     token_texts: dict[int, str] | None = None,
     overwrite: bool = False,
     although: bool = False,
+    series: Series | None = None,
     on_progress: Callable[[ImportProgress], None] = lambda p: None,
 ) -> Path:
     """Convert a log to a sealed run; returns its file. Leaves no file after an error.
@@ -73,13 +75,21 @@ def import_log(
         token_texts: Readable text of the vocabulary ids.
         overwrite: Replace a run of the same name.
         although: Import a log although the doctor found an artefact in it.
+        series: The training that the log is of, and where in it.
 
     Raises:
         UserError: the log is invalid (the message names file and line or row), the doctor found an artefact, or the run
             exists.
     """
     parts = import_parts(
-        log, runs_dir, run_id, model=model, token_texts=token_texts, overwrite=overwrite, although=although
+        log,
+        runs_dir,
+        run_id,
+        model=model,
+        token_texts=token_texts,
+        overwrite=overwrite,
+        although=although,
+        series=series,
     )
     return run_with_progress(parts, on_progress)
 
@@ -93,6 +103,7 @@ def import_parts(
     token_texts: dict[int, str] | None = None,
     overwrite: bool = False,
     although: bool = False,
+    series: Series | None = None,
     findings: dict[str, Any] | None = None,
 ) -> Generator[ImportProgress, None, Path]:
     """``import_log`` as a generator that yields after each batch.
@@ -121,7 +132,7 @@ def import_parts(
         stand_in = "1" if log.shape.top_k == 1 else f"1/{log.shape.top_k}"
         notes.append(f"the log holds no weights: {stand_in} stands in for each")
     findings = {"weights_recorded": log.shape.weights, "notes": notes} | log.survey.to_json() | (findings or {})
-    info = _run_info(log, run_id, model, token_texts or {}, findings)
+    info = _run_info(log, run_id, model, token_texts or {}, findings, series)
     num_layers = len(log.shape.layers)
     if num_layers * log.experts > MOST_MODULES:
         raise UserError(
@@ -147,7 +158,12 @@ def import_parts(
 
 
 def _run_info(
-    log: Log, run_id: str, model: str | None, token_texts: dict[int, str], findings: dict[str, Any]
+    log: Log,
+    run_id: str,
+    model: str | None,
+    token_texts: dict[int, str],
+    findings: dict[str, Any],
+    series: Series | None,
 ) -> RunInfo:
     semantics = WeightSemantics(
         "unknown",
@@ -170,7 +186,8 @@ def _run_info(
         weight_semantics=semantics.as_json(),
         checkpoint_sha256="",
         engine_version=engine_version(),
-        config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
+        config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}}
+        | ({} if series is None else {"series": series.as_json()}),
         token_texts=token_texts,
         findings=findings,
     )

@@ -43,8 +43,8 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
             )
         except OnlyCounts as error:
             counts = error.counts.bounded()
-            about = ("layers", "format", "times", "axis", "domains", "top_k", "notes")
-            return {"parts": counts.parts, "about": json.dumps({name: getattr(counts, name) for name in about})}
+            names = ("layers", "format", "times", "axis", "domains", "top_k", "notes")
+            return {"parts": counts.parts, "about": json.dumps({name: getattr(counts, name) for name in names})}
     log = _opened[name]
     if pieces:
         return _batches(log)

@@ -49,6 +49,7 @@ def dialog(cards: Sequence[Mapping[str, Any]]) -> None:
         help="Shown in lists, kept beside the run. Empty: its id.",
     )
     note = st.text_area("Note", value=_own(run).get("note", ""), max_chars=MOST_NOTE, key=f"manage_note_{run}")
+    _series(card, run)
     with st.container(horizontal=True, gap="small"):
         if st.button("Save", type="primary", key="manage_save"):
             _do(lambda: _save(run, str(name or "").strip(), str(note or "").strip()))
@@ -76,6 +77,27 @@ def _save(run: str, name: str, note: str) -> None:
         widgets.client().save_name(run, RUN, name, note)
     elif _own(run):
         widgets.client().delete_name(run, RUN)
+
+
+def _series(card: Mapping[str, Any], run: str) -> None:
+    """The series of checkpoints that the run stands in, and where."""
+    now = card.get("series") or {}
+    left, right = st.columns(2)
+    series = left.text_input(
+        "Series of checkpoints",
+        value=str(now.get("name") or ""),
+        max_chars=64,
+        key=f"manage_series_{run}",
+        help="Runs of one name stand over one training in Compare, Training. Kept beside the run. Empty: in none.",
+    )
+    iteration = right.number_input(
+        "Iteration", min_value=0, value=int(now.get("iteration") or 0), step=1, key=f"manage_at_{run}"
+    )
+    wanted = (series.strip(), int(iteration)) if series and series.strip() else ("", 0)
+    if wanted != (str(now.get("name") or ""), int(now.get("iteration") or 0)) and st.button(
+        "Save the series", key="manage_series"
+    ):
+        _do(lambda: widgets.client().put_into_series(run, *wanted))
 
 
 def _delete(run: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.expert_runs import FAMILY, ExpertLayer, WeightSemantics, expert_modules
+from tokenpaths.engine.adapters.expert_runs import FAMILY, ExpertLayer, Series, WeightSemantics, expert_modules
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import RunInfo, engine_version
@@ -25,7 +25,7 @@ def import_counts(
     *,
     model: str | None = None,
     overwrite: bool = False,
-    config: dict[str, Any] | None = None,
+    series: Series | None = None,
     findings: dict[str, Any] | None = None,
 ) -> Path:
     """Write ``counts`` of ``file`` as a run of loads; returns its file. Leaves no file after an error.
@@ -33,7 +33,7 @@ def import_counts(
     Args:
         model: Name of the model in the run; by default the file's.
         overwrite: Replace a run of the same name.
-        config: More of the run's configuration, such as its place in a series.
+        series: The training that the counts are of, and where in it.
         findings: More of the run's findings.
 
     Raises:
@@ -60,7 +60,8 @@ def import_counts(
         num_modules=num_experts,
         top_k=counts.top_k or 1,
         weight_semantics=semantics.as_json(),
-        config={"import": {"format": counts.format, "file": file.name, "layers": list(counts.layers)}} | (config or {}),
+        config={"import": {"format": counts.format, "file": file.name, "layers": list(counts.layers)}}
+        | ({} if series is None else {"series": series.as_json()}),
         checkpoint_sha256="",
         engine_version=engine_version(),
         findings={"weights_recorded": False, "notes": notes} | (findings or {}),

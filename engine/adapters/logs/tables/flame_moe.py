@@ -29,6 +29,14 @@ def is_trace_folder(folder: Path, files: list[Path]) -> bool:
     return any(LAYER.fullmatch(file.name) for file in files) or bool(_iterations(folder))
 
 
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Iteration → its folder, of a trace of several; empty for anything else, which is one log."""
+    if not folder.is_dir() or any(LAYER.fullmatch(file.name) for file in folder.iterdir()):
+        return {}
+    found = {int(one.name.removeprefix("iter_")): one for one in _iterations(folder)}
+    return found if len(found) > 1 else {}
+
+
 def _iterations(folder: Path) -> list[Path]:
     inner = folder / "actives" if (folder / "actives").is_dir() else folder
     return sorted(

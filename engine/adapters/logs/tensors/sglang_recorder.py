@@ -76,7 +76,7 @@ def _counts_of_passes(file: Path, records: list[dict[str, Any]], physical: Any, 
         raise UserError(f"{file}: its records hold neither {IDS} nor counts", field="file")
     times = sorted(passes)
     stacked = np.stack([passes[time] for time in times])
-    about = {"format": "sglang-recorder", "times": tuple(times), "axis": "forward pass"}
+    about: dict[str, Any] = {"format": "sglang-recorder", "times": tuple(times), "axis": "forward pass"}
     return counts_of(stacked, announced, str(file), **about)
 
 

@@ -246,9 +246,9 @@ class TrainingPoint(AnswerModel):
 
     run: str
     iteration: int
-    num_samples: int
-    num_tokens: Count
-    num_paths: int
+    num_samples: int | None = Field(description="null of a run of loads alone, as all that needs tokens")
+    num_tokens: int | None
+    num_paths: int | None
     effective_paths: float | None
     mean_compute: Compute
     mean_reuse: Reuse

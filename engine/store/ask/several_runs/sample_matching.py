@@ -51,7 +51,7 @@ class Matched:
     @property
     def whole(self) -> bool:
         """Whether every sample of both runs has a partner."""
-        return self.num > 0 and not self.only_a and not self.only_b
+        return not self.only_a and not self.only_b
 
     def as_json(self) -> dict[str, Any]:
         """The counts, and a sentence on how the samples were paired."""

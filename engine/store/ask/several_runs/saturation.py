@@ -174,12 +174,16 @@ def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = M
     left_out: list[tuple[str, str]] = []
     for run in sorted(checkpoints, key=lambda run: run.run_id):
         _, iteration = series_of(run) or ("", 0)
-        if iteration in by_iteration:
+        if run.load_only is not None:
+            left_out.append((run.run_id, "holds counts of tokens by expert and no tokens"))
+        elif iteration in by_iteration:
             twin = by_iteration[iteration].run_id
             left_out.append((run.run_id, f"is of iteration {iteration:,}, as run {twin!r} is"))
         else:
             by_iteration[iteration] = run
     ordered = [run for _, run in sorted(by_iteration.items())]
+    if not ordered:
+        checkpoints[0].need_tokens("saturation")
     final = ordered[-1]
     choices = int(final.row["num_tokens"]) * final.layout.visits * len(ordered)
     answer = _against_the_last(ordered, [_place(run) for run in ordered], sampled=choices > most_choices)
@@ -274,11 +278,13 @@ def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | No
 
 def _place(run: RunFile) -> SeriesRun:
     name, iteration = series_of(run) or (None, None)
-    return SeriesRun(run.run_id, run.file, name, iteration, int(run.row["num_tokens"]))
+    return SeriesRun(run.run_id, run.file, name, iteration, int(run.row["num_tokens"] or 0))
 
 
 def _misfit(run: RunFile, final: RunFile) -> str | None:
     """Why a run cannot be compared with the final one; None: it can."""
+    for one in (run, final):
+        one.need_tokens("saturation")
     for name, noun in (
         ("num_steps", "steps"),
         ("num_modules", "modules"),

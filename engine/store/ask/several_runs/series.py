@@ -10,9 +10,9 @@ import numpy as np
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.run_series import place_of
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
-from tokenpaths.engine.store.ask.topics.overview import series_place
 from tokenpaths.engine.store.ask.topics.paths import fit
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 
@@ -28,14 +28,15 @@ LOADS = {
 
 def series_of(run: RunFile) -> tuple[str, int] | None:
     """(name, iteration) of the training that the run is a checkpoint of; None: it belongs to none."""
-    place = series_place(run.row["config"])
+    place = place_of(run)
     return None if place is None else (place["name"], place["iteration"])
 
 
 def no_series(run_id: str) -> NoSuchThing:
     """The error for a run that belongs to no series."""
     return NoSuchThing(
-        f"run {run_id!r} belongs to no series of checkpoints: record them under one series name to see routing settle",
+        f"run {run_id!r} belongs to no series of checkpoints: record them under one series name, or put runs into "
+        "one with `tokenpaths series`, to see routing settle",
         field="run",
     )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.run_series import place_of, series_place
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.topics.distributions import existing_measures
@@ -48,7 +49,7 @@ _CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
 
 def card(run: RunFile) -> dict[str, Any]:
     """Summary of the run for lists of runs."""
-    return run_card(run.run_id, run.row, samples_are=_crops(run))
+    return run_card(run.run_id, run.row, samples_are=_crops(run)) | {"series": place_of(run)}
 
 
 def run_card(
@@ -65,20 +66,6 @@ def run_card(
     fields["series"] = series_place(row["config"]) if row else None
     fields["kind"] = None if row is None else "load" if json.loads(row["config"]).get("load_only") else "tokens"
     return {"run": run_id, "name": None, **fields, "samples_are": samples_are, "status": status, "problem": problem}
-
-
-def series_place(config: str) -> dict[str, Any] | None:
-    """{name, iteration} of the training that a run with this configuration is a checkpoint of; None: of none.
-
-    >>> series_place('{"series": {"name": "flame", "iteration": 400}}')
-    {'name': 'flame', 'iteration': 400}
-    """
-    series = json.loads(config).get("series")
-    if not isinstance(series, dict):
-        return None
-    name, iteration = series.get("name"), series.get("iteration")
-    known = isinstance(name, str) and isinstance(iteration, int)
-    return {"name": name, "iteration": iteration} if known else None
 
 
 @question(
@@ -183,12 +170,14 @@ def list_runs(runs_dir: Path) -> list[dict[str, Any]]:
             stat = file.stat()
         except OSError:
             continue  # Deleted between the listing and now.
-        cards.append(dict(_card(str(file), stat.st_mtime_ns, stat.st_size, stat.st_ino)))
+        beside = series_file(file)
+        said = beside.stat().st_mtime_ns if beside.exists() else 0
+        cards.append(dict(_card(str(file), stat.st_mtime_ns, stat.st_size, stat.st_ino, said)))
     return sorted(cards, key=lambda c: (c["created_at"] or "", c["run"]), reverse=True)
 
 
 @lru_cache(maxsize=4096)
-def _card(file_name: str, mtime_ns: int, size: int, inode: int) -> dict[str, Any]:
+def _card(file_name: str, mtime_ns: int, size: int, inode: int, said: int) -> dict[str, Any]:
     """The card of one file; the other arguments identify its version for the cache."""
     file = Path(file_name)
     if not is_name(file.stem):
