@@ -17,6 +17,7 @@ from tokenpaths.backend.http.concurrency import RequestLimit
 from tokenpaths.backend.http.paging import refuse_unknown_keys
 from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
+from tokenpaths.backend.loops import repeat
 from tokenpaths.backend.metrics import MetricsMiddleware
 from tokenpaths.backend.routes import (
     compare,
@@ -25,6 +26,7 @@ from tokenpaths.backend.routes import (
     jobs,
     models,
     names,
+    received,
     reference,
     runs,
     searches,
@@ -65,8 +67,13 @@ def create_app(settings: Settings) -> FastAPI:
         services.folder.make()
         for folder in (settings.runs_dir, settings.data_dir / "inbox"):
             folder.mkdir(parents=True, exist_ok=True)
+        watch = asyncio.create_task(repeat("looking after received logs", look, lambda: received.LOOK_SECONDS))
         yield
+        watch.cancel()
         await services.close()
+
+    async def look() -> None:
+        await asyncio.to_thread(received.look_after, services)
 
     app = FastAPI(
         title="Tokenpaths",
@@ -82,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.include_router(service.router)
     app.include_router(service.docs_router())
-    parts = (runs, compare, reference, exports, models, traces, inbox, jobs, searches, names, series)
+    parts = (runs, compare, reference, exports, models, traces, inbox, jobs, searches, names, series, received)
     for router in (*(part.router for part in parts), question_router(QUESTIONS)):
         app.include_router(router, prefix=PREFIX)
     for router, problem in plugin_routers():  # last: no plugin hides an address of ours

@@ -16,6 +16,7 @@ from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.metrics import Metrics
 from tokenpaths.backend.runs.answers import Answers
+from tokenpaths.backend.runs.received_logs import ReceivedLogs
 from tokenpaths.backend.runs.registry import RunRegistry
 from tokenpaths.backend.runs.run_names import RunNames
 from tokenpaths.backend.settings import Settings
@@ -40,6 +41,7 @@ class Services:
     """changes of the list of jobs: those that wait for its lock must not take the threads that others need"""
     worker: WorkerClient
     jobs: Jobs
+    received: ReceivedLogs
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -75,6 +77,7 @@ class Services:
             job_limit=ConcurrencyLimit(JOB_CHANGES, wait_s, "other changes of jobs"),
             worker=WorkerClient(settings),
             jobs=jobs,
+            received=ReceivedLogs(settings.data_dir, int(settings.log_megabytes * 1_000_000), settings.log_responses),
         )
 
     async def close(self) -> None:

@@ -62,7 +62,8 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="Folder of runs (`runs/`), your own models (`models/`), jobs (`jobs/`, `jobs.sqlite`), files that "
-        "jobs read (`inbox/`), saved searches (`searches/`), names and notes (`names/`) and logs (`logs/`).",
+        "jobs read (`inbox/`), saved searches (`searches/`), names and notes (`names/`), series (`run_series/`), "
+        "responses of running engines (`received/`) and logs (`logs/`).",
         json_schema_extra={"shown_default": "the user's data folder, `~/.local/share/tokenpaths` on Linux"},
     )
     models_dirs: PathList = Field(
@@ -172,6 +173,19 @@ class Settings(BaseSettings):
         gt=0,
         description="A process of `tokenpaths up` that has not answered for this long and uses no processor time is "
         "ended and started again; one that does use it, after four times as long.",
+    )
+    log_megabytes: float = Field(
+        4000,
+        gt=0,
+        description="Responses of running engines that one log may hold before it is sealed (`POST /logs/{run}`), in "
+        "units of 1 000 000 bytes.",
+    )
+    log_responses: int = Field(1_000_000, ge=1, description="Responses that one log may hold before it is sealed.")
+    log_quiet_seconds: float = Field(
+        0,
+        ge=0,
+        description="A log of a running engine to which nothing has come for this long is sealed by itself; 0 = only "
+        "on request.",
     )
     job_queue_length: int = Field(1000, ge=1, description="Jobs that may wait; one more is told to come back.")
     least_free_megabytes: float = Field(

@@ -17,6 +17,8 @@
     tokenpaths.runs(series="mine")  # the checkpoints of one training, in order
     tokenpaths.saturation(series="mine")  # how settled its routing was at each of them
 
+    tokenpaths.send(answer, run="live")  # an answer of vLLM or SGLang, to a running `tokenpaths up`
+
 Each name is imported from its module when it is first used.
 """
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
     from tokenpaths.engine.store.ask.several_runs.saturation import runs, saturation
     from tokenpaths.frontend import charts
+    from tokenpaths.sending import send
     from tokenpaths.shortcuts import explore, import_log, trace
 
 _WHERE = {
@@ -46,6 +49,7 @@ _WHERE = {
     "record": "tokenpaths.engine.adapters.recorder.recorder",
     "runs": "tokenpaths.engine.store.ask.several_runs.saturation",
     "saturation": "tokenpaths.engine.store.ask.several_runs.saturation",
+    "send": "tokenpaths.sending",
     "trace": "tokenpaths.shortcuts",
 }
 __all__ = [
@@ -61,6 +65,7 @@ __all__ = [
     "record",
     "runs",
     "saturation",
+    "send",
     "trace",
 ]
 

@@ -124,33 +124,48 @@ def import_log(
     overwrite: bool = False,
     skip_bad: bool = False,
     although: bool = False,
+    series: str | None = None,
+    at: int | None = None,
 ) -> Run:
     """Import a routing log (vLLM, SGLang, Megatron, npz, Parquet …) as a run and open it; see docs/import.md.
+
+    Counts of tokens by expert become a run of loads. ``series`` and ``at``: the training, and its iteration.
 
     Raises:
         UserError: The log cannot be read, holds an artefact (import it all the same with ``although``), or the name is
             taken; no files are left behind.
     """
+    from tokenpaths.engine.adapters.expert_runs import Series
     from tokenpaths.engine.adapters.logs import importing
     from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
+    from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
+    from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
+    from tokenpaths.engine.store.ask.run_series import check_iteration, check_series_name
     from tokenpaths.engine.tracing.trace_run import new_run_id
 
-    log = open_confined_log(
-        Path(file),
-        format,
-        layers=layers,
-        top_k=top_k,
-        experts=experts,
-        sequences=sequences,
-        skip_bad=skip_bad,
-        column_map=None if column_map is None else Path(column_map),
-    )
     place = runs_dir() if folder is None else Path(folder)
+    if (series is None) != (at is None):
+        raise UserError("series and at belong together: the name of the training, and its iteration", field="at")
+    of = None if series is None else Series(check_series_name(series), check_iteration(at))
+    try:
+        log = open_confined_log(
+            Path(file),
+            format,
+            layers=layers,
+            top_k=top_k,
+            experts=experts,
+            sequences=sequences,
+            skip_bad=skip_bad,
+            column_map=None if column_map is None else Path(column_map),
+        )
+    except OnlyCounts as only:
+        name = run or new_run_id(model or "load", Path(file).stem)
+        counts = only.counts
+        return Run.open(import_counts(counts, Path(file), place, name, model=model, overwrite=overwrite, series=of))
     texts = None if tokenizer is None else importing.read_vocabulary(Path(tokenizer))
     name = run or new_run_id(model or log.model or "log", Path(file).stem)
-    return Run.open(
-        importing.import_log(log, place, name, model=model, token_texts=texts, overwrite=overwrite, although=although)
-    )
+    options: dict[str, Any] = {"token_texts": texts, "overwrite": overwrite, "although": although, "series": of}
+    return Run.open(importing.import_log(log, place, name, model=model, **options))
 
 
 def explore(

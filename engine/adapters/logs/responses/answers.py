@@ -51,7 +51,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
         if isinstance(record, dict):
             kind = "sglang" if is_sglang_line(record) else kind
             model = record["model"] if isinstance(record.get("model"), str) else None
-            found = next((piece for piece in _pieces(where, record, announced) if isinstance(piece, Piece)), None)
+            found = next((piece for piece in pieces_of(where, record, announced) if isinstance(piece, Piece)), None)
             if found is not None:
                 whole = found.ids
                 break
@@ -74,7 +74,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
                         "so split the log by model",
                         field="file",
                     )
-                for piece in list(_pieces(where, record, announced)):
+                for piece in list(pieces_of(where, record, announced)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
                         raise UserError(
                             f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the "
@@ -92,13 +92,13 @@ def open_engine(file: Path, announced: Announced) -> Log:
     return without_dense_layers(log)
 
 
-def _pieces(where: str, record: Holder, announced: Announced) -> Iterator[Piece | tuple[str, int]]:
+def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piece | tuple[str, int]]:
     """One piece a choice; decisions of the prompt that stand apart precede the first."""
     choices = next((record[key] for key in ("choices", "outputs") if isinstance(record.get(key), list)), None)
     several = choices is not None and len(choices) > 1
     prompt_rows = record.get("prompt_routed_experts")
     prompt = None if prompt_rows is None else ids_of(prompt_rows, where, "prompt_routed_experts", record, announced)
-    identity = _identity(record)
+    identity = identity_of(record)
     for number, choice in enumerate(choices or [record]):
         at = f"{where}, choice {number}" if several else where
         if not isinstance(choice, dict):
@@ -148,7 +148,7 @@ def _rows(choice: Holder, record: Holder) -> tuple[Holder, Any]:
     return {}, None
 
 
-def _identity(record: Holder) -> str | int | None:
+def identity_of(record: Holder) -> str | int | None:
     about = record.get("meta_info")
     named = record.get("id") or record.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
     return named if isinstance(named, str | int) else None

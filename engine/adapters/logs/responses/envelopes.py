@@ -29,7 +29,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     streams: dict[str, _Stream] = {}
     whole = _whole_document(file)
     if whole is not None:
-        yield from _in_envelope(str(file), whole)
+        yield from in_envelope(str(file), whole)
         return
     for where, line in text_lines(file):
         text = line.strip()
@@ -37,7 +37,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
             if text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
                 yield from _event(where, text, streams)
             else:
-                yield from _in_envelope(where, parsed(where, line))
+                yield from in_envelope(where, parsed(where, line))
         except UserError as error:
             if not skip_bad:
                 raise
@@ -63,11 +63,11 @@ def _event(where: str, text: bytes, streams: dict[str, _Stream]) -> Iterator[Res
     streams.setdefault(str(name), _Stream(where)).add(chunk)
 
 
-def _in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
+def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
     """The responses in a line: itself, each of a list, or what a batch envelope holds."""
     if isinstance(value, list) and value and all(isinstance(one, dict | list) for one in value):
         for number, one in enumerate(value):
-            for item in _in_envelope(f"{where}, response {number}" if len(value) > 1 else where, one):
+            for item in in_envelope(f"{where}, response {number}" if len(value) > 1 else where, one):
                 if isinstance(item[1], dict) and len(value) > 1:
                     item[1].setdefault("request of a list", where)
                 yield item
