@@ -35,7 +35,8 @@ SUFFIX = ".sqlite"
 TABLES = """
 CREATE TABLE IF NOT EXISTS response (number INTEGER PRIMARY KEY, id TEXT UNIQUE, line BLOB);
 CREATE TABLE IF NOT EXISTS about (one INTEGER PRIMARY KEY CHECK (one = 1), began REAL, last REAL, responses INTEGER,
-    tokens INTEGER, bytes INTEGER, model TEXT, layers INTEGER, top_k INTEGER, sizes TEXT, counts BLOB, job TEXT, tried REAL);
+    tokens INTEGER, bytes INTEGER, model TEXT, layers INTEGER, top_k INTEGER,
+    sizes TEXT, counts BLOB, job TEXT, tried REAL);
 """
 Row = dict[str, Any]
 
