@@ -76,8 +76,10 @@ def import_log(options: ImportOptions) -> None:
     if several := checkpoints(options.file):
         name = options.run or series_name(options.file.absolute().name)
         for iteration, folder in several.items():
-            of_series = {"run": run_of_series(name, iteration), "series": options.series or name, "at": iteration}
-            _import_one(replace(options, file=folder, **of_series), settings)
+            of = options.series or name
+            _import_one(
+                replace(options, file=folder, run=run_of_series(name, iteration), series=of, at=iteration), settings
+            )
         return
     if (options.series is None) != (options.at is None):
         raise UserError("--series and --at belong together: the name of the training, and its iteration", field="at")
