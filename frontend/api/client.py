@@ -131,6 +131,14 @@ class Client:
         with self._lock:
             self._kept.clear()
 
+    def received(self) -> list[dict[str, Any]]:
+        """The logs that running engines are sending."""
+        return list(self._get("/logs")["logs"])
+
+    def seal_received(self, run: str) -> None:
+        """Make a run of what has come of a log: a job."""
+        self._send("POST", f"/logs/{_part(run)}/seal")
+
     def put_into_series(self, run: str, name: str, iteration: int) -> None:
         """Put a run into a series of checkpoints; an empty name takes it out of its series."""
         if not name:

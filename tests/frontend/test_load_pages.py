@@ -77,6 +77,20 @@ def test_a_module_is_inspected_by_its_counts(show) -> None:
     assert "of the choices" in words(page)
 
 
+def test_home_shows_what_is_being_received(show, api: str) -> None:
+    import tokenpaths
+    from tests.engine.adapters.logs.engine_logs import vllm_chat
+
+    tokenpaths.send([vllm_chat(0), vllm_chat(1)], run="live", url=api)
+    page = show()
+    assert not page.error
+    assert "2 responses" in words(page)
+    assert "times a fair share" in words(page)
+    next(button for button in page.button if button.label == "Make a run").click().run()
+    assert not page.error
+    assert "; it is being sealed" in words(page)
+
+
 def test_home_and_compare_know_them(show) -> None:
     home = show()
     assert not home.error

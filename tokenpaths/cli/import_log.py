@@ -157,7 +157,8 @@ def _import_counts(counts: ExpertCounts, options: ImportOptions, runs_dir: Path)
         for note in sealed.info()["findings"]["notes"]:
             typer.echo(f"note: {note}", err=True)
     typer.echo(f"run {path.stem} is in {path}")
-    when = f" at {len(set(counts.times)):,} {counts.axis}s" if counts.times else ""
+    times = len(set(counts.times or ()))
+    when = f" at {times:,} {counts.axis}{'' if times == 1 else 's'}" if times else ""
     of = f" of {len(counts.domains):,} domains" if counts.domains else ""
     typer.echo(f"the load of {len(counts.layers)} layers × {counts.parts.shape[2]} experts{when}{of}, no tokens")
 

@@ -9,13 +9,14 @@ import streamlit as st
 
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.home import drop, glossary, runs, tour, uploads
+from tokenpaths.frontend.views.home import drop, glossary, received, runs, tour, uploads
+from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 
 def draw(selection: Selection) -> None:
     """The whole place; right after an upload its answer stands before everything else but the drop zone."""
     cards = widgets.client().runs()
-    whole = runs.sealed(cards)
+    whole = [card for card in runs.sealed(cards) if not is_load_only(card)]
     widgets.heading(
         "See how a network routes its work",
         "A routed network has many small modules; each piece of an image or text is sent through only a few. "
@@ -30,6 +31,8 @@ def draw(selection: Selection) -> None:
         drop.show_answer(selection)
         st.divider()
         tour.draw(whole)
+    if not address.embedded():
+        received.draw()
     runs.draw(cards, selection.q)
     _questions(whole)
     uploads.draw(cards)
