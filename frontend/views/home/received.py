@@ -47,9 +47,10 @@ def received_words(log: Mapping[str, Any]) -> str:
     '2 responses with 40 tokens (3.1 MB), the last at 17:03:40 UTC'
     """
     of = f" of {log['model']}" if log["model"] else ""
+    size = f"{log['bytes'] / 1e6:.1f} MB" if log["bytes"] >= 1e5 else f"{log['bytes'] / 1e3:.1f} kB"
     words = (
         f"{numbers.plural(log['responses'], 'response')}{of} with {numbers.plural(log['tokens'], 'token')} "
-        f"({log['bytes'] / 1e6:.1f} MB), the last at {log['last_at'][11:19]} UTC"
+        f"({size}), the last at {log['last_at'][11:19]} UTC"
     )
     if log["load"]:
         worst = max(log["load"], key=lambda row: row["max_violation"])
