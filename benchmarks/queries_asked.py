@@ -272,6 +272,13 @@ NOT_MEASURED = {
     "import_names": "the user's names, beside the run",
     "export_names": "the user's names, beside the run",
     "put_into_inbox": "changes the folder",
+    "put_into_series": "changes the folder",
+    "received": "what engines have sent",
+    "seal_received": "what engines have sent",
+    "load_over_time": "runs of counts only",
+    "balance_over_time": "runs of counts only",
+    "load_by_label": "runs of counts only",
+    "compare_load": "two runs",
     "same_groups": "two runs",
 }
 """methods of ``Client`` that ask nothing of one large run of texts, and why"""

@@ -159,6 +159,8 @@ CHANGES: list[Callable[[Client], Any]] = [
     lambda client: client.put_into_inbox("a", b""),
     lambda client: client.save_name("a", "path:1"),
     lambda client: client.place_model("hf:a", "/b"),
+    lambda client: client.put_into_series("a", "b", 1),
+    lambda client: client.seal_received("a"),
     lambda client: client.import_names("a", {}),
     lambda client: client.delete_name("a", "path:1"),
 ]
@@ -180,7 +182,7 @@ def test_a_client_that_reads_sends_nothing_else() -> None:
     assert sent == ["GET"]
     own = {name for name, value in vars(Client).items() if callable(value) and not name.startswith("_")}
     reading = {"runs", "ask", "image", "export", "report", "export_url", "compare", "same_groups", "models", "model"}
-    reading |= {"jobs", "problems", "job", "artifact", "searches", "names", "export_names", "compare_runs"}
+    reading |= {"jobs", "problems", "job", "artifact", "searches", "names", "export_names", "compare_runs", "compare_load", "received"}
     changing = {name for change in CHANGES for name in change.__code__.co_names}
     assert own == reading | changing, "a new call of the client reads, or stands in CHANGES"
 
