@@ -18,6 +18,9 @@ from jaxtyping import Float, Integer
 Modality = Literal["vision", "text"]
 UNRECORDED_KIND = "unrecorded"
 """kind of the modules that stand for a decision that the source of a run lacks; they are no modules of the model"""
+UNUSED_KIND = "unused"
+"""kind of the modules that stand for slots that a token did not use (dropped, over capacity, adaptive k); they are no
+modules of the model, and their ids are the last ones of a run, so that equal sets of modules are one path"""
 
 
 def engine_version() -> str:

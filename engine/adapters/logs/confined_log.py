@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownLog
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, LogShape, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, LogShape, Piece, unrecorded
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
@@ -107,6 +107,7 @@ def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:
     ids, weights, token_id = piece.ids, piece.weights, piece.token_id
     kinds = (np.uint8, np.uint16, np.int32)
     known = ids if ids.dtype != np.int32 else ids[~unrecorded(ids)]
+    known = known[known != UNUSED]
     fits = ids.dtype in kinds and (not known.size or int(known.min()) >= 0)
     fits = fits and ids.shape == (len(ids), len(shape.layers), shape.top_k)
     fits = fits and len(ids) > 0 and int(ids.max()) < (experts or MOST_EXPERTS)

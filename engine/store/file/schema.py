@@ -5,11 +5,12 @@ Shapes: S steps, K slots, V = S·K visits. Tables of soft and gated families: ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tokenpaths.engine.base.records import RunInfo
+from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
 
@@ -40,6 +41,8 @@ class Layout:
     by_path: bool = False
     """True: a token has no ids of its own, its ribbon is that of its path (only with one slot, because a path does not
     store the order of slots)"""
+    unused_from: int | None = None
+    """the ids from here on stand for slots that a token did not use; None: every token uses K modules"""
 
     @property
     def visits(self) -> int:
@@ -149,10 +152,15 @@ CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, l
 """
 
 
-def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
+def first_unused(modules: Sequence[ModuleInfo]) -> int | None:
+    """``Layout.unused_from`` of these modules."""
+    return min((module.module for module in modules if module.kind == UNUSED_KIND), default=None)
+
+
+def layout_for(info: RunInfo, modules: Sequence[ModuleInfo], *, shard: bool = False) -> Layout:
     """The layout of a new run; shards, which have no path table, store the ids with the tokens."""
     code = code_for(info.num_modules, info.top_k)
-    layout = Layout(info.num_steps, info.top_k, info.num_modules, code)
+    layout = Layout(info.num_steps, info.top_k, info.num_modules, code, unused_from=first_unused(modules))
     by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
     return replace(layout, by_path=by_path)
 

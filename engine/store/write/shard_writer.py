@@ -121,7 +121,7 @@ class ShardWriter(SealedOnce):
             check_json(getattr(info, name), name)
         self.info, self.modules, self.shard = info, list(modules), shard
         self._skipped, self._overwrite = skipped, overwrite
-        self.layout = layout_for(info, shard=True)
+        self.layout = layout_for(info, modules, shard=True)
         self._available, _ = module_units(modules, info.num_steps, info.num_modules)
         self._columns = {name for name, _ in token_columns(self.layout, info)}
         self._title = shard.name
@@ -157,7 +157,7 @@ class ShardWriter(SealedOnce):
             WriterFailed: the disk refused a write.
         """
         self._check_state()
-        check_batch(batch, self.info, self._available)
+        check_batch(batch, self.info, self._available, self.layout.unused_from)
         if batch.num_tokens:
             with self._disk_trouble():
                 self._add(compact(batch, self.layout, self._columns))

@@ -16,6 +16,7 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.inspector import actions
 from tokenpaths.frontend.views.inspector.actions import Action
+from tokenpaths.frontend.views.inspector.path import taken
 from tokenpaths.frontend.views.samples import one_sample, reference, similar
 
 MOST_STEPS = 32
@@ -95,8 +96,8 @@ def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
     rows = [
         {
             "step": step,
-            "modules": "skipped" if set(modules) <= identities else " + ".join(map(str, modules)),
-            "weights": " + ".join(numbers.number(w) for w in weights) if weighted else "not in the log",
+            "modules": taken(modules, identities, int(run["top_k"])),
+            "weights": (" + ".join(numbers.number(w) for w in weights) or "–") if weighted else "not in the log",
         }
         for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
     ]

@@ -96,9 +96,24 @@ def balance_words(usage: Mapping[str, Any]) -> str:
     )
 
 
+def unused_words(usage: Mapping[str, Any]) -> str:
+    """How many slots hold no module, and where most; empty if every token uses all of its slots."""
+    shares = {row["step"]: row["unused"] for row in usage["steps"] if row.get("unused") is not None}
+    if not any(shares.values()):
+        return ""
+    most = max(shares, key=lambda step: shares[step])
+    return (
+        f"k varies: {numbers.percent(sum(shares.values()) / len(shares))} of all slots are unused, most at step {most} "
+        f"({numbers.percent(shares[most])}). An unused slot (a dropped token, a full module, a router that chose "
+        "fewer) is no module and no work."
+    )
+
+
 def _balance(usage: Mapping[str, Any]) -> None:
     st.subheader("How evenly is the work shared?", anchor=False, help=widgets.HELP["load"])
     st.caption(widgets.escape(balance_words(usage)))
+    if words := unused_words(usage):
+        st.caption(widgets.escape(words))
     named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
     plain_table(
         [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],

@@ -48,7 +48,8 @@ _CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
 
 def card(run: RunFile) -> dict[str, Any]:
     """Summary of the run for lists of runs."""
-    return run_card(run.run_id, run.row, samples_are=_crops(run))
+    # What stands for unused slots and unknown decisions is no module.
+    return run_card(run.run_id, run.row | {"num_modules": run.num_modules}, samples_are=_crops(run))
 
 
 def run_card(

@@ -31,6 +31,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     patch_uri,
     sample_answer,
     text_context,
+    used_modules,
 )
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import tokens_sql
@@ -209,8 +210,13 @@ def _token_answer(
         }
     return answer | {
         "loss": finite(token["loss"]),
-        "ribbon": ids,
-        "weights": run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(),
+        "ribbon": (ribbon := used_modules(ids, run.layout)),
+        "weights": [
+            weights[: len(modules)]  # unused slots are the last ones
+            for modules, weights in zip(
+                ribbon, run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(), strict=True
+            )
+        ],
         "rank": token["rank"],
         **{name: token[name] for name in ("cdf", "cdf_middle", "path_tokens")},
         "compute": token["compute"],
@@ -365,8 +371,10 @@ def token_slice(
             {
                 "token": token["token"],
                 **where,
-                "modules": ids[place, step].tolist(),
-                "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
+                "modules": (modules := used_modules(ids[place, step : step + 1].tolist(), layout)[0]),
+                "weights": layout.weights.decode(levels[place, step, : len(modules)])
+                .round(layout.weights.digits)
+                .tolist(),
             }
         )
     return {
