@@ -59,7 +59,8 @@ def open_confined_log(
     names = tuple(json.loads(about["layers"]))
     if "counts" in about:
         raise OnlyCounts(path, ExpertCounts(names, about["counts"]))
-    shape, stated = LogShape(names, about["top_k"], about["weights"], about["partial"]), about["experts"]
+    shape = LogShape(names, about["top_k"], about["weights"], about["partial"], about["scores"])
+    stated = about["experts"]
 
     def read() -> Iterator[Piece]:
         try:
@@ -111,7 +112,12 @@ def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:
     fits = ids.dtype in kinds and (not known.size or int(known.min()) >= 0)
     fits = fits and ids.shape == (len(ids), len(shape.layers), shape.top_k)
     fits = fits and len(ids) > 0 and int(ids.max()) < (experts or MOST_EXPERTS)
-    fits = fits and (weights is not None) == shape.weights
+    fits = fits and (weights is not None) == shape.weights and (piece.scored is not None) == shape.scores
+    if piece.scored is not None:
+        fits = fits and piece.scored.shape == (*ids.shape[:2], 3) and piece.scored.dtype == np.float32
+        entropy, margin, runner_up = np.moveaxis(np.nan_to_num(piece.scored), 2, 0)
+        fits = fits and bool(entropy.min() >= 0 and margin.min() >= 0 and margin.max() <= 1 and runner_up.min() >= 0)
+        fits = fits and bool(runner_up.max() < (experts or MOST_EXPERTS))
     if weights is not None:
         fits = fits and weights.shape == ids.shape and weights.dtype.kind == "f"
         fits = fits and bool(weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING)

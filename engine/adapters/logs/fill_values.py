@@ -59,6 +59,7 @@ def _kept(piece: Piece, keep: np.ndarray) -> Piece | None:
         piece,
         ids=piece.ids[keep],
         weights=None if piece.weights is None else piece.weights[keep],
+        scored=None if piece.scored is None else piece.scored[keep],
         token_id=None if piece.token_id is None or len(piece.token_id) != len(keep) else piece.token_id[keep],
         counted=(*piece.counted, (EMPTY, int((~keep).sum()))),
         rows_from=None if piece.rows_from is None else piece.rows_from + int(places[0]),

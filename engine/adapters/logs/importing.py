@@ -175,6 +175,7 @@ def _run_info(
         config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}},
         token_texts=token_texts,
         findings=findings,
+        scores=log.shape.scores,
     )
 
 
@@ -331,11 +332,15 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
     known = any(piece.token_id is not None for piece in pieces)
     span_n = np.concatenate(spans)
     n = len(ids)
+    scored = [piece.scored for piece in pieces if piece.scored is not None]
+    scores = _joined(scored) if scored else None
     return TraceBatch(
         samples=samples,
         module_ids=ids,
         weights=weights,
-        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32),
+        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32) if scores is None else scores[:, :, 0],
+        margin=None if scores is None else scores[:, :, 1],
+        runner_up=None if scores is None else np.nan_to_num(scores[:, :, 2]).astype(np.int32),
         flops=np.zeros(n, dtype=np.float32),
         token_id=np.concatenate(token_ids).astype(np.int32) if known else None,
         char_start=span_n[:, 0] if (span_n >= 0).any() else None,

@@ -112,6 +112,8 @@ class LogShape:
     """whether the log holds weights"""
     partial: bool = False
     """whether tokens may lack layers (``UNRECORDED``)"""
+    scores: bool = False
+    """whether pieces are ``scored``"""
 
 
 def layer_names(count: int) -> tuple[str, ...]:
@@ -158,6 +160,8 @@ class Piece:
     """tokens of the prompt, if known"""
     shared_with: tuple[str, int] | None = None
     """(sample, tokens): the beginning that this sample shares with an earlier one, and that is not repeated here"""
+    scored: np.ndarray | None = None
+    """(t, S, 3) of the scores of all experts: entropy in nats, margin, and runner-up (``TraceBatch``); NaN = unknown"""
 
     @property
     def num_tokens(self) -> int:
@@ -191,6 +195,7 @@ class Piece:
                 self,
                 ids=self.ids[part],
                 weights=None if self.weights is None else self.weights[part],
+                scored=None if self.scored is None else self.scored[part],
                 token_id=None if self.token_id is None else self.token_id[part],
                 text=None,
                 remarks=(*self.remarks, CUT),

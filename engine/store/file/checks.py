@@ -131,6 +131,10 @@ def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray, unused_
         if (np.asarray(batch.weights)[unused] != 0).any():
             raise UserError("weights holds a weight of an unused slot, it should be 0", field="weights")
     _check_array(batch.gate_entropy, "gate_entropy", (n, info.num_steps), low=-_ROUNDING, nan=True)
+    _check_array(batch.margin, "margin", (n, info.num_steps), low=-_ROUNDING, high=1 + _ROUNDING, nan=True)
+    _check_array(batch.runner_up, "runner_up", (n, info.num_steps), low=0, high=info.num_modules - 1, whole=True)
+    if (batch.margin is None) != (batch.runner_up is None):
+        raise UserError("margin and runner_up go together: give both or none", field="margin")
     _check_array(batch.flops, "flops", (n,), low=0)
     _check_array(batch.loss, "loss", (n,), nan=True)
     for name in ("predicted_id", "row", "col"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns as coded
-from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
+from tokenpaths.engine.store.file.weight_codes import LINEAR, MARGIN_COLUMNS, WeightCode, code_for
 
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
@@ -52,6 +52,11 @@ class Layout:
     def packed(self) -> bool:
         """True: BLOBs ``ids`` and ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
         return self.visits > WIDEST_COLUMN_LAYOUT
+
+    @property
+    def margin_bytes(self) -> tuple[int, int]:
+        """Widths of the BLOBs ``margins`` and ``runner_ups``."""
+        return 2 * self.num_steps, self.id_dtype.itemsize * self.num_steps
 
     @property
     def id_dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -180,6 +185,8 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
     if not info.predicts_tokens:
         absent = absent | {"predicted_id"}
     columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
+    if info.scores:
+        columns += [(name, "BLOB") for name in MARGIN_COLUMNS]
     if layout.packed:
         return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
     if not layout.by_path:

@@ -8,6 +8,7 @@ from tokenpaths.engine.base.records import UNUSED_KIND
 from tokenpaths.engine.store.file.columns import LARGEST, MEASURES, TABLE, code_column
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 from tokenpaths.engine.store.intake.base_tables import Plan
 
 _KINDS = "('observed', 'independent', 'untrained')"
@@ -117,6 +118,10 @@ def _token_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     elif not layout.by_path:
         ids = " OR ".join(f"{name} IS NULL" for name in layout.module_columns())
         yield "modules of tokens", f"SELECT 1 FROM {TABLE} WHERE {ids}"
+    if info.scores:
+        widths = zip(MARGIN_COLUMNS, layout.margin_bytes, strict=True)
+        odd = " OR ".join(f"octet_length({name}) IS DISTINCT FROM {width}" for name, width in widths)
+        yield "margins of tokens", f"SELECT 1 FROM {TABLE} WHERE {odd}"
     if info.regions:
         yield (
             "regions of tokens",

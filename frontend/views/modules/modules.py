@@ -13,6 +13,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.modules import margins
 from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge
 from tokenpaths.frontend.views.work import sections
@@ -62,6 +63,8 @@ def draw(selection: Selection) -> None:
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))
+    with widgets.error_boundary("how close decisions were"):
+        margins.draw(run, selection)
     with widgets.error_boundary("which kinds of modules each step chooses"):
         sections.module_kinds(run, selection)
     with widgets.error_boundary("what is specific to a label"):
