@@ -25,7 +25,7 @@ def margin_words(answer: Mapping[str, Any]) -> str:
     text = f"At step {most['step']} {numbers.percent(most['close'])} of the decisions were close"
     if len(known) > 1 and most["step"] != least["step"]:
         text += f", at step {least['step']} {numbers.percent(least['close'])}"
-    return f"{text}: the runner-up was less than {numbers.number(answer['close'])} behind, in probability."
+    return f"{text}: the runner-up was less than {answer['close']:g} behind, in probability."
 
 
 @redrawable

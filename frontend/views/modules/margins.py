@@ -27,6 +27,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.markdown(f"**{widgets.escape(margin_words(answer))}**")
         widgets.chart(margin_chart(answer, theme=widgets.theme(), title=None))
     with right:
+        st.markdown("**Who came second most often**")
         plain_table(
             pair_rows(answer),
             "Who came second most often",
