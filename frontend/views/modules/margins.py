@@ -63,4 +63,4 @@ def closeness(margin: Mapping[str, Any] | None, modules: list[int]) -> str:
     """
     if margin is None or margin["margin"] is None or not modules:
         return "not known"
-    return f"module {modules[-1]} by {numbers.number(margin['margin'])} before module {margin['runner_up']}"
+    return f"module {modules[-1]} by {margin['margin']:.2g} before module {margin['runner_up']}"
