@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from tests.support.runs import RunArrays, make, make_experts, with_unused
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.weight_codes import NO_MARGIN, decode_margins, encode_margins
+from tokenpaths.engine.store.intake.rebuild import ReaderLimits, rebuild
 
 MADE = {
     "top1": lambda: make("top1", "text", samples=8),
@@ -121,3 +124,15 @@ def test_levels_of_margins():
     values = np.array([[0.0, 1.0, 0.3, np.nan]])
     assert encode_margins(values)[0, 3] == NO_MARGIN
     np.testing.assert_allclose(decode_margins(encode_margins(values)), values, atol=8e-6)
+
+
+def test_tables_leave_with_their_margins_and_a_copy_answers_the_same(written: Any, tmp_path: Path):
+    made, run = written
+    header = next(run.export("token", "csv")).decode().splitlines()[0]
+    assert "margins" in header
+    copy = tmp_path / "copy.duckdb"
+    limits = ReaderLimits(seconds=60, megabytes=2000)
+    rebuild(run.file, identity_of(os.stat(run.file)), copy, tmp_path / ".copy.partial", limits, lambda share: None)
+    with Run.open(copy) as other:
+        for ask in (Run.margins, Run.flow, Run.usage):
+            assert ask(other) | {"run": ""} == ask(run) | {"run": ""}
