@@ -80,6 +80,8 @@ HELP = {
     ),
     "loss": "Cross-entropy of the right next token (or of the label), in nats.",
     "gate_entropy": "Entropy of the router's probabilities over all modules, in nats, mean over steps.",
+    "margin": "Margin ρ_(K) − ρ_(K+1): the score of the last module that was chosen less that of the next one, the "
+    "runner-up, in probability. Near 0 the router could as well have chosen the other.",
 }
 """formulas of the project's metrics for help texts"""
 

@@ -113,3 +113,24 @@ def _histogram(values: np.ndarray, counts: np.ndarray, bins: int, low: float, hi
         {"lo": float(a), "hi": float(b), "count": int(h)}
         for a, b, h in zip(edges[:-1], edges[1:], heights, strict=True)
     ]
+
+
+def margin_and_runner_up(
+    scores: Float[np.ndarray, "*n M"], ids: Integer[np.ndarray, "*n K"]
+) -> tuple[Float[np.ndarray, "*n"], Integer[np.ndarray, "*n"]]:
+    """Margin ρ_(K) − ρ_(K+1) of a choice, and the module of the next score.
+
+    Args:
+        scores: probabilities by which the router chose; −inf where a module could not be chosen.
+        ids: the chosen modules.
+
+    Returns:
+        The smallest chosen score less the largest other one, NaN where no other module could be chosen; and its id.
+    """
+    kept = np.take_along_axis(scores, ids, axis=-1).min(axis=-1)
+    rest = scores.copy()
+    np.put_along_axis(rest, ids, -np.inf, axis=-1)
+    runner_up = rest.argmax(axis=-1)
+    best = np.take_along_axis(rest, runner_up[..., None], axis=-1)[..., 0]
+    margin: np.ndarray = np.where(np.isfinite(best), kept - best, np.nan)
+    return margin, runner_up

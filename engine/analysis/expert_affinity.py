@@ -20,7 +20,7 @@ _CHUNK = 4096
 """tokens of one product of one-hot rows or of one comparison of all pairs of slots: tens of megabytes at 64 × 256"""
 
 
-def even_share(num_modules: int, top_k: int) -> float:
+def even_share(num_modules: int, top_k: int | float) -> float:
     """K/M: the share of any set of tokens that a module gets under even routing; the baseline of specialisation."""
     return top_k / num_modules
 
@@ -115,6 +115,14 @@ def even_co_activation(num_modules: int, top_k: int) -> float:
     return (top_k - 1) / (num_modules - 1) if num_modules > 1 else 0.0
 
 
+def even_co_activation_of(num_modules: int, used_n: Integer[np.ndarray, " n"]) -> float:
+    """``even_co_activation`` where token n uses k_n modules: E[k(k − 1)] / (E[k] (M − 1))."""
+    used = used_n.astype(np.float64)
+    if num_modules < 2 or not used.sum():
+        return 0.0
+    return float((used * (used - 1)).sum() / (used.sum() * (num_modules - 1)))
+
+
 @dataclass(frozen=True)
 class Repetition:
     """How often a token and the next one of its sample agree, per step."""
@@ -130,14 +138,19 @@ def repetition(
     ids_nSK: Integer[np.ndarray, "n S K"],
     follows_n: Bool[np.ndarray, " n"],
     unknown_nS: Bool[np.ndarray, "n S"] | None = None,
+    used_nSK: Bool[np.ndarray, "n S K"] | None = None,
 ) -> Repetition:
     """Consecutive repetition over all pairs of neighbouring tokens of a sample; 0 where there is none.
 
     Slot 0 of ``ids`` is the one with the largest weight; ``follows`` as in ``next_token_ids``. Pairs with an
-    ``unknown`` decision do not count at that step.
+    ``unknown`` decision, or with a token that uses no module, do not count at that step; slots that are not ``used``
+    never agree.
     """
     later = np.flatnonzero(follows_n)
     num_steps = ids_nSK.shape[1]
+    if used_nSK is not None:
+        nothing = np.asarray(~used_nSK.any(axis=2))
+        unknown_nS = nothing if unknown_nS is None else np.asarray(unknown_nS | nothing)
     first, any_, pairs_S = np.zeros(num_steps), np.zeros(num_steps), np.zeros(num_steps)
     for start in range(0, len(later), _CHUNK):
         here = later[start : start + _CHUNK]
@@ -146,6 +159,8 @@ def repetition(
         if unknown_nS is not None:
             known = ~(unknown_nS[here] | unknown_nS[here - 1])
         first += ((after[:, :, 0] == before[:, :, 0]) & known).sum(axis=0)
+        if used_nSK is not None:  # ids that no other token has
+            before = np.where(used_nSK[here - 1], before.astype(np.int64), -1)
         any_ += (common(before, after).astype(bool) & known).sum(axis=0)
         pairs_S += known.sum(axis=0)
     pairs_S = np.maximum(pairs_S, 1)
@@ -155,6 +170,21 @@ def repetition(
 def repetition_baselines(num_modules: int, top_k: int) -> tuple[float, float]:
     """What even, independent choices give: 1/M for the first choice, 1 − C(M−K, K)/C(M, K) for any."""
     return 1 / num_modules, 1 - comb(num_modules - top_k, top_k) / comb(num_modules, top_k)
+
+
+def any_repetition_of(
+    num_modules: int, used_n: Integer[np.ndarray, " n"], pairs: tuple[np.ndarray, np.ndarray]
+) -> float:
+    """Mean of 1 − C(M − k, k′)/C(M, k′) over ``pairs`` of tokens (n,) that use k and k′ modules, both at least one."""
+    most = int(used_n.max(initial=0)) + 1
+    kinds, times = np.unique(used_n[pairs[0]].astype(np.int64) * most + used_n[pairs[1]], return_counts=True)
+    total, seen = 0.0, 0
+    for kind, count in zip(kinds.tolist(), times.tolist(), strict=True):
+        one, other = divmod(kind, most)
+        if one and other:
+            total += count * (1 - comb(num_modules - one, other) / comb(num_modules, other))
+            seen += count
+    return total / max(seen, 1)
 
 
 def common(

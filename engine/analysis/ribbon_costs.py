@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
-from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 
 NOTHING = -1
-"""unit of a module that does no work, and of a pair (step, module) that does not exist"""
+"""unit of a module that does no work, of an unused slot, and of a pair (step, module) that does not exist"""
 
 
 UNKNOWN = -2
@@ -26,8 +26,8 @@ def module_units(
     """Which modules each step offers, and which set of parameters stands behind each of them.
 
     Returns ``available`` and ``units``: a module with ``step=None`` is the same unit at every step,
-    a module of one step is a unit of its own; identity modules have unit ``NOTHING``, those of unknown decisions
-    ``UNKNOWN``.
+    a module of one step is a unit of its own; identity modules and unused slots have unit ``NOTHING``, those of
+    unknown decisions ``UNKNOWN``.
     """
     available = np.zeros((num_steps, num_modules), dtype=bool)
     units = np.full((num_steps, num_modules), NOTHING, dtype=np.int64)
@@ -36,7 +36,7 @@ def module_units(
         steps = slice(None) if module.step is None else module.step
         available[steps, module.module] = True
         number = module.module if module.step is None else (module.step + 1) * num_modules + module.module
-        idle = {"identity": NOTHING, UNRECORDED_KIND: UNKNOWN}
+        idle = {"identity": NOTHING, UNUSED_KIND: NOTHING, UNRECORDED_KIND: UNKNOWN}
         units[steps, module.module] = idle.get(module.kind, number)
     return available, units
 
@@ -50,7 +50,10 @@ def _visited_units(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarr
 
 
 def compute(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
-    """compute = active (non-identity) slots / known slots (S·K where all are known), in [0, 1]; 1 = never skipped."""
+    """compute = active slots / known slots (S·K where all are known), in [0, 1]; 1 = never skipped.
+
+    Identity modules and unused slots are not active.
+    """
     visited_nV = _visited_units(module_ids, units)
     known_n = (visited_nV != UNKNOWN).sum(axis=1)
     share: np.ndarray = np.where(known_n == 0, 1.0, (visited_nV >= 0).sum(axis=1) / np.maximum(known_n, 1))

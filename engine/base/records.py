@@ -18,6 +18,9 @@ from jaxtyping import Float, Integer
 Modality = Literal["vision", "text"]
 UNRECORDED_KIND = "unrecorded"
 """kind of the modules that stand for a decision that the source of a run lacks; they are no modules of the model"""
+UNUSED_KIND = "unused"
+"""kind of the modules that stand for slots that a token did not use (dropped, over capacity, adaptive k); they are no
+modules of the model, and their ids are the last ones of a run, so that equal sets of modules are one path"""
 
 
 def engine_version() -> str:
@@ -56,6 +59,8 @@ class RunInfo:
     """what is known of the model before anything is traced, by name: its validation numbers, a vocabulary …"""
     predicts_tokens: bool = False
     """whether every batch tells which token the model predicts after each"""
+    scores: bool = False
+    """whether batches may hold ``margin`` and ``runner_up``"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,10 @@ class TraceBatch:
     """entropy of the probabilities over all modules, nats"""
     flops: Float[np.ndarray, " n"]
     """floating-point operations spent on the token by the modules it visited"""
+    margin: Float[np.ndarray, "n S"] | None = None
+    """smallest chosen score less the next one, in probability; NaN where unknown; stored where ``RunInfo.scores``"""
+    runner_up: Integer[np.ndarray, "n S"] | None = None
+    """the module of the next score; any module where the margin is unknown"""
     loss: Float[np.ndarray, " n"] | None = None
     """nats; NaN where a token has no target"""
     token_id: Integer[np.ndarray, " n"] | None = None

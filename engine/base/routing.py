@@ -28,6 +28,8 @@ class Decision:
     probs: Float[Tensor, "N M"]
     module_ids: Int[Tensor, "N K"]
     weights: Float[Tensor, "N K"]
+    scores: Float[Tensor, "N M"] | None = None
+    """by which the largest K were chosen, −inf where a module was not allowed; None if the choice is no top-k"""
 
 
 def route(
@@ -72,7 +74,7 @@ def route(
         ids_NK = ids_NK.gather(-1, order_NK)
     if renormalise:
         weights_NK = weights_NK / weights_NK.sum(dim=-1, keepdim=True)
-    return Decision(logits, probs_NM, ids_NK, weights_NK)
+    return Decision(logits, probs_NM, ids_NK, weights_NK, scores_NM)
 
 
 def route_expert_choice(

@@ -65,7 +65,7 @@ def turned_away(decision: Decision, idle_of: dict[int, int], banned: frozenset[i
         ids_NK = torch.where(taken_NK, idle_of[module], ids_NK)
         weights_NK = torch.where(taken_NK, 0.0, weights_NK)
     weights_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
-    return replace(decision, module_ids=ids_NK.gather(-1, order_NK), weights=weights_NK)
+    return replace(decision, module_ids=ids_NK.gather(-1, order_NK), weights=weights_NK, scores=None)
 
 
 def edited(
@@ -86,12 +86,14 @@ def edited(
     """
     if plan.frozen:
         assert unedited is not None
-        decision = replace(decision, module_ids=unedited[step].module_ids, weights=unedited[step].weights)
+        chosen = unedited[step]
+        decision = replace(decision, module_ids=chosen.module_ids, weights=chosen.weights, scores=None)
     elif plan.given is not None:
-        decision = replace(decision, module_ids=_given(plan.given, decision.module_ids, shape, valid))
+        decision = replace(decision, module_ids=_given(plan.given, decision.module_ids, shape, valid), scores=None)
     elif plan.shuffled is not None:
         order_N = shuffled_order(shape, valid, plan.shuffled, step).to(decision.module_ids.device)
-        decision = replace(decision, module_ids=decision.module_ids[order_N], weights=decision.weights[order_N])
+        ids_NK, weights_NK = decision.module_ids[order_N], decision.weights[order_N]
+        decision = replace(decision, module_ids=ids_NK, weights=weights_NK, scores=None)
     for force in plan.forced:
         decision = _forced(decision, force, shape, valid, unedited)
     return decision
@@ -141,7 +143,7 @@ def _forced(
     meant_N = _meant(force, shape, valid, unedited).to(ids_NK.device)
     change_N = meant_N & ~(ids_NK == force.module).any(dim=1)
     first_N = torch.where(change_N, force.module, ids_NK[:, 0])
-    return replace(decision, module_ids=torch.cat([first_N.unsqueeze(1), ids_NK[:, 1:]], dim=1))
+    return replace(decision, module_ids=torch.cat([first_N.unsqueeze(1), ids_NK[:, 1:]], dim=1), scores=None)
 
 
 def _meant(

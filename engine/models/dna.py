@@ -26,7 +26,7 @@ from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions, narrow_ids
+from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions, compact_margins, narrow_ids
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
@@ -78,6 +78,7 @@ class DNA(RoutedModel):
     bias: Tensor
 
     family = "dna"
+    has_margins = True
     Config = DNAConfig
     Controls = DNAControls
     KEEP_FLOAT32 = ("bias",)
@@ -285,7 +286,9 @@ class DNA(RoutedModel):
     def trace(self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None) -> Traced:
         """Logits, ribbons, weights and gate entropy; padding behind a causal text changes nothing before it."""
         output = self(inputs, valid, edits)
-        return Traced(output.logits, *compact_decisions(output.decisions, inputs.shape[0]))
+        batch = inputs.shape[0]
+        decided = compact_decisions(output.decisions, batch)
+        return Traced(output.logits, *decided, **compact_margins(output.decisions, batch))
 
     def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DNAControls) -> Traced:
         """``trace`` with the edits of ``controls``."""

@@ -58,6 +58,10 @@ class Traced:
     """soft routers: weight of each connection, by iteration, source and target"""
     gates: Float[Tensor, "B L H D"] | None = None
     """gated routers: weight of each direction of each head"""
+    margin: Float[Tensor, "B T S"] | None = None
+    """``margins_of`` of each decision; NaN where unknown"""
+    runner_up: Integer[Tensor, "B T S"] | None = None
+    """module of the next score"""
     blocks: Float[Tensor, "B R P"] | None = None
     """threshold routers: firing rate of each block at each threshold step, 0 where it was silent"""
 
@@ -86,6 +90,35 @@ def compact_decisions(
     return ids_BTSK, weights_BTSK, entropy_BTS
 
 
+def margins_of(
+    scores: Float[Tensor, "*n M"], ids: Integer[Tensor, "*n K"]
+) -> tuple[Float[Tensor, "*n"], Integer[Tensor, "*n"]]:
+    """Margin of each choice, the smallest chosen score less the next one, and the module of the next.
+
+    NaN where no other module could be chosen, and where another one had a larger score: it was no top-k of these.
+    Naive twin: ``analysis.distribution.margin_and_runner_up``.
+    """
+    chosen = ids.long()
+    best, runner_up = scores.scatter(-1, chosen, float("-inf")).max(dim=-1)
+    margin = scores.gather(-1, chosen).amin(dim=-1) - best
+    return margin.masked_fill(~((margin >= 0) & torch.isfinite(best)), float("nan")), runner_up
+
+
+def compact_margins(decisions: list[Decision], batch: int) -> dict[str, Tensor]:
+    """``margin`` (B, T, S) float32 and ``runner_up`` (B, T, S) of a forward pass, still on the device."""
+    narrow = narrow_ids(decisions[0].probs.shape[1])
+    parts: list[tuple[Tensor, Tensor]] = []
+    for decision in decisions:
+        if decision.scores is None:
+            unknown = torch.full_like(decision.weights[:, 0], float("nan"), dtype=torch.float32)
+            parts.append((unknown, torch.zeros_like(unknown, dtype=narrow)))
+            continue
+        margin, runner_up = margins_of(decision.scores, decision.module_ids)
+        parts.append((margin.float(), runner_up.to(narrow)))
+    stacked = (torch.stack(part, dim=1).view(batch, -1, len(decisions)) for part in zip(*parts, strict=True))
+    return dict(zip(("margin", "runner_up"), stacked, strict=True))
+
+
 def entropy(probs: Float[Tensor, "N M"]) -> Float[Tensor, " N"]:
     """−Σ p ln p of each row, in nats; a probability of 0 adds nothing, NaN stays NaN.
 
@@ -105,6 +138,9 @@ class RoutedModel(nn.Module):
     threshold), unit (token | chunk | sequence), reading: how the ribbon is read off the decisions"""
     KEEP_FLOAT32: ClassVar[tuple[str, ...]] = ()
     """names of tensors that a checkpoint never rounds"""
+
+    has_margins: ClassVar[bool] = False
+    """whether ``trace`` gives margins"""
 
     Controls: ClassVar[type[ControlsBase]] = ControlsBase
 

@@ -135,6 +135,7 @@ class LoadedModel:
             "findings": validation | self.model.findings(self.token_texts()),
             "token_texts": self.token_texts(),
             "predicts_tokens": self.modality == "text",
+            "scores": self.model.has_margins,
         }
 
     def encode(self, text: str) -> Encoded:
@@ -190,7 +191,7 @@ def to_host(traced: Traced) -> Traced:
     Raises:
         UserError: a router returned NaN or infinite values (top-k would silently pick them first).
     """
-    names = ("module_ids", "weights", "gate_entropy", "flops", "edges", "gates", "blocks")
+    names = ("module_ids", "weights", "gate_entropy", "margin", "runner_up", "flops", "edges", "gates", "blocks")
     given = {name: value for name in names if (value := getattr(traced, name)) is not None}
     # Copies from a GPU run beside the next batch; one synchronisation for all of them.
     host = {name: value.to("cpu", non_blocking=True) for name, value in given.items()}

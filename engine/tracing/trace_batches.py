@@ -276,6 +276,8 @@ def _flat(model: Traceable, traced: Traced, valid: Tensor | None = None) -> dict
         "gate_entropy": traced.gate_entropy,
         "flops": model.token_flops(traced, valid),
     }
+    if traced.margin is not None and traced.runner_up is not None:
+        parts |= {"margin": traced.margin, "runner_up": traced.runner_up}
     keep = None if valid is None else valid.flatten()
     flat = {name: values.flatten(0, 1) for name, values in parts.items()}
     return {name: (values if keep is None else values[keep]).numpy() for name, values in flat.items()}

@@ -146,13 +146,16 @@ def token_words(
         else f"Token {token['token']}" + (f" “{visible(token['text'])}”" if token.get("text") else "")
     )
     steps = len(token["ribbon"])
-    skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"])
+    dropped = sum(not modules for modules in token["ribbon"])
+    skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"]) - dropped
     head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
     words = (
         f"{taken_words(token, num_paths, of, reference)} "
         f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
+    if dropped:
+        words += f" Dropped at {numbers.plural(dropped, 'step')}: it used no module there."
     if token.get("region"):
         words += f" Region: {token['region']}."
     return head, words

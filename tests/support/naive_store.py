@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.support.runs import RunArrays
+from tokenpaths.engine.base.records import UNUSED_KIND
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -33,6 +34,7 @@ class Naive:
             running += counts[key]
             self.cdf[key] = running / total
         self.identity = {m.module for m in made.modules if m.kind == "identity"}
+        self.unused = {m.module for m in made.modules if m.kind == UNUSED_KIND}
 
     def kept(self, weight: float) -> float:
         """``weight`` after its 8-bit code: linear in small banks, logarithmic in large ones."""
@@ -53,31 +55,47 @@ class Naive:
 
     def compute(self, token: int) -> float:
         visits = self.ids[token].reshape(-1).tolist()
-        return sum(v not in self.identity for v in visits) / len(visits)
+        return sum(v not in self.identity | self.unused for v in visits) / len(visits)
 
     def reuse(self, token: int) -> float:
-        visits = [v for v in self.ids[token].reshape(-1).tolist() if v not in self.identity]
+        visits = [v for v in self.ids[token].reshape(-1).tolist() if v not in self.identity | self.unused]
         return 1 - len(set(visits)) / len(visits) if visits else 0.0
 
     def links(self, tokens: list[int]) -> dict[tuple[int, int, int], tuple[float, float]]:
         """(step, source, target) -> (count, weight)."""
-        k = self.made.info.top_k
         found: dict = defaultdict(lambda: [0.0, 0.0])
         for token in tokens:
             for step in range(self.made.info.num_steps - 1):
                 here, there = self._shares(token, step), self._shares(token, step + 1)
                 for source, w in here:
                     for target, v in there:
-                        found[step, source, target][0] += 1 / k**2
+                        found[step, source, target][0] += 1 / (len(here) * len(there))
                         found[step, source, target][1] += w * v
         return {key: tuple(value) for key, value in found.items()}
 
     def _shares(self, token: int, step: int) -> list[tuple[int, float]]:
-        levels = self.levels[token, step]
-        total = levels.sum()
-        k = len(levels)
-        shares = [w / total if total else 1 / k for w in levels]
-        return list(zip(self.ids[token, step].tolist(), shares, strict=True))
+        """The modules that a token uses at a step, each with its share of their weight."""
+        pairs = zip(self.ids[token, step].tolist(), self.levels[token, step].tolist(), strict=True)
+        used = [(module, weight) for module, weight in pairs if module not in self.unused]
+        total = sum(weight for _, weight in used)
+        return [(module, weight / total if total else 1 / len(used)) for module, weight in used]
+
+    @property
+    def modules(self) -> list[int]:
+        """Ids of what is a module, and no unused slot."""
+        return [module for module in range(self.made.info.num_modules) if module not in self.unused]
+
+    def ribbon(self, token: int) -> list[list[int]]:
+        """The modules that a token uses, by step and slot."""
+        return [[m for m in step if m not in self.unused] for step in self.ids[token].tolist()]
+
+    def visits(self, tokens: list[int], step: int) -> list[int]:
+        """The modules that the tokens use at a step."""
+        return [m for t in tokens for m in self.ids[t, step].tolist() if m not in self.unused]
+
+    def linked(self, tokens: list[int], step: int) -> int:
+        """How many of the tokens use a module at ``step`` and at the next one."""
+        return sum(all(set(row) - self.unused for row in self.ids[t, step : step + 2].tolist()) for t in tokens)
 
     def usage(self, tokens: list[int]) -> dict[tuple[int, int], tuple[int, float]]:
         """(step, module) -> (count, weight)."""
@@ -85,6 +103,8 @@ class Naive:
         for token in tokens:
             for step in range(self.made.info.num_steps):
                 for module, weight in zip(self.ids[token, step].tolist(), self.levels[token, step], strict=True):
+                    if module in self.unused:
+                        continue
                     found[step, module][0] += 1
                     found[step, module][1] += float(weight)
         return {key: tuple(value) for key, value in found.items()}

@@ -386,7 +386,8 @@ def run_windows(
     """Decisions (n, S, K) and losses (n,) of the tokens that ``keep`` marks, window after window."""
     batch = ModelInput(inputs, targets, keep)
     traced = loaded.run(batch)
-    values = (batch.real_rows(part) for part in (traced.module_ids, traced.weights, traced.gate_entropy))
+    parts = (traced.module_ids, traced.weights, traced.gate_entropy, traced.margin, traced.runner_up)
+    values = (batch.real_rows(part) for part in parts)
     return Recorded(*values), window_losses(traced.logits, batch)[0]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.huggingface.gates import Gate, Said, called_with, said_by
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.family import margins_of
 
 _ROUNDING = 2**-7
 """tolerance for weights above 1 from bfloat16 rounding"""
@@ -30,6 +31,9 @@ class Recorded:
     """in [0, 1]: the weights applied to the experts, without the scale"""
     gate_entropy: Float[Tensor, "n S"]
     """nats; NaN for a gate without a distribution over all experts"""
+    margin: Float[Tensor, "n S"]
+    """``family.margins_of``, NaN where the entropy is"""
+    runner_up: Integer[Tensor, "n S"]
 
 
 class GateRecorder:
@@ -113,7 +117,8 @@ def _stacked(calls: list[tuple[Gate, Said]], keep: Tensor) -> Recorded:
         weights, order = weights.sort(dim=2, descending=True, stable=True)
         ids = ids.gather(2, order)
     kept = keep.to(device)
-    return Recorded(ids[kept].cpu(), weights[kept].cpu(), _entropies(calls, device)[kept].cpu())
+    entropies, margin, runner_up = (part[kept].cpu() for part in _from_scores(calls, device))
+    return Recorded(ids[kept].cpu(), weights[kept].cpu(), entropies, margin, runner_up)
 
 
 def _without_scale(gate: Gate, said: Said) -> Tensor:
@@ -125,20 +130,27 @@ def _without_scale(gate: Gate, said: Said) -> Tensor:
     return weights / gate.divide if gate.divide != 1 else weights
 
 
-def _entropies(calls: list[tuple[Gate, Said]], device: torch.device) -> Tensor:
+def _from_scores(calls: list[tuple[Gate, Said]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy, margin and runner-up (n, S) of the decisions; NaN for gates without a distribution."""
     known = [(gate, said.logits) for gate, said in calls if gate.probabilities and said.logits is not None]
     alike = len(known) == len(calls) and len({logits.shape for _, logits in known}) == 1
     if alike and not any(_gives_probabilities(gate) for gate, _ in known):
-        logits = torch.stack([logits.to(device).float() for _, logits in known], dim=1)
-        return torch.special.entr(logits.softmax(dim=2)).sum(dim=2)
-    columns = []
+        probs = torch.stack([logits.to(device).float() for _, logits in known], dim=1).softmax(dim=2)
+        ids = torch.stack([said.ids.to(device) for _, said in calls], dim=1)
+        margin, runner_up = margins_of(probs, ids)
+        return torch.special.entr(probs).sum(dim=2), margin, runner_up.to(torch.int32)
+    columns: list[tuple[Tensor, Tensor, Tensor]] = []
     for gate, said in calls:
         if not gate.probabilities or said.logits is None:
-            columns.append(torch.full(said.ids.shape[:1], float("nan"), device=device))
+            unknown = torch.full(said.ids.shape[:1], float("nan"), device=device)
+            columns.append((unknown, unknown, torch.zeros_like(unknown, dtype=torch.int32)))
             continue
         probs = said.logits.float() if _gives_probabilities(gate) else said.logits.float().softmax(dim=1)
-        columns.append(torch.special.entr(probs).sum(dim=1).to(device))
-    return torch.stack(columns, dim=1)
+        margin, runner_up = margins_of(probs, said.ids.to(probs.device))
+        entropies = torch.special.entr(probs).sum(dim=1)
+        columns.append((entropies.to(device), margin.to(device), runner_up.to(device, torch.int32)))
+    entropy, margin, runner_up = (torch.stack(part, dim=1) for part in zip(*columns, strict=True))
+    return entropy, margin, runner_up
 
 
 def _gives_probabilities(gate: Gate) -> bool:

@@ -169,6 +169,7 @@ class HuggingFaceModel:
             "checkpoint_sha256": self.sha256,
             "token_texts": self.token_texts(),
             "predicts_tokens": True,
+            "scores": any(gate.probabilities for gate in self.gates),
         }
 
     def encode(self, text: str) -> Encoded:
@@ -231,7 +232,14 @@ def _traced(recorded: Recorded, logits: Tensor, valid: Tensor) -> Traced:
         whole[valid] = values
         return whole
 
-    return Traced(logits, placed(recorded.ids), placed(recorded.weights), placed(recorded.gate_entropy))
+    return Traced(
+        logits,
+        placed(recorded.ids),
+        placed(recorded.weights),
+        placed(recorded.gate_entropy),
+        margin=placed(recorded.margin),
+        runner_up=placed(recorded.runner_up),
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownLog
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, LogShape, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, LogShape, Piece, unrecorded
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
@@ -59,7 +59,8 @@ def open_confined_log(
     if "parts" in about:
         raise OnlyCounts(path, _counts(path, about["parts"], json.loads(about["about"])))
     names = tuple(json.loads(about["layers"]))
-    shape, stated = LogShape(names, about["top_k"], about["weights"], about["partial"]), about["experts"]
+    shape = LogShape(names, about["top_k"], about["weights"], about["partial"], about["scores"])
+    stated = about["experts"]
 
     def read() -> Iterator[Piece]:
         try:
@@ -128,10 +129,16 @@ def _piece(row: dict[str, Any], shape: LogShape, experts: int | None) -> Piece:
     ids, weights, token_id = piece.ids, piece.weights, piece.token_id
     kinds = (np.uint8, np.uint16, np.int32)
     known = ids if ids.dtype != np.int32 else ids[~unrecorded(ids)]
+    known = known[known != UNUSED]
     fits = ids.dtype in kinds and (not known.size or int(known.min()) >= 0)
     fits = fits and ids.shape == (len(ids), len(shape.layers), shape.top_k)
     fits = fits and len(ids) > 0 and int(ids.max()) < (experts or MOST_EXPERTS)
-    fits = fits and (weights is not None) == shape.weights
+    fits = fits and (weights is not None) == shape.weights and (piece.scored is not None) == shape.scores
+    if piece.scored is not None:
+        fits = fits and piece.scored.shape == (*ids.shape[:2], 3) and piece.scored.dtype == np.float32
+        entropy, margin, runner_up = np.moveaxis(np.nan_to_num(piece.scored), 2, 0)
+        fits = fits and bool(entropy.min() >= 0 and margin.min() >= 0 and margin.max() <= 1 and runner_up.min() >= 0)
+        fits = fits and bool(runner_up.max() < (experts or MOST_EXPERTS))
     if weights is not None:
         fits = fits and weights.shape == ids.shape and weights.dtype.kind == "f"
         fits = fits and bool(weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING)

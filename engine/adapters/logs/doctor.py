@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, unrecorded
 
 LEAST_TOKENS = 16
 """below that nothing is said of layers that never change or are equal"""
@@ -48,6 +48,10 @@ class Survey:
         self.largest = -1
         self.missing_S = np.zeros(layers, dtype=np.int64)
         """tokens that lack each layer"""
+        self.unused_S = np.zeros(layers, dtype=np.int64)
+        """slots of each layer that hold no expert"""
+        self.dropped_S = np.zeros(layers, dtype=np.int64)
+        """tokens that use no expert at each layer"""
         self.shared: dict[tuple[str, int], int] = {}
         """(sample, tokens) of a beginning -> how many other samples share it"""
         self.findings: list[Finding] = []
@@ -70,6 +74,9 @@ class Survey:
         self.largest = max(self.largest, int(ids.max()))
         if int(ids.min()) < 0:
             self.missing_S += unrecorded(ids).sum(axis=0)
+            unused = ids == UNUSED
+            self.unused_S += unused.sum(axis=(0, 2))
+            self.dropped_S += unused.all(axis=2).sum(axis=0)
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
         ordered = np.sort(ids, axis=2)
@@ -95,12 +102,32 @@ class Survey:
 
     def finish(self) -> None:
         """Draw the conclusions; after the last piece."""
+        if self.k_varies and not self.shape.partial:
+            # A log that marks unused slots says by a step of them that the token was dropped.
+            self.unused_S += self.missing_S * self.shape.top_k
+            self.dropped_S += self.missing_S
+            self.missing_S = np.zeros_like(self.missing_S)
         self.findings = [
             finding for test in (self._strided, self._layers, self._repeats, self._gaps) for finding in test()
         ]
 
+    @property
+    def k_varies(self) -> bool:
+        """Whether some tokens use fewer experts than there are slots."""
+        return bool(self.unused_S.any())
+
     def sentences(self) -> list[str]:
-        return [finding.sentence for finding in self.findings]
+        varies = [self._varying()] if self.k_varies else []
+        return varies + [finding.sentence for finding in self.findings]
+
+    def _varying(self) -> str:
+        slots, dropped = int(self.unused_S.sum()), int(self.dropped_S.sum())
+        share = 100 * slots / (self.tokens * len(self.unused_S) * self.shape.top_k)
+        most = int(self.unused_S.argmax())
+        sentence = f"{share:.2g} % of slots are unused: k varies (most at {self.shape.layers[most]})"
+        if dropped:
+            sentence += f"; {dropped:,} times a token was dropped at a layer: it used no expert there"
+        return sentence
 
     def artefacts(self) -> list[Finding]:
         """What stops an import."""
@@ -115,6 +142,12 @@ class Survey:
         found: dict[str, Any] = {}
         if self.findings:
             found["import_doctor"] = [finding.to_json() for finding in self.findings]
+        if self.k_varies:
+            found["unused_slots"] = {
+                "share": float(self.unused_S.sum() / (self.tokens * len(self.unused_S) * self.shape.top_k)),
+                "slots": int(self.unused_S.sum()),
+                "dropped": int(self.dropped_S.sum()),
+            }
         return found | ({"shared_prefixes": prefixes[:1000]} if prefixes else {})
 
     def _strided(self) -> list[Finding]:

@@ -22,12 +22,13 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import (
     UNRECORDED_KIND,
+    UNUSED_KIND,
     ModuleInfo,
     RunInfo,
     SampleRecord,
@@ -130,6 +131,7 @@ def import_parts(
     notes = log.note.split("; ") if log.note else []
     if not log.shape.weights:
         stand_in = "1" if log.shape.top_k == 1 else f"1/{log.shape.top_k}"
+        stand_in = "1 over the number of experts that the token uses" if log.survey.k_varies else stand_in
         notes.append(f"the log holds no weights: {stand_in} stands in for each")
     findings = {"weights_recorded": log.shape.weights, "notes": notes} | log.survey.to_json() | (findings or {})
     info = _run_info(log, run_id, model, token_texts or {}, findings, series)
@@ -145,7 +147,7 @@ def import_parts(
     tokens = 0
     gathered = LogNotes(num_layers)
     with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
-        for batch in batches(gathered.through(log.pieces()), token_texts, log.experts):
+        for batch in batches(gathered.through(log.pieces()), token_texts, _StandIns.of(log)):
             writer.write(batch)
             tokens += batch.num_tokens
             yield ImportProgress(tokens)
@@ -181,7 +183,7 @@ def _run_info(
         dataset=log.file.name,
         split="",
         num_steps=len(log.shape.layers),
-        num_modules=int(log.experts or 0) + (log.shape.top_k if _lacking(log).any() else 0),
+        num_modules=_StandIns.of(log).stop,
         top_k=log.shape.top_k,
         weight_semantics=semantics.as_json(),
         checkpoint_sha256="",
@@ -190,6 +192,7 @@ def _run_info(
         | ({} if series is None else {"series": series.as_json()}),
         token_texts=token_texts,
         findings=findings,
+        scores=log.shape.scores,
     )
 
 
@@ -199,11 +202,36 @@ def _lacking(log: Log) -> np.ndarray:
     return log.survey.missing_S > 0
 
 
+@dataclass(frozen=True)
+class _StandIns:
+    """Ids behind the experts that are none: for unknown decisions, then for unused slots, K each if there are any."""
+
+    unrecorded: int
+    unused: int
+    stop: int
+    dropped: bool = False
+    """steps that the log lacks are of dropped tokens: it marks unused slots by the same number"""
+
+    @classmethod
+    def of(cls, log: Log) -> _StandIns:
+        assert log.survey is not None, "made by counted"
+        experts, top_k = int(log.experts or 0), log.shape.top_k
+        unused = experts + (top_k if _lacking(log).any() else 0)
+        varies = log.survey.k_varies
+        return cls(experts, unused, unused + (top_k if varies else 0), varies and not log.shape.partial)
+
+
 def _stand_ins(log: Log) -> list[ModuleInfo]:
-    """For each layer that some tokens lack, a module a slot that stands for the unknown decision and is no expert."""
+    """A module a slot for unknown decisions, at each layer that some tokens lack, and for unused slots."""
+    assert log.survey is not None, "made by counted"
+    first = _StandIns.of(log)
     return [
-        ModuleInfo(step, int(log.experts or 0) + slot, "not recorded", UNRECORDED_KIND, 0, 0)
-        for step in np.flatnonzero(_lacking(log)).tolist()
+        ModuleInfo(step, start + slot, name, kind, 0, 0)
+        for start, name, kind, some_S in (
+            (first.unrecorded, "not recorded", UNRECORDED_KIND, _lacking(log)),
+            (first.unused, "unused slot", UNUSED_KIND, log.survey.unused_S > 0),
+        )
+        for step in np.flatnonzero(some_S).tolist()
         for slot in range(log.shape.top_k)
     ]
 
@@ -285,34 +313,31 @@ class LogNotes:
 
 
 def batches(
-    pieces: Iterable[Piece], token_texts: dict[int, str] | None = None, experts: int = 0
+    pieces: Iterable[Piece], token_texts: dict[int, str] | None = None, stand_ins: _StandIns | None = None
 ) -> Iterator[TraceBatch]:
-    """Batches for the writer from checked pieces; each piece is a sample. ``experts`` of a layer, where steps may be
-    unrecorded."""
+    """Batches for the writer from checked pieces; each piece is a sample. ``stand_ins``: ids of what is no expert,
+    where there is such."""
     held: list[Piece] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.ids.shape[0] * piece.ids.shape[1] * piece.ids.shape[2]
         if size >= BATCH_BYTES:
-            yield _batch(held, token_texts or {}, experts)
+            yield _batch(held, token_texts or {}, stand_ins)
             held, size = [], 0
     if held:
-        yield _batch(held, token_texts or {}, experts)
+        yield _batch(held, token_texts or {}, stand_ins)
 
 
-def _batch(pieces: list[Piece], token_texts: dict[int, str], experts: int) -> TraceBatch:
+def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIns | None) -> TraceBatch:
     ids = _joined([piece.ids for piece in pieces])
-    missing = ids == UNRECORDED
-    if missing.any():
-        ids = np.where(missing, experts + np.arange(ids.shape[2]), ids)
-    if pieces[0].weights is None:
-        weights = np.where(missing, 0, even_weights(ids)).astype(np.float32, copy=False)
-    else:
-        parts = [piece.weights for piece in pieces if piece.weights is not None]
-        weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False)
-        if not (weights[:, :, 1:] <= weights[:, :, :-1]).all():
-            ids, weights = by_weight(ids, weights)
+    parts = [piece.weights for piece in pieces if piece.weights is not None]
+    weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False) if parts else even_weights(ids)
+    if int(ids.min()) < 0:
+        assert stand_ins is not None, "experts alone have no number below 0"
+        ids, weights = _with_stand_ins(ids, weights, stand_ins, even=not parts)
+    elif parts and not (weights[:, :, 1:] <= weights[:, :, :-1]).all():
+        ids, weights = by_weight(ids, weights)
     samples, spans, token_ids = [], [], []
     for piece in pieces:
         text, span = _text(piece, token_texts)
@@ -324,16 +349,37 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], experts: int) -> Tr
     known = any(piece.token_id is not None for piece in pieces)
     span_n = np.concatenate(spans)
     n = len(ids)
+    scored = [piece.scored for piece in pieces if piece.scored is not None]
+    scores = _joined(scored) if scored else None
     return TraceBatch(
         samples=samples,
         module_ids=ids,
         weights=weights,
-        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32),
+        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32) if scores is None else scores[:, :, 0],
+        margin=None if scores is None else scores[:, :, 1],
+        runner_up=None if scores is None else np.nan_to_num(scores[:, :, 2]).astype(np.int32),
         flops=np.zeros(n, dtype=np.float32),
         token_id=np.concatenate(token_ids).astype(np.int32) if known else None,
         char_start=span_n[:, 0] if (span_n >= 0).any() else None,
         char_end=span_n[:, 1] if (span_n >= 0).any() else None,
     )
+
+
+def _with_stand_ins(
+    ids: np.ndarray, weights: np.ndarray, stand_ins: _StandIns, *, even: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and weights (n, S, K) with experts by weight, unused slots behind them; ``even``: the log has no weights."""
+    unused = (ids == UNUSED) | (stand_ins.dropped & (ids == UNRECORDED))
+    missing = (ids == UNRECORDED) & ~unused
+    used = ~(unused | missing)
+    count = used.sum(axis=2, keepdims=True)
+    weights = np.where(used, 1 / np.maximum(count, 1) if even else weights, 0).astype(np.float32)
+    ids, weights = by_weight(ids, np.where(used, weights, -1))
+    slot = np.arange(ids.shape[2])
+    # Numbered from the first unused slot on, so that equal sets of experts are one path.
+    unknown = missing.any(axis=2, keepdims=True)
+    no_expert = np.where(unknown, stand_ins.unrecorded + slot, stand_ins.unused + slot - count)
+    return np.where(slot < count, ids, no_expert), np.maximum(weights, 0)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS
@@ -57,12 +58,20 @@ def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
 
 
-def nested_ids(value: list[Any], where: str, what: str) -> np.ndarray:
-    """Nested lists of integers as an array; UserError if they are ragged or hold other values."""
+def nested_ids(value: list[Any], where: str, what: str, slots_at: int | None = None) -> np.ndarray:
+    """Nested lists of integers as an array; UserError if they are ragged or hold other values.
+
+    ``slots_at``: depth of the lists of a token's experts, which may be shorter than others and hold null: ``UNUSED``.
+    """
     try:
         array = np.array(value)
+        if slots_at is not None and array.dtype == object and (filled := _filled(value, slots_at)) is not None:
+            array = filled
     except ValueError:  # what numpy says of lists of different lengths
-        raise UserError(f"{where}: {what} is ragged: {_ragged(value)}", field="file") from None
+        filled = None if slots_at is None else _filled(value, slots_at)
+        if filled is None:
+            raise UserError(f"{where}: {what} is ragged: {_ragged(value)}", field="file") from None
+        return filled
     except OverflowError:
         raise UserError(f"{where}: {what} holds numbers that are far too large", field="file") from None
     if array.dtype.kind not in "iu":
@@ -73,6 +82,28 @@ def nested_ids(value: list[Any], where: str, what: str) -> np.ndarray:
     if bool in set(map(type, leaves)):  # numpy takes true beside numbers for a 1
         raise UserError(f"{where}: {what} holds true and false, it should hold whole numbers", field="file")
     return array
+
+
+def _filled(value: list[Any], slots_at: int) -> np.ndarray | None:
+    """Lists of experts of different lengths as one array; None if they are ragged elsewhere or hold other things."""
+    lists = value
+    if slots_at == 3:
+        sizes = {len(token) if isinstance(token, list) else 0 for token in value}
+        if len(sizes) != 1 or 0 in sizes:
+            return None
+        lists = [one for token in value for one in token]
+    lists = [[] if one is None else one for one in lists]
+    if any(not isinstance(one, list) or any(type(i) is not int and i is not None for i in one) for one in lists):
+        return None
+    wide = max(map(len, lists))
+    if not wide:
+        return None
+    rows = [[UNUSED if i is None else i for i in one] + [UNUSED] * (wide - len(one)) for one in lists]
+    try:
+        array = np.array(rows, dtype=np.int64)
+    except OverflowError:
+        return None
+    return array.reshape(len(value), -1, wide) if slots_at == 3 else array
 
 
 def _odd(array: np.ndarray) -> str:

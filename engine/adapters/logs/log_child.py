@@ -54,6 +54,7 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
         "top_k": log.shape.top_k,
         "weights": log.shape.weights,
         "partial": log.shape.partial,
+        "scores": log.shape.scores,
         "experts": log.experts,
         "model": log.model,
         "note": log.note,
@@ -82,7 +83,7 @@ def _batches(log: Log) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(piece: Piece) -> dict[str, Any]:
-    names = ("where", "label", "text", "source", "rows_from", "remarks", "weights", "token_id")
+    names = ("where", "label", "text", "source", "rows_from", "remarks", "weights", "token_id", "scored")
     row = {name: value for name in names if (value := getattr(piece, name)) is not None}
     if piece.counted:
         row["counted"] = json.dumps(piece.counted)

@@ -25,6 +25,8 @@ CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a 
 MOST_EXPERTS = 65_536
 UNRECORDED = -1
 """id in every slot of a step that the log lacks for a token"""
+UNUSED = -(2**31)
+"""id in a slot that a token did not use: it was dropped, over capacity, or its router chose fewer"""
 MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
 """tolerance of weights outside [0, 1]: rounding of half-precision softmaxes"""
@@ -110,6 +112,8 @@ class LogShape:
     """whether the log holds weights"""
     partial: bool = False
     """whether tokens may lack layers (``UNRECORDED``)"""
+    scores: bool = False
+    """whether pieces are ``scored``"""
 
 
 def layer_names(count: int) -> tuple[str, ...]:
@@ -128,7 +132,8 @@ class Piece:
     """Consecutive tokens of one sample."""
 
     ids: np.ndarray
-    """(t, S, K) integers, slots in the order of the log; ``UNRECORDED`` in every slot of a step that the log lacks"""
+    """(t, S, K) integers, slots in the order of the log; ``UNRECORDED`` in every slot of a step that the log lacks,
+    ``UNUSED`` in a slot that holds no expert"""
     where: str
     """file and line or row of the first token, for messages"""
     weights: np.ndarray | None = None
@@ -155,6 +160,8 @@ class Piece:
     """tokens of the prompt, if known"""
     shared_with: tuple[str, int] | None = None
     """(sample, tokens): the beginning that this sample shares with an earlier one, and that is not repeated here"""
+    scored: np.ndarray | None = None
+    """(t, S, 3) of the scores of all experts: entropy in nats, margin, and runner-up (``TraceBatch``); NaN = unknown"""
 
     @property
     def num_tokens(self) -> int:
@@ -188,6 +195,7 @@ class Piece:
                 self,
                 ids=self.ids[part],
                 weights=None if self.weights is None else self.weights[part],
+                scored=None if self.scored is None else self.scored[part],
                 token_id=None if self.token_id is None else self.token_id[part],
                 text=None,
                 remarks=(*self.remarks, CUT),
@@ -218,6 +226,15 @@ def with_counts(stream: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece]:
         waiting.clear()
     if held is not None:
         yield replace(held, counted=(*held.counted, *waiting.items())) if waiting else held
+
+
+def widened(rows: np.ndarray, top_k: int, fill: int = UNUSED) -> np.ndarray:
+    """Rows (…, k) with slots up to ``top_k``, of which those behind k hold ``fill``."""
+    missing = top_k - rows.shape[-1]
+    if missing <= 0:
+        return rows
+    wide = rows if rows.dtype.kind == "f" else rows.astype(np.int64)
+    return np.concatenate([wide, np.full((*rows.shape[:-1], missing), fill, dtype=wide.dtype)], axis=-1)
 
 
 def unrecorded(ids: np.ndarray) -> np.ndarray:
@@ -261,7 +278,7 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
     ids, most = piece.ids, experts or MOST_EXPERTS
     low, high = int(ids.min()), int(ids.max())
     missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
-    wrong = (ids < 0) | (ids >= most) if low < 0 or high >= most else None
+    wrong = ((ids < 0) & (ids != UNUSED)) | (ids >= most) if low < 0 or high >= most else None
     if wrong is not None and missing is not None:
         wrong &= ~missing[:, :, None]
     if wrong is not None and wrong.any():
@@ -274,7 +291,9 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
             f"{where}, but the experts are 0 … {most - 1}{' (announced)' if experts else ''}", field="experts"
         )
     if shape.top_k > 1:
-        narrow = ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
+        if low < 0:  # what is no expert is a number of its own in each slot
+            ids, high = np.where(ids < 0, high + 1 + np.arange(shape.top_k), ids), high + shape.top_k
+        narrow = ids.astype(np.uint8 if high < 256 else np.uint16 if high < 65_536 else np.uint32, copy=False)
         ordered = sorted_slots(narrow).reshape(ids.shape)
         twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
         if missing is not None:
@@ -283,7 +302,8 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
             token, step = np.argwhere(twice)[0].tolist()
             raise UserError(
                 f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "
-                f"({', '.join(map(str, ids[token, step].tolist()))}); a token chooses {shape.top_k} different ones",
+                f"({', '.join(map(str, piece.ids[token, step].tolist()))}); a token chooses {shape.top_k} different "
+                "ones (a number that marks unused slots needs --experts, so that it is no expert)",
                 field="file",
             )
 

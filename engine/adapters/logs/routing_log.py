@@ -57,7 +57,7 @@ class Log:
     def _checked(self) -> Iterator[Piece | tuple[str, int]]:
         for piece in self.read():
             for part in piece.named().cut():
-                kept = without_fills(part, self.shape.partial)
+                kept = without_fills(part, self.shape.partial, self.experts)
                 if kept is None:
                     yield EMPTY, part.num_tokens
                     continue

@@ -171,6 +171,8 @@ def _moved(group: CallGroup) -> CallGroup:
         there(group.ids),
         there(group.weights),
         there(group.entropies),
+        there(group.margins),
+        there(group.runners),
         None if group.wrong is None else there(group.wrong),
         None if group.reach is None else there(group.reach),
     )
@@ -209,13 +211,16 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
     kind = np.uint8 if all(layer.num_experts <= 256 for layer in plan.layers) else np.int32
     ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
     weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
-    entropies = np.empty((batch.num_tokens, steps), dtype=np.float32)
+    entropies, margins = (np.empty((batch.num_tokens, steps), dtype=np.float32) for _ in range(2))
+    runners = np.zeros((batch.num_tokens, steps), dtype=kind)
     wrong = np.zeros((batch.num_tokens, steps), dtype=bool)
     for group in batch.groups:
         for target, source in (
             (ids, group.ids),
             (weights, group.weights),
             (entropies, group.entropies),
+            (margins, group.margins),
+            (runners, group.runners),
             (wrong, group.wrong),
         ):
             if source is not None:
@@ -233,6 +238,7 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
         rows = (rows.reshape(batch.shape[::-1]).T if batch.transposed else rows.reshape(batch.shape))[keep]
     if len(rows) != batch.num_tokens or batch.transposed:
         ids, weights, entropies, wrong = ids[rows], weights[rows], entropies[rows], wrong[rows]
+        margins, runners = margins[rows], runners[rows]
     # Padding may hold anything; it has been left out.
     _check_ids(wrong, batch.groups, plan)
     _check_weights(weights, plan)
@@ -241,6 +247,8 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
         module_ids=ids,
         weights=np.clip(weights, 0.0, 1.0),
         gate_entropy=np.maximum(entropies, 0),
+        margin=margins,
+        runner_up=runners,
         flops=np.full(len(ids), plan.flops_per_token, dtype=np.float32),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
     )

@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
     [
         ("num_tokens", pa.int32()),
         *((name, pa.string()) for name in ("label", "text", "source")),
-        *((name, pa.binary()) for name in ("ids", "weights", "entropy", "token_id")),
+        *((name, pa.binary()) for name in ("ids", "weights", "entropy", "margin", "runner_up", "token_id")),
     ]
 )
 
@@ -218,6 +218,8 @@ class PartWriter:
             "ids": pieces(batch.module_ids, "<u2"),
             "weights": pieces(batch.weights, "<f4"),
             "entropy": pieces(batch.gate_entropy, "<f4"),
+            "margin": pieces(batch.margin, "<f4"),
+            "runner_up": pieces(batch.runner_up, "<u2"),
             "token_id": pieces(batch.token_id, "<i8"),
         }
         self._writer.write_table(pa.table(columns, schema=_SCHEMA))
@@ -258,6 +260,8 @@ def read_part(
                 module_ids=ids,
                 weights=joined("weights", "<f4").reshape(ids.shape),
                 gate_entropy=joined("entropy", "<f4").reshape(-1, steps),
+                margin=joined("margin", "<f4").reshape(-1, steps),
+                runner_up=joined("runner_up", "<u2").reshape(-1, steps),
                 flops=np.full(len(ids), flops_per_token, dtype=np.float32),
                 token_id=joined("token_id", "<i8") if rows[0]["token_id"] is not None else None,
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from tokenpaths.engine.adapters.expert_runs import FAMILY, Series, expert_modules
@@ -65,7 +66,8 @@ class RecordedRun:
             UserError: they are malformed; they are dropped, earlier ones are kept.
         """
         if self._sink is None:
-            self._sink = self._open(plan, routers)
+            known = trace.margin is not None and not bool(np.isnan(trace.margin).all())
+            self._sink = self._open(plan, routers, known)
         try:
             self._sink.write(trace)
         except UserError:
@@ -74,13 +76,13 @@ class RecordedRun:
             self._broken = error
             raise
 
-    def _open(self, plan: Plan, routers: list[Router]) -> RunWriter | parts.PartWriter:
+    def _open(self, plan: Plan, routers: list[Router], scores: bool) -> RunWriter | parts.PartWriter:
         if self._meeting is not None and self.rank:
             return parts.PartWriter(self._meeting)
-        info = self._info(plan, routers)
+        info = self._info(plan, routers, scores)
         return RunWriter(self.runs_dir, info, expert_modules(plan.layers), overwrite=self._options.overwrite)
 
-    def _info(self, plan: Plan, routers: list[Router]) -> RunInfo:
+    def _info(self, plan: Plan, routers: list[Router], scores: bool) -> RunInfo:
         options = self._options
         routers_found = [{"name": r.name, "why": r.why, "reads": r.reads, "steps": list(r.steps)} for r in routers]
         config = config_of(self._model) | {"recorder": {"every": options.every, "routers": routers_found}}
@@ -102,6 +104,7 @@ class RecordedRun:
             engine_version=engine_version(),
             token_texts=options.texts,
             findings=self._findings,
+            scores=scores,
         )
 
     def seal(

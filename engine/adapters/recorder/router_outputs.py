@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.models.family import margins_of
 
 TOLERANCE = 0.01
 """tolerance when matching a weight against a formula: bfloat16 has 8 bits"""
@@ -86,6 +87,10 @@ class CallGroup:
     """(g, n, K)"""
     entropies: Tensor
     """(g, n)"""
+    margins: Tensor
+    """(g, n), ``family.margins_of``, NaN where the entropy is"""
+    runners: Tensor
+    """(g, n), modules of the next score"""
     wrong: Tensor | None = None
     """(g, n), True for ids that are no expert of the router; ``ids`` is undefined there. None: not possible"""
     reach: Tensor | None = None
@@ -306,9 +311,12 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> 
         weights = weights / weights.sum(dim=-1, keepdim=True)
     if probs is not None and reading.entropy:
         entropies = torch.special.entr(probs).sum(dim=-1)
+        margins, runners = margins_of(probs, ids)
     else:
-        entropies = torch.full(ids.shape[:2], float("nan"), device=ids.device)
-    return CallGroup(places, ids.to(narrow), weights.to(torch.float16), entropies.to(torch.float16), wrong, reach)
+        entropies = margins = torch.full(ids.shape[:2], float("nan"), device=ids.device)
+        runners = torch.zeros(ids.shape[:2], dtype=narrow, device=ids.device)
+    small = weights.to(torch.float16), entropies.to(torch.float16)
+    return CallGroup(places, ids.to(narrow), *small, margins, runners.to(narrow), wrong, reach)
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

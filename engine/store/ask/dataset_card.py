@@ -121,7 +121,7 @@ def dataset_card(run: RunFile, features: Mapping[str, Mapping[str, Any]], num_ro
         "checkpoint (SHA-256)": row["checkpoint_sha256"] or "unknown",
         "data": f"{row['dataset']}, split {row['split']}",
         "samples, tokens": f"{row['num_samples']:,}, {row['num_tokens']:,}",
-        "steps, modules, top-k": f"{row['num_steps']}, {row['num_modules']}, {row['top_k']}",
+        "steps, modules, top-k": f"{row['num_steps']}, {run.num_modules}, {row['top_k']}",
         "different paths": f"{row['num_paths']:,}",
         "run": f"{run.run_id}, made {row['created_at']}",
     }

@@ -27,6 +27,7 @@ from tokenpaths.engine.store.ask.dataset_card import COLUMNS, dataset_card
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 SPLITS: Final = {"samples": "sample", "tokens": "token", "paths": "path", "modules": "module"}
 """split → table of the run"""
@@ -176,7 +177,7 @@ def _token_rows(run: RunFile) -> Generator[pa.Table, None, None]:
     regions = {row[0]: row[1] for row in run.rows(Query("SELECT region, name FROM region"))}
     with closing(export.table_batches(run, "token")) as batches:
         for rows in batches:
-            columns = {name: rows[name] for name in rows.column_names}
+            columns = {name: rows[name] for name in rows.column_names if name not in MARGIN_COLUMNS}
             if layout.packed:
                 ids, levels = columns.pop("ids"), columns.pop("weights")
                 ids_nV = np.frombuffer(b"".join(ids.to_pylist()), layout.id_dtype)

@@ -26,6 +26,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.file.token_flops import flops_of
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 FORMATS = ("csv", "parquet", "arrow")
 TABLES = {
@@ -184,7 +185,11 @@ def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -
         ribbons = [] if layout.by_path else [f"t.{name}" for name in layout.module_columns()]
         ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
     hidden = {"label_id", "path_id", "ids", "weights", *layout.module_columns(), *layout.weight_columns()}
-    plain = [f"t.{name}" for name in token_columns if name not in hidden]
+    plain = [
+        f"hex(t.{name}) AS {name}" if flat and name in MARGIN_COLUMNS else f"t.{name}"
+        for name in token_columns
+        if name not in hidden
+    ]
     return ", ".join([*plain, "label.label", "t.path_id AS rank", *ribbons])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, UserError
-from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import queries
@@ -27,7 +27,7 @@ from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, Shares
-from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.schema import Layout, first_unused
 from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.file.token_flops import flops_table
 from tokenpaths.engine.store.file.weight_codes import CODES
@@ -42,10 +42,14 @@ class ModuleBank:
     def __init__(self, modules: Sequence[ModuleInfo], available: np.ndarray) -> None:
         self.available = available
         """(S, M) bool"""
-        self._chosen = available.copy()
+        self._chosen, self._unknown, self._unused = available.copy(), ~available, ~available
         for module in modules:
-            if module.kind == UNRECORDED_KIND and module.step is not None:
+            stand_in = {UNRECORDED_KIND: self._unknown, UNUSED_KIND: self._unused}.get(module.kind)
+            if stand_in is not None and module.step is not None:
                 self._chosen[module.step, module.module] = False
+                stand_in[module.step, module.module] = True
+        self.k_varies = bool((self._unused & available).any())
+        """whether some tokens use fewer modules than there are slots"""
         self._shared = {m.module: m for m in modules if m.step is None}
         self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
         self.own_modules = bool(self._of_step)
@@ -56,18 +60,24 @@ class ModuleBank:
         return self._of_step.get((step, module)) or self._shared[module]
 
     def offered(self, step: int) -> list[int]:
-        """Module ids that ``step`` can pick; stand-ins for unknown decisions are none."""
+        """Module ids that ``step`` can pick; stand-ins for unknown decisions and unused slots are none."""
         return [int(i) for i in np.flatnonzero(self._chosen[step])]
 
-    def is_unknown(self, step: int, module: int) -> bool:
-        """Whether a module stands for a decision that is not known."""
+    def is_stand_in(self, step: int, module: int) -> bool:
+        """Whether a module stands for a decision that is not known, or for an unused slot."""
         return module >= 0 and bool(self.available[step, module] and not self._chosen[step, module])
 
     def unknown(self, ids_nSK: np.ndarray) -> np.ndarray:
         """(n, S) bool: steps of which the decision is not known."""
         steps = np.arange(ids_nSK.shape[1])[:, None]
-        missing: np.ndarray = ~self._chosen[steps, ids_nSK].all(axis=2)
+        missing: np.ndarray = self._unknown[steps, ids_nSK].any(axis=2)
         return missing
+
+    def used(self, ids_nSK: np.ndarray, first_step: int = 0) -> np.ndarray:
+        """(n, S, K) bool: slots that hold a module; ``first_step``: step of the first of the S."""
+        steps = np.arange(first_step, first_step + ids_nSK.shape[1])[:, None]
+        chosen: np.ndarray = self._chosen[steps, ids_nSK]
+        return chosen
 
     def head(self, step: int, module: int) -> dict[str, Any]:
         """Leading columns of answers: step, module, name and kind."""
@@ -106,6 +116,7 @@ class RunFile:
             self.row["num_modules"],
             CODES[self.row["weight_code"]],
             by_path=not {"m0", "ids"} & set(self.token_columns),
+            unused_from=first_unused(self.modules),
         )
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
         self.merged_names: dict[str, str] = {}
@@ -113,6 +124,10 @@ class RunFile:
         self._merging = threading.Lock()
         available, self.units = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
         self.bank = ModuleBank(self.modules, available)
+        offered = [max(self.bank.offered(step), default=-1) for step in range(self.layout.num_steps)]
+        stand_ins = any(module.kind in (UNRECORDED_KIND, UNUSED_KIND) for module in self.modules)
+        self.num_modules: int = max(offered) + 1 if stand_ins else self.layout.num_modules
+        """M without what stands for unused slots and unknown decisions"""
 
     @classmethod
     def open(

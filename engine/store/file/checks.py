@@ -14,7 +14,7 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MOST_MODULES = 65_536
@@ -84,6 +84,9 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
             )
         check_text(module.name, f"the name of module {module.module}", field="modules")
         check_text(module.kind, f"the kind of module {module.module}", field="modules")
+    unused = min((module.module for module in modules if module.kind == UNUSED_KIND), default=info.num_modules)
+    if any(module.module >= unused and module.kind != UNUSED_KIND for module in modules):
+        raise UserError(f"module {unused} stands for an unused slot, so every later id should too", field="modules")
 
 
 def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids") -> None:
@@ -117,13 +120,21 @@ def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, 
             raise UserError(f"{what}: token {token} chooses one module twice at step {step}", field=what)
 
 
-def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray) -> None:
-    """UserError unless every array of ``batch`` has its shape and plausible values."""
+def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray, unused_from: int | None = None) -> None:
+    """UserError unless every array of ``batch`` has its shape and plausible values; ``unused_from``: of the layout."""
     check_ribbons(np.asarray(batch.module_ids), info, available)
     n = batch.num_tokens
     steps_slots = (info.num_steps, info.top_k)
     _check_array(batch.weights, "weights", (n, *steps_slots), low=-_ROUNDING, high=1 + _ROUNDING)
+    if unused_from is not None:
+        unused = np.asarray(batch.module_ids) >= unused_from
+        if (np.asarray(batch.weights)[unused] != 0).any():
+            raise UserError("weights holds a weight of an unused slot, it should be 0", field="weights")
     _check_array(batch.gate_entropy, "gate_entropy", (n, info.num_steps), low=-_ROUNDING, nan=True)
+    _check_array(batch.margin, "margin", (n, info.num_steps), low=-_ROUNDING, high=1 + _ROUNDING, nan=True)
+    _check_array(batch.runner_up, "runner_up", (n, info.num_steps), low=0, high=info.num_modules - 1, whole=True)
+    if (batch.margin is None) != (batch.runner_up is None):
+        raise UserError("margin and runner_up go together: give both or none", field="margin")
     _check_array(batch.flops, "flops", (n,), low=0)
     _check_array(batch.loss, "loss", (n,), nan=True)
     for name in ("predicted_id", "row", "col"):

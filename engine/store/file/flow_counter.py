@@ -7,6 +7,7 @@ names its grouping column (``label_id``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -17,6 +18,8 @@ _LARGEST_GRID = 1 << 22
 CHUNK_ROWS = 65_536
 FINE = 2.0**40
 """fixed-point scale of weights that have no exact integer form: error 5e-13 per token"""
+TICKS = 2**32
+"""fixed-point scale of 64-bit sums, which do not depend on their order"""
 
 
 def countable_in_sql(layout: Layout) -> bool:
@@ -27,8 +30,9 @@ def countable_in_sql(layout: Layout) -> bool:
 def flow_sql(layout: Layout, steps: Sequence[int], by: str | None = None) -> str:
     """Rows (step, source, target, count, weight[, by]) of the links that leave ``steps``.
 
-    K > 1: each of the K² pairs of a token counts 1/K²; ``weight`` is w·w′ normalised per token, so
-    both sum to the number of tokens at every step. K = 1: both are the number of tokens.
+    Each of the k·k′ pairs of modules that a token uses counts 1/(k·k′) (k = K unless slots are unused); ``weight`` is
+    w·w′ normalised per token, so both sum to the number of tokens that use a module at both steps. K = 1: both are the
+    number of tokens.
     """
     group = f", {by}" if by else ""
     parts = flow_parts_sql(layout, steps, by)
@@ -48,9 +52,15 @@ def flow_parts_sql(layout: Layout, steps: Sequence[int], by: str | None = None) 
                 source, target = layout.module_column(step, slot), layout.module_column(step + 1, next_slot)
                 weight = f"{_share_sql(layout, step, slot)} * {_share_sql(layout, step + 1, next_slot)}"
                 parts = "count(*)" if layout.top_k == 1 else f"sum(({weight} * {FINE}::DOUBLE)::BIGINT)"
+                pairs, where = "count(*)", ""
+                if layout.unused_from is not None:
+                    # K is 1 or 2 here, so that K²/(k·k′) is a whole number.
+                    used = f"({_used_sql(layout, step)} * {_used_sql(layout, step + 1)})"
+                    pairs = f"sum({layout.top_k**2} // {used})" if layout.top_k > 1 else pairs
+                    where = f" WHERE {source} < {layout.unused_from} AND {target} < {layout.unused_from}"
                 branches.append(
-                    f"SELECT {step} AS step, {source} AS source, {target} AS target, count(*) AS pairs, "
-                    f"{parts} AS parts{group} FROM chosen GROUP BY {source}, {target}{group}"
+                    f"SELECT {step} AS step, {source} AS source, {target} AS target, {pairs} AS pairs, "
+                    f"{parts} AS parts{group} FROM chosen{where} GROUP BY {source}, {target}{group}"
                 )
     if not branches:
         branches = [
@@ -71,12 +81,28 @@ def flow_values_sql(layout: Layout, pairs: str, parts: str) -> str:
 
 
 def _share_sql(layout: Layout, step: int, slot: int) -> str:
-    """Share of a slot in its step's weight; 1/K where all weights of the step round to zero."""
+    """Share of a used slot in its step's weight; 1/k where all weights of the step round to zero."""
     if layout.top_k == 1:
         return "1.0::DOUBLE"
     weights = [layout.weights.parts_sql(layout.weight_column(step, k)) for k in range(layout.top_k)]
     total = " + ".join(weights)
-    return f"(CASE WHEN {total} = 0 THEN {1 / layout.top_k}::DOUBLE ELSE {weights[slot]}::DOUBLE / ({total}) END)"
+    even = f"{1 / layout.top_k}::DOUBLE" if layout.unused_from is None else f"1.0::DOUBLE / {_used_sql(layout, step)}"
+    return f"(CASE WHEN {total} = 0 THEN {even} ELSE {weights[slot]}::DOUBLE / ({total}) END)"
+
+
+def _used_sql(layout: Layout, step: int) -> str:
+    """k, the number of modules that a token uses at a step."""
+    columns = [layout.module_column(step, slot) for slot in range(layout.top_k)]
+    return f"({' + '.join(f'({name} < {layout.unused_from})::INTEGER' for name in columns)})"
+
+
+def even_shares(ids: np.ndarray, layout: Layout) -> np.ndarray:
+    """1/k in each slot of (…, K) ids that holds a module, 0 in unused ones; k is the number of the former."""
+    if layout.unused_from is None:
+        return np.broadcast_to(1 / layout.top_k, ids.shape)
+    used = ids < layout.unused_from
+    shares: np.ndarray = used / np.maximum(used.sum(axis=-1, keepdims=True), 1)
+    return shares
 
 
 def usage_sql(layout: Layout, by: str | None = None) -> str:
@@ -110,6 +136,12 @@ def usage_values_sql(layout: Layout, tokens: str, parts: str) -> str:
     """``count`` and ``weight`` of summed ``tokens`` and ``parts``."""
     whole = layout.weights.whole if layout.weights.name == "linear" else FINE
     return f"({tokens})::BIGINT AS count, {parts} / {whole}::DOUBLE AS weight"
+
+
+def of_modules(usage: Sequence[tuple[Any, ...]], layout: Layout) -> list[tuple[Any, ...]]:
+    """The rows (step, module, …) of modules, without those of unused slots."""
+    last = layout.num_modules if layout.unused_from is None else layout.unused_from
+    return [row for row in usage if row[1] < last]
 
 
 def columns_sql(layout: Layout) -> str:
@@ -164,11 +196,14 @@ class FlowCounter:
         shape = (layout.num_steps, layout.num_modules)
         self.usage_count = np.zeros(shape, dtype=np.int64)
         self.usage_weight = np.zeros(shape)
-        self._links: dict[int, _Pairs] = {step: _Pairs(layout.num_modules) for step in self.steps}
+        varies = layout.unused_from is not None
+        self._links: dict[int, _Pairs] = {step: _Pairs(layout.num_modules, varies) for step in self.steps}
+        self._whole = float(TICKS if varies else layout.top_k**2)
+        """what a token counts in ``_links``"""
 
     def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
         """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
-        num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        num_modules = self.layout.num_modules
         self.num_tokens += len(ids)
         # A decision for a chunk or a sequence stands in all its tokens: count it once, so often as it stands there.
         times = None
@@ -178,7 +213,8 @@ class FlowCounter:
         ids = ids.astype(np.int64)
         weights = self.layout.weights.decode(levels)
         totals = weights.sum(axis=2, keepdims=True)
-        shares = np.where(totals == 0, 1 / top_k, weights / np.where(totals == 0, 1, totals))
+        even = even_shares(ids, self.layout)
+        shares = np.where(totals == 0, even, weights / np.where(totals == 0, 1, totals))
         for step in range(self.layout.num_steps):
             chosen = ids[:, step].reshape(-1)
             self.usage_count[step] += _summed(chosen, times, num_modules)
@@ -189,7 +225,14 @@ class FlowCounter:
             products = shares[:, step, :, None] * shares[:, step + 1, None, :]
             if times is not None:
                 products *= times[:, None, None]
-            pairs.add(keys.reshape(-1), products.reshape(-1), times)
+            if self.layout.unused_from is None:
+                pairs.add(keys.reshape(-1), products.reshape(-1), times)
+                continue
+            counts = np.rint(even[:, step, :, None] * even[:, step + 1, None, :] * TICKS).astype(np.int64)
+            if times is not None:
+                counts *= times[:, None, None]
+            both = counts > 0
+            pairs.add(keys[both], products[both], None, counts[both])
 
     def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
         """Rows (step, source, target, count, weight)."""
@@ -197,7 +240,7 @@ class FlowCounter:
         for step, pairs in self._links.items():
             for key, count, weight in pairs.items():
                 source, target = divmod(key, self.layout.num_modules)
-                rows.append((step, source, target, count / self.layout.top_k**2, weight))
+                rows.append((step, source, target, count / self._whole, weight))
         return rows
 
     def flow_arrays(self) -> dict[str, np.ndarray]:
@@ -207,7 +250,7 @@ class FlowCounter:
         for step, pairs in self._links.items():
             keys, counts, weights = pairs.arrays()
             source, target = np.divmod(keys, self.layout.num_modules)
-            values = (np.full(len(keys), step), source, target, counts / self.layout.top_k**2, weights)
+            values = (np.full(len(keys), step), source, target, counts / self._whole, weights)
             for name, value in zip(columns, values, strict=True):
                 parts[name].append(value)
         return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
@@ -240,20 +283,27 @@ def _summed(keys: np.ndarray, times: np.ndarray | None, length: int) -> np.ndarr
 class _Pairs:
     """Counts and weights by key source·M + target: a dense grid, or a dictionary if M² is too large."""
 
-    def __init__(self, num_modules: int) -> None:
+    def __init__(self, num_modules: int, fractions: bool = False) -> None:
         size = num_modules**2
-        self._dense = size <= _LARGEST_GRID
+        self._dense = size <= _LARGEST_GRID and not fractions
         self._count = np.zeros(size if self._dense else 0, dtype=np.int64)
         self._weight = np.zeros(size if self._dense else 0)
         self._sparse: dict[int, list[float]] = {}
 
-    def add(self, keys: np.ndarray, weights: np.ndarray, times: np.ndarray | None = None) -> None:
+    def add(
+        self, keys: np.ndarray, weights: np.ndarray, times: np.ndarray | None = None, ticks: np.ndarray | None = None
+    ) -> None:
+        """``ticks``: what each key counts, 1 by default (sparse counters only)."""
         if self._dense:
             self._count += _summed(keys, times, len(self._count))
             self._weight += np.bincount(keys, weights, minlength=len(self._weight))
             return
         kinds, kind_of = np.unique(keys, return_inverse=True)
-        sums, counts = np.bincount(kind_of, weights), _summed(kind_of, times, len(kinds))
+        sums = np.bincount(kind_of, weights)
+        counts = _summed(kind_of, times, len(kinds))
+        if ticks is not None:
+            counts = np.zeros(len(kinds), dtype=np.int64)
+            np.add.at(counts, kind_of, ticks)
         for key, count, weight in zip(kinds.tolist(), counts.tolist(), sums.tolist(), strict=True):
             row = self._sparse.setdefault(key, [0, 0.0])
             row[0] += count

@@ -5,13 +5,14 @@ Shapes: S steps, K slots, V = S·K visits. Tables of soft and gated families: ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tokenpaths.engine.base.records import RunInfo
+from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns as coded
-from tokenpaths.engine.store.file.weight_codes import LINEAR, WeightCode, code_for
+from tokenpaths.engine.store.file.weight_codes import LINEAR, MARGIN_COLUMNS, WeightCode, code_for
 
 STORAGE_VERSION = "v1.2.0"
 SMALL_BLOCK_BYTES = 16_384
@@ -40,6 +41,8 @@ class Layout:
     by_path: bool = False
     """True: a token has no ids of its own, its ribbon is that of its path (only with one slot, because a path does not
     store the order of slots)"""
+    unused_from: int | None = None
+    """the ids from here on stand for slots that a token did not use; None: every token uses K modules"""
 
     @property
     def visits(self) -> int:
@@ -49,6 +52,11 @@ class Layout:
     def packed(self) -> bool:
         """True: BLOBs ``ids`` and ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
         return self.visits > WIDEST_COLUMN_LAYOUT
+
+    @property
+    def margin_bytes(self) -> tuple[int, int]:
+        """Widths of the BLOBs ``margins`` and ``runner_ups``."""
+        return 2 * self.num_steps, self.id_dtype.itemsize * self.num_steps
 
     @property
     def id_dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -156,10 +164,15 @@ CREATE TABLE load (step INTEGER, time BIGINT, label_id INTEGER, module INTEGER, 
 and label_id are NULL where the counts are of none"""
 
 
-def layout_for(info: RunInfo, *, shard: bool = False) -> Layout:
+def first_unused(modules: Sequence[ModuleInfo]) -> int | None:
+    """``Layout.unused_from`` of these modules."""
+    return min((module.module for module in modules if module.kind == UNUSED_KIND), default=None)
+
+
+def layout_for(info: RunInfo, modules: Sequence[ModuleInfo], *, shard: bool = False) -> Layout:
     """The layout of a new run; shards, which have no path table, store the ids with the tokens."""
     code = code_for(info.num_modules, info.top_k)
-    layout = Layout(info.num_steps, info.top_k, info.num_modules, code)
+    layout = Layout(info.num_steps, info.top_k, info.num_modules, code, unused_from=first_unused(modules))
     by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
     return replace(layout, by_path=by_path)
 
@@ -179,6 +192,8 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
     if not info.predicts_tokens:
         absent = absent | {"predicted_id"}
     columns = [column for column in TOKEN_COLUMNS if column[0] not in absent]
+    if info.scores:
+        columns += [(name, "BLOB") for name in MARGIN_COLUMNS]
     if layout.packed:
         return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
     if not layout.by_path:

@@ -92,3 +92,23 @@ CODES = {code.name: code for code in (LINEAR, LOGARITHMIC)}
 def code_for(num_modules: int, top_k: int) -> WeightCode:
     """The code of a new run with this many modules and slots."""
     return LOGARITHMIC if num_modules > _MANY_MODULES or top_k > _MANY_SLOTS else LINEAR
+
+
+MARGIN_COLUMNS = ("margins", "runner_ups")
+"""BLOB columns of ``token``: 16-bit levels and module ids, one a step"""
+MARGIN_LEVELS = 65_534
+NO_MARGIN = 65_535
+"""level of an unknown margin"""
+
+
+def encode_margins(margins: np.ndarray) -> np.ndarray:
+    """(n, S) little-endian 16-bit levels of margins in [0, 1], NaN = unknown; the error is at most 8e-6."""
+    unknown = np.isnan(margins)
+    levels = np.rint(np.clip(np.where(unknown, 0, margins), 0, 1) * MARGIN_LEVELS)
+    return np.where(unknown, NO_MARGIN, levels).astype("<u2")
+
+
+def decode_margins(levels: np.ndarray) -> np.ndarray:
+    """Margins of 16-bit levels, NaN where unknown."""
+    margins: np.ndarray = np.where(levels == NO_MARGIN, np.nan, levels / float(MARGIN_LEVELS))
+    return margins

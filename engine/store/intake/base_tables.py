@@ -18,7 +18,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.columns import TABLE
 from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables, path_table
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
-from tokenpaths.engine.store.file.weight_codes import code_for
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, code_for
 
 COPIED = (
     "run",
@@ -91,6 +91,8 @@ class Plan:
 
     def longest(self, table: str, column: str) -> int:
         """Most bytes of a text or blob in this column."""
+        if table == TABLE and column in MARGIN_COLUMNS:
+            return self.layout.margin_bytes[MARGIN_COLUMNS.index(column)]
         if table == TABLE:
             return self.layout.visits * (self.layout.id_dtype.itemsize if column == "ids" else 1)
         if (table, column) == ("path", "ribbon"):
@@ -139,6 +141,7 @@ def plan_of(row: Mapping[str, Any], token_columns: frozenset[str]) -> Plan:
         engine_version=str(row["engine_version"]),
         regions=("any",) if "region" in token_columns else (),
         predicts_tokens="predicted_id" in token_columns,
+        scores=MARGIN_COLUMNS[0] in token_columns,
     )
     layout = replace(layout, by_path=by_path)
     return Plan(info, layout, numbers["num_samples"], numbers["num_tokens"], numbers["num_paths"], load_only)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tokenpaths.engine.base.records import UNUSED_KIND
 from tokenpaths.engine.store.file.columns import LARGEST, MEASURES, TABLE, code_column
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 from tokenpaths.engine.store.intake.base_tables import Plan
 
 _KINDS = "('observed', 'independent', 'untrained')"
@@ -161,6 +163,10 @@ def _token_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     elif not layout.by_path:
         ids = " OR ".join(f"{name} IS NULL" for name in layout.module_columns())
         yield "modules of tokens", f"SELECT 1 FROM {TABLE} WHERE {ids}"
+    if info.scores:
+        widths = zip(MARGIN_COLUMNS, layout.margin_bytes, strict=True)
+        odd = " OR ".join(f"octet_length({name}) IS DISTINCT FROM {width}" for name, width in widths)
+        yield "margins of tokens", f"SELECT 1 FROM {TABLE} WHERE {odd}"
     if info.regions:
         yield (
             "regions of tokens",
@@ -223,9 +229,11 @@ def _path_rules(plan: Plan) -> Iterator[tuple[str, str]]:
 def _flow_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     modules, labels = plan.layout.num_modules, f"SELECT {ALL_LABELS} AS label_id, {plan.num_tokens} AS num_tokens"
     labels += " UNION ALL SELECT label_id, num_tokens FROM label"
-    for table, places, steps, slots in (
-        ("flow", ("source", "target"), plan.layout.num_steps - 1, 1),
-        ("usage", ("module",), plan.layout.num_steps, plan.layout.top_k),
+    # Unused slots have no links: where there are some, tokens of a step need not sum to all.
+    unused = f"EXISTS (SELECT 1 FROM module WHERE kind = '{UNUSED_KIND}')"
+    for table, places, steps, slots, fewer in (
+        ("flow", ("source", "target"), plan.layout.num_steps - 1, 1, unused),
+        ("usage", ("module",), plan.layout.num_steps, plan.layout.top_k, "false"),
     ):
         outside = " OR ".join(f"NOT coalesce({name} BETWEEN 0 AND {modules - 1}, false)" for name in places)
         yield (
@@ -238,7 +246,8 @@ def _flow_rules(plan: Plan) -> Iterator[tuple[str, str]]:
             f"sums of {table}",
             f"SELECT 1 FROM ({labels}) AS l CROSS JOIN range({steps}) AS s(step) LEFT JOIN (SELECT label_id, step, "
             f"sum(count) AS n FROM {table} GROUP BY ALL) AS f ON f.label_id = l.label_id AND f.step = s.step "
-            f"WHERE NOT coalesce(abs(n - {slots} * l.num_tokens) <= 1e-6 * l.num_tokens + 1e-3, false)",
+            f"WHERE NOT coalesce(abs(n - {slots} * l.num_tokens) <= 1e-6 * l.num_tokens + 1e-3, false) "
+            f"AND NOT ({fewer} AND coalesce(n, 0) <= (1 + 1e-6) * l.num_tokens + 1e-3)",
         )
     yield (
         "gate entropies of steps",

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, encode_margins
 from tokenpaths.engine.store.write.soft_rows import soft_arrays
 
 WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
@@ -45,6 +46,8 @@ class CompactBatch:
     """token_id, predicted_id, row, col, char_start, char_end, region if given: (n,) integers, −1 = unknown"""
     soft: dict[str, np.ndarray]
     """edges, gates, blocks if given: (b, …) float32"""
+    margins: tuple[np.ndarray, np.ndarray] | None = None
+    """levels (n, S) of the margins and ids (n, S) of the runners-up, if the run has them"""
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +78,15 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
             if name in columns and (values := getattr(batch, name)) is not None
         },
         soft=soft_arrays(batch),
+        margins=_margins(batch, layout) if MARGIN_COLUMNS[0] in columns else None,
     )
+
+
+def _margins(batch: TraceBatch, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    if batch.margin is None or batch.runner_up is None:
+        shape = (batch.num_tokens, layout.num_steps)
+        return encode_margins(np.full(shape, np.nan)), np.zeros(shape, dtype=layout.id_dtype)
+    return encode_margins(batch.margin), np.array(batch.runner_up, dtype=layout.id_dtype, order="C")
 
 
 def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
@@ -116,6 +127,8 @@ def own_token_columns(
         arrays["gate_entropy"] = _nan_is_null(batch.gate_entropy)
         if batch.loss is not None:
             arrays["loss"] = _nan_is_null(batch.loss)
+    if batch.margins is not None:
+        arrays |= dict(zip(MARGIN_COLUMNS, map(_blobs, batch.margins), strict=True))
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
         arrays["ids"] = _blobs(ids_nV)

@@ -138,7 +138,7 @@ def seal_shards(
     info = replace(info, run_id=run_id or info.run_id)
     if notes := found.notes():
         info.findings["notes"] = [*info.findings.get("notes", []), *notes]
-    layout = layout_for(info, shard=True)
+    layout = layout_for(info, modules, shard=True)
     done = 0
     try:
         with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:

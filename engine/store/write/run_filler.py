@@ -49,7 +49,7 @@ class RunFiller:
 
     def __init__(self, file: Path, info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         self.info, self.modules = info, modules
-        self.layout = layout_for(info)
+        self.layout = layout_for(info, modules)
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
         self.flops = flops_table(modules, info.num_steps, info.num_modules)
         self.visits = Visits(self.layout) if self.layout.by_path else None

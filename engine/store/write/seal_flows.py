@@ -22,9 +22,11 @@ import pyarrow as pa
 
 from tokenpaths.engine.store.file.flow_counter import (
     CHUNK_ROWS,
+    TICKS,
     FlowCounter,
     columns_sql,
     countable_in_sql,
+    even_shares,
     flow_parts_sql,
     flow_values_sql,
     read_chunks,
@@ -40,8 +42,6 @@ MOST_BYTES = 256 * 2**20
 """maximum bytes of counters while writing; runs with more labels are counted in SQL at sealing"""
 BLOCK_ROWS = 4096
 """tokens per matrix product: their matrices fit the processor's cache"""
-TICKS = 2**32
-"""fixed-point scale of weights: integer sums do not depend on their order"""
 COUNTER_BYTES = 512 * 2**20
 """bytes of counter grids in memory; more labels are counted in several passes"""
 
@@ -146,6 +146,8 @@ class Visits:
     def __init__(self, layout: Layout) -> None:
         assert layout.by_path, "levels of one slot are summed as whole numbers"
         self.num_steps, self.num_modules = layout.num_steps, layout.num_modules
+        self._modules = slice(layout.unused_from)
+        """ids that are modules: unused slots have no links"""
         self.by_label: dict[int, Counts] = {}
 
     def add(self, label_ids: np.ndarray, batch: CompactBatch) -> Visits | None:
@@ -173,7 +175,8 @@ class Visits:
                 counts.levels[step] += np.bincount(here, levels[:, step], minlength=size).astype(np.int64)
                 if step + 1 < self.num_steps:
                     links = np.bincount(here * size + chosen[:, step + 1], minlength=size * size)
-                    counts.links[step] += links.reshape(size, size)
+                    modules = self._modules, self._modules
+                    counts.links[step][modules] += links.reshape(size, size)[modules]
         return self
 
     def total(self) -> Counts:
@@ -201,7 +204,10 @@ class PackedFlows:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         grid = (layout.num_steps - 1, layout.num_modules, layout.num_modules)
+        self._varies = layout.unused_from is not None
         self._pairs, self._weight = np.zeros(grid, dtype=np.int64), np.zeros(grid)
+        self._whole = float(TICKS if self._varies else layout.top_k**2)
+        """what a token counts in ``_pairs``"""
         self._usage = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
         self._usage_ticks = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
 
@@ -216,33 +222,35 @@ class PackedFlows:
             getattr(self, name).__iadd__(getattr(other, name))
 
     def _add_block(self, ids: np.ndarray, levels: np.ndarray) -> None:
-        num_modules, top_k = self.layout.num_modules, self.layout.top_k
+        num_modules = self.layout.num_modules
         # Equal weights (a log without any, above all): each of the K² pairs has the weight that it counts.
-        even = bool((levels == levels[:, :, :1]).all())
+        even = not self._varies and bool((levels == levels[:, :, :1]).all())
+        even_nSK = even_shares(ids, self.layout)
         rows = np.arange(len(ids))[:, None] * num_modules
         chosen_before: Any = None
         shares_before: Any = None
         for step in range(self.layout.num_steps):
             places = (rows + ids[:, step]).reshape(-1)
-            chosen = _matrix(places, 1.0, len(ids), num_modules)
+            each = even_nSK[:, step].reshape(-1) if self._varies else 1.0
+            chosen = _matrix(places, each, len(ids), num_modules)
             self._usage[step] += np.bincount(ids[:, step].reshape(-1), minlength=num_modules)
             weights = self.layout.weights.decode(levels[:, step])
             # Sums of whole numbers in float64 are exact below 2**53.
             ticks = np.bincount(ids[:, step].reshape(-1), np.rint(weights * TICKS).reshape(-1), minlength=num_modules)
             self._usage_ticks[step] += ticks.astype(np.int64)
-            shares = None if even else _matrix(places, _shares(weights), len(ids), num_modules)
+            shares = None if even else _matrix(places, _shares(weights, even_nSK[:, step]), len(ids), num_modules)
             if chosen_before is not None:
                 # Whole numbers below 2**24 are exact in float32.
                 pairs = chosen_before.T @ chosen
-                self._pairs[step - 1] += pairs.astype(np.int64)
-                product = pairs / top_k**2 if even else shares_before.T @ shares
+                self._pairs[step - 1] += (np.rint(pairs * TICKS) if self._varies else pairs).astype(np.int64)
+                product = pairs / self._whole if even else shares_before.T @ shares
                 self._weight[step - 1] += product
             chosen_before, shares_before = chosen, shares
 
     def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
         """Rows (step, source, target, count, weight)."""
         places = np.argwhere(self._pairs)
-        counts, weights = self._pairs[tuple(places.T)] / self.layout.top_k**2, self._weight[tuple(places.T)]
+        counts, weights = self._pairs[tuple(places.T)] / self._whole, self._weight[tuple(places.T)]
         return [
             (*place, count, weight)
             for place, count, weight in zip(places.tolist(), counts.tolist(), weights.tolist(), strict=True)
@@ -264,10 +272,11 @@ def _matrix(places: np.ndarray, values: float | np.ndarray, num_rows: int, num_m
     return matrix.reshape(num_rows, num_modules)
 
 
-def _shares(weights: np.ndarray) -> np.ndarray:
-    """Share (n·K,) of each slot in its step's weight; 1/K where all weights of the step round to zero."""
+def _shares(weights: np.ndarray, even: np.ndarray) -> np.ndarray:
+    """Share (n·K,) of each slot in its step's weight; that of ``even`` where all weights of the step round to zero."""
     totals = weights.sum(axis=1, keepdims=True)
-    return np.where(totals == 0, 1 / weights.shape[1], weights / np.where(totals == 0, 1, totals)).reshape(-1)
+    shares: np.ndarray = np.where(totals == 0, even, weights / np.where(totals == 0, 1, totals)).reshape(-1)
+    return shares
 
 
 def count_packed(

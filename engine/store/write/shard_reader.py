@@ -18,6 +18,7 @@ from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.file.shard_format import Manifest
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 from tokenpaths.engine.store.write.arrow_tables import WHOLE_COLUMNS, CompactBatch
 from tokenpaths.engine.store.write.shard_writer import ribbon_names
 
@@ -49,6 +50,7 @@ def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[C
                 kind: _soft(rows.take_below(stop), kind, (cut["samples"], *manifest.shapes[kind]), first_sample)
                 for kind, rows in soft.items()
             },
+            margins=_margins(columns, layout),
         )
         first_sample = stop
 
@@ -132,6 +134,13 @@ def _levels(columns: dict[str, pa.Array], layout: Layout) -> np.ndarray:
     if layout.packed:
         return _unpacked(columns["weights"], np.dtype(np.uint8), layout.visits)
     return _beside([columns[name] for name in layout.weight_columns()], np.dtype(np.uint8))
+
+
+def _margins(columns: dict[str, pa.Array], layout: Layout) -> tuple[np.ndarray, np.ndarray] | None:
+    if MARGIN_COLUMNS[0] not in columns:
+        return None
+    levels, runners = (columns[name] for name in MARGIN_COLUMNS)
+    return _unpacked(levels, np.dtype("<u2"), layout.num_steps), _unpacked(runners, layout.id_dtype, layout.num_steps)
 
 
 def _unpacked(blobs: pa.Array, dtype: np.dtype, visits: int) -> np.ndarray:

@@ -44,6 +44,7 @@ from tokenpaths.engine.store.file.shard_format import (
     manifest_bytes,
 )
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact, own_sample_columns, own_token_columns
 from tokenpaths.engine.store.write.soft_rows import soft_rows
 
@@ -77,6 +78,7 @@ _BATCH_TYPES = {kind.name: kind.type for kind in BATCH_SCHEMA}
 def token_schema(layout: Layout, info: RunInfo) -> pa.Schema:
     """Columns of ``token.parquet``."""
     widths = {"ids": layout.visits * layout.id_dtype.itemsize, "weights": layout.visits}
+    widths |= dict(zip(MARGIN_COLUMNS, layout.margin_bytes, strict=True))
     columns = {
         name: pa.binary(widths[name]) if name in widths else _ARROW_TYPES[kind]
         for name, kind in token_columns(layout, info)
@@ -121,7 +123,7 @@ class ShardWriter(SealedOnce):
             check_json(getattr(info, name), name)
         self.info, self.modules, self.shard = info, list(modules), shard
         self._skipped, self._overwrite = skipped, overwrite
-        self.layout = layout_for(info, shard=True)
+        self.layout = layout_for(info, modules, shard=True)
         self._available, _ = module_units(modules, info.num_steps, info.num_modules)
         self._columns = {name for name, _ in token_columns(self.layout, info)}
         self._title = shard.name
@@ -157,7 +159,7 @@ class ShardWriter(SealedOnce):
             WriterFailed: the disk refused a write.
         """
         self._check_state()
-        check_batch(batch, self.info, self._available)
+        check_batch(batch, self.info, self._available, self.layout.unused_from)
         if batch.num_tokens:
             with self._disk_trouble():
                 self._add(compact(batch, self.layout, self._columns))

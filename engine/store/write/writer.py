@@ -77,7 +77,7 @@ class RunWriter(SealedOnce):
             WriterFailed: an earlier batch could not be stored (disk full, for example).
         """
         self._check_open()
-        check_batch(batch, self.info, self._filler.available)
+        check_batch(batch, self.info, self._filler.available, self._filler.layout.unused_from)
         if batch.num_tokens:
             self._put(compact(batch, self._filler.layout, self._filler.token_columns))
 

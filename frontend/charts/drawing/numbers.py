@@ -61,11 +61,15 @@ def plural(value: float | None, singular: str, plural_form: str | None = None) -
 
 
 def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
-    """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits."""
+    """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits.
+
+    >>> ribbon_words([[3], [], [1]])
+    '3 → dropped → 1'
+    """
     steps = len(ribbon)
     if steps * max(map(len, ribbon), default=1) > most:
         steps = max(1, most // 2 // max(map(len, ribbon)))
-    shown = " → ".join("+".join(str(module) for module in modules) for modules in ribbon[:steps])
+    shown = " → ".join("+".join(str(module) for module in modules) or "dropped" for modules in ribbon[:steps])
     return shown + (f" → … ({plural(len(ribbon) - steps, 'more step')})" if steps < len(ribbon) else "")
 
 

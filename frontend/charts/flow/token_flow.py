@@ -93,7 +93,7 @@ def token_flow_chart(
     greys = (
         alt.Chart(rows(row for row in table if row["skipped"]))
         .mark_rect(color=look.identity, cursor="pointer")
-        .encode(x=x, y=y, tooltip=tips("label:N token", "step:O", "mark:N module"))
+        .encode(x=x, y=y, tooltip=tips("label:N token", "step:O", "modules:N module"))
     )
     words = (
         alt.Chart(rows(table))
@@ -123,7 +123,7 @@ def _cells(
         path_colour = path_ink(token, look).colour
         for step, modules in enumerate(token["ribbon"]):
             skipped = all(int(module) in skips for module in modules)
-            names = "+".join(map(str, modules))
+            names = "+".join(map(str, modules)) or "none: dropped at this step"
             hue = module_colour(int(modules[0]), skipped, look) if modules else look.identity
             colour = hue if shade == "module" else path_colour
             table.append(
@@ -134,7 +134,7 @@ def _cells(
                     **ink_fields(token),
                     "many": ink_words(token),
                     "fill": colour,
-                    "mark": "skip" if skipped else str(modules[0]) if shade in LEGENDS else names,
+                    "mark": _mark(modules, skipped, names, shade),
                     "modules": names,
                     "weight": max(token["weights"][step], default=0.0),
                     "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
@@ -145,6 +145,13 @@ def _cells(
                 }
             )
     return table
+
+
+def _mark(modules: Sequence[int], skipped: bool, names: str, shade: Shade) -> str:
+    """What stands in a cell."""
+    if not modules:
+        return "–"
+    return "skip" if skipped else str(modules[0]) if shade in LEGENDS else names
 
 
 def _subtitle(num: int, total: int, shade: Shade) -> str:

@@ -67,10 +67,22 @@ def way(ribbon: list[list[int]], identities: frozenset[int]) -> str:
     >>> way([[3], [7], [9]], frozenset({9}))
     'step 0: 3 → step 1: 7 → step 2: skipped'
     """
-    return " → ".join(
-        f"step {step}: " + ("skipped" if set(modules) <= identities else " + ".join(map(str, modules)))
-        for step, modules in enumerate(ribbon)
-    )
+    return " → ".join(f"step {step}: {taken(modules, identities)}" for step, modules in enumerate(ribbon))
+
+
+def taken(modules: list[int], identities: frozenset[int], slots: int = 1) -> str:
+    """The modules that a token took at a step of so many ``slots``.
+
+    >>> taken([3, 7], frozenset()), taken([3], frozenset(), 2), taken([], frozenset())
+    ('3 + 7', '3 + unused slot', 'dropped at this step')
+    """
+    if not modules:
+        return "dropped at this step"
+    if set(modules) <= identities:
+        return "skipped"
+    unused = slots - len(modules)
+    named = [*map(str, modules), *(["unused slot" if unused == 1 else f"{unused} unused slots"] if unused > 0 else [])]
+    return " + ".join(named)
 
 
 def _actions(run: Mapping[str, Any], selection: Selection, answer: Mapping[str, Any]) -> list[Action]:

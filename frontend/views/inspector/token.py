@@ -16,6 +16,8 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.inspector import actions
 from tokenpaths.frontend.views.inspector.actions import Action
+from tokenpaths.frontend.views.inspector.path import taken
+from tokenpaths.frontend.views.modules.margins import closeness
 from tokenpaths.frontend.views.samples import one_sample, reference, similar
 
 MOST_STEPS = 32
@@ -95,13 +97,20 @@ def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
     rows = [
         {
             "step": step,
-            "modules": "skipped" if set(modules) <= identities else " + ".join(map(str, modules)),
-            "weights": " + ".join(numbers.number(w) for w in weights) if weighted else "not in the log",
+            "modules": taken(modules, identities, int(run["top_k"])),
+            "weights": (" + ".join(numbers.number(w) for w in weights) or "–") if weighted else "not in the log",
         }
         for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
     ]
+    names = ["modules", "weights"]
+    if token.get("margins") is not None:
+        names.append("how close")
+        for row, margin, modules in zip(rows, token["margins"], token["ribbon"], strict=True):
+            row["how close"] = closeness(margin, modules)
     st.subheader("Its way, step by step", anchor=False)
     if len(rows) <= MOST_STEPS:
-        plain_table(rows, "Modules and weights of the token", {name: Column(name) for name in ("modules", "weights")})
+        plain_table(rows, "Modules and weights of the token", {name: Column(name) for name in names})
     else:
         widgets.numbers_behind(rows, "its modules and weights, step by step")
+    if token.get("margins") is None:
+        st.caption("How close these decisions were is not known: the run holds no scores of what was not chosen.")

@@ -13,7 +13,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.modules import load_only
+from tokenpaths.frontend.views.modules import load_only, margins
 from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge
 from tokenpaths.frontend.views.work import sections
@@ -74,6 +74,8 @@ def draw(selection: Selection) -> None:
         with widgets.error_boundary("load over time and by domain"):
             load_only.draw(run, selection)
         return
+    with widgets.error_boundary("how close decisions were"):
+        margins.draw(run, selection)
     with widgets.error_boundary("which kinds of modules each step chooses"):
         sections.module_kinds(run, selection)
     with widgets.error_boundary("what is specific to a label"):
@@ -108,9 +110,24 @@ def balance_words(usage: Mapping[str, Any]) -> str:
     )
 
 
+def unused_words(usage: Mapping[str, Any]) -> str:
+    """How many slots hold no module, and where most; empty if every token uses all of its slots."""
+    shares = {row["step"]: row["unused"] for row in usage["steps"] if row.get("unused") is not None}
+    if not any(shares.values()):
+        return ""
+    most = max(shares, key=lambda step: shares[step])
+    return (
+        f"k varies: {numbers.percent(sum(shares.values()) / len(shares))} of all slots are unused, most at step {most} "
+        f"({numbers.percent(shares[most])}). An unused slot (a dropped token, a full module, a router that chose "
+        "fewer) is no module and no work."
+    )
+
+
 def _balance(usage: Mapping[str, Any]) -> None:
     st.subheader("How evenly is the work shared?", anchor=False, help=widgets.HELP["load"])
     st.caption(widgets.escape(balance_words(usage)))
+    if words := unused_words(usage):
+        st.caption(widgets.escape(words))
     named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
     plain_table(
         [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],

@@ -246,4 +246,6 @@ def _token_flow(
     widgets.chart(
         drawing, key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}", on_pick=picked, pick=(TOKEN_PICK,)
     )
+    if any(not modules for token in sample["tokens"] for modules in token["ribbon"]):
+        st.caption("–: the token was dropped at this step; it used no module.")
     widgets.numbers_behind(token_rows(sample), "tokens of this sample")

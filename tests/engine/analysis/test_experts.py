@@ -9,7 +9,7 @@ import pytest
 
 from tokenpaths.engine.analysis import expert_affinity
 from tokenpaths.engine.analysis.ribbon_costs import compute, module_units, reuse
-from tokenpaths.engine.base.records import UNRECORDED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 
 
 def draw(n: int = 300, steps: int = 3, modules: int = 7, top_k: int = 3, seed: int = 0) -> np.ndarray:
@@ -149,3 +149,38 @@ def test_unknown_decisions_are_no_work_no_rest_and_no_repetition() -> None:
         pairs = [t for t in range(1, n) if follows[t] and not unknown[t, step] and not unknown[t - 1, step]]
         shared = [bool(set(ids[t, step]) & set(ids[t - 1, step])) for t in pairs]
         assert found.any[step] == np.mean(shared)
+
+
+def test_unused_slots_are_no_work_no_repetition_and_no_pair() -> None:
+    """k that varies, beside a count by loops; tokens that use nothing are no pair of neighbours."""
+    n, steps, top_k, experts = 60, 2, 3, 7
+    ids = draw(n, steps=steps, modules=experts, top_k=top_k, seed=4)
+    rng = np.random.default_rng(2)
+    for token in ids:
+        for step in token:
+            used = int(rng.integers(0, top_k + 1))
+            step[used:] = np.arange(experts, experts + top_k - used)
+    modules = [ModuleInfo(step, m, str(m), "expert", 0, 0) for step in range(steps) for m in range(experts)]
+    modules += [ModuleInfo(step, experts + k, "", UNUSED_KIND, 0, 0) for step in range(steps) for k in range(top_k)]
+    units = module_units(modules, steps, experts + top_k)[1]
+    sets = [[{m for m in step if m < experts} for step in token] for token in ids.tolist()]
+    assert compute(ids, units).tolist() == [sum(map(len, token)) / (steps * top_k) for token in sets]
+    follows = np.arange(n) % 7 != 0
+    found = expert_affinity.repetition(ids, follows, None, ids < experts)
+    used = (ids < experts).sum(axis=2)
+    later = np.flatnonzero(follows)
+    for step in range(steps):
+        pairs = [(sets[t - 1][step], sets[t][step]) for t in later if sets[t][step] and sets[t - 1][step]]
+        assert found.any[step] == np.mean([bool(one & other) for one, other in pairs])
+        firsts = [ids[t, step, 0] == ids[t - 1, step, 0] for t in later if sets[t][step] and sets[t - 1][step]]
+        assert found.first[step] == np.mean(firsts)
+        chances = []
+        for one, other in pairs:
+            apart = [set(draws) for draws in combinations(range(experts), len(other))]
+            chances.append(np.mean([bool(set(range(len(one))) & drawn) for drawn in apart]))
+        expected = expert_affinity.any_repetition_of(experts, used[:, step], (later - 1, later))
+        assert expected == pytest.approx(np.mean(chances))
+        both = sum(k * (k - 1) for k in used[:, step].tolist()) / (experts - 1)
+        assert expert_affinity.even_co_activation_of(experts, used[:, step]) == pytest.approx(
+            both / used[:, step].sum()
+        )

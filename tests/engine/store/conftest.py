@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.naive_store import Case, Naive
-from tests.support.runs import make
+from tests.support.runs import make, with_unused
 from tokenpaths.engine.store.ask.run import Run
 
 KINDS = {
@@ -21,15 +21,31 @@ KINDS = {
     "chunked": {"modality": "text", "steps": 5, "modules": 300, "top_k": 6, "samples": 9, "chunk": 4},
     "unlabelled": {"modality": "text", "labels": False, "twin": False},
     "one_step": {"modality": "text", "steps": 1},
+    "dropped": {"modality": "text", "top_k": 1, "unused": 0.2},
+    "varied": {"modality": "text", "top_k": 2, "unused": 0.2},
+    "varied_packed": {"modality": "vision", "steps": 9, "modules": 12, "top_k": 8, "samples": 4, "unused": 0.3},
+    "varied_wide": {
+        "modality": "text",
+        "steps": 4,
+        "modules": 300,
+        "top_k": 6,
+        "samples": 6,
+        "unused": 0.3,
+        "chunk": 4,
+    },
 }
+"""``unused``: the share of slots that hold no module"""
 
 
 @pytest.fixture(scope="session")
 def _cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]:
     folder: Path = tmp_path_factory.mktemp("runs")
     cases = {}
-    for kind, arguments in KINDS.items():
+    for kind, given in KINDS.items():
+        arguments = dict(given)
+        unused = arguments.pop("unused", 0.0)
         made = make(kind, **arguments)
+        made = with_unused(made, unused) if unused else made
         cases[kind] = Case(Run.open(made.write(folder)), Naive(made))
     yield cases
     for case in cases.values():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import route
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.family import Traced, compact_decisions, entropy
+from tokenpaths.engine.models.family import Traced, compact_decisions, compact_margins, entropy
 from tokenpaths.engine.models.flops import module_flops, token_flops
 from tokenpaths.engine.tracing.loaded_model import to_host
 
@@ -113,3 +116,35 @@ def test_entropy_is_that_of_the_library_zeros_and_undefined_rows_included():
     torch.testing.assert_close(entropy(probs), expected, equal_nan=True)
     assert entropy(probs)[0] == 0
     assert torch.isnan(entropy(probs)[2])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_margins_are_those_of_the_scores_that_chose(biased):
+    generator = torch.Generator().manual_seed(5)
+    bias = torch.randn(7, generator=generator) / 5 if biased else None
+    allowed = torch.ones(7, dtype=torch.bool)
+    allowed[2] = False
+    decisions = [
+        route(torch.randn(12, 7, generator=generator), 3, bias),
+        route(torch.randn(12, 7, generator=generator), 3, bias, allowed=allowed),
+        replace(route(torch.randn(12, 7, generator=generator), 3), scores=None),
+    ]
+    kept = compact_margins(decisions, 2)
+    assert kept["margin"].shape == kept["runner_up"].shape == (2, 6, 3)
+    for step, decision in enumerate(decisions[:2]):
+        scores = decision.probs if bias is None else decision.probs + bias
+        scores = scores.masked_fill(~allowed, float("-inf")) if step == 1 else scores
+        margin, runner_up = margin_and_runner_up(scores.numpy(), decision.module_ids.numpy())
+        np.testing.assert_allclose(kept["margin"][:, :, step].flatten().numpy(), margin, rtol=1e-6)
+        assert kept["runner_up"][:, :, step].flatten().tolist() == runner_up.tolist()
+        ordered = scores.sort(dim=1, descending=True).values
+        np.testing.assert_allclose(margin, (ordered[:, 2] - ordered[:, 3]).numpy(), rtol=1e-6)
+    assert torch.isnan(kept["margin"][:, :, 2]).all()
+
+
+def test_no_margin_where_no_other_module_could_be_chosen():
+    allowed = torch.tensor([True, True, False, False])
+    decision = route(torch.randn(4, 4), 2, allowed=allowed)
+    assert torch.isnan(compact_margins([decision], 1)["margin"]).all()
+    every = route(torch.randn(4, 2), 2)
+    assert torch.isnan(compact_margins([every], 1)["margin"]).all()

@@ -11,10 +11,11 @@ from pyarrow import csv
 
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header
 from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, Announced
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, Announced
 from tokenpaths.engine.base.errors import UserError
 
 BLOCK_BYTES = 4 * 2**20
+NULLS = ["", "null", "None"]
 
 
 def csv_blocks(file: Path, header: Header) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
@@ -28,17 +29,30 @@ def csv_blocks(file: Path, header: Header) -> Iterator[tuple[int, dict[str, np.n
             file,
             csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, skip_rows=skip, column_names=names),
             convert_options=csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=[], strings_can_be_null=False
+                column_types=types, include_columns=list(types), null_values=NULLS, strings_can_be_null=False
             ),
         )
         line = skip + 1
         for batch in reader:
             if batch.num_rows:
-                yield line, {key: batch.column(f"f{p}").to_numpy(zero_copy_only=False) for key, p in wanted.items()}
+                yield line, {key: _values(file, skip, line, key, batch.column(f"f{p}")) for key, p in wanted.items()}
             line += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         said = str(error).splitlines()[0][:160]
         raise UserError(f"{file}: cannot be read as CSV ({said}); rows are counted from line {skip + 1}") from None
+
+
+def _values(file: Path, skip: int, line: int, key: str, column: pa.Array) -> np.ndarray:
+    """A column as an array; a missing expert, or −1, is an unused slot."""
+    if key == "weight":
+        column = column.fill_null(np.nan)
+    elif key == "expert" and column.null_count:
+        column = column.fill_null(UNUSED)
+    elif column.null_count:
+        odd = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise UserError(f"{_line(file, skip, line - skip - 1 + odd)}: the {key} is missing", field="file")
+    values: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return np.where(values == -1, UNUSED, values) if key == "expert" and (values == -1).any() else values
 
 
 def _kind(key: str) -> pa.DataType:
@@ -55,6 +69,8 @@ def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pas
     for line, rows in csv_blocks(file, header):
         if header.divisor != 1 and "weight" in rows:
             rows["weight"] = rows["weight"] / np.float32(header.divisor)
+        if "weight" in rows and (unused := rows["expert"] == UNUSED).any():
+            rows["weight"] = np.where(unused, np.float32(0), rows["weight"])
         _check_rows(file, skip, line - skip - 1, rows, announced)
         layer = rows["layer"]
         breaks = layer[1:] < layer[:-1]
@@ -75,17 +91,21 @@ def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pas
                 held[key].append(values[low:high])
         last = {key: values[-1] for key, values in rows.items()}
     if held["layer"]:
-        yield _one_pass(file, skip, held_line, held, announced)
+        yield _one_pass(file, skip, held_line, held, announced, last=True)
 
 
-def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], announced: Announced) -> Pass:
+def _one_pass(
+    file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]], announced: Announced, last: bool = False
+) -> Pass:
     same = {key: str(parts[0][0]) for key, parts in held.items() if key.startswith(("pass", "sample"))}
     rows = {key: np.concatenate(parts) for key, parts in held.items() if key not in same}
     first_row = line - skip - 1
     where = f"{file}, line {line}"
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
     layers = rows["layer"][starts]
-    experts, weights, numbers, sequences = [], [], [], []
+    experts, weights, numbers, sequences, offsets = [], [], [], [], []
+    slotted = "slot" in rows and "token" in rows
+    widest = _widest(rows, starts) if slotted and announced.top_k is None else None
     for start, stop, layer in zip(starts.tolist(), [*starts[1:].tolist(), len(rows["layer"])], layers, strict=True):
         at = f"{file}, line {line + start}"
         top_k = announced.top_k
@@ -94,17 +114,30 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
             new = np.diff(tokens, prepend=tokens[0] - 1) != 0
             if "seq" in rows:
                 new[1:] |= rows["seq"][start + 1 : stop] != rows["seq"][start : stop - 1]
+            if slotted:
+                new[1:] |= rows["slot"][start + 1 : stop] <= rows["slot"][start : stop - 1]
             firsts = np.flatnonzero(new)
             counts = np.diff(firsts, append=len(tokens))
             if top_k is not None and not (counts % top_k).any():
                 firsts = np.arange(0, len(tokens), top_k)  # parallel sequences at one position
                 counts = np.full(len(firsts), top_k)
+            top_k = top_k or widest
+            cut_off = last and stop == len(rows["layer"]) and bool((counts[:-1] == counts.max()).all())
+            if top_k is not None and counts.max() <= top_k and (counts < top_k).any() and not cut_off:
+                numbers.append(tokens[firsts])
+                if "seq" in rows:
+                    sequences.append(rows["seq"][start:stop][firsts])
+                experts.append(_spread(rows["expert"][start:stop], firsts, counts, top_k, UNUSED))
+                if "weight" in rows:
+                    weights.append(_spread(rows["weight"][start:stop], firsts, counts, top_k, 0))
+                offsets.append(firsts)
+                continue
             if (counts != counts[0]).any():
                 odd = int(firsts[np.flatnonzero(counts != counts[0])[0]])
                 raise UserError(
                     f"{_line(file, skip, first_row + start + odd)}: token {int(tokens[odd])} has another number of "
                     f"experts at layer {int(layer)} than token {int(tokens[0])} ({int(counts[0])}); the log is cut "
-                    "off, or sequences ran in parallel: say --top-k",
+                    "off, or sequences ran in parallel, or k varies: say --top-k, the most experts of a token",
                     field="file",
                 )
             if top_k is not None and top_k != int(counts[0]):
@@ -121,10 +154,10 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
                 field="top_k",
             )
         experts.append(rows["expert"][start:stop].reshape(-1, top_k))
+        offsets.append(np.arange(0, stop - start, top_k))
         if "weight" in rows:
             weights.append(rows["weight"][start:stop].reshape(-1, top_k))
     first_rows = (first_row + starts).tolist()
-    wide = experts[0].shape[1]
     return Pass(
         where,
         tuple(layers.tolist()),
@@ -134,8 +167,25 @@ def _one_pass(file: Path, skip: int, line: int, held: dict[str, list[np.ndarray]
         sequences or None,
         tuple(f"{key.split(' ', 1)[1]} {value}" for key, value in same.items() if key.startswith("sample")),
         tuple(value for key, value in same.items() if key == "pass call"),
-        lambda token, layer, slot: _line(file, skip, first_rows[layer] + token * wide + slot),
+        lambda token, layer, slot: _line(file, skip, first_rows[layer] + int(offsets[layer][token]) + slot),
+        varies=slotted,
     )
+
+
+def _widest(rows: dict[str, np.ndarray], starts: np.ndarray) -> int:
+    """Most experts of a token, of which the slots rise."""
+    new = np.diff(rows["slot"], prepend=rows["slot"][0]) <= 0
+    new[1:] |= np.diff(rows["token"]) != 0
+    new[starts] = True
+    return int(np.diff(np.flatnonzero(new), append=len(new)).max())
+
+
+def _spread(values: np.ndarray, firsts: np.ndarray, counts: np.ndarray, top_k: int, fill: int) -> np.ndarray:
+    """(t, K) values of tokens that begin at ``firsts`` and have ``counts`` values; ``fill`` behind them."""
+    spread = np.full((len(firsts), top_k), fill, dtype=values.dtype)
+    token = np.repeat(np.arange(len(firsts)), counts)
+    spread[token, np.arange(len(values)) - np.repeat(firsts, counts)] = values
+    return spread
 
 
 def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], announced: Announced) -> None:
@@ -143,7 +193,11 @@ def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarra
     most = announced.experts or MOST_EXPERTS
     faults = [
         ("layer", rows["layer"] < 0, "layers count from 0"),
-        ("expert", (rows["expert"] < 0) | (rows["expert"] >= most), f"the experts are 0 … {most - 1}"),
+        (
+            "expert",
+            ((rows["expert"] < 0) & (rows["expert"] != UNUSED)) | (rows["expert"] >= most),
+            f"the experts are 0 … {most - 1}",
+        ),
     ]
     if "weight" in rows:
         right = (rows["weight"] >= -ROUNDING) & (rows["weight"] <= 1 + ROUNDING)

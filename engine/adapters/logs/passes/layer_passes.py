@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, widened
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
 
@@ -44,6 +44,8 @@ class Pass:
     """what tells passes apart"""
     place: Callable[[int, int, int], str] | None = None
     """file and line of (token, layer of the pass, slot)"""
+    varies: bool = False
+    """whether K may differ from that of other passes: slots behind are unused"""
 
     @property
     def num_tokens(self) -> int:
@@ -68,9 +70,10 @@ def outline(passes: Iterable[Pass], empty: str) -> Outline:
     """
     layers: set[int] = set()
     first = last = None
-    partial = False
+    partial, top_k = False, 0
     for found in passes:
         first = first or found
+        top_k = max(top_k, found.experts[0].shape[1]) if found.varies else top_k or found.experts[0].shape[1]
         layers.update(found.layers)
         partial |= len({len(rows) for rows in found.experts}) > 1 or found.layers != first.layers
         last = found
@@ -79,7 +82,7 @@ def outline(passes: Iterable[Pass], empty: str) -> Outline:
     every = tuple(sorted(layers))
     if last.layers != every:
         raise _other_layers(last, every)
-    return Outline(every, first.experts[0].shape[1], partial)
+    return Outline(every, top_k, partial)
 
 
 def _other_layers(found: Pass, every: tuple[int, ...]) -> UserError:
@@ -174,6 +177,8 @@ def _dense(found: Pass, about: Outline, counts: Counter[str]) -> tuple[np.ndarra
     weights = None if found.weights is None else np.zeros(ids.shape, dtype=np.float32)
     counts[SHORT] += count if missing else 0
     for place, (layer, rows) in enumerate(zip(found.layers, found.experts, strict=True)):
+        if found.varies:
+            rows = widened(rows, top_k)
         if rows.shape[1] != top_k:
             raise UserError(
                 f"{found.where}: layer {layer} has {rows.shape[1]} experts a token, the log began with {top_k}",
@@ -191,7 +196,7 @@ def _dense(found: Pass, about: Outline, counts: Counter[str]) -> tuple[np.ndarra
             counts[SHORT] += count - len(at)
         ids[at, every.index(layer)] = rows
         if weights is not None and found.weights is not None:
-            weights[at, every.index(layer)] = found.weights[place]
+            weights[at, every.index(layer)] = widened(found.weights[place], top_k, 0)
     return ids, weights
 
 

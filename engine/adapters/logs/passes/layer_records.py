@@ -11,7 +11,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines
 from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, Announced, LogShape, Piece, with_counts
+from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, widened, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
@@ -74,17 +74,27 @@ def _lines(file: Path) -> Iterator[Record]:
         token = record.get("token_idx", record.get("token"))
         if type(layer) is not int or layer < 0 or (token is not None and (type(token) is not int or token < 0)):
             raise UserError(f"{where}: layer_idx and token_idx should be whole numbers from 0", field="file")
-        if not isinstance(ids, list) or not ids or any(type(i) is not int or not 0 <= i < 65_536 for i in ids):
-            raise UserError(f"{where}: selected_ids should be a list of experts from 0 to 65535", field="file")
+        if ids is None or ids == []:  # the token was dropped here
+            ids = [None]
+            weights = [0.0] if weights is not None else None
+        if not isinstance(ids, list) or any(
+            i is not None and (type(i) is not int or not -1 <= i < 65_536) for i in ids
+        ):
+            raise UserError(
+                f"{where}: selected_ids should be a list of experts from 0 to 65535, −1 or null in unused slots",
+                field="file",
+            )
         values = None
         if weights is not None:
+            if isinstance(weights, list) and len(weights) == len(ids):
+                weights = [0.0 if i in (None, -1) else w for i, w in zip(ids, weights, strict=True)]
             numbers = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
             if not numbers or len(weights) != len(ids):
                 raise UserError(f"{where}: gate_weights should be a number for each of selected_ids", field="file")
             values = np.array([weights], dtype=np.float32)
             if not (values.min() >= -ROUNDING and values.max() <= 1 + ROUNDING):
                 raise UserError(f"{where}: gate_weights should be numbers from 0 to 1", field="file")
-        yield where, layer, np.array([ids]), values, token
+        yield where, layer, np.array([[UNUSED if i in (None, -1) else i for i in ids]]), values, token
 
 
 def _binary(file: Path) -> Iterator[Record]:
@@ -133,21 +143,25 @@ def _one(held: list[Record]) -> Pass:
     for record in held:
         layers.setdefault(record[1], []).append(record)
     for where, layer, ids, weights, _ in held:
-        if ids.shape[1] != held[0][2].shape[1] or (weights is None) != (held[0][3] is None):
+        if (weights is None) != (held[0][3] is None):
             raise UserError(
                 f"{where}: layer {layer} has {ids.shape[1]} experts a token {'without' if weights is None else 'with'} "
                 "weights, unlike the first line of its pass",
                 field="file",
             )
+    wide = max(record[2].shape[1] for record in held)
     numbered = all(record[4] is not None for record in held)
     places = [[record[0] for record in rows] for rows in layers.values()]
     return Pass(
         held[0][0],
         tuple(layers),
-        [np.concatenate([row[2] for row in rows]) for rows in layers.values()],
+        [np.concatenate([widened(row[2], wide) for row in rows]) for rows in layers.values()],
         None
         if held[0][3] is None
-        else [np.concatenate([row[3] for row in rows if row[3] is not None]) for rows in layers.values()],
+        else [
+            np.concatenate([widened(row[3], wide, 0) for row in rows if row[3] is not None]) for rows in layers.values()
+        ],
         [np.array([row[4] for row in rows]) for rows in layers.values()] if numbered else None,
         place=lambda token, layer, slot: f"{places[layer][min(token, len(places[layer]) - 1)]}, token {token}",
+        varies=True,
     )

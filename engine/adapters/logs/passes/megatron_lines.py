@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids, text_lines
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, widened
 from tokenpaths.engine.base.errors import UserError
 
 _RANK = re.compile(rb'"rank"\s*:\s*("[^"]*"|[^,}\s]+)')
@@ -74,9 +75,11 @@ def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:
         raise UserError(f"{where}: is no record of a router: it needs 'layer' and 'top_indices'", field="file")
     if not indices:
         raise UserError(f"{where}: top_indices has no token", field="file")
-    ids = nested_ids(indices, where, "top_indices")
+    ids = nested_ids(indices, where, "top_indices", slots_at=2)
     if ids.ndim != 2:
         raise UserError(f"{where}: top_indices should be a list of tokens, each a list of experts", field="file")
+    if type(record.get("topk")) is int and 0 < record["topk"] <= MOST_EXPERTS:
+        ids = widened(ids, record["topk"])
     for name, found in (("num_tokens", ids.shape[0]), ("topk", ids.shape[1])):
         if record.get(name, found) != found:
             raise UserError(f"{where}: {name} is {record[name]}, but top_indices has {found}", field="file")

@@ -9,12 +9,13 @@ in ``meta_info.routed_experts`` or, for its OpenAI routes, in ``sglext`` of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, widened
 from tokenpaths.engine.adapters.logs.prefixes import once
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     answer_text,
@@ -76,11 +77,15 @@ def open_engine(file: Path, announced: Announced) -> Log:
                     )
                 for piece in list(pieces_of(where, record, announced)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
-                        raise UserError(
-                            f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the "
-                            f"first response had {whole.shape[1]} of {whole.shape[2]}",
-                            field="file",
-                        )
+                        fewer = piece.ids.shape[2] < whole.shape[2]
+                        if piece.ids.shape[1] != whole.shape[1] or not fewer:
+                            raise UserError(
+                                f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the "
+                                f"first response had {whole.shape[1]} of {whole.shape[2]}"
+                                + ("" if piece.ids.shape[1] != whole.shape[1] else "; if k varies, say --top-k"),
+                                field="file",
+                            )
+                        piece = replace(piece, ids=widened(piece.ids, whole.shape[2]))
                     yield piece
             except UserError as error:
                 if not announced.skip_bad:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, nested_ids
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces import Announced, widened
 from tokenpaths.engine.adapters.logs.responses.envelopes import PARTS
 from tokenpaths.engine.base.errors import UserError
 
@@ -33,7 +33,9 @@ def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced:
     if isinstance(value, list):
         if not value:
             raise UserError(f"{where}: {what} has no token", field="file")
-        array = nested_ids(value, where, what)
+        array = nested_ids(value, where, what, slots_at=3)
+        if array.ndim == 3 and announced.top_k is not None:
+            array = widened(array, announced.top_k)
     elif isinstance(value, str):
         array = from_bytes(decoded(value, where, what), RAW_DTYPE, where, what)
     elif isinstance(value, dict) and isinstance(value.get("data"), str):

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
@@ -85,37 +85,41 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     rows = read_decisions(file, column_map.columns)
     layers = np.unique(rows.layer)
     top_k = int(rows.counts().max())
+    varies = top_k <= (announced.top_k or 0) or rows.lists
+    top_k = max(top_k, announced.top_k or 0) if varies else top_k
     announced.check(str(file), layers=len(layers), top_k=top_k)
-    partial = len(np.unique(rows.token_key)) * len(layers) * top_k != len(rows)
+    partial = len(np.unique(rows.token_key)) * len(layers) != len(rows.counts())
 
     def read() -> Iterator[Piece]:
         bounds = np.flatnonzero(np.diff(rows.sequence, prepend=-1, append=-1))
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield _sequence(rows, slice(low, high), layers, top_k)
+            yield _sequence(rows, slice(low, high), layers, top_k, varies)
 
     note = "the slots of a token are in the order of the table" if rows.weight is None and top_k > 1 else ""
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, rows.weight is not None, partial)
     return Log(file, "map", shape, announced.experts, read, column_map.about.get("model"), note)
 
 
-def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int) -> Piece:
-    """One sequence: rows are sorted by token, layer and slot."""
+def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int, varies: bool) -> Piece:
+    """One sequence: rows are sorted by token, layer and slot; ``varies``: a token may have fewer experts than K."""
     _, token = np.unique(rows.token_key[part], return_inverse=True)
     layer = np.searchsorted(layers, rows.layer[part])
     cell = token * len(layers) + layer
     starts = np.flatnonzero(np.diff(cell, prepend=-1))
     counts = np.diff(starts, append=len(cell))
-    if (counts != top_k).any():
+    if (counts != top_k).any() and not varies:
         odd = int(np.flatnonzero(counts != top_k)[0])
         row = part.start + int(starts[odd])
         raise UserError(
             f"{rows.place(row)}: token {int(rows.token[row])} has {int(counts[odd])} experts at layer "
-            f"{int(rows.layer[row])}, others {top_k}; rows are missing, or a sequence comes twice under one name",
+            f"{int(rows.layer[row])}, others {top_k}; rows are missing, or a sequence comes twice under one name; if k "
+            "varies, say --top-k",
             field="file",
         )
     slot = np.arange(len(cell)) - np.repeat(starts, counts)
     shape = (int(token.max()) + 1, len(layers), top_k)
     ids = np.full(shape, UNRECORDED, dtype=np.int64)
+    ids[token, layer] = UNUSED
     ids[token, layer, slot] = rows.expert[part]
     weights = None
     if rows.weight is not None:

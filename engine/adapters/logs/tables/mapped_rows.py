@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, text_lines
+from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.base.errors import UserError
 
 COLUMNS = ("sequence", "phase", "token", "layer", "slot", "expert", "weight")
@@ -44,6 +45,8 @@ class Decisions:
     expert: np.ndarray
     weight: np.ndarray | None
     row: np.ndarray
+    lists: bool
+    """whether the experts of a token and layer stand in one list each, so that none of them can be missing"""
 
     def __len__(self) -> int:
         return len(self.expert)
@@ -71,12 +74,14 @@ def read_decisions(file: Path, columns: dict[str, str]) -> Decisions:
     sequences: dict[str, int] = {}
     phases: dict[tuple[int, str], int] = {}
     counted = "token" not in columns
+    lists = True
     for number, row in rows:
         where = f"{file}, {unit} {number}"
         name = str(row.get("sequence", ""))[:500]
         sequence = sequences.setdefault(name, len(sequences))
         phase = phases.setdefault((sequence, str(row.get("phase", ""))), len(phases))
         token = number if counted else _whole(row["token"], where, "token")
+        lists &= isinstance(row["expert"], list) or str(row["expert"]).strip().startswith("[")
         for layer, slot, expert, weight in _decisions(row, columns, where):
             for key, value in (
                 ("sequence", sequence),
@@ -117,6 +122,7 @@ def read_decisions(file: Path, columns: dict[str, str]) -> Decisions:
         sorted_["expert"],
         sorted_.get("weight"),
         sorted_["row"],
+        lists,
     )
 
 
@@ -198,18 +204,29 @@ def _decisions(row: dict[str, Any], columns: dict[str, str], where: str) -> Iter
         raise UserError(f"{where}: the map names a layer, but the experts are lists of layers", field="map")
     if not nested and "layer" not in columns:
         raise UserError(f"{where}: the map names no layer, and the experts are no lists of layers", field="map")
+    if experts == []:
+        experts = [None]
+        weights = [0.0] if isinstance(weights, list) else weights
     layers = enumerate(experts) if nested else [(_whole(row["layer"], where, "layer"), experts)]
     for layer, chosen in layers:
         beside = weights[layer] if nested and isinstance(weights, list) and layer < len(weights) else weights
         if not isinstance(chosen, list):
             slot = _whole(row["slot"], where, "slot") if "slot" in columns else 0
-            yield layer, slot, _whole(chosen, where, "expert"), _weight(beside, where) if "weight" in columns else 0.0
+            yield _decision(layer, slot, chosen, beside if "weight" in columns else 0.0, where)
             continue
+        chosen = chosen or [None]  # the token was dropped at the layer
+        beside = beside or [0.0] if isinstance(beside, list) else beside
         values = beside if isinstance(beside, list) else list(repeat(None, len(chosen)))
         if "weight" in columns and len(values) != len(chosen):
             raise UserError(f"{where}: has {len(values)} weights, but {len(chosen)} experts", field="file")
         for slot, (expert, weight) in enumerate(zip(chosen, values, strict=True)):
-            yield layer, slot, _whole(expert, where, "expert"), _weight(weight, where) if "weight" in columns else 0.0
+            yield _decision(layer, slot, expert, weight if "weight" in columns else 0.0, where)
+
+
+def _decision(layer: int, slot: int, expert: Any, weight: Any, where: str) -> tuple[int, int, int, float]:
+    if expert in (None, -1, "", "-1", "null", "None"):
+        return layer, slot, UNUSED, 0.0
+    return layer, slot, _whole(expert, where, "expert"), _weight(weight, where)
 
 
 def _listed(text: str) -> list[Any]:

@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names, unread_note
+from tokenpaths.engine.adapters.logs.pieces import (
+    CUT_TOKENS,
+    UNUSED,
+    Announced,
+    LogShape,
+    Piece,
+    layer_names,
+    unread_note,
+)
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows, sample_bounds
 from tokenpaths.engine.base.errors import UserError
@@ -46,8 +55,9 @@ def open_parquet(file: Path, announced: Announced) -> Log:
     about = _about(file, schema)
     experts = announced.num_experts(about.get("num_experts"), str(file))
     announced = replace(announced, layers=announced.layers or about.get("num_layers"))
+    wide = announced.top_k or widest_list(file, "ids")
     first = next(parquet_batches(file, ["ids"], 1))
-    ids = list_numbers(first.column("ids"), file, "ids", 0)
+    ids = list_numbers(first.column("ids"), file, "ids", 0, wide)
     steps, top_k = announced.ids_shape(ids.shape, ids.dtype, str(file))
     names = tuple(about.get("layers") or layer_names(steps))
     if len(names) != steps:
@@ -62,11 +72,11 @@ def open_parquet(file: Path, announced: Announced) -> Log:
         for batch in parquet_batches(file, wanted):
             columns = {name: batch.column(name) for name in wanted}
             n = batch.num_rows
-            ids = list_numbers(columns["ids"], file, "ids", start)
+            ids = list_numbers(columns["ids"], file, "ids", start, wide)
             ids = _shaped(ids, (n, steps, top_k), file, "ids", start)
             weights = None
             if has_weights:
-                weights = list_numbers(columns["weights"], file, "weights", start)
+                weights = list_numbers(columns["weights"], file, "weights", start, wide, 0)
                 weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
             token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
             words.add(columns, sample, start)
@@ -113,8 +123,31 @@ def parquet_batches(file: Path, columns: list[str], rows: int | None = None) -> 
         raise UserError(f"{file}: is damaged ({reason})", field="file") from None
 
 
-def list_numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndarray:
-    """A column of lists, or of lists of lists, as an array; UserError that names a row of another length."""
+def widest_list(file: Path, name: str) -> int | None:
+    """Length of the longest list of experts in a column of lists of layers; None for other columns."""
+    wide = None
+    for batch in parquet_batches(file, [name]):
+        layers = batch.column(name)
+        if not (_is_list(layers.type) and _is_list(layers.type.value_type)):
+            return None
+        lengths = layers.flatten().value_lengths()
+        wide = max(wide or 0, pc.max(lengths).as_py() or 0)
+    return wide
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def list_numbers(
+    column: pa.Array, file: Path, name: str, start: int, wide: int | None = None, fill: int = UNUSED
+) -> np.ndarray:
+    """A column of lists, or of lists of lists, as an array; UserError that names a row of another length.
+
+    ``wide``: length of the innermost lists, of which shorter ones and nulls hold ``fill``.
+    """
+    if wide and _is_list(column.type) and _is_list(column.type.value_type) and not column.null_count:
+        column = _filled_lists(column, wide, fill)
     shape = [len(column)]
     rows_per_value = 1
     kinds = pa.types
@@ -136,6 +169,24 @@ def list_numbers(column: pa.Array, file: Path, name: str, start: int) -> np.ndar
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise UserError(f"{file}: the column {name!r} holds {column.type}, not numbers", field="file")
     return column.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _filled_lists(column: pa.Array, wide: int, fill: int) -> pa.Array:
+    """Lists of lists of which the inner ones are ``wide``, with ``fill`` for nulls and behind shorter ones."""
+    inner = column.flatten()
+    values = inner.flatten()
+    lengths = pc.fill_null(inner.value_lengths(), 0).to_numpy(zero_copy_only=False)
+    if not len(lengths) or ((lengths == wide).all() and not values.null_count) or lengths.max() > wide:
+        return column
+    flat = pc.fill_null(values, fill if pa.types.is_floating(values.type) else pa.scalar(fill, pa.int64()))
+    numbers = flat.to_numpy(zero_copy_only=False)
+    spread = np.full((len(lengths), wide), fill, dtype=numbers.dtype if numbers.dtype.kind == "f" else np.int64)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    spread[row, np.arange(len(numbers)) - np.repeat(np.cumsum(lengths) - lengths, lengths)] = numbers
+    outer = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(outer)])
+    rows = pa.ListArray.from_arrays(np.arange(0, spread.size + 1, wide, dtype=np.int32), pa.array(spread.reshape(-1)))
+    return pa.LargeListArray.from_arrays(ends, rows)
 
 
 def _shaped(values: np.ndarray, shape: tuple[int, int, int], file: Path, name: str, start: int) -> np.ndarray:

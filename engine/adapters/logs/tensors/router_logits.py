@@ -15,12 +15,20 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
 
 NOTE = (
     "the log holds scores: the experts are the largest {k} of each, the weights their softmax over all experts, which "
     "the model may have divided by their sum"
 )
+
+
+def entropy_of(probs: np.ndarray) -> np.ndarray:
+    """−Σ p ln p over the last axis, in nats; 0 for a probability of 0."""
+    logarithms = np.log(np.maximum(probs, np.finfo(np.float64).tiny))
+    entropy: np.ndarray = np.maximum(-(probs * logarithms).sum(axis=-1), 0)
+    return entropy
 
 
 def find_scores(value: Any) -> dict[str, np.ndarray] | None:
@@ -84,11 +92,12 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
                 probs = np.exp(part - part.max(axis=2, keepdims=True))
                 probs /= probs.sum(axis=2, keepdims=True)
                 weights = np.take_along_axis(probs, ids, axis=2).astype(np.float32)
+                scored = np.stack([entropy_of(probs), *margin_and_runner_up(probs, ids)], axis=2).astype(np.float32)
                 source = f"{file.name}, sequence {sample}" if len(batch[0]) > 1 else file.name
                 if first.shape[-2] > CUT_TOKENS:
                     source = f"{source}, tokens {start} to {start + len(ids) - 1}"
-                yield Piece(ids, where, weights, source=source)
+                yield Piece(ids, where, weights, source=source, scored=scored)
 
     names = tuple(re.sub(r"^layer_(\d+)$", r"layer \1", name) for name in scores)
-    shape = LogShape(names, top_k, True)
+    shape = LogShape(names, top_k, True, scores=True)
     return Log(file, "router-logits", shape, announced.num_experts(experts, str(file)), read, note=NOTE.format(k=top_k))

@@ -27,7 +27,7 @@ class FlowLink(AnswerModel):
     step: int
     source: int
     target: int
-    count: float = Field(description="Tokens; with top-K each of the K² pairs counts 1/K²")
+    count: float = Field(description="Tokens; each of the k·k′ pairs that a token uses counts 1/(k·k′)")
     weight: float | None = Field(description="The same weighted by the product of the weights, normalised per token")
     share: Share
     low: float | None = Field(None, description="Of a sampled answer: lower end of the 95 % interval of `share`")
@@ -76,6 +76,9 @@ class StepUsage(AnswerModel):
         description="(std / mean)² of the modules' summed weights Σ_t w_ti; 0 = even; null where nothing was weighted"
     )
     gate_entropy: float | None = Field(description="Mean entropy of the routing probabilities, nats")
+    unused: float | None = Field(
+        None, description="Share of the step's slots that hold no module (dropped tokens, capacity, adaptive k)"
+    )
     dead: list[int] = Field(description="Modules that no token chose")
 
 

@@ -10,6 +10,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
     CdfMiddle,
     Compute,
     Count,
+    Counted,
     Example,
     Next,
     PathTokens,
@@ -53,6 +54,13 @@ class Grid(AnswerModel):
     cols: int
 
 
+class TokenMargin(AnswerModel):
+    """How close one decision was."""
+
+    margin: float | None = Field(description="The last chosen score less the next one, in probability; null if unknown")
+    runner_up: int | None = Field(description="The module of the next score")
+
+
 class Token(AnswerModel):
     """One token or patch and its ribbon. Text tokens have characters, patches a row and a column."""
 
@@ -75,6 +83,9 @@ class Token(AnswerModel):
     gate_entropy: float | None = Field(None, description="Mean over steps of the routing entropy, nats")
     flops: float | None = Field(None, description="Floating-point operations of the modules it visited")
     region: str | None = Field(None, description="For example object, background or boundary")
+    margins: list[TokenMargin] | None = Field(
+        None, description="By how much each step chose so; null in runs without scores"
+    )
 
 
 class SampleDetails(SampleRow):
@@ -221,3 +232,43 @@ class SampleMap(AnswerModel):
     of_samples: int
     explained: list[float] | None = Field(description="Share of the variance along each axis")
     points: list[MapPoint]
+
+
+class MarginStep(AnswerModel):
+    """How close the decisions of one step were."""
+
+    step: int
+    num: int = Field(description="Decisions whose margin is known")
+    mean: float | None = Field(description="Mean margin ρ_(K) − ρ_(K+1), in probability")
+    q10: float | None
+    median: float | None
+    q90: float | None
+    close: float | None = Field(description="Share of decisions with a margin below `close`")
+    counts: list[int] = Field(description="Decisions between the `edges`")
+
+
+class MarginPair(AnswerModel):
+    """A module that was chosen last, and the one that would have been next."""
+
+    step: int
+    winner: int = Field(description="The chosen module of the smallest weight")
+    winner_name: str
+    runner_up: int = Field(description="The module of the next score")
+    runner_up_name: str
+    count: int
+    share: Share = Field(description="Of the step's decisions")
+    mean: float = Field(description="Mean margin")
+    close: Share = Field(description="Share of these decisions that are close")
+
+
+class Margins(AnswerModel):
+    """How close the decisions of each step were."""
+
+    run: str
+    label: str | None
+    close: float = Field(description="Decisions with a smaller margin are close")
+    edges: list[float] = Field(description="Bounds of the histogram of each step")
+    counted: Counted | None = Field(description="What was counted; null without scores")
+    steps: list[MarginStep]
+    pairs: list[MarginPair] = Field(description="The most frequent pairs of each step")
+    reason: str | None = Field(description="Why there are no margins; null where there are")

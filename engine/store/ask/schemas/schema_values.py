@@ -12,7 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Ribbon = Annotated[
     list[list[int]],
-    Field(description="Module ids, steps × slots; slot 0 has the largest weight", examples=[[[3], [1]]]),
+    Field(
+        description="Module ids by step, largest weight first: K of them, fewer where slots are unused",
+        examples=[[[3], [1]]],
+    ),
 ]
 Share = Annotated[float, Field(description="Share in [0, 1]")]
 Compute = Annotated[

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps, step_distance
+from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.queries import some_samples
@@ -220,14 +220,14 @@ def _tokens(after: RunFile, before: RunFile, sample: int) -> list[dict[str, Any]
     edited, unedited = sample_of(after, 0), sample_of(before, sample)
     rows = []
     for new, old in zip(edited["tokens"], unedited["tokens"], strict=True):
-        moved_S = step_distance(np.array([old["ribbon"]]), np.array([new["ribbon"]]))[0] > 0
+        pairs = enumerate(zip(old["ribbon"], new["ribbon"], strict=True))
         losses = (old["loss"], new["loss"])
         rows.append(
             {
                 "token": new["token"],
                 "before": old["ribbon"],
                 "after": new["ribbon"],
-                "moved": np.nonzero(moved_S)[0].tolist(),
+                "moved": [step for step, (here, there) in pairs if set(here) != set(there)],
                 "loss": None if None in losses else change_of(*losses),
             }
         )

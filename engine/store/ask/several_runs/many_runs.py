@@ -129,7 +129,8 @@ def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
 
 def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     """Everything about one run that does not depend on the others but for the number of tokens."""
-    one = Numbers(run, run.arrays(Query(_SAMPLES)), {name: run.row[name] for name in (*SIZE, *WORK)})
+    row = run.row | {"num_modules": run.num_modules}
+    one = Numbers(run, run.arrays(Query(_SAMPLES)), {name: row[name] for name in (*SIZE, *WORK)})
     counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
     one.values |= _balance(counts)
     if run.load_only is not None:

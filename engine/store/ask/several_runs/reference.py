@@ -17,6 +17,7 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.excerpts import whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
 from tokenpaths.engine.store.ask.tables.ribbon_index import ranks_of
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
@@ -151,7 +152,7 @@ def _check(run: RunFile, reference: RunFile) -> None:
 def _sorted_ribbons(tokens: list[dict[str, Any]], reference: RunFile) -> np.ndarray:
     """(n, V) ribbons as table ``path`` has them."""
     layout = reference.layout
-    ids = np.array([token["ribbon"] for token in tokens], dtype=np.int64)
+    ids = np.array([whole_ribbon(token["ribbon"], layout) for token in tokens], dtype=np.int64)
     return np.asarray(sorted_slots(ids.reshape(len(tokens), layout.num_steps, layout.top_k)))
 
 
@@ -166,7 +167,7 @@ def _unusual(
     listed = sorted(of_path, key=lambda path: -len(of_path[path]))[:limit]
     if not listed:
         return []
-    near = [nearest_paths(reference, np.array(path), 1) for path in listed]
+    near = [nearest_paths(reference, whole_ribbon(path, reference.layout), 1) for path in listed]
     ranks = [int(one.ranks[0]) for one in near]
     heads = {head["rank"]: head for head in examples_of_paths(reference, sorted(set(ranks)), each, seed)}
     return [

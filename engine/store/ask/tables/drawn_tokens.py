@@ -6,7 +6,7 @@ Shapes: n tokens in reading order, S steps, K slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class Drawn:
     samples_n: np.ndarray
     tokens_n: np.ndarray
     counted: dict[str, Any]
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    """further columns of ``token`` by name (n,)"""
 
     @property
     def follows_n(self) -> np.ndarray:
@@ -45,7 +47,13 @@ class Drawn:
         return follows
 
 
-def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = None, most: int | None = None) -> Drawn:
+def draw_tokens(
+    run: RunFile,
+    step: int | None = None,
+    label_id: int | None = None,
+    most: int | None = None,
+    extra: Sequence[str] = (),
+) -> Drawn:
     """About ``most`` tokens at most: all of them, or those of a seeded draw of samples; at one step, or at all."""
     most = MOST_TOKENS if most is None else most
     condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
@@ -61,14 +69,15 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
     parts = list(
         run.chunks(
             Query(
-                f"SELECT sample, token, {', '.join(fields)}, {columns} FROM token WHERE {condition.sql} "
+                f"SELECT sample, token, {', '.join(fields)}, {', '.join([columns, *extra])} FROM token "
+                f"WHERE {condition.sql} "
                 "ORDER BY sample, token",
                 condition.parameters,
             ),
             CHUNK_ROWS,
         )
     )
-    ids = [_ids(run, list(part.values())[4:], step) for part in parts]
+    ids = [_ids(run, [part[name] for name in list(part)[4 : len(part) - len(extra)]], step) for part in parts]
     shape = (0, layout.num_steps if step is None else 1, layout.top_k)
     joined = {
         name: np.concatenate([part[name] for part in parts]).astype(np.int64) if parts else np.zeros(0, np.int64)
@@ -87,6 +96,7 @@ def draw_tokens(run: RunFile, step: int | None = None, label_id: int | None = No
             "of_samples": of_samples,
             "exact": len(joined["token"]) == of_tokens,
         },
+        extra={name: np.concatenate([part[name] for part in parts]) if parts else np.zeros(0) for name in extra},
     )
 
 

@@ -32,9 +32,22 @@ SAMPLE_FIELDS = (
 
 
 def nested_ribbon(flat: Sequence[int], layout: Layout) -> list[list[int]]:
-    """A flat ribbon of V ids as S lists of K."""
+    """A flat ribbon of V ids as S lists of the modules used: K of them unless slots are unused."""
     k = layout.top_k
-    return [[int(i) for i in flat[s * k : (s + 1) * k]] for s in range(layout.num_steps)]
+    return used_modules([[int(i) for i in flat[s * k : (s + 1) * k]] for s in range(layout.num_steps)], layout)
+
+
+def used_modules(ribbon: list[list[int]], layout: Layout) -> list[list[int]]:
+    """The ids of a ribbon by step, without those that stand for unused slots."""
+    if layout.unused_from is None:
+        return ribbon
+    return [[module for module in modules if module < layout.unused_from] for modules in ribbon]
+
+
+def whole_ribbon(ribbon: Sequence[Sequence[int]], layout: Layout) -> np.ndarray:
+    """(S, K) ids of a ribbon of used modules, with what stands for unused slots behind them."""
+    first, k = layout.unused_from or 0, layout.top_k
+    return np.array([[*modules, *range(first, first + k - len(modules))] for modules in ribbon])
 
 
 def sample_answer(row: Sequence[Any]) -> dict[str, Any]:

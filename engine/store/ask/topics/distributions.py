@@ -1,4 +1,7 @@
-"""Distributions of a measure (compute, reuse, loss, gate entropy) over samples or tokens."""
+"""Distributions of a measure (compute, reuse, loss, gate entropy) over samples or tokens; margins of decisions by step.
+
+Shapes: n tokens, S steps, K slots, M modules.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.file.filters import check_choice
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, decode_margins
 
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 SEALED_BINS = 40
@@ -84,3 +91,102 @@ def distribution(
         **described,
         "by_label": [{"label": name, "num": num, "mean": finite(mean)} for name, num, mean in by_label],
     }
+
+
+CLOSE = 0.05
+"""margin below which a decision counts as close, by default"""
+MARGIN_EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+MARGIN_QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
+NO_SCORES = (
+    "this run holds no scores of what was not chosen, so how close its decisions were is not known: a log of ids and "
+    "weights cannot tell; trace the model, or import the scores of its routers"
+)
+
+
+@question(
+    "margins",
+    "sample_schema.Margins",
+    tag="runs",
+    description="How close were the decisions of each step? Margins (the score of the last chosen module less that of "
+    "the next one, in probability), the share of close decisions, and the most frequent pairs of winner and runner-up."
+    "\n\nOf large runs on tokens drawn by a seed. Runs without scores say so in `reason`.",
+    frames={
+        "margins": Rows("steps", "A row for each step: num, mean, median, q10, q90, and close, a share."),
+        "margin_pairs": Rows("pairs", "A row for each pair: step, winner, runner_up, count, share of all decisions."),
+    },
+    sealed=lambda run: [{}] if MARGIN_COLUMNS[0] in run.token_columns else [],
+)
+def margins(
+    run: RunFile,
+    *,
+    label: LabelFilter = None,
+    close: Annotated[int | float, Argument("Decisions with a smaller margin are close", ge=0, le=1)] = CLOSE,
+    each: Annotated[int, Argument("Most pairs of a step", ge=1, le=100)] = 5,
+) -> dict[str, Any]:
+    """Margins of each step: quantiles, a histogram, the share below ``close``, and pairs (winner → runner-up).
+
+    The winner is the chosen module of the smallest weight. Shares are of the decisions whose margin is known.
+    """
+    head = {"run": run.run_id, "label": label, "close": float(close), "edges": list(MARGIN_EDGES)}
+    label_id = run.label_id(label)
+    if MARGIN_COLUMNS[0] not in run.token_columns:
+        return {**head, "counted": None, "steps": [], "pairs": [], "reason": NO_SCORES}
+    drawn = draw_tokens(run, None, label_id, extra=MARGIN_COLUMNS)
+    margin_nS = decode_margins(_joined(drawn.extra[MARGIN_COLUMNS[0]], "<u2", run.layout.num_steps))
+    runner_nS = _joined(drawn.extra[MARGIN_COLUMNS[1]], run.layout.id_dtype, run.layout.num_steps)
+    used = run.bank.used(drawn.ids_nSK).sum(axis=2)
+    last = np.maximum(used - 1, 0)[:, :, None]
+    winner_nS = np.take_along_axis(drawn.ids_nSK, last, axis=2)[:, :, 0]
+    steps, pairs = [], []
+    for step in range(run.layout.num_steps):
+        known = ~np.isnan(margin_nS[:, step]) & (used[:, step] > 0)
+        values = margin_nS[known, step]
+        steps.append({"step": step, **_margin_row(values, float(close))})
+        pairs += _margin_pairs(run, step, winner_nS[known, step], runner_nS[known, step], values, float(close), each)
+    reason = None if any(row["num"] for row in steps) else "no decision of these tokens has a known margin"
+    return {**head, "counted": drawn.counted, "steps": steps, "pairs": pairs, "reason": reason}
+
+
+def _joined(blobs: np.ndarray, dtype: str | np.dtype, num_steps: int) -> np.ndarray:
+    """(n, S) numbers of one blob a token."""
+    return np.frombuffer(b"".join(blobs.tolist()), dtype=dtype).reshape(-1, num_steps)
+
+
+def _margin_row(values: np.ndarray, close: float) -> dict[str, Any]:
+    if not len(values):
+        none: dict[str, Any] = dict.fromkeys(("mean", *MARGIN_QUANTILES, "close"))
+        return {"num": 0, **none, "counts": [0] * (len(MARGIN_EDGES) - 1)}
+    return {
+        "num": len(values),
+        "mean": float(values.mean()),
+        **{name: float(np.quantile(values, q)) for name, q in MARGIN_QUANTILES.items()},
+        "close": float((values < close).mean()),
+        "counts": np.histogram(values, MARGIN_EDGES)[0].tolist(),
+    }
+
+
+def _margin_pairs(
+    run: RunFile, step: int, winner: np.ndarray, runner: np.ndarray, values: np.ndarray, close: float, each: int
+) -> list[dict[str, Any]]:
+    """The most frequent (winner → runner-up) of a step; ties by their ids."""
+    keys = winner.astype(np.int64) * run.layout.num_modules + runner
+    kinds, of_kind, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    tight = np.bincount(of_kind, values < close, len(kinds))
+    sums = np.bincount(of_kind, values, len(kinds))
+    rows = []
+    for place in np.lexsort((kinds, -counts))[:each].tolist():
+        first, second = divmod(int(kinds[place]), run.layout.num_modules)
+        rows.append(
+            {
+                "step": step,
+                "winner": first,
+                "winner_name": run.bank.find(step, first).name,
+                "runner_up": second,
+                "runner_up_name": run.bank.find(step, second).name,
+                "count": int(counts[place]),
+                "share": float(counts[place] / len(values)),
+                "mean": float(sums[place] / counts[place]),
+                "close": float(tight[place] / counts[place]),
+            }
+        )
+    return rows

@@ -20,6 +20,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
+from tokenpaths.engine.store.file.flow_counter import of_modules
 
 MOST_LABELS = 40
 MOST_MODULES = 256
@@ -75,7 +76,7 @@ def specialisation(
         "of": of,
         "step": step,
         "label": label,
-        "baseline": measure.even_share(len(offered), run.layout.top_k),
+        "baseline": measure.even_share(len(offered), _mean_used(run, step)),
         "num_modules": len(offered),
         "least": measure.LEAST_SEEN if of != "label" else 0,
     }
@@ -84,6 +85,14 @@ def specialisation(
             raise UserError("of=label compares all labels: leave label out", field="label")
         return head | _by_label(run, step, offered, limit)
     return head | _by_word(run, of, step, run.label_id(label), limit, each)
+
+
+def _mean_used(run: RunFile, step: int) -> int | float:
+    """Modules that a token uses at a step, on average: K unless slots are unused."""
+    if not run.bank.k_varies:
+        return run.layout.top_k
+    rows = run.rows(queries.sealed_usage(None))
+    return float(sum(row[2] for row in of_modules(rows, run.layout) if row[0] == step) / max(run.num_tokens(), 1))
 
 
 def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[str, Any]:
@@ -146,7 +155,8 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
             )
     preference = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
     share, listed = preference.share, {}
-    for module in np.flatnonzero(preference.counts.any(axis=0)).tolist():
+    chosen = preference.counts.sum(axis=0) > 0
+    for module in (module for module in run.bank.offered(step) if chosen[module]):
         by_share = np.lexsort((preference.token_ids, -preference.seen, -share[:, module]))
         listed[module] = [int(x) for x in by_share[:each] if preference.counts[x, module]]
     strength = {module: float(share[rows, module].mean()) for module, rows in listed.items()}
@@ -202,15 +212,22 @@ def co_activation(
         )
     drawn = draw_tokens(run, step, run.label_id(label))
     together = measure.chosen_together(drawn.ids_nSK[:, 0], run.layout.num_modules)
+    offered = run.bank.offered(step)
+    stand_in = np.ones(run.layout.num_modules, dtype=bool)
+    stand_in[offered] = False
+    together[stand_in] = together[:, stand_in] = 0
     share = measure.co_activation(together)
     pairs = _strongest(together, share)
     shown = _chain(pairs, share, limit)
-    offered = run.bank.offered(step)
+    baseline = measure.even_co_activation(len(offered), run.layout.top_k)
+    if run.bank.k_varies:
+        used = run.bank.used(drawn.ids_nSK, step)[:, 0].sum(axis=1)
+        baseline = measure.even_co_activation_of(len(offered), used)
     return {
         "run": run.run_id,
         "step": step,
         "label": label,
-        "baseline": measure.even_co_activation(len(offered), run.layout.top_k),
+        "baseline": baseline,
         "num_modules": len(offered),
         "counted": drawn.counted,
         "modules": [{**run.bank.head(step, module), "count": int(together[module, module])} for module in shown],
@@ -271,14 +288,19 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
 def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
-    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, run.bank.unknown(drawn.ids_nSK))
+    used = run.bank.used(drawn.ids_nSK) if run.bank.k_varies else None
+    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, run.bank.unknown(drawn.ids_nSK), used)
+    later = np.flatnonzero(drawn.follows_n)
     if not repeated.num_pairs:
         raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
     # Ids without weights stand in the order of the source: slot 0 is no first choice then.
     ordered = run.layout.top_k == 1 or weights_recorded(run)
     steps = []
     for step in range(run.layout.num_steps):
-        first, any_ = measure.repetition_baselines(len(run.bank.offered(step)), run.layout.top_k)
+        num_modules = len(run.bank.offered(step))
+        first, any_ = measure.repetition_baselines(num_modules, run.layout.top_k)
+        if used is not None:
+            any_ = measure.any_repetition_of(num_modules, used[:, step].sum(axis=1), (later - 1, later))
         steps.append(
             {
                 "step": step,

@@ -34,7 +34,7 @@ from tokenpaths.engine.store.file.filters import (
     path_condition,
     token_condition,
 )
-from tokenpaths.engine.store.file.flow_counter import FlowCounter, countable_in_sql, read_chunks, ribbons_of
+from tokenpaths.engine.store.file.flow_counter import FlowCounter, countable_in_sql, of_modules, read_chunks, ribbons_of
 from tokenpaths.engine.store.file.schema import SAMPLE_TABLE_ROWS, Layout
 
 MOST_LINKS = 2000
@@ -94,11 +94,12 @@ def flow(
     merging, counted = (float(merge_share), most_modules), None
     if not filters.need_tokens:
         num_tokens = run.num_tokens(label)
-        usage = run.rows(queries.sealed_usage(label_id))
+        usage = of_modules(run.rows(queries.sealed_usage(label_id)), run.layout)
         modules = kept_modules(usage, (first, stop), num_tokens, *merging)
         links = run.rows(queries.largest_links(label_id, first, stop, modules, min_share * num_tokens, limit))
     else:
-        counted, (num_tokens, columns, usage) = _count(run, filters, label_id, first, stop, sampled=sampled)
+        counted, (num_tokens, columns, visits) = _count(run, filters, label_id, first, stop, sampled=sampled)
+        usage = of_modules(visits, run.layout)
         modules = kept_modules(usage, (first, stop), num_tokens, *merging)
         if modules is not None:
             columns = merge_links(columns, modules, run.layout.num_modules)
@@ -197,7 +198,12 @@ def _sum_paths(run: RunFile, parts: Iterator[tuple[np.ndarray, np.ndarray]], fir
             # Sums of whole numbers in float64 are exact below 2**53.
             used[step] += np.bincount(columns[step], times, minlength=size)
             if first <= step < stop - 1:
-                links[step] += np.bincount(columns[step] * size + columns[step + 1], times, minlength=size * size)
+                pairs = columns[step] * size + columns[step + 1]
+                if run.layout.unused_from is not None:
+                    both = np.maximum(columns[step], columns[step + 1]) < run.layout.unused_from
+                    links[step] += np.bincount(pairs[both], times[both], minlength=size * size)
+                    continue
+                links[step] += np.bincount(pairs, times, minlength=size * size)
     steps, link = np.nonzero(links)
     count = links[steps, link]
     flows = {"step": steps, "source": link // size, "target": link % size, "count": count, "weight": count}
@@ -321,11 +327,12 @@ def _answer(
 ) -> dict[str, Any]:
     """nodes, the largest links, and the remainder per step in ``other``; ``links`` as from ``queries.largest_links``.
 
-    At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``. Links from and to a decision that is
-    not known are part of ``other``; what stands for it is no node.
+    At every step, the counts of ``links`` and of ``other`` sum to ``num_tokens``, less the tokens that use no module at
+    one of its two steps. Links from and to a decision that is not known are part of ``other``; what stands for it is
+    no node.
     """
     (first, stop), top_k = steps, run.layout.top_k
-    unknown = run.bank.is_unknown
+    unknown = run.bank.is_stand_in
     largest = (row[:5] for row in links if row[5] is None)
     shown = sorted(row for row in largest if not unknown(row[0], row[1]) and not unknown(row[0] + 1, row[2]))
     hidden = {row[0]: [row[5], row[3]] for row in links if row[5] is not None}
@@ -367,7 +374,7 @@ def _nodes(
     stays, merged = None if kept is None else set(kept), defaultdict(list)
     nodes = []
     for step, module, count, _ in sorted(usage):
-        if not steps[0] <= step < steps[1] or bank.is_unknown(step, module):
+        if not steps[0] <= step < steps[1] or bank.is_stand_in(step, module):
             continue
         if stays is None or (step, module) in stays:
             nodes.append({**bank.head(step, module), "count": int(count), "share": count / num_tokens})

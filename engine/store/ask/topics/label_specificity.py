@@ -15,7 +15,8 @@ import numpy as np
 
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
-from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.tables.excerpts import used_modules
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 
 LEAST = 20
@@ -84,7 +85,7 @@ def specific(
     labelled = table.label_N >= 0
     base_L = np.bincount(np.searchsorted(ids, table.label_N[labelled]), table.per_sample()[labelled], len(ids))
     base_L = base_L / base_L.sum()
-    counts = count_paths(table, ids) if of == "path" else count_modules(table, ids)
+    counts = count_paths(table, ids) if of == "path" else count_modules(table, ids, run.bank)
     keep_J = np.flatnonzero((counts.tokens_J >= least) & (counts.samples_J >= LEAST_SAMPLES))
     rows = _ranked(counts, keep_J, base_L, None if label_id is None else int(np.searchsorted(ids, label_id)))
     if not len(keep_J):
@@ -121,8 +122,8 @@ def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:
     return Counts(np.arange(size), total, sizes, thing, label, tokens, np.bincount(pair, minlength=len(pairs)))
 
 
-def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
-    """Counts for every module at every step."""
+def count_modules(table: TokenTable, ids: np.ndarray, bank: ModuleBank | None = None) -> Counts:
+    """Counts for every module at every step; without a ``bank`` every id is a module."""
     labelled = np.flatnonzero(table.label_N >= 0)
     order = labelled[np.argsort(table.label_N[labelled], kind="stable")]
     starts = np.searchsorted(table.label_N[order], ids)
@@ -130,6 +131,7 @@ def count_modules(table: TokenTable, ids: np.ndarray) -> Counts:
     at_once, num = max(16, MOST_CELLS // max(1, table.num_samples)), 0
     for step in range(table.ribbon_PSK.shape[1]):
         used = np.unique(table.ribbon_PSK[:, step])
+        used = used if bank is None else np.intersect1d(used, bank.offered(step))
         for modules in np.split(used, range(at_once, len(used), at_once)):
             met = table.chosen_at(step, modules)[order]
             total, squares = met.sum(axis=0).astype(np.float64), (met.astype(np.float64) ** 2).sum(axis=0)
@@ -163,7 +165,7 @@ def _row(run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label
     share = np.array([tokens / total])
     low, high = wilson(share, counts.size_I[i : i + 1])
     if of == "path":
-        head = {"rank": int(table.rank_P[i]), "ribbon": table.ribbon_PSK[i].tolist()}
+        head = {"rank": int(table.rank_P[i]), "ribbon": used_modules(table.ribbon_PSK[i].tolist(), run.layout)}
     else:
         head = run.bank.head(*(int(part) for part in counts.things[i]))
     return {

@@ -49,7 +49,9 @@ _CROP = r"^(.+) at \(\d+, \d+\), \d+ px$"
 
 def card(run: RunFile) -> dict[str, Any]:
     """Summary of the run for lists of runs."""
-    return run_card(run.run_id, run.row, samples_are=_crops(run)) | {"series": place_of(run)}
+    # What stands for unused slots and unknown decisions is no module.
+    row = run.row | {"num_modules": run.num_modules}
+    return run_card(run.run_id, row, samples_are=_crops(run)) | {"series": place_of(run)}
 
 
 def run_card(

@@ -31,12 +31,14 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     patch_uri,
     sample_answer,
     text_context,
+    used_modules,
 )
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import tokens_sql
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.token_flops import flops_of
+from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, decode_margins
 
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
 MOST_ROWS = 1000
@@ -151,7 +153,7 @@ def picture(run: RunFile, sample: int) -> bytes:
 
 def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray]:
     """The tokens of a sample with rank, cdf, compute and reuse of their paths; ids and levels (n, S, K)."""
-    columns = ["token", "path_id", *(name for name in _PLACE if name in run.token_columns)]
+    columns = ["token", "path_id", *(n for n in (*_PLACE, *MARGIN_COLUMNS) if n in run.token_columns)]
     rows = run.rows(queries.tokens_of_sample(run.layout, columns, sample, 0, num_tokens))
     tokens = [dict(zip(columns, row, strict=False)) for row in rows]
     path_ids = np.array([token["path_id"] for token in tokens])
@@ -209,8 +211,13 @@ def _token_answer(
         }
     return answer | {
         "loss": finite(token["loss"]),
-        "ribbon": ids,
-        "weights": run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(),
+        "ribbon": (ribbon := used_modules(ids, run.layout)),
+        "weights": [
+            weights[: len(modules)]  # unused slots are the last ones
+            for modules, weights in zip(
+                ribbon, run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(), strict=True
+            )
+        ],
         "rank": token["rank"],
         **{name: token[name] for name in ("cdf", "cdf_middle", "path_tokens")},
         "compute": token["compute"],
@@ -218,7 +225,21 @@ def _token_answer(
         "gate_entropy": finite(token["gate_entropy"]),
         "flops": finite(token["flops"]),
         "region": None if token.get("region") is None else run.regions[token["region"]],
+        "margins": _margins_of(run, token),
     }
+
+
+def _margins_of(run: RunFile, token: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Margin and runner-up of each step of a token; None in runs without scores."""
+    if MARGIN_COLUMNS[0] not in token:
+        return None
+    levels = np.frombuffer(token[MARGIN_COLUMNS[0]], dtype="<u2")
+    runners = np.frombuffer(token[MARGIN_COLUMNS[1]], dtype=run.layout.id_dtype)
+    pairs = zip(decode_margins(levels).round(5).tolist(), runners.tolist(), strict=True)
+    return [
+        {"margin": None if np.isnan(margin) else margin, "runner_up": None if np.isnan(margin) else runner}
+        for margin, runner in pairs
+    ]
 
 
 def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -> str | None:
@@ -365,8 +386,10 @@ def token_slice(
             {
                 "token": token["token"],
                 **where,
-                "modules": ids[place, step].tolist(),
-                "weights": layout.weights.decode(levels[place, step]).round(layout.weights.digits).tolist(),
+                "modules": (modules := used_modules(ids[place, step : step + 1].tolist(), layout)[0]),
+                "weights": layout.weights.decode(levels[place, step, : len(modules)])
+                .round(layout.weights.digits)
+                .tolist(),
             }
         )
     return {

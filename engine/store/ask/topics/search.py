@@ -19,6 +19,7 @@ from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fittin
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.excerpts import used_modules
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.samples import shown_at
@@ -297,7 +298,7 @@ def _paths(run: RunFile, table: TokenTable, mask_n: np.ndarray, least: int, limi
         {
             "rank": int(table.rank_P[i]),
             **ink,
-            "ribbon": table.ribbon_PSK[i].tolist(),
+            "ribbon": used_modules(table.ribbon_PSK[i].tolist(), run.layout),
             "count": int(here_P[i]),
             "share": float(share[k]),
             "of": int(all_P[i]),

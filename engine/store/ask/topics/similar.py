@@ -163,23 +163,20 @@ def similar_tokens(
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
     near = nearest_paths(run, own_SK, limit)
+    own_ribbon = nested_ribbon(own.tolist(), layout)
     paths = []
     for examples, distance in zip(
         examples_of_paths(run, near.ranks.tolist(), each, seed), near.distances.tolist(), strict=True
     ):
-        there_SK = np.array(examples["ribbon"])
-        differs = ~np.array(
-            [set(ids) == set(other_ids) for ids, other_ids in zip(own_SK.tolist(), there_SK.tolist(), strict=True)]
-        )
+        pairs = enumerate(zip(own_ribbon, examples["ribbon"], strict=True))
+        differs = [step for step, (ids, other_ids) in pairs if set(ids) != set(other_ids)]
         examples["examples"] = [ids for ids in examples["examples"] if (ids["sample"], ids["token"]) != (sample, token)]
-        paths.append(
-            examples | {"distance": float(distance / layout.top_k), "differs": np.flatnonzero(differs).tolist()}
-        )
+        paths.append(examples | {"distance": float(distance / layout.top_k), "differs": differs})
     return {
         "run": run.run_id,
         "sample": sample,
         "token": token,
-        "ribbon": nested_ribbon(own.tolist(), layout),
+        "ribbon": own_ribbon,
         "rank": int(near.ranks[0]),
         "num_paths": int(near.num_paths.sum()),
         "apart": [

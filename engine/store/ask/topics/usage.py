@@ -19,6 +19,7 @@ from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.token_table import tokens_of
+from tokenpaths.engine.store.file.flow_counter import of_modules
 
 
 @question(
@@ -38,7 +39,8 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     """Load of every module at every step, all tokens or those of one label.
 
     Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens
-    that chose the module, so it sums to K at each step; of counts that do not say K, the share of choices.
+    that chose the module, so it sums to K at each step, less what slots are ``unused``; of counts that do not say K,
+    the share of choices.
     """
     label_id = run.label_id(label)
     rows = run.rows(queries.sealed_usage(label_id))
@@ -63,6 +65,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                 "max_violation": load.max_violation(c),
                 "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]),
                 "gate_entropy": finite(entropy.get(step)),
+                "unused": _unused(rows, run, step, num_tokens) if run.bank.k_varies else None,
                 "dead": [m for m, n in zip(offered, c, strict=True) if n == 0],
             }
         )
@@ -135,6 +138,13 @@ def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                 }
             )
     return {**answer, "shares": rows, "reason": None}
+
+
+def _unused(rows: Sequence[tuple[Any, ...]], run: RunFile, step: int, num_tokens: int) -> float:
+    """Share of the slots of a step that hold no module."""
+    used = sum(row[2] for row in of_modules(rows, run.layout) if row[0] == step)
+    slots = num_tokens * run.layout.top_k
+    return (slots - used) / slots if slots else 0.0
 
 
 def counts_of_step(rows: Sequence[tuple[Any, ...]], bank: ModuleBank, num_steps: int) -> list[np.ndarray]:

@@ -133,7 +133,7 @@ def _each_once(load: LoadParts) -> LoadParts:
 
 def _fill(partial: Path, info: RunInfo, modules: Sequence[ModuleInfo], load: LoadParts) -> None:
     block = LARGE_BLOCK_BYTES if load.counts.size > LARGE_CELLS else SMALL_BLOCK_BYTES
-    layout = layout_for(info)
+    layout = layout_for(info, modules)
     con = create_file(partial, create_tables(layout, info) + CREATE_SOFT + path_table(layout) + LOAD_TABLE, block)
     try:
         names = ("step", "module", "name", "kind", "num_params", "flops_per_token")

@@ -17,6 +17,7 @@ from tokenpaths.engine.adapters.huggingface.gates import common_semantics
 from tokenpaths.engine.adapters.huggingface.inspection import find_model
 from tokenpaths.engine.adapters.huggingface.loading import load
 from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel
+from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.tracing.traceable import ModelInput
 
@@ -142,6 +143,26 @@ def test_entropy_is_of_the_probabilities_over_all_experts(model_type: str) -> No
         probs = logits_of(gate, seen)[case.keep].double().softmax(dim=1)
         assert probs.shape[1] == gate.num_choices
         np.testing.assert_allclose(ours, torch.special.entr(probs).sum(dim=1).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_margins_are_those_of_the_probabilities(model_type: str) -> None:
+    """Unknown where another expert had a larger probability: the choice was not by probability alone."""
+    case = traced(model_type)
+    for step, (gate, seen) in enumerate(zip(case.loaded.gates, case.seen, strict=True)):
+        margin, runner_up = case.recorded.margin[:, step].numpy(), case.recorded.runner_up[:, step].numpy()
+        if not gate.semantics.score_function.startswith("softmax"):
+            assert np.isnan(margin).all()
+            continue
+        probs = logits_of(gate, seen)[case.keep].double().softmax(dim=1).numpy()
+        expected, expected_runner = margin_and_runner_up(probs, case.recorded.ids[:, step].long().numpy())
+        known = expected >= 0
+        np.testing.assert_allclose(margin[known], expected[known], atol=2e-6)
+        assert np.isnan(margin[expected < -1e-6]).all()
+        clear = expected > 1e-5
+        ordered = -np.sort(-probs, axis=1)
+        apart = ordered[:, gate.top_k] - ordered[:, min(gate.top_k + 1, probs.shape[1] - 1)] > 1e-5
+        np.testing.assert_array_equal(runner_up[clear & apart], expected_runner[clear & apart])
 
 
 def test_hash_layers_of_deepseek_v4_are_told_apart() -> None:

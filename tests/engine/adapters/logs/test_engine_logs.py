@@ -27,6 +27,7 @@ from tests.engine.adapters.logs.engine_logs import (
 from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.store.ask.run import Run
@@ -192,6 +193,19 @@ def test_scores_of_routers(kind: str, tmp_path: Path):
     probs = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
     assert np.allclose(piece.weights, -np.sort(-probs, axis=2)[:, :, :TOP_K], atol=1e-6)
     refused(tmp_path, file, "say --top-k of the model .*1 to 16 would fit")
+    made = import_log(open_log(file, top_k=TOP_K), tmp_path / "runs", "scored")
+    with Run.open(made) as run:
+        ordered = -np.sort(-probs, axis=2)
+        for token, ids, sorted_probs, own in zip(
+            run.sample(0)["tokens"], np.argsort(-scores, axis=2), ordered, probs, strict=True
+        ):
+            for layer, row in enumerate(token["margins"]):
+                assert row["margin"] == pytest.approx(
+                    sorted_probs[layer, TOP_K - 1] - sorted_probs[layer, TOP_K], abs=2e-5
+                )
+                assert row["runner_up"] == ids[layer, TOP_K]
+            assert token["gate_entropy"] == pytest.approx(-(own * np.log(own)).sum(axis=1).mean(), rel=1e-3)
+        assert run.margins()["reason"] is None
 
 
 def test_traces_of_flame_moe(tmp_path: Path):

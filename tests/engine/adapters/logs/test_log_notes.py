@@ -226,7 +226,7 @@ def test_a_long_sample_is_handed_out_in_pieces(tmp_path: Path):
 HEADER = "call,token,layer,expert,weight\n"
 
 
-@pytest.mark.parametrize(("column", "value"), [(3, -1), (4, "nan"), (2, -1), (4, 7)])
+@pytest.mark.parametrize(("column", "value"), [(3, -7), (4, "nan"), (2, -1), (4, 7)])
 @pytest.mark.parametrize("blank", [0, 2])
 def test_the_line_of_a_wrong_row_is_named(column: int, value: object, blank: int, tmp_path: Path):
     rows = csv_rows(True)
@@ -234,7 +234,7 @@ def test_the_line_of_a_wrong_row_is_named(column: int, value: object, blank: int
     file = write_csv(tmp_path / "log.csv", rows[:20], "\n" * blank + HEADER)
     with file.open("a") as stream:
         stream.write("\n" * blank + write_csv(tmp_path / "rest.csv", rows[20:]).read_text())
-    what = {3: "expert -1", 2: "layer -1"}.get(column, f"weight {value}")
+    what = {3: "expert -7", 2: "layer -1"}.get(column, f"weight {value}")
     refused(tmp_path, file, rf"line {52 + 2 * blank}: {what}, but")
 
 
@@ -275,8 +275,8 @@ def test_parallel_sequences_at_one_position(tmp_path: Path):
 
 def test_the_line_of_a_wrong_id_of_megatron_is_named(tmp_path: Path):
     lines = megatron_lines()
-    lines[5]["top_indices"][3][0] = -1
-    refused(tmp_path, write_lines(tmp_path / "log.jsonl", lines), "line 6, token 3: expert -1 at layer 4")
+    lines[5]["top_indices"][3][0] = -7
+    refused(tmp_path, write_lines(tmp_path / "log.jsonl", lines), "line 6, token 3: expert -7 at layer 4")
 
 
 def test_ranks_of_megatron_whose_lines_alternate(tmp_path: Path):

@@ -210,7 +210,8 @@ def with_experts(value: object, line: int = 1) -> Callable[[list[dict]], list[di
 ENGINE: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
     "ragged layers": (with_experts(ragged()), "line 2: routed_experts is ragged: token 11 has another number"),
     "true for 1": (with_experts([[[0, 1], [True, 3]]]), "line 2: routed_experts holds true and false, it should"),
-    "ragged experts": (with_experts([[[0, 1], [2, 3], [4]]]), "line 2: routed_experts is ragged: the layers of"),
+    "ragged experts": (with_experts([[[0, 1], [2, 3], [4, [5]]]]), "line 2: routed_experts is ragged"),
+    "more experts": (with_experts([[[0, 1], [2, 3], [4, 5, 6]]]), "of 3 experts, .* of 2; if k varies, say --top-k"),
     "negative": (with_experts((IDS[:5] - 9).tolist()), r"line 2, token 0: expert -\d"),
     "twice": (with_experts([[[0, 1], [2, 2], [3, 4]]]), "line 2, token 0: the same expert twice at layer 1"),
     "layers": (with_experts(IDS[:5, :2].tolist()), "line 2: has 2 layers of 2 experts, the first response had 3 of 2"),
@@ -251,7 +252,7 @@ def test_a_flat_response_of_other_layers_than_announced(tmp_path: Path):
 
 MEGATRON: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
     "ragged": (
-        lambda lines: [lines[0] | {"top_indices": [[1, 2], [3]], "num_tokens": 2}, *lines[1:]],
+        lambda lines: [lines[0] | {"top_indices": [[1, 2], [[3]]], "num_tokens": 2}, *lines[1:]],
         "line 1: top_indices is ragged",
     ),
     "tokens": (lambda lines: [lines[0] | {"num_tokens": 3}, *lines[1:]], "line 1: num_tokens is 3, but .* has 15"),
@@ -281,8 +282,8 @@ def test_wrong_csv(tmp_path: Path):
     short = [*rows[:6], rows[6][:-1], *rows[7:]]
     refused(tmp_path, write_csv(file, short, header), "cannot be read as CSV .*Expected 5 columns")
     negative = [row.copy() for row in rows]
-    negative[5][3] = -1
-    refused(tmp_path, write_csv(file, negative, header), "line 7: expert -1, but the experts are 0 … 65535")
+    negative[5][3] = -7
+    refused(tmp_path, write_csv(file, negative, header), "line 7: expert -7, but the experts are 0 … 65535")
     missing = rows[:6] + rows[7:]
     refused(tmp_path, write_csv(file, missing, header), "line 8: token 3 has another number of experts at layer 0")
     refused(tmp_path, write_csv(file, csv_rows(False)[:-1]), "no whole tokens of 2 experts", top_k=2)

@@ -21,6 +21,7 @@ from tests.support.recorder_models import (
     tokens,
 )
 from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.store.ask.run import Run
 
 pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
@@ -83,6 +84,34 @@ def test_three_lines_record_what_the_model_decides(tmp_path, moe, scale, experts
     assert modules[0]["num_params"] == sum(p.numel() for p in Expert().parameters())
     assert modules[0]["flops_per_token"] == 2 * 2 * WIDTH * 2 * WIDTH
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.duckdb"]
+
+
+@pytest.mark.parametrize("moe", [LinearMoE, GateMoE])
+def test_margins_are_kept_where_the_softmax_is_the_distribution(tmp_path, moe):
+    """The tokens' margins in the run, beside those of the model's own logits."""
+    model = language(moe, layers=2, experts=5, top_k=2)
+    logits: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _m, args, out: logits.append(args[0].detach() @ _m.weight.detach().T))
+        for name, module in model.named_modules()
+        if getattr(module, "weight", torch.zeros(0)).shape == (5, WIDTH)
+    ]
+    with record(model, run="near", runs_dir=tmp_path) as rec:
+        model(tokens(3, 7))
+    for hook in hooks:
+        hook.remove()
+    answer = rec.run.margins()
+    if moe is GateMoE:  # sigmoids and a bias: no distribution over the experts
+        assert "holds no scores" in answer["reason"]
+        return
+    assert answer["reason"] is None
+    ids, _, _ = recorded(rec.run)
+    kept = [token["margins"] for sample in range(3) for token in rec.run.sample(sample)["tokens"]]
+    for step, scores in enumerate(logits):
+        probs = scores.reshape(-1, 5).double().softmax(dim=1).numpy()
+        margin, runner_up = margin_and_runner_up(probs, ids[:, step])
+        assert [row[step]["margin"] for row in kept] == pytest.approx(margin.tolist(), abs=2e-5)
+        assert [row[step]["runner_up"] for row in kept] == runner_up.tolist()
 
 
 def test_the_choice_is_explained(tmp_path):

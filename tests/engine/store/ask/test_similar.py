@@ -62,7 +62,7 @@ def test_similar_ribbons_are_those_of_the_naive_loop(case: Case) -> None:
     assert answer["rank"] == order[0] == naive.rank[naive.keys[token]]
     for row in answer["paths"]:
         there = [set(step) for step in row["ribbon"]]
-        assert row["differs"] == [s for s, step in enumerate(own) if set(step) != there[s]]
+        assert row["differs"] == [s for s, step in enumerate(naive.ribbon(token)) if set(step) != there[s]]
         for example in row["examples"]:
             assert (example["sample"], example["token"]) != (0, token)
     counted: dict[float, list[int]] = {}

@@ -163,17 +163,17 @@ def test_means_by_kind(case: Case, measure: str):
 
 def test_kinds_of_modules_by_step(case: Case):
     naive, made = case.naive, case.naive.made
-    kinds = {m.module: m.kind for m in made.modules}
+    kinds = {m.module: m.kind for m in made.modules if m.module not in naive.unused}
     for label in {None, case.label}:
         tokens = list(naive.tokens(label))
         answer = case.run.module_kinds(label)
         for row in answer["shares"]:
-            visits = [m for t in tokens for m in naive.ids[t, row["step"]].tolist()]
+            visits = naive.visits(tokens, row["step"])
             assert row["share"] == pytest.approx(sum(kinds[m] == row["kind"] for m in visits) / len(visits))
             assert row["even"] == pytest.approx(sum(k == row["kind"] for k in kinds.values()) / len(kinds))
             assert row["low"] - 1e-12 <= row["share"] <= row["high"] + 1e-12
             if len(made.twin) and label is None:
-                twin = made.twin[:, row["step"]].reshape(-1).tolist()
+                twin = [m for m in made.twin[:, row["step"]].reshape(-1).tolist() if m in kinds]
                 assert row["untrained"] == pytest.approx(sum(kinds[m] == row["kind"] for m in twin) / len(twin))
         assert len(answer["shares"]) == made.info.num_steps * len(set(kinds.values()))
 

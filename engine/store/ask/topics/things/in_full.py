@@ -20,7 +20,7 @@ from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import Argument, RankNumber, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
-from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
+from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_rows, with_merged_top
 from tokenpaths.engine.store.ask.topics.samples import shown_at, weights_recorded
@@ -108,7 +108,7 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
     if run.merged_names:
         rows = with_merged_top(run, rows)
     (row,) = path_rows(run, rows, run.row["num_tokens"])
-    own_SK = np.array(row["ribbon"])
+    own_SK = whole_ribbon(row["ribbon"], run.layout)
     near = nearest_paths(run, own_SK, MOST_NEIGHBOURS + 1)
     heads = {head[0]: head for head in run.rows(queries.some_paths(near.ranks.tolist()))}
     named = {}
@@ -118,7 +118,7 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
         "run": run.run_id,
         **row,
         "summary": _summary(named.get(rank, no_name(_without_name(rank)))),
-        **_strongest_of_path(run, rank, row["count"], limit, seed),
+        **_strongest_of_path(run, rank, row["ribbon"], row["count"], limit, seed),
         "examples": examples_of_paths(run, [rank], limit, seed)[0]["examples"],
         "nearest": [
             {
@@ -264,10 +264,13 @@ def _strongest_of_packed(
     )
 
 
-def _strongest_of_path(run: RunFile, rank: int, count: int, limit: int, seed: int) -> dict[str, Any]:
+def _strongest_of_path(
+    run: RunFile, rank: int, ribbon: list[list[int]], count: int, limit: int, seed: int
+) -> dict[str, Any]:
     """Strength is the product over the steps of each step's largest weight: no step of it was in doubt. (All weights of
-    a step multiplied would prefer even splits.)"""
+    a step multiplied would prefer even splits.) Steps at which the path uses no module do not count."""
     layout = run.layout
+    steps = [s for s, ids in enumerate(ribbon) if not all(run.bank.is_stand_in(s, module) for module in ids)]
     sampled = run.row["num_tokens"] > SAMPLE_TABLE_ROWS
     columns = ["weights"] if layout.packed else layout.weight_columns()
     condition, parameters = "path_id = (SELECT path_id FROM path WHERE rank = ?)", (rank,)
@@ -287,8 +290,8 @@ def _strongest_of_path(run: RunFile, rank: int, count: int, limit: int, seed: in
     top_nS = levels_nV.reshape(len(places), layout.num_steps, layout.top_k).max(axis=2)
     with np.errstate(divide="ignore"):
         logs = np.log(layout.weights.decode(np.arange(256)))
-    strength = logs[top_nS].sum(axis=1)
-    return _best(run, places, strength, np.exp(strength / layout.num_steps), count, limit, seed)
+    strength = logs[top_nS[:, steps]].sum(axis=1)
+    return _best(run, places, strength, np.exp(strength / max(len(steps), 1)), count, limit, seed)
 
 
 def _best(

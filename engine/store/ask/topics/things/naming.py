@@ -24,6 +24,7 @@ from tokenpaths.engine.store.ask.question import Argument, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.attributes import Attributes, attributes_of
 from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables.excerpts import used_modules
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, most_tokens, read_token_table, tokens_of
 
 NAMED_PATHS = 200
@@ -110,7 +111,7 @@ def summaries(
 
 def _summaries(run: RunFile, of: str) -> dict[str, Any]:
     table, attributes = cached(run, "attributes", lambda: _attributes(run), _num_bytes)
-    groups = list(_modules(run, table)) if of == "module" else [_paths(table, NAMED_PATHS)]
+    groups = list(_modules(run, table)) if of == "module" else [_paths(run, table, NAMED_PATHS)]
     names, num_pairs = name_things(table, groups, attributes)
     num_candidates = sum(len(part.named) for part in attributes)
     tokens_I = np.concatenate([_tokens_of(things, table) for things in groups])
@@ -151,12 +152,12 @@ def _modules(run: RunFile, table: TokenTable) -> Iterator[Things]:
         yield Things([run.bank.head(step, module) for module in offered], place_M[table.ribbon_PSK[:, step]])
 
 
-def _paths(table: TokenTable, most: int) -> Things:
+def _paths(run: RunFile, table: TokenTable, most: int) -> Things:
     chosen = np.flatnonzero(table.rank_P <= most)
     place_P = np.full(len(table.rank_P), -1, dtype=np.int64)
     place_P[chosen] = np.arange(len(chosen))
     heads = [
-        {"rank": rank, "ribbon": ribbon}
+        {"rank": rank, "ribbon": used_modules(ribbon, run.layout)}
         for rank, ribbon in zip(table.rank_P[chosen].tolist(), table.ribbon_PSK[chosen].tolist(), strict=True)
     ]
     return Things(heads, place_P[:, None])
