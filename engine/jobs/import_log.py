@@ -60,9 +60,11 @@ class ImportJob:
     kind: ClassVar[str] = "import"
     Request: ClassVar[type[BaseModel]] = ImportRequest
 
-    def __init__(self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str) -> None:
+    def __init__(
+        self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str, runs_dir: Path
+    ) -> None:
         self.log, self.make, self.run = log, make, run
-        self.counting: Generator[int, None, Log] | None = log.counting()
+        self.counting: Generator[int, None, Log] | None = log.counting(runs_dir)
         self.parts: Generator[ImportProgress, None, Path] | None = None
         self.file: Path | None = None
         self.last = Progress(0, None, "tokens")
@@ -118,7 +120,7 @@ class ImportJob:
                 findings=made_by(folder),
             )
 
-        return cls(log, make, run)
+        return cls(log, make, run, context.runs_dir)
 
     def advance(self) -> Progress:
         """Process some batches, or some stages of the sealing."""

@@ -82,7 +82,7 @@ def import_log(options: ImportOptions) -> None:
                 column_map=options.map,
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
-            log = log.counted()
+            log = log.counted(settings.runs_dir)
             remove_abandoned(settings.runs_dir)
     except OnlyCounts as error:
         _print_load(error.counts)

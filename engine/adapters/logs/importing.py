@@ -65,7 +65,7 @@ def import_log(
 ) -> Path:
     """Convert a log to a sealed run; returns its file. Leaves no file after an error.
 
-    A log is read twice: first its sizes are taken and the doctor looks for wrong data.
+    Before anything is written the whole log is read: its sizes are taken, and the doctor looks for wrong data.
 
     Args:
         runs_dir: Folder of the run files.
@@ -107,7 +107,7 @@ def import_parts(
     Returns:
         The run's file.
     """
-    log = log.counted()
+    log = log.counted(runs_dir)
     assert log.experts is not None, "counted says how many"
     assert log.survey is not None, "counted has read the log"
     if (artefacts := log.survey.artefacts()) and not although:

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
 MEMORY_BYTES = 64 * 2**20
 """bytes of ribbons kept in memory; beyond, they go to a file"""
@@ -284,21 +284,3 @@ def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         place[by_hash] = np.arange(len(by_hash))
         kind_n = place[kind_n]
     return hashes, rows[first], kind_n
-
-
-def word_hashes(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit hash for each of (n, V) rows, eight bytes at a time."""
-    width = rows.shape[1] * rows.itemsize
-    if width % 8:
-        padded = np.zeros((len(rows), -(-width // 8) * 8), dtype=np.uint8)
-        padded[:, :width] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), width)
-        rows = padded
-    words = np.ascontiguousarray(rows).view(np.uint64)
-    hashes = np.full(len(rows), 0x9E3779B97F4A7C15, dtype=np.uint64)
-    for column in words.T:
-        # Each line can be undone, so rows that differ in one word only never share a hash.
-        hashes ^= column
-        hashes *= np.uint64(0xBF58476D1CE4E5B9)
-        hashes ^= hashes >> np.uint64(29)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(32))
