@@ -290,10 +290,13 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], experts: int) -> Tr
     if missing.any():
         ids = np.where(missing, experts + np.arange(ids.shape[2]), ids)
     if pieces[0].weights is None:
-        weights = np.where(missing, 0, even_weights(ids)).astype(np.float32, copy=False)
+        weights = even_weights(ids)
+        if missing.any():
+            weights = np.where(missing, 0, weights).astype(np.float32, copy=False)
     else:
-        parts = [piece.weights for piece in pieces if piece.weights is not None]
-        weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False)
+        weights = _joined([piece.weights for piece in pieces if piece.weights is not None])
+        weights = weights.astype(np.float32)
+        np.clip(weights, 0, 1, out=weights)
         if not (weights[:, :, 1:] <= weights[:, :, :-1]).all():
             ids, weights = by_weight(ids, weights)
     samples, spans, token_ids = [], [], []
@@ -311,8 +314,8 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], experts: int) -> Tr
         samples=samples,
         module_ids=ids,
         weights=weights,
-        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32),
-        flops=np.zeros(n, dtype=np.float32),
+        gate_entropy=np.broadcast_to(np.float32(np.nan), (n, ids.shape[1])),
+        flops=np.broadcast_to(np.float32(0), (n,)),
         token_id=np.concatenate(token_ids).astype(np.int32) if known else None,
         char_start=span_n[:, 0] if (span_n >= 0).any() else None,
         char_end=span_n[:, 1] if (span_n >= 0).any() else None,

@@ -35,6 +35,8 @@ class WeightCode:
 
     def encode(self, weights: np.ndarray) -> np.ndarray:
         """The level (uint8) of each weight; clipped to [0, 1]."""
+        if np.size(weights) > 1 and not any(np.asarray(weights).strides):  # one number for all
+            return np.full(np.shape(weights), self.encode(np.ravel(weights[:1])[:1])[0])
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
         if weights.size > 1 and (weights == weights.flat[0]).all():  # a log without weights: 1/K throughout
             return np.full(weights.shape, self.encode(weights.flat[:1])[0])

@@ -45,6 +45,8 @@ class CompactBatch:
     """token_id, predicted_id, row, col, char_start, char_end, region if given: (n,) integers, −1 = unknown"""
     soft: dict[str, np.ndarray]
     """edges, gates, blocks if given: (b, …) float32"""
+    sorted_ids: np.ndarray | None = None
+    """(n, V) ids with sorted slots, if known"""
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +59,9 @@ class CompactBatch:
         return np.array([sample.num_tokens for sample in self.samples], dtype=np.int64)
 
 
-def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
+def compact(
+    batch: TraceBatch, layout: Layout, columns: Collection[str], sorted_ids: np.ndarray | None = None
+) -> CompactBatch:
     """Copy the stored values in their storage types; ``columns`` are those of ``token``."""
     n = batch.num_tokens
     entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
@@ -75,6 +79,7 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
             if name in columns and (values := getattr(batch, name)) is not None
         },
         soft=soft_arrays(batch),
+        sorted_ids=sorted_ids,
     )
 
 
@@ -89,6 +94,8 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
         label_n[:] = 0
     groups = np.unique(label_n).tolist()
     sums = {}
+    if len(entropy_nS) and not any(entropy_nS.strides) and np.isnan(entropy_nS[0]).all():  # as of a log
+        return {labels[group]: np.zeros((2, entropy_nS.shape[1])) for group in groups}
     for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
         rows = entropy_nS[label_n == group]
         finite = ~np.isnan(rows)

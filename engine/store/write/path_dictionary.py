@@ -163,9 +163,14 @@ class PathDictionary:
     def num_paths(self) -> int:
         return len(self._rows)
 
-    def add(self, module_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Count ribbons (n, S, K); returns the path_id of each (n,) and the ribbons of new paths (new, V)."""
-        rows = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
+    def add(self, module_ids: np.ndarray, sorted_ids: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Count ribbons (n, S, K); returns the path_id of each (n,) and the ribbons of new paths (new, V).
+
+        ``sorted_ids``: them with sorted slots (n, V), if known.
+        """
+        if sorted_ids is None:
+            sorted_ids = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
+        rows = sorted_ids.astype(self._id_dtype, copy=False)
         hashes, distinct, kind_n = _kinds(rows)
         ids_P, new_rows = self._numbers_of(hashes, distinct)
         self._counts.append(np.zeros(len(new_rows), dtype=np.int64))
@@ -235,7 +240,8 @@ class PathDictionary:
                 break
             path_ids = order[place]
             values = self._words(path_ids, word)
-            by_value = np.lexsort((values, group))
+            # Equal values are told apart by the next word, so the order among them does not matter.
+            by_value = np.argsort(values) if group[0] == group[-1] else np.lexsort((values, group))
             order[place] = path_ids[by_value]
             values, group = values[by_value], group[by_value]
             breaks = np.ones(len(place), dtype=bool)
