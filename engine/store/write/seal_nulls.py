@@ -43,7 +43,7 @@ def write_nulls(
     places = np.flatnonzero(drawn)
     nulls = [("independent", *_independent(layout, book, order[places], drawn[places]))]
     if twin.num_tokens:
-        nulls.append(("untrained", twin.counts(), _used(layout, twin, np.arange(twin.num_paths), twin.counts())))
+        nulls.append(("untrained", twin.counts(), _used_by_all(layout, twin)))
     for kind, unsorted_counts, used in nulls:
         null_counts = -np.sort(-unsorted_counts)
         for start in range(0, len(null_counts), CHUNK_ROWS):  # nearly every token has a path of its own
@@ -79,10 +79,12 @@ def _independent(
     not built, but a 64-bit sum of each step's choices follows the same shuffles.
     """
     hashes_SP = np.empty((layout.num_steps, len(path_ids)), dtype=np.uint64)
+    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
     for start in range(0, len(path_ids), TAKE_ROWS):
-        ribbons = book.ribbons(path_ids[start : start + TAKE_ROWS]).reshape(-1, layout.num_steps, layout.top_k)
-        for step in range(layout.num_steps):
-            hashes_SP[step, start : start + TAKE_ROWS] = word_hashes(ribbons[:, step])
+        part = slice(start, start + TAKE_ROWS)
+        ribbons = book.ribbons(path_ids[part]).reshape(-1, layout.num_steps, layout.top_k)
+        used += _used(layout, ribbons, counts[part])
+        hashes_SP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, layout.num_steps).T
     rng = np.random.default_rng(NULL_SEED)
     owner_n = np.repeat(np.arange(len(counts)), counts)
     sums = np.zeros(len(owner_n), dtype=np.uint64)
@@ -92,21 +94,26 @@ def _independent(
         sums += hashes_SP[step][rng.permutation(owner_n)]
     sums.sort()
     ends = np.flatnonzero(np.append(sums[1:] != sums[:-1], True))
-    return np.diff(ends, prepend=-1), _used(layout, book, path_ids, counts)
+    return np.diff(ends, prepend=-1), used
 
 
-def _used(layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _used(layout: Layout, ribbons_PSK: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(S, M) tokens of each module where ``counts`` tokens take these paths; no shuffle within a step changes them."""
+    counts_PK = None if bool((counts == 1).all()) else np.repeat(counts, layout.top_k)
     used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, len(path_ids), CHUNK_ROWS):
-        part = slice(start, start + CHUNK_ROWS)
-        ribbons_PSK = book.ribbons(path_ids[part]).reshape(-1, layout.num_steps, layout.top_k)
-        alone = bool((counts[part] == 1).all())
-        counts_PK = None if alone else np.repeat(counts[part], layout.top_k)
-        for step in range(layout.num_steps):
-            # Sums of whole numbers in float64 are exact below 2**53.
-            chosen = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules)
-            used[step] += chosen.astype(np.int64)
+    for step in range(layout.num_steps):
+        # Sums of whole numbers in float64 are exact below 2**53.
+        used[step] = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)
+    return used
+
+
+def _used_by_all(layout: Layout, book: PathDictionary) -> np.ndarray:
+    """``_used`` of all tokens of ``book``."""
+    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+    for start in range(0, book.num_paths, TAKE_ROWS):
+        path_ids = np.arange(start, min(start + TAKE_ROWS, book.num_paths))
+        ribbons = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
+        used += _used(layout, ribbons, book.counts()[path_ids])
     return used
 
 
