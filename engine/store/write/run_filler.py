@@ -36,8 +36,7 @@ from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
-from tokenpaths.engine.store.write.seal_even_flows import EvenFlows
-from tokenpaths.engine.store.write.seal_flows import Visits
+from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 

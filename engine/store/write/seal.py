@@ -29,9 +29,8 @@ from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, L
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, range_array
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
-from tokenpaths.engine.store.write.seal_even_flows import EvenFlows
 from tokenpaths.engine.store.write.seal_findings import write_findings
-from tokenpaths.engine.store.write.seal_flows import Visits, write_flows
+from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits, write_flows
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
 from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_pages, write_profiles, write_tops

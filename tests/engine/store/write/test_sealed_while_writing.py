@@ -13,10 +13,10 @@ from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file import profile_pages
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
-from tokenpaths.engine.store.write import seal_even_flows, seal_nulls, seal_pages
+from tokenpaths.engine.store.write import seal_flows, seal_nulls, seal_pages
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
-from tokenpaths.engine.store.write.seal_even_flows import EvenFlows
+from tokenpaths.engine.store.write.seal_flows import EvenFlows
 from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_profiles
 
 LAYOUTS = [Layout(6, 4, 20), Layout(1, 2, 5), Layout(4, 3, 7), Layout(3, 2, 300)]
@@ -45,7 +45,7 @@ def tables() -> duckdb.DuckDBPyConnection:
 def test_even_flows_are_those_of_the_chunked_counter(
     layout: Layout, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seal_even_flows, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(seal_flows, "EVEN_ROWS", 50)
     batches = [batch(layout, [60, 1, 90], 1, level), batch(layout, [70], 2, level), batch(layout, [5, 6], 3, level)]
     labels = [np.array([0, -1, 1]), np.array([1]), np.array([-1, 0])]
     counted: EvenFlows | None = EvenFlows(layout)
