@@ -48,7 +48,8 @@ class PieceSpool:
             return
         row = {name: value for name in _NAMES if (value := getattr(piece, name)) is not None}
         ids = piece.ids
-        kind = np.int32 if int(ids.min()) < 0 else np.uint8 if int(ids.max()) < 256 else np.uint16
+        low, high = int(ids.min()), int(ids.max())
+        kind = np.int32 if low < 0 or high >= 2**16 else np.uint8 if high < 256 else np.uint16
         row["ids"] = np.ascontiguousarray(ids, dtype=kind)
         self._held.append(row)
         self._held_bytes += sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray))
