@@ -88,16 +88,16 @@ def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
     """Import and measure, in this process."""
     from tokenpaths.engine.adapters.logs.formats import open_log
     from tokenpaths.engine.adapters.logs.importing import import_log
-    from tokenpaths.engine.store.write import writer
+    from tokenpaths.engine.store.write import run_filler
 
     moments = {}
-    sealing = writer.build_summaries
+    sealing = run_filler.build_summaries
 
     def timed(*arguments: object) -> None:
         moments["read"] = time.perf_counter()
         sealing(*arguments)
 
-    writer.build_summaries = timed
+    run_filler.build_summaries = timed
     started = time.perf_counter()
     path = import_log(open_log(folder, experts=EXPERTS), runs_dir, "imported", overwrite=True)
     done = time.perf_counter()

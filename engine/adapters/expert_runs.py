@@ -117,5 +117,5 @@ def by_weight(
 
 
 def even_weights(ids: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, "n S K"]:
-    """Weights of 1/K for sources that give ids only."""
-    return np.full(ids.shape, 1 / ids.shape[2], dtype=np.float32)
+    """Weights of 1/K for sources that give ids only: a view of one number."""
+    return np.broadcast_to(np.float32(1 / ids.shape[2]), ids.shape)

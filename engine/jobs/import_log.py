@@ -67,9 +67,11 @@ class ImportJob:
     kind: ClassVar[str] = "import"
     Request: ClassVar[type[BaseModel]] = ImportRequest
 
-    def __init__(self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str) -> None:
+    def __init__(
+        self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str, runs_dir: Path
+    ) -> None:
         self.log, self.make, self.run = log, make, run
-        self.counting: Generator[int, None, Log] | None = log.counting()
+        self.counting: Generator[int, None, Log] | None = log.counting(runs_dir)
         self.parts: Generator[ImportProgress, None, Path] | None = None
         self.file: Path | None = None
         self.last = Progress(0, None, "tokens")
@@ -148,7 +150,7 @@ class ImportJob:
                 findings=made_by(job),
             )
 
-        return cls(log, make, run)
+        return cls(log, make, run, context.runs_dir)
 
     @classmethod
     def _of_counts(

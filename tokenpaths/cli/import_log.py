@@ -110,7 +110,7 @@ def _import_one(options: ImportOptions, settings: Settings) -> None:
                 column_map=options.map,
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
-            log = log.counted()
+            log = log.counted(settings.runs_dir)
             remove_abandoned(settings.runs_dir)
     except OnlyCounts as only:
         remove_abandoned(settings.runs_dir)

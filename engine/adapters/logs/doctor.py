@@ -15,7 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, unrecorded
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
+_UNUSED_16 = 65_534
+"""what stands for an unused slot among ids of 16 bits"""
 LEAST_TOKENS = 16
 """below that nothing is said of layers that never change or are equal"""
 SURE = math.log(1e6)
@@ -55,8 +58,6 @@ class Survey:
         self.shared: dict[tuple[str, int], int] = {}
         """(sample, tokens) of a beginning -> how many other samples share it"""
         self.findings: list[Finding] = []
-        rng = np.random.default_rng(5)
-        self._slots_K = rng.integers(1, 2**63, top_k, dtype=np.uint64) | np.uint64(1)
         self._first_SK: np.ndarray | None = None
         self._constant_S = np.ones(layers, dtype=bool)
         self._sums_S = np.zeros(layers, dtype=np.uint64)
@@ -70,20 +71,24 @@ class Survey:
 
     def add(self, piece: Piece) -> None:
         """Read one checked piece."""
-        ids = piece.ids.astype(np.int64, copy=False)
+        ids = piece.ids
         self.largest = max(self.largest, int(ids.max()))
         if int(ids.min()) < 0:
             self.missing_S += unrecorded(ids).sum(axis=0)
             unused = ids == UNUSED
             self.unused_S += unused.sum(axis=(0, 2))
             self.dropped_S += unused.all(axis=2).sum(axis=0)
+            ids = np.where(unused, _UNUSED_16, ids)
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
-        ordered = np.sort(ids, axis=2)
+        # Of 16 bits whatever the log has, so that equal sets have equal sums; −1 becomes 65,535.
+        ordered = sorted_slots(ids.astype(np.uint16))
+        rows_tS = word_hashes(ordered.reshape(-1, ids.shape[2])).reshape(ids.shape[:2])
+        ordered = ordered.reshape(ids.shape)
         if self._first_SK is None:
             self._first_SK = ordered[0].copy()
-        self._constant_S &= (ordered == self._first_SK).all(axis=(0, 2))
-        rows_tS = ((ordered + 1).astype(np.uint64) * self._slots_K).sum(axis=2, dtype=np.uint64)
+        if self._constant_S.any():
+            self._constant_S &= (ordered == self._first_SK).all(axis=(0, 2))
         places = (np.arange(self.tokens + 1, self.tokens + 1 + len(ids), dtype=np.uint64) * _ODD) | np.uint64(1)
         self._sums_S += (rows_tS * places[:, None]).sum(axis=0, dtype=np.uint64)
         self._look_for_repeats(rows_tS)

@@ -28,8 +28,10 @@ def without_fills(piece: Piece, partial: bool, experts: int | None = None) -> Pi
     if ids.ndim != 3 or not ids.size or ids.dtype.kind not in "iu":
         return piece  # ``check_piece`` says what is wrong
     if ids.shape[2] > 1:
-        same = (ids[:, :, 1:] == ids[:, :, :1]).all(axis=2)
-        filled = same & np.isin(ids[:, :, 0], FILL_VALUES)
+        # A fill value is in every slot, so two slots tell of nearly all steps that they hold decisions.
+        filled = ids[:, :, 0] == ids[:, :, 1]
+        if filled.any():
+            filled &= (ids[:, :, 1:] == ids[:, :, :1]).all(axis=2) & np.isin(ids[:, :, 0], FILL_VALUES)
         if filled.any():
             ids = np.where(filled[:, :, None], UNRECORDED, ids.astype(np.int64))
     if experts is not None and int(ids.max()) >= experts:

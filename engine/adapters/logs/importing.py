@@ -68,7 +68,7 @@ def import_log(
 ) -> Path:
     """Convert a log to a sealed run; returns its file. Leaves no file after an error.
 
-    A log is read twice: first its sizes are taken and the doctor looks for wrong data.
+    Before anything is written the whole log is read: its sizes are taken, and the doctor looks for wrong data.
 
     Args:
         runs_dir: Folder of the run files.
@@ -119,7 +119,7 @@ def import_parts(
     Returns:
         The run's file.
     """
-    log = log.counted()
+    log = log.counted(runs_dir)
     assert log.experts is not None, "counted says how many"
     assert log.survey is not None, "counted has read the log"
     if (artefacts := log.survey.artefacts()) and not although:
@@ -332,7 +332,9 @@ def batches(
 def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIns | None) -> TraceBatch:
     ids = _joined([piece.ids for piece in pieces])
     parts = [piece.weights for piece in pieces if piece.weights is not None]
-    weights = np.clip(_joined(parts), 0, 1).astype(np.float32, copy=False) if parts else even_weights(ids)
+    weights = _joined(parts).astype(np.float32) if parts else even_weights(ids)
+    if parts:
+        np.clip(weights, 0, 1, out=weights)
     if int(ids.min()) < 0:
         assert stand_ins is not None, "experts alone have no number below 0"
         ids, weights = _with_stand_ins(ids, weights, stand_ins, even=not parts)
@@ -355,10 +357,10 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
         samples=samples,
         module_ids=ids,
         weights=weights,
-        gate_entropy=np.full((n, ids.shape[1]), np.nan, dtype=np.float32) if scores is None else scores[:, :, 0],
+        gate_entropy=(np.broadcast_to(np.float32(np.nan), (n, ids.shape[1])) if scores is None else scores[:, :, 0]),
         margin=None if scores is None else scores[:, :, 1],
         runner_up=None if scores is None else np.nan_to_num(scores[:, :, 2]).astype(np.int32),
-        flops=np.zeros(n, dtype=np.float32),
+        flops=np.broadcast_to(np.float32(0), (n,)),
         token_id=np.concatenate(token_ids).astype(np.int32) if known else None,
         char_start=span_n[:, 0] if (span_n >= 0).any() else None,
         char_end=span_n[:, 1] if (span_n >= 0).any() else None,

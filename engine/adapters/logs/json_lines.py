@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import io
 import tokenize
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pybase64
 
+from tokenpaths.engine.adapters.logs.long_values import parse_long
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE
 from tokenpaths.engine.base.errors import UserError
@@ -31,8 +32,13 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, record
 
 
-def parsed(where: str, line: bytes) -> Any:
-    """The JSON value of a line; UserError that names it."""
+def parsed(where: str, line: bytes, *, arrays: bool = False) -> Any:
+    """The JSON value of a line; UserError that names it.
+
+    ``arrays``: long nested lists of whole numbers, all of one shape, as arrays.
+    """
+    if arrays and (fast := parse_long(line)) is not None:
+        return fast
     try:
         return DISTINCT_KEYS.decode(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -58,11 +64,13 @@ def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
 
 
-def nested_ids(value: list[Any], where: str, what: str, slots_at: int | None = None) -> np.ndarray:
+def nested_ids(value: list[Any] | np.ndarray, where: str, what: str, slots_at: int | None = None) -> np.ndarray:
     """Nested lists of integers as an array; UserError if they are ragged or hold other values.
 
     ``slots_at``: depth of the lists of a token's experts, which may be shorter than others and hold null: ``UNUSED``.
     """
+    if isinstance(value, np.ndarray):  # ``parsed`` made it
+        return value
     try:
         array = np.array(value)
         if slots_at is not None and array.dtype == object and (filled := _filled(value, slots_at)) is not None:
@@ -127,7 +135,7 @@ def _ragged(value: list[Any]) -> str:
 def decoded(text: str, where: str, what: str) -> bytes:
     """Decode a base64 string."""
     try:
-        return base64.b64decode(text, validate=True)
+        return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise UserError(f"{where}: {what} is no base64 ({str(error)[:80]})", field="file") from None
 

@@ -18,11 +18,13 @@ from dataclasses import replace
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import Piece, with_counts
+from tokenpaths.engine.analysis.path_statistics import word_hashes
 
 BLOCK = 16
 SHARED = "{n} token{s} of prefixes that choices or turns share {are} counted once"
 REPEATED = "{n} choice{s} with the decisions of an earlier choice of the same request {are} left out"
 _MULTIPLIER = 0xD6E8FEB86659FD93
+_ODD = 0x9E3779B97F4A7C15
 
 
 def once(pieces: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece]:
@@ -68,12 +70,10 @@ def _once(pieces: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece | tuple[s
 
 def _row_sums(piece: Piece) -> np.ndarray:
     """(t,) uint64: a sum of the decisions and the vocabulary id of each token."""
-    ids = piece.ids.reshape(len(piece.ids), -1).astype(np.uint64)
-    rng = np.random.default_rng(11)
-    factors = rng.integers(1, 2**63, ids.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    rows: np.ndarray = ((ids + np.uint64(1)) * factors[:-1]).sum(axis=1, dtype=np.uint64)
+    # One width whatever the dtype of a piece: equal decisions have equal sums.
+    rows = word_hashes(piece.ids.reshape(len(piece.ids), -1).astype(np.uint16))
     if piece.token_id is not None:
-        rows = rows + piece.token_id.astype(np.int64).astype(np.uint64) * factors[-1]
+        rows = rows + piece.token_id.astype(np.int64).astype(np.uint64) * np.uint64(_ODD)
     rows ^= rows >> np.uint64(31)
     return rows * np.uint64(_MULTIPLIER)
 

@@ -14,6 +14,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.doctor import Survey
 from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
 from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece, with_counts
+from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import run_with_progress
 
@@ -70,30 +71,37 @@ class Log:
                     continue
                 yield kept
 
-    def counted(self) -> Log:
+    def counted(self, folder: Path | None = None) -> Log:
         """The log with its survey and its number of experts: the whole log is read once.
+
+        What was read is kept in a temporary file, from which ``pieces`` of the returned log reads.
+
+        Args:
+            folder: of that file; by default the system's temporary folder.
 
         Raises:
             UserError: as ``pieces``.
         """
-        return run_with_progress(self.counting(), lambda tokens: None)
+        return run_with_progress(self.counting(folder), lambda tokens: None)
 
-    def counting(self) -> Generator[int, None, Log]:
+    def counting(self, folder: Path | None = None) -> Generator[int, None, Log]:
         """``counted`` as a generator, for callers that report progress: yields the number of tokens read."""
         if self.survey is not None:
             return self
-        survey = Survey(self.shape, self.experts)
+        survey, spool = Survey(self.shape, self.experts), PieceSpool(folder)
         for piece in self.pieces():
             survey.add(piece)
+            spool.add(piece)
             yield survey.tokens
         if not survey.tokens:
             raise UserError(f"{self.file}: holds no token", field="file")
         survey.finish()
+        log = replace(self, read=spool.pieces, checked=True) if spool.whole else self
         if self.experts is not None:
-            return replace(self, survey=survey)
+            return replace(log, survey=survey)
         guess = f"{survey.experts} experts a layer: the largest id in the log, there may be more"
         note = "; ".join(filter(None, [self.note, guess]))
-        return replace(self, experts=survey.experts, note=note, survey=survey)
+        return replace(log, experts=survey.experts, note=note, survey=survey)
 
 
 def skipped(reason: str) -> str:

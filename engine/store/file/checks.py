@@ -89,8 +89,13 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
         raise UserError(f"module {unused} stands for an unused slot, so every later id should too", field="modules")
 
 
-def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids") -> None:
-    """UserError unless ``module_ids`` is (n, S, K), each id offered at its step and chosen once there."""
+def check_ribbons(
+    module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids"
+) -> np.ndarray | None:
+    """UserError unless ``module_ids`` is (n, S, K), each id offered at its step and chosen once there.
+
+    Returns the ids with sorted slots (n, V), where that took sorting.
+    """
     expected = (info.num_steps, info.top_k)
     if module_ids.ndim != 3 or module_ids.shape[1:] != expected:
         raise UserError(
@@ -100,7 +105,7 @@ def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, 
     if not np.issubdtype(module_ids.dtype, np.integer):
         raise UserError(f"{what} is {module_ids.dtype}, it should be integers", field=what)
     if module_ids.size == 0:
-        return
+        return None
     low, high = int(module_ids.min()), int(module_ids.max())
     if low < 0 or high >= info.num_modules:
         raise UserError(
@@ -111,18 +116,26 @@ def check_ribbons(module_ids: np.ndarray, info: RunInfo, available: np.ndarray, 
         if not offered.all() and not offered[module_ids[:, step]].all():
             stranger = int(module_ids[:, step][~offered[module_ids[:, step]]][0])
             raise UserError(f"{what}: step {step} offers no module {stranger}", field=what)
-    if info.top_k > 1:
-        narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
-        ordered = sorted_slots(narrow).reshape(module_ids.shape)
-        twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
-        if twice.any():
-            token, step = (int(i) for i in np.argwhere(twice)[0])
-            raise UserError(f"{what}: token {token} chooses one module twice at step {step}", field=what)
+    if info.top_k == 1:
+        return None
+    narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
+    sorted_nV = sorted_slots(narrow)
+    ordered = sorted_nV.reshape(module_ids.shape)
+    equal = ordered[:, :, 1:] == ordered[:, :, :-1]
+    if equal.any():
+        token, step = (int(i) for i in np.argwhere(equal.any(axis=2))[0])
+        raise UserError(f"{what}: token {token} chooses one module twice at step {step}", field=what)
+    return sorted_nV
 
 
-def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray, unused_from: int | None = None) -> None:
-    """UserError unless every array of ``batch`` has its shape and plausible values; ``unused_from``: of the layout."""
-    check_ribbons(np.asarray(batch.module_ids), info, available)
+def check_batch(
+    batch: TraceBatch, info: RunInfo, available: np.ndarray, unused_from: int | None = None
+) -> np.ndarray | None:
+    """UserError unless every array of ``batch`` has its shape and plausible values; returns as ``check_ribbons``.
+
+    ``unused_from``: of the layout.
+    """
+    sorted_nV = check_ribbons(np.asarray(batch.module_ids), info, available)
     n = batch.num_tokens
     steps_slots = (info.num_steps, info.top_k)
     _check_array(batch.weights, "weights", (n, *steps_slots), low=-_ROUNDING, high=1 + _ROUNDING)
@@ -152,6 +165,7 @@ def check_batch(batch: TraceBatch, info: RunInfo, available: np.ndarray, unused_
         total += sample.num_tokens
     if total != n:
         raise UserError(f"the samples have {total} tokens together, module_ids has {n}", field="samples")
+    return sorted_nV
 
 
 def check_sample(sample: SampleRecord, position: int) -> None:
@@ -190,6 +204,8 @@ def _check_array(
         raise UserError(f"{name} is {values.dtype}, it should be integers", field=name)
     if values.size == 0:
         return
+    if values.size > 1 and not any(values.strides):  # one number for all
+        values = values[(slice(1),) * values.ndim]
     if not whole:
         wrong = np.isinf(values) if nan else ~np.isfinite(values)
         if values.dtype.itemsize > 2:  # half precision cannot say so much

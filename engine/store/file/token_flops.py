@@ -23,6 +23,8 @@ def flops_table(modules: Sequence[ModuleInfo], num_steps: int, num_modules: int)
 
 def flops_of(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """(n,) float32: the FLOPs of the modules of ribbons (n, S, K)."""
+    if not table.any():  # as of a log
+        return np.zeros(len(ids), dtype=np.float32)
     total = np.zeros(len(ids))
     for step in range(ids.shape[1]):
         for slot in range(ids.shape[2]):

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -18,6 +19,9 @@ LINEAR_LEVELS = 15
 """levels of the logarithmic code spaced evenly between 0 and its smallest power"""
 SMALLEST_POWER = 2.0 ** ((LINEAR_LEVELS - TOP_LEVEL) / PER_OCTAVE)
 """2⁻¹⁰"""
+_DROPPED_BITS = 14
+_FEW = 100_000
+"""weights that are encoded faster than a table is made"""
 _MANY_MODULES = 64
 _MANY_SLOTS = 2
 
@@ -35,9 +39,22 @@ class WeightCode:
 
     def encode(self, weights: np.ndarray) -> np.ndarray:
         """The level (uint8) of each weight; clipped to [0, 1]."""
+        if np.size(weights) > 1 and not any(np.asarray(weights).strides):  # one number for all
+            return np.full(np.shape(weights), self.encode(np.ravel(weights[:1])[:1])[0])
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
-        if weights.size > 1 and (weights == weights.flat[0]).all():  # a log without weights: 1/K throughout
-            return np.full(weights.shape, self.encode(weights.flat[:1])[0])
+        if weights.size < _FEW or self.name == "linear":
+            return self._calculated(weights)
+        codes, split = _beginnings(self.name)
+        weights += np.float32(0)  # a negative zero has other bits
+        beginnings = np.ascontiguousarray(weights).view(np.uint32) >> _DROPPED_BITS
+        levels: np.ndarray = codes.take(beginnings, mode="clip")
+        unsure = split.take(beginnings, mode="clip")
+        if unsure.any():
+            levels[unsure] = self._calculated(weights[unsure])
+        return levels
+
+    def _calculated(self, weights: np.ndarray) -> np.ndarray:
+        """The levels of float32 weights in [0, 1], without a table; naive twin of ``encode``."""
         if self.name == "linear":
             levels = weights * np.float32(TOP_LEVEL)
         else:
@@ -71,6 +88,18 @@ class WeightCode:
             f"(CASE WHEN {column} < {LINEAR_LEVELS} THEN {column} * {SMALLEST_POWER / LINEAR_LEVELS!r}::DOUBLE "
             f"ELSE pow(2.0::DOUBLE, ({column}::DOUBLE - {TOP_LEVEL}) / {PER_OCTAVE}) END)"
         )
+
+
+@cache
+def _beginnings(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of each beginning of a float32 from 0 to 1 (its first 18 bits): the level, and whether it holds several."""
+    last = int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS
+    first_of = np.arange(last + 1, dtype=np.uint32) << np.uint32(_DROPPED_BITS)
+    last_of = first_of | np.uint32((1 << _DROPPED_BITS) - 1)
+    code = CODES[name]
+    low = code._calculated(first_of.view(np.float32))
+    high = code._calculated(np.minimum(last_of.view(np.float32), np.float32(1)))
+    return low, low != high
 
 
 def _table(name: str) -> np.ndarray:

@@ -48,6 +48,8 @@ class CompactBatch:
     """edges, gates, blocks if given: (b, …) float32"""
     margins: tuple[np.ndarray, np.ndarray] | None = None
     """levels (n, S) of the margins and ids (n, S) of the runners-up, if the run has them"""
+    sorted_ids: np.ndarray | None = None
+    """(n, V) ids with sorted slots, if known"""
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +62,9 @@ class CompactBatch:
         return np.array([sample.num_tokens for sample in self.samples], dtype=np.int64)
 
 
-def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> CompactBatch:
+def compact(
+    batch: TraceBatch, layout: Layout, columns: Collection[str], sorted_ids: np.ndarray | None = None
+) -> CompactBatch:
     """Copy the stored values in their storage types; ``columns`` are those of ``token``."""
     n = batch.num_tokens
     entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
@@ -79,6 +83,7 @@ def compact(batch: TraceBatch, layout: Layout, columns: Collection[str]) -> Comp
         },
         soft=soft_arrays(batch),
         margins=_margins(batch, layout) if MARGIN_COLUMNS[0] in columns else None,
+        sorted_ids=sorted_ids,
     )
 
 
@@ -100,6 +105,8 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
         label_n[:] = 0
     groups = np.unique(label_n).tolist()
     sums = {}
+    if len(entropy_nS) and not any(entropy_nS.strides) and np.isnan(entropy_nS[0]).all():  # as of a log
+        return {labels[group]: np.zeros((2, entropy_nS.shape[1])) for group in groups}
     for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
         rows = entropy_nS[label_n == group]
         finite = ~np.isnan(rows)

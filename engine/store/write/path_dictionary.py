@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
 MEMORY_BYTES = 64 * 2**20
 """bytes of ribbons kept in memory; beyond, they go to a file"""
@@ -163,9 +163,14 @@ class PathDictionary:
     def num_paths(self) -> int:
         return len(self._rows)
 
-    def add(self, module_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Count ribbons (n, S, K); returns the path_id of each (n,) and the ribbons of new paths (new, V)."""
-        rows = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
+    def add(self, module_ids: np.ndarray, sorted_ids: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Count ribbons (n, S, K); returns the path_id of each (n,) and the ribbons of new paths (new, V).
+
+        ``sorted_ids``: them with sorted slots (n, V), if known.
+        """
+        if sorted_ids is None:
+            sorted_ids = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
+        rows = sorted_ids.astype(self._id_dtype, copy=False)
         hashes, distinct, kind_n = _kinds(rows)
         ids_P, new_rows = self._numbers_of(hashes, distinct)
         self._counts.append(np.zeros(len(new_rows), dtype=np.int64))
@@ -235,7 +240,8 @@ class PathDictionary:
                 break
             path_ids = order[place]
             values = self._words(path_ids, word)
-            by_value = np.lexsort((values, group))
+            # Equal values are told apart by the next word, so the order among them does not matter.
+            by_value = np.argsort(values) if group[0] == group[-1] else np.lexsort((values, group))
             order[place] = path_ids[by_value]
             values, group = values[by_value], group[by_value]
             breaks = np.ones(len(place), dtype=bool)
@@ -284,21 +290,3 @@ def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         place[by_hash] = np.arange(len(by_hash))
         kind_n = place[kind_n]
     return hashes, rows[first], kind_n
-
-
-def word_hashes(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit hash for each of (n, V) rows, eight bytes at a time."""
-    width = rows.shape[1] * rows.itemsize
-    if width % 8:
-        padded = np.zeros((len(rows), -(-width // 8) * 8), dtype=np.uint8)
-        padded[:, :width] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), width)
-        rows = padded
-    words = np.ascontiguousarray(rows).view(np.uint64)
-    hashes = np.full(len(rows), 0x9E3779B97F4A7C15, dtype=np.uint64)
-    for column in words.T:
-        # Each line can be undone, so rows that differ in one word only never share a hash.
-        hashes ^= column
-        hashes *= np.uint64(0xBF58476D1CE4E5B9)
-        hashes ^= hashes >> np.uint64(29)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    return hashes ^ (hashes >> np.uint64(32))

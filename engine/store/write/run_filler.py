@@ -36,7 +36,8 @@ from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
-from tokenpaths.engine.store.write.seal_flows import Visits
+from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
+from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 
 DUCKDB_MEGABYTES = 2000
@@ -53,6 +54,8 @@ class RunFiller:
         self.available, self.units = module_units(modules, info.num_steps, info.num_modules)
         self.flops = flops_table(modules, info.num_steps, info.num_modules)
         self.visits = Visits(self.layout) if self.layout.by_path else None
+        self.even_flows = EvenFlows(self.layout) if EvenFlows.fits(self.layout) else None
+        self.profiles = ProfilePages(self.layout)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathDictionary(self.layout.id_dtype, file.parent)
         self.twin = PathDictionary(self.layout.id_dtype, file.parent)
@@ -81,7 +84,7 @@ class RunFiller:
     def add(self, batch: CompactBatch) -> None:
         """Store one batch of whole samples."""
         first_row = self.book.num_tokens
-        path_ids, new_rows = self.book.add(batch.ids)
+        path_ids, new_rows = self.book.add(batch.ids, batch.sorted_ids)
         self._measure(new_rows)
         common: dict[str, Any] = {
             "first_sample": self.num_samples,
@@ -112,6 +115,9 @@ class RunFiller:
         )
         if self.visits is not None:
             self.visits = self.visits.add(common["label_ids"], batch)
+        if self.even_flows is not None:
+            self.even_flows = self.even_flows.add(common["label_ids"], batch)
+        self.profiles.add(batch.lengths, batch.ids)
         for kind, values in batch.soft.items():
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
@@ -195,6 +201,8 @@ class RunFiller:
             num_samples=self.num_samples,
             soft=self.soft,
             visits=self.visits,
+            even_flows=self.even_flows,
+            profiles=self.profiles,
         )
         build_summaries(self.con, self.info, self.modules, self.layout, totals, on_stage)
         on_stage("writing to the disk", NUM_STAGES - 2, NUM_STAGES)
@@ -206,6 +214,7 @@ class RunFiller:
         del totals
         self.book = self.twin = PathDictionary(self.layout.id_dtype)
         self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
+        self.even_flows, self.profiles = None, ProfilePages(self.layout)
         shutil.rmtree(temporary_folder(self._file), ignore_errors=True)
 
     def add_answers(self, on_stage: Callable[[str, int, int], None]) -> None:

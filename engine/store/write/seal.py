@@ -30,10 +30,10 @@ from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, range_array
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_findings import write_findings
-from tokenpaths.engine.store.write.seal_flows import Visits, write_flows
+from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits, write_flows
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
-from tokenpaths.engine.store.write.seal_pages import write_pages, write_profiles, write_tops
+from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_pages, write_profiles, write_tops
 from tokenpaths.engine.store.write.soft_rows import SoftSums
 
 _STAGES = (
@@ -71,6 +71,9 @@ class Totals:
     soft: SoftSums
     visits: Visits | None
     """flows and usage, if counted while tokens arrived"""
+    even_flows: EvenFlows | None
+    """the same, for several slots of equal weights"""
+    profiles: ProfilePages
 
 
 def build_summaries(
@@ -95,12 +98,15 @@ def build_summaries(
     _path_table(con, layout, totals, order)
     write_pages(con, layout, totals.book, order)
     write_tops(con, order)
-    write_profiles(con, layout, totals.book, totals.num_samples)
+    totals.profiles.write(con, totals.book.num_tokens)
     stage(2)
     _member_table(con)
     stage(3)
     con.execute("DROP TABLE on_path")
-    write_flows(con, layout, totals.labels, totals.visits)
+    if totals.even_flows is not None:
+        totals.even_flows.write(con)
+    else:
+        write_flows(con, layout, totals.labels, totals.visits)
     _step_summary(con, totals)
     stage(4)
     write_nulls(con, layout, totals.book, totals.twin, order)

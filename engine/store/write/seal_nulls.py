@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from tokenpaths.engine.analysis.path_statistics import (
     effective_paths,
-    independent_steps,
     log_spaced_ranks,
     rank_frequency_fit,
+    word_hashes,
 )
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, range_array
-from tokenpaths.engine.store.write.path_dictionary import PathDictionary
+from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_pages import write_counts
 
 NULL_SEED = 0
@@ -26,6 +26,7 @@ INDEPENDENT_BYTES = 256 * 2**20
 """memory for the ribbons of the null model with independent steps; for larger runs it is drawn for as many tokens as
 fit (26 million of ten steps), and ``num_tokens`` gives their number"""
 MOST_AT_ONCE = 10**9
+_STEP_FACTOR = 0x9E3779B97F4A7C15
 
 
 def write_nulls(
@@ -38,24 +39,20 @@ def write_nulls(
     counts = book.counts()[order]
     _fit(con, "observed", counts)
     write_counts(con, "observed", counts)
-    independent = PathDictionary(layout.id_dtype, book.folder)
     drawn = _thinned(counts, layout)
     places = np.flatnonzero(drawn)
-    shuffled = independent_steps(book.ribbons(order[places]), drawn[places], layout.num_steps, NULL_SEED)
-    for start in range(0, len(shuffled), CHUNK_ROWS):
-        independent.add(shuffled[start : start + CHUNK_ROWS])
-    for kind, null in (("independent", independent), ("untrained", twin)):
-        if not null.num_tokens:
-            continue
-        null_order = np.argsort(-null.counts(), kind="stable")
-        null_counts = null.counts()[null_order]
+    nulls = [("independent", *_independent(layout, book, order[places], drawn[places]))]
+    if twin.num_tokens:
+        nulls.append(("untrained", twin.counts(), _used_by_all(layout, twin)))
+    for kind, unsorted_counts, used in nulls:
+        null_counts = -np.sort(-unsorted_counts)
         for start in range(0, len(null_counts), CHUNK_ROWS):  # nearly every token has a path of its own
             part = null_counts[start : start + CHUNK_ROWS]
             ranks = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
             insert_columns(con, "null_path", {"kind": pa.repeat(kind, len(part)), "rank": ranks, "count": part})
         _fit(con, kind, null_counts)
         write_counts(con, kind, null_counts)
-        _null_usage(con, kind, layout, null)
+        _insert_usage(con, kind, used)
 
 
 def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
@@ -73,22 +70,60 @@ def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
     return rng.multivariate_hypergeometric(counts, most, method="marginals")
 
 
-def _null_usage(con: duckdb.DuckDBPyConnection, kind: str, layout: Layout, book: PathDictionary) -> None:
+def _independent(
+    layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each path of the null of independent steps, and its usage (S, M).
+
+    Equals ``independent_steps`` of these paths, taken ``counts`` times, counted by a ``PathDictionary``: ribbons are
+    not built, but a 64-bit sum of each step's choices follows the same shuffles.
+    """
+    hashes_SP = np.empty((layout.num_steps, len(path_ids)), dtype=np.uint64)
     used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, book.num_paths, CHUNK_ROWS):
-        path_ids = np.arange(start, min(start + CHUNK_ROWS, book.num_paths))
-        ribbons_PSK = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
-        counts_PK = np.repeat(book.counts()[path_ids], layout.top_k)
-        for step in range(layout.num_steps):
-            # Sums of whole numbers in float64 are exact below 2**53.
-            chosen = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules)
-            used[step] += chosen.astype(np.int64)
-    size = layout.num_modules
+    for start in range(0, len(path_ids), TAKE_ROWS):
+        part = slice(start, start + TAKE_ROWS)
+        ribbons = book.ribbons(path_ids[part]).reshape(-1, layout.num_steps, layout.top_k)
+        used += _used(layout, ribbons, counts[part])
+        hashes_SP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, layout.num_steps).T
+    rng = np.random.default_rng(NULL_SEED)
+    owner_n = np.repeat(np.arange(len(counts)), counts)
+    sums = np.zeros(len(owner_n), dtype=np.uint64)
     for step in range(layout.num_steps):
+        # Multiplied before it is added, so that the same choices at two steps do not change places unseen.
+        sums *= np.uint64(_STEP_FACTOR)
+        sums += hashes_SP[step][rng.permutation(owner_n)]
+    sums.sort()
+    ends = np.flatnonzero(np.append(sums[1:] != sums[:-1], True))
+    return np.diff(ends, prepend=-1), used
+
+
+def _used(layout: Layout, ribbons_PSK: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(S, M) tokens of each module where ``counts`` tokens take these paths; no shuffle within a step changes them."""
+    counts_PK = None if bool((counts == 1).all()) else np.repeat(counts, layout.top_k)
+    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+    for step in range(layout.num_steps):
+        # Sums of whole numbers in float64 are exact below 2**53.
+        used[step] = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)
+    return used
+
+
+def _used_by_all(layout: Layout, book: PathDictionary) -> np.ndarray:
+    """``_used`` of all tokens of ``book``."""
+    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
+    for start in range(0, book.num_paths, TAKE_ROWS):
+        path_ids = np.arange(start, min(start + TAKE_ROWS, book.num_paths))
+        ribbons = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
+        used += _used(layout, ribbons, book.counts()[path_ids])
+    return used
+
+
+def _insert_usage(con: duckdb.DuckDBPyConnection, kind: str, used: np.ndarray) -> None:
+    size = used.shape[1]
+    for step, count in enumerate(used):
         insert_columns(
             con,
             "null_usage",
-            {"kind": [kind] * size, "step": [step] * size, "module": range_array(size), "count": used[step]},
+            {"kind": [kind] * size, "step": [step] * size, "module": range_array(size), "count": count},
         )
 
 

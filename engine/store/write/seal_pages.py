@@ -102,6 +102,50 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
         con.execute("DROP TABLE listed")
 
 
+class ProfilePages:
+    """``profile_page`` made while batches arrive, with one page of counts in memory; as ``write_profiles``."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._size, self._width = page_samples(layout), layout.num_steps * layout.num_modules
+        self._first_V = np.repeat(np.arange(layout.num_steps, dtype=np.int64) * layout.num_modules, layout.top_k)
+        self._counts = np.zeros((0, self._width), dtype=np.int64)
+        self._filled = 0
+        self._pages: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
+
+    def add(self, lengths: np.ndarray, ids: np.ndarray) -> None:
+        """Count the ids (n, S, K) of samples with these numbers of tokens."""
+        sample_n = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        ids_nV = ids.reshape(len(ids), -1)
+        begun = 0
+        while begun < len(lengths):
+            if self._filled == self._size:
+                self._end_page()
+            count = min(len(lengths) - begun, self._size - self._filled)
+            if self._filled + count > len(self._counts):
+                larger = np.zeros((min(self._size, 2 * (self._filled + count)), self._width), dtype=np.int64)
+                larger[: self._filled] = self._counts[: self._filled]
+                self._counts = larger
+            low, high = np.searchsorted(sample_n, (begun, begun + count))
+            _count(self._counts, sample_n[low:high] - begun + self._filled, ids_nV[low:high], self._first_V)
+            begun += count
+            self._filled += count
+
+    def _end_page(self) -> None:
+        self._pages.append((self._filled, encode_page(self._counts[: self._filled])))
+        self._counts[:] = 0
+        self._filled = 0
+
+    def write(self, con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:
+        """Fill ``profile_page``, if a run of ``num_tokens`` has it."""
+        if num_tokens < LEAST_TOKENS:
+            return
+        self._end_page()
+        first = 0
+        for num_samples, encoded in self._pages:
+            _insert_page(con, first, num_samples, encoded)
+            first += num_samples
+
+
 def write_profiles(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, num_samples: int) -> None:
     """Fill ``profile_page``; reads ``token`` once, by sample, with one page in memory."""
     if book.num_tokens < LEAST_TOKENS:
@@ -118,7 +162,7 @@ def write_profiles(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDic
                 book.ribbons(batch.column("path_id").to_numpy()),
                 first_V,
             )
-        _write_page(con, first, counts)
+        _insert_page(con, first, len(counts), encode_page(counts))
 
 
 def _count(counts: np.ndarray, sample_n: np.ndarray, ribbons_nV: np.ndarray, first_V: np.ndarray) -> None:
@@ -132,14 +176,16 @@ def _count(counts: np.ndarray, sample_n: np.ndarray, ribbons_nV: np.ndarray, fir
         part += np.bincount(base_n + (ribbons_nV[:, visit] + np.int64(first)), minlength=len(part))
 
 
-def _write_page(con: duckdb.DuckDBPyConnection, first: int, counts: np.ndarray) -> None:
-    columns = zip(("counts", "places", "large"), encode_page(counts), strict=True)
+def _insert_page(
+    con: duckdb.DuckDBPyConnection, first: int, num_samples: int, encoded: tuple[bytes, bytes, bytes]
+) -> None:
+    columns = zip(("counts", "places", "large"), encoded, strict=True)
     insert_columns(
         con,
         "profile_page",
         {
             "first_sample": np.array([first], dtype=np.int32),
-            "num_samples": np.array([len(counts)], dtype=np.int32),
+            "num_samples": np.array([num_samples], dtype=np.int32),
             **{name: pa.array([value], pa.binary()) for name, value in columns},
         },
     )

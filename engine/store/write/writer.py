@@ -77,9 +77,9 @@ class RunWriter(SealedOnce):
             WriterFailed: an earlier batch could not be stored (disk full, for example).
         """
         self._check_open()
-        check_batch(batch, self.info, self._filler.available, self._filler.layout.unused_from)
+        sorted_nV = check_batch(batch, self.info, self._filler.available, self._filler.layout.unused_from)
         if batch.num_tokens:
-            self._put(compact(batch, self._filler.layout, self._filler.token_columns))
+            self._put(compact(batch, self._filler.layout, self._filler.token_columns, sorted_nV))
 
     def write_compact(self, batch: CompactBatch) -> None:
         """``write`` for a checked and compacted batch, as of a shard. Raises as ``write``."""

@@ -38,11 +38,11 @@ def vocabulary_ids(holders: Sequence[Holder], keys: Sequence[str], where: str, r
             value = holder.get(key)
             if not value:
                 continue
-            if not (isinstance(value, list) and all(type(token) is int for token in value)):
+            if not (isinstance(value, list) and set(map(type, value)) == {int}):
                 remarks.append(NO_IDS)
                 continue
-            wrong = next((token for token in value if not 0 <= token <= MOST_TOKEN_ID), None)
-            if wrong is not None:
+            if min(value) < 0 or max(value) > MOST_TOKEN_ID:
+                wrong = next(token for token in value if not 0 <= token <= MOST_TOKEN_ID)
                 raise UserError(
                     f"{where}: {key} holds {str(wrong)[:40]}; token ids are whole numbers from 0 to {MOST_TOKEN_ID}",
                     field="file",

@@ -30,8 +30,8 @@ def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced:
         if not parts or len({part.shape[1:] for part in parts}) > 1:
             raise UserError(f"{where}: the parts of {what} have different layers or experts", field="file")
         return np.concatenate(parts)
-    if isinstance(value, list):
-        if not value:
+    if isinstance(value, list | np.ndarray):
+        if not len(value):
             raise UserError(f"{where}: {what} has no token", field="file")
         array = nested_ids(value, where, what, slots_at=3)
         if array.ndim == 3 and announced.top_k is not None:

@@ -37,7 +37,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
             if text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
                 yield from _event(where, text, streams)
             else:
-                yield from in_envelope(where, parsed(where, line))
+                yield from in_envelope(where, parsed(where, line, arrays=True))
         except UserError as error:
             if not skip_bad:
                 raise
@@ -55,7 +55,7 @@ def _event(where: str, text: bytes, streams: dict[str, _Stream]) -> Iterator[Res
             yield stream.where, stream.record
         streams.clear()
         return
-    chunk = parsed(where, data)
+    chunk = parsed(where, data, arrays=True)
     if not isinstance(chunk, dict):
         raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
     about = chunk.get("meta_info")

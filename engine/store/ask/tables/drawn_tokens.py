@@ -6,12 +6,13 @@ Shapes: n tokens in reading order, S steps, K slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 
@@ -40,6 +41,11 @@ class Drawn:
     """further columns of ``token`` by name (n,)"""
 
     @property
+    def num_bytes(self) -> int:
+        arrays = (self.ids_nSK, self.token_ids_n, self.predicted_ids_n, self.samples_n, self.tokens_n)
+        return sum(array.nbytes for array in arrays)
+
+    @property
     def follows_n(self) -> np.ndarray:
         """Whether each token directly follows the previous one in the same sample."""
         follows = np.zeros(len(self.samples_n), dtype=bool)
@@ -56,9 +62,14 @@ def draw_tokens(
 ) -> Drawn:
     """About ``most`` tokens at most: all of them, or those of a seeded draw of samples; at one step, or at all."""
     most = MOST_TOKENS if most is None else most
+    whole_rows = run.layout.packed or run.layout.by_path  # these are read for all steps in any case
+    if step is not None and whole_rows and not extra:
+        name = f"{most} tokens drawn of label {label_id}"
+        whole = cached(run, name, lambda: draw_tokens(run, None, label_id, most), lambda drawn: drawn.num_bytes)
+        return replace(whole, ids_nSK=whole.ids_nSK[:, step : step + 1].copy())
     condition, num_samples, of_samples, of_tokens = _condition(run, label_id, most)
     layout = run.layout
-    if step is None or layout.packed or layout.by_path:
+    if step is None or whole_rows:
         columns = _id_columns(run)
     else:
         columns = ", ".join(layout.module_column(step, slot) for slot in range(layout.top_k))

@@ -20,6 +20,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
+from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import of_modules
 
 MOST_LABELS = 40
@@ -30,7 +31,10 @@ SHOWN_PAIRS = 20
 
 
 def _page_specialisations(run: RunFile) -> Iterator[dict[str, Any]]:
-    """Arguments asked by the page, for each step."""
+    """Arguments asked by the page, for each step; none of a run that knows no vocabulary."""
+    known = "token_id" in run.token_columns
+    if not known or not run.rows(Query("SELECT 1 FROM token WHERE token_id IS NOT NULL LIMIT 1")):
+        return
     for step in range(min(run.layout.num_steps, MOST_SEALED_STEPS)):
         yield {"of": "input", "step": step, "limit": 16}
         yield {"of": "input", "step": step, "limit": 256, "each": 24}

@@ -34,6 +34,16 @@ def test_codes_keep_the_order_and_0_and_1(code: WeightCode):
     assert np.allclose([weight for (weight,) in read], weights, rtol=1e-14)
 
 
+def test_levels_from_the_table_are_the_calculated_ones():
+    rng = np.random.default_rng(2)
+    edges = LOGARITHMIC.decode(ALL_LEVELS)
+    edges = np.sqrt(edges[1:-1] * edges[2:]).astype(np.float32)
+    near = (edges[:, None].view(np.uint32) + np.arange(-50, 50, dtype=np.int32).astype(np.uint32)).view(np.float32)
+    values = [rng.random(400_000), rng.random(300_000) ** 8, near.reshape(-1), [0, -0.0, 1, 2**-10, -1e-5, 1.1, 5e-324]]
+    weights = np.concatenate(values).astype(np.float32)
+    assert (LOGARITHMIC.encode(weights) == LOGARITHMIC._calculated(np.clip(weights, 0, 1))).all()
+
+
 def test_small_weights_keep_their_size():
     weights = np.geomspace(2**-10, 1, 5000)
     assert np.abs(LOGARITHMIC.decode(LOGARITHMIC.encode(weights)) / weights - 1).max() < 0.0147

@@ -81,3 +81,10 @@ def test_answers_of_another_version_are_asked_anew(tmp_path: Path, monkeypatch: 
 def test_small_runs_keep_none(tmp_path: Path):
     with Run.open(make("r").write(tmp_path)) as run:
         assert run.rows(Query("SELECT count(*) FROM answer")) == [(0,)]
+
+
+def test_no_vocabulary_is_sealed_where_none_is_known(tmp_path: Path) -> None:
+    for kind, known in (("text", True), ("vision", False)):
+        with Run.open(make(kind, **KINDS[kind]).write(tmp_path)) as run:
+            asked = [function.__name__ for function, _ in page_questions(run)]
+        assert ("specialisation" in asked) == known

@@ -1,0 +1,71 @@
+"""The second reading of a log gives the pieces of the first one, and a log is read again where there was no space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenpaths.engine.adapters.logs import spool
+from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.spool import PieceSpool
+
+
+def pieces() -> list[Piece]:
+    rng = np.random.default_rng(4)
+    made = []
+    for number, largest in enumerate((4, 300, 70_000, 9)):
+        ids = rng.integers(0, largest, (number + 2, 3, 2))
+        ids[0] = -1 if number == 3 else ids[0]
+        weights = rng.random(ids.shape, dtype=np.float32) if number % 2 else None
+        words = {"label": f"ä{number}", "remarks": ("cut",), "counted": (("n", 2),), "shared_with": ("s", 3)}
+        made.append(Piece(ids, f"line {number}", weights, rng.integers(0, 9, len(ids)), **words))
+    return made
+
+
+def same(one: Piece, other: Piece) -> bool:
+    arrays = [(getattr(one, name), getattr(other, name)) for name in ("ids", "weights", "token_id")]
+    rest = ("where", "label", "text", "source", "remarks", "counted", "shared_with", "rows_from")
+    return all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in arrays) and all(
+        getattr(one, name) == getattr(other, name) for name in rest
+    )
+
+
+@pytest.mark.parametrize("held", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_pieces_come_back_as_often_as_they_are_asked_for(
+    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "HELD_BYTES", held)
+    kept = PieceSpool(tmp_path)
+    for piece in pieces():
+        kept.add(piece)
+    first, second = kept.pieces(), kept.pieces()
+    for own, one, other in zip(pieces(), first, second, strict=True):
+        assert same(own, one)
+        assert same(own, other)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_log_is_decoded_once(tmp_path: Path) -> None:
+    plain = [[0, 1], [2, 3], [1, 3]]
+    np.save(tmp_path / "log.npy", np.array([plain, plain, plain[::-1]]))
+    log = open_log(tmp_path / "log.npy", experts=4)
+    own = list(log.pieces())
+    counted = log.counted(tmp_path)
+    (tmp_path / "log.npy").unlink()
+    assert all(same(a, b) for a, b in zip(own, counted.pieces(), strict=True))
+
+
+def test_without_space_the_log_itself_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "HELD_BYTES", 1)
+
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool, "check_free", full)
+    plain = [[0, 1], [2, 3], [1, 3]]
+    np.save(tmp_path / "log.npy", np.array([plain, plain, plain[::-1]]))
+    counted = open_log(tmp_path / "log.npy", experts=4).counted(tmp_path)
+    assert [piece.ids.tolist() for piece in counted.pieces()] == [np.load(tmp_path / "log.npy").tolist()]

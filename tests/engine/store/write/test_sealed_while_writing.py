@@ -1,0 +1,123 @@
+"""What is counted while batches arrive, or by hashes, is what is counted from the finished tables one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from tokenpaths.engine.analysis.path_statistics import independent_steps, sorted_slots
+from tokenpaths.engine.base.records import SampleRecord
+from tokenpaths.engine.store.file import profile_pages
+from tokenpaths.engine.store.file.flow_counter import FlowCounter
+from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
+from tokenpaths.engine.store.write import seal_flows, seal_nulls, seal_pages
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch
+from tokenpaths.engine.store.write.path_dictionary import PathDictionary
+from tokenpaths.engine.store.write.seal_flows import EvenFlows
+from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_profiles
+
+LAYOUTS = [Layout(6, 4, 20), Layout(1, 2, 5), Layout(4, 3, 7), Layout(3, 2, 300)]
+
+
+def batch(layout: Layout, lengths: list[int], seed: int, level: int = 32) -> CompactBatch:
+    n = sum(lengths)
+    shape = (n, layout.num_steps, layout.num_modules)
+    ids = np.random.default_rng(seed).random(shape).argsort(2)[:, :, : layout.top_k].astype(layout.id_dtype)
+    nothing = np.zeros(n, dtype=np.float32)
+    weights = np.full((n, layout.visits), level, dtype=np.uint8)
+    return CompactBatch([SampleRecord(length) for length in lengths], ids, weights, nothing, {}, nothing, None, {}, {})
+
+
+def tables() -> duckdb.DuckDBPyConnection:
+    con = duckdb.connect()
+    con.execute("CREATE TABLE flow (step INT, source INT, target INT, count DOUBLE, weight DOUBLE, label_id INT)")
+    con.execute("CREATE TABLE usage (step INT, module INT, count BIGINT, weight DOUBLE, label_id INT)")
+    con.execute("CREATE TABLE profile_page (first_sample INT, num_samples INT, counts BLOB, places BLOB, large BLOB)")
+    con.execute("CREATE TABLE null_usage (kind VARCHAR, step INT, module INT, count BIGINT)")
+    return con
+
+
+@pytest.mark.parametrize("level", [32, 0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_even_flows_are_those_of_the_chunked_counter(
+    layout: Layout, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal_flows, "EVEN_ROWS", 50)
+    batches = [batch(layout, [60, 1, 90], 1, level), batch(layout, [70], 2, level), batch(layout, [5, 6], 3, level)]
+    labels = [np.array([0, -1, 1]), np.array([1]), np.array([-1, 0])]
+    counted: EvenFlows | None = EvenFlows(layout)
+    for of_batch, one in zip(labels, batches, strict=True):
+        assert counted is not None
+        counted = counted.add(of_batch, one)
+    con = tables()
+    assert counted is not None
+    counted.write(con)
+    ids = np.concatenate([one.ids for one in batches])
+    label_n = np.concatenate([np.repeat(a, one.lengths) for a, one in zip(labels, batches, strict=True)])
+    for label in (ALL_LABELS, 0, 1):
+        naive = FlowCounter(layout, range(layout.num_steps - 1))
+        own = ids if label == ALL_LABELS else ids[label_n == label]
+        naive.add(own, np.full(own.shape, level, dtype=np.uint8))
+        for table, keys, rows in (("flow", 3, naive.flow_rows()), ("usage", 2, naive.usage_rows())):
+            found = con.execute(f"SELECT * EXCLUDE (label_id) FROM {table} WHERE label_id = {label}").fetchall()
+            assert [row[: keys + 1] for row in found] == [row[: keys + 1] for row in rows]
+            assert np.allclose([row[-1] for row in found], [row[-1] for row in rows], rtol=1e-9, atol=0)
+
+
+def test_weights_that_differ_are_left_to_the_sealing() -> None:
+    layout = LAYOUTS[0]
+    first = batch(layout, [10], 1)
+    first.weights[3, 4] = 7
+    assert EvenFlows(layout).add(np.array([0]), first) is None
+    counted = EvenFlows(layout).add(np.array([0]), batch(layout, [10], 1, level=30))
+    assert counted is not None
+    assert counted.add(np.array([0]), batch(layout, [10], 1, level=31)) is None
+
+
+def test_profiles_counted_on_the_way_are_those_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_pages, "PAGE_SAMPLES", 4)
+    monkeypatch.setattr(profile_pages, "LARGEST", 3)
+    monkeypatch.setattr(seal_pages, "LEAST_TOKENS", 1)
+    layout = LAYOUTS[2]
+    pages, book = ProfilePages(layout), PathDictionary(layout.id_dtype)
+    on_the_way, afterwards = tables(), tables()
+    afterwards.execute("CREATE TABLE token (sample INT, path_id INT)")
+    lengths = [[9, 2], [1], [3, 3, 3, 8, 1, 1, 40], [2, 2]]
+    first = 0
+    for number, of_batch in enumerate(lengths):
+        one = batch(layout, of_batch, number)
+        pages.add(one.lengths, one.ids)
+        path_ids, _ = book.add(one.ids)
+        samples = np.repeat(np.arange(first, first + len(of_batch)), one.lengths)
+        afterwards.executemany("INSERT INTO token VALUES (?, ?)", np.stack([samples, path_ids], axis=1).tolist())
+        first += len(of_batch)
+    pages.write(on_the_way, book.num_tokens)
+    write_profiles(afterwards, layout, book, first)
+    sql = "SELECT * FROM profile_page ORDER BY first_sample"
+    assert on_the_way.execute(sql).fetchall() == afterwards.execute(sql).fetchall()
+    assert len(on_the_way.execute(sql).fetchall()) == 3
+
+
+@pytest.mark.parametrize("layout", [Layout(3, 1, 4), Layout(4, 2, 5), Layout(2, 3, 300)])
+def test_the_null_by_hashes_is_the_null_of_ribbons(layout: Layout, tmp_path: Path) -> None:
+    book = PathDictionary(layout.id_dtype, tmp_path)
+    book.add(batch(layout, [400], 5).ids)
+    chosen = np.arange(0, book.num_paths, 2)
+    times = np.arange(len(chosen)) % 3 + 1
+    counts, used = seal_nulls._independent(layout, book, chosen, times)
+    naive = PathDictionary(layout.id_dtype, tmp_path)
+    shuffled = independent_steps(book.ribbons(chosen), times, layout.num_steps, seal_nulls.NULL_SEED)
+    naive.add(shuffled)
+    assert sorted(counts.tolist()) == sorted(naive.counts().tolist())
+    assert counts.sum() == times.sum()
+    for step in range(layout.num_steps):
+        assert used[step].tolist() == np.bincount(shuffled[:, step].reshape(-1), minlength=layout.num_modules).tolist()
+
+
+def test_sorted_slots_that_are_known_count_as_the_others() -> None:
+    layout, one = LAYOUTS[0], batch(LAYOUTS[0], [30, 40], 8)
+    plain, told = PathDictionary(layout.id_dtype), PathDictionary(layout.id_dtype)
+    assert plain.add(one.ids)[0].tolist() == told.add(one.ids, sorted_slots(one.ids))[0].tolist()
