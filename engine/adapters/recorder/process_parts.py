@@ -255,13 +255,14 @@ def read_part(
                 return np.frombuffer(b"".join(row[name] for row in rows), dtype=kind)
 
             ids = joined("ids", "<u2").reshape(-1, steps, top_k)
+            scored = all(row["margin"] is not None for row in rows)
             yield TraceBatch(
                 samples=[SampleRecord(**{name: row[name] for name in _OF_A_SAMPLE}) for row in rows],
                 module_ids=ids,
                 weights=joined("weights", "<f4").reshape(ids.shape),
                 gate_entropy=joined("entropy", "<f4").reshape(-1, steps),
-                margin=joined("margin", "<f4").reshape(-1, steps),
-                runner_up=joined("runner_up", "<u2").reshape(-1, steps),
+                margin=joined("margin", "<f4").reshape(-1, steps) if scored else None,
+                runner_up=joined("runner_up", "<u2").reshape(-1, steps) if scored else None,
                 flops=np.full(len(ids), flops_per_token, dtype=np.float32),
                 token_id=joined("token_id", "<i8") if rows[0]["token_id"] is not None else None,
             )

@@ -388,7 +388,7 @@ def test_tokens_become_text_with_a_vocabulary(tmp_path: Path):
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     page = Path(__file__).parents[4] / "docs" / "import.md"
-    (code,) = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code, _sending = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     np.save("routed.npy", IDS)
     exec(compile(code, "import.md", "exec"), {})
