@@ -17,7 +17,7 @@ from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.jobs.rows import STATES
 from tokenpaths.backend.jobs.service import Jobs
 from tokenpaths.backend.problems import Problem, documented, nearest
-from tokenpaths.backend.routes.parameters import Cursor, Limit
+from tokenpaths.backend.routes.parameters import Cursor, Limit, json_object
 from tokenpaths.backend.runs.answers import is_fresh
 from tokenpaths.backend.schemas.jobs import Job, JobList
 from tokenpaths.backend.services import Services, Shared
@@ -27,24 +27,10 @@ MOST_BODY_BYTES = 1_000_000
 KEYS = ("kind", "request")
 P = ParamSpec("P")
 T = TypeVar("T")
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["kind", "request"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "kind": {"type": "string", "description": kinds_in_words()},
-                        "request": {"type": "object", "description": "What this kind of job needs; see docs/jobs.md"},
-                    },
-                }
-            }
-        },
-    }
-}
+BODY = json_object(
+    kind={"type": "string", "description": kinds_in_words()},
+    request={"type": "object", "description": "What this kind of job needs; see docs/jobs.md"},
+)
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events: `state`, `progress` and `artifact`, each with an id",

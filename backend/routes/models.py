@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.routes.parameters import json_object
 from tokenpaths.backend.schemas.models import ModelDetails, ModelList
 from tokenpaths.backend.services import Shared
 from tokenpaths.backend.settings import is_loopback
@@ -46,7 +47,7 @@ async def show_model(services: Shared, model: Annotated[str, Path(description="N
 
 
 MOST_FOLDER_BYTES = 8_000
-FOLDER: dict[str, Any] = {"type": "object", "required": ["folder"], "properties": {"folder": {"type": "string"}}}
+FOLDER = json_object(folder={"type": "string", "description": "The folder that holds its config.json"})
 
 
 @router.put(
@@ -54,7 +55,7 @@ FOLDER: dict[str, Any] = {"type": "object", "required": ["folder"], "properties"
     response_model=ModelDetails,
     response_model_exclude_unset=True,
     responses=documented(404, 408, 413, 415),
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": FOLDER}}}},
+    openapi_extra=FOLDER,
 )
 async def place_model(
     request: Request, services: Shared, model: Annotated[str, Path(description="`hf:` and the checkpoint's name")]

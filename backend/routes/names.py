@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.problems import documented
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName, json_content
 from tokenpaths.backend.runs import names
 from tokenpaths.backend.schemas.names import OwnName, OwnNames
 from tokenpaths.backend.services import Services, Shared
@@ -31,10 +31,6 @@ ENTRY: dict[str, Any] = {"type": "object", "properties": {"name": TEXT, "note": 
 T = TypeVar("T")
 
 
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 @router.get("", response_model=OwnNames)
 async def list_names(services: Shared, run: RunName) -> JSONResponse:
     """All names and notes of a run, for showing and as an export."""
@@ -45,7 +41,7 @@ async def list_names(services: Shared, run: RunName) -> JSONResponse:
     "",
     response_model=OwnNames,
     responses=documented(408, 413, 415, 507),
-    openapi_extra=_body(
+    openapi_extra=json_content(
         {
             "type": "object",
             "required": ["names"],
@@ -64,7 +60,7 @@ async def import_names(request: Request, services: Shared, run: RunName) -> JSON
     "/{thing}",
     response_model=OwnName,
     responses=documented(408, 413, 415, 507) | {201: {"model": OwnName, "description": "It is new"}},
-    openapi_extra=_body(ENTRY),
+    openapi_extra=json_content(ENTRY),
 )
 async def save_name(request: Request, services: Shared, run: RunName, thing: Thing) -> JSONResponse:
     """Name a thing, or write a note to it; an older name and note are replaced."""

@@ -1,8 +1,9 @@
-"""Path and query parameters that several routes share."""
+"""Parameters and descriptions of bodies that several routes share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 
@@ -19,3 +20,20 @@ LabelsShown = Annotated[
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries in one answer")]
 Cursor = Annotated[str | None, Query(alias="next", max_length=500, description="`next` of the last answer, unchanged")]
+
+
+def json_content(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAPI of a route that takes a JSON body of this schema."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": dict(schema)}}}}
+
+
+def json_object(**properties: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAPI of a route that takes a JSON object of exactly these fields."""
+    return json_content(
+        {
+            "type": "object",
+            "required": list(properties),
+            "additionalProperties": False,
+            "properties": {name: dict(schema) for name, schema in properties.items()},
+        }
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.problems import documented
+from tokenpaths.backend.routes.parameters import json_object
 from tokenpaths.backend.runs import searches
 from tokenpaths.backend.schemas.searches import SavedSearch, SavedSearches
 from tokenpaths.backend.services import Shared
@@ -17,27 +18,13 @@ from tokenpaths.backend.services import Shared
 router = APIRouter(prefix="/searches", tags=["searches"], responses=documented(400, 401, 403, 404, 422, 500))
 SearchName = Annotated[str, Path(description="Name of the search", examples=["plural-nouns"])]
 NEVER_KEPT = {"cache-control": "no-store"}
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["query"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "query": {
-                            "type": "object",
-                            "additionalProperties": {"type": "string"},
-                            "description": "The query of an address of the page",
-                        }
-                    },
-                }
-            }
-        },
+BODY = json_object(
+    query={
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "The query of an address of the page",
     }
-}
+)
 
 
 @router.get("", response_model=SavedSearches)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -11,30 +9,16 @@ from starlette.responses import Response
 from tokenpaths.backend.http.strict_json import json_body
 from tokenpaths.backend.http.uploads import receive_json
 from tokenpaths.backend.problems import Problem, documented
-from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName, json_object
 from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.store.ask.run_series import check_iteration, put_into_series
 
 MOST_BYTES = 2_000
 router = APIRouter(prefix="/runs/{run}/series", tags=["compare"], responses=ABOUT_A_RUN)
-BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name", "iteration"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "name": {"type": "string", "maxLength": 64, "description": "Name of the series"},
-                        "iteration": {"type": "integer", "minimum": 0, "description": "Where in it the run stands"},
-                    },
-                }
-            }
-        },
-    }
-}
+BODY = json_object(
+    name={"type": "string", "maxLength": 64, "description": "Name of the series"},
+    iteration={"type": "integer", "minimum": 0, "description": "Where in it the run stands"},
+)
 
 
 @router.put("", status_code=204, response_class=Response, responses=documented(408, 413, 415, 507), openapi_extra=BODY)
