@@ -36,6 +36,8 @@ class LogitParts:
     removed: Float[Tensor, "L H K"]
     """by the removal −r (o·d) d of each direction; above 0: the removal raises the logit"""
     mlps: Float[Tensor, " L"]
+    gates: Float[Tensor, "L H K"]
+    """r at the position"""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,13 @@ def logit_parts(
     _check(model, ids, position, token_id)
     config = model.config
     h = model.embed(ids[None]) + model.positions[: len(ids)]
-    embedding, whole, taken, mlps = h[0, position], [], [], []
+    embedding, whole, taken, mlps, gates = h[0, position], [], [], [], []
     for layer in model.layers:
         r_BPHK, d_HKW = layer.decide(h), layer.unit_directions()
         mixed = attend(layer.attention.project_in(h), config.heads, causal=True)
         o_HW = mixed[0, position].unflatten(0, (config.heads, config.head_width))
         r_HK = r_BPHK[0, position if r_BPHK.shape[1] > 1 else 0]
+        gates.append(r_HK)
         along_HK = torch.einsum("hw,hkw->hk", o_HW, d_HKW)
         out_DHW = layer.attention.proj.weight.unflatten(1, (config.heads, config.head_width))
         whole.append(torch.einsum("dhw,hw->hd", out_DHW, o_HW))
@@ -85,7 +88,8 @@ def logit_parts(
         h = h + written
     w_D = _readout(model, h[0, position], token_id, centred)
     heads, removed, from_mlps = ((torch.stack(parts) @ w_D).cpu() for parts in (whole, taken, mlps))
-    return LogitParts(float(h[0, position] @ w_D), float(embedding @ w_D), heads, removed, from_mlps)
+    logit, first = float(h[0, position] @ w_D), float(embedding @ w_D)
+    return LogitParts(logit, first, heads, removed, from_mlps, torch.stack(gates).cpu())
 
 
 def first_order(

@@ -34,6 +34,8 @@ def test_the_parts_add_up_to_the_models_logit(pooling: str, centred: bool) -> No
     assert parts.logit == pytest.approx(logit_of(model, centred=centred), abs=1e-4)
     assert total == pytest.approx(parts.logit, abs=1e-4)
     assert float(parts.removed.abs().max()) > 1e-3
+    gates = model(text()[None]).gates[0]
+    assert torch.equal(parts.gates, gates[POSITION if pooling == "prefix" else 0])
 
 
 def held_logit(model: Directional, h: Tensor, scale_of: Tensor) -> float:
