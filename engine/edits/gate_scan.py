@@ -150,10 +150,10 @@ def scan_answer(
 
     ``trained``: loss in nats. ``uniform``: by value of every gate. ``heads``: by knocked-out head. ``positions``: by
     group ``first`` to ``last``, the trained loss and the gain over each of ``BY_POSITION`` (their loss minus the
-    trained one).
+    trained one). ``trend``: ``gain_trend`` of each of these.
     """
     if TRAINED not in done:
-        return {"trained": None, "uniform": [], "heads": [], "positions": []}
+        return {"trained": None, "uniform": [], "heads": [], "positions": [], "trend": {}}
     trained, count = done[TRAINED], counts.sum(axis=1)
     total, tokens = float(trained.sum()), int(count.sum())
     answer: dict[str, Any] = {"trained": {"loss": total / tokens, "num_targets": tokens}, "uniform": [], "heads": []}
@@ -168,13 +168,49 @@ def scan_answer(
             answer["heads"].append({"layer": condition.head[0], "head": condition.head[1]} | row)
         else:
             answer["uniform"].append({"value": condition.value} | row)
-    return answer | {"positions": _by_position(counts, done, edges)}
+    measured = {name: uniform_name(value) for name, value in BY_POSITION.items() if uniform_name(value) in done}
+    trend = {name: gain_trend(done[key] - done[TRAINED], counts, edges) for name, key in measured.items()}
+    return answer | {"positions": _by_position(counts, done, edges, measured), "trend": trend}
+
+
+def gain_trend(
+    rises: Float[np.ndarray, "N G"], counts: Int[np.ndarray, "N G"], edges: Sequence[int]
+) -> dict[str, Any] | None:
+    """Gain at the first positions (at most 16) minus that of the last group that two texts reach, 95 % interval.
+
+    Both gains are means over tokens; the error is that of their difference, texts taken as what was drawn, so that a
+    text's early and late tokens need not be independent. None where texts are too short or too few.
+    """
+    from scipy.special import stdtrit  # only for who asks
+
+    late = max(np.flatnonzero((counts > 0).sum(axis=0) >= 2), default=0)
+    early = sum(1 for edge in edges[1:] if edge <= min(16, edges[late + 1] // 2) and edge <= edges[late])
+    if not early or not late:
+        return None
+    gains, rest_N = [], np.zeros(len(counts))
+    for sign, part in ((1, slice(0, early)), (-1, slice(late, late + 1))):
+        rise_N, count_N = rises[:, part].sum(axis=1), counts[:, part].sum(axis=1)
+        gains.append(float(rise_N.sum() / count_N.sum()))
+        rest_N += sign * (rise_N - gains[-1] * count_N) / count_N.sum()
+    num = int((counts.sum(axis=1) > 0).sum())
+    error = float(np.sqrt(num / (num - 1) * (rest_N**2).sum()))
+    half, change = float(stdtrit(num - 1, 0.975)) * error, gains[0] - gains[1]
+    return {
+        "early": {"first": 0, "last": edges[early] - 1, "rise": gains[0]},
+        "late": {"first": edges[late], "last": edges[late + 1] - 1, "rise": gains[1]},
+        "difference": change,
+        "error": error,
+        "low": change - half,
+        "high": change + half,
+    }
 
 
 def _by_position(
-    counts: Int[np.ndarray, "N G"], done: Mapping[str, Float[np.ndarray, "N G"]], edges: Sequence[int]
+    counts: Int[np.ndarray, "N G"],
+    done: Mapping[str, Float[np.ndarray, "N G"]],
+    edges: Sequence[int],
+    measured: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    measured = {name: uniform_name(value) for name, value in BY_POSITION.items() if uniform_name(value) in done}
     groups = []
     for group, (first, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         count = counts[:, group]

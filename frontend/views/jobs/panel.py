@@ -339,7 +339,8 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
         return [("Open the map", Selection(view="samples", run=request.get("run"), job=job["job"]))]
     if job["kind"] == "gates":
         run = request.get("run")
-        return [("Open in Gates", Selection(view="family", run=run, job=job["job"]))] if run else []
+        opened = Selection(view="family", run=run, sample=request.get("sample"), job=job["job"])
+        return [("Open in Gates", opened)] if run else []
     run = result.get("run")
     if not run:
         return []

@@ -15,6 +15,7 @@ from tokenpaths.engine.edits.gate_scan import (
     GRID,
     TRAINED,
     conditions,
+    gain_trend,
     paired_rise,
     position_edges,
     scan_answer,
@@ -126,6 +127,30 @@ def test_the_gain_by_position_is_of_the_positions_of_that_group(model: Direction
             rise, error = naive_rise(losses_of(model, Interventions.everywhere(value), *place), trained)
             assert row[name]["rise"] == pytest.approx(rise, abs=1e-5)
             assert row[name]["error"] == pytest.approx(error, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["off", "neutral"])
+def test_the_trend_is_early_minus_late_with_texts_drawn_once(model: Directional, answer: dict, name: str) -> None:
+    trend, act = answer["trend"][name], Interventions.everywhere({"off": 0.0, "neutral": 0.5}[name])
+    assert [trend[part][end] for part in ("early", "late") for end in ("first", "last")] == [0, 3, 8, 11]
+    gains, rests = [], []
+    for first, last in ((0, 3), (8, 11)):
+        changed, trained = losses_of(model, act, first, last), losses_of(model, Interventions(), first, last)
+        gain = naive_rise(changed, trained)[0]
+        tokens = sum(map(len, trained))
+        rests.append([(sum(a) - sum(b) - gain * len(b)) / tokens for a, b in zip(changed, trained, strict=True)])
+        gains.append(gain)
+    error = math.sqrt(4 / 3 * sum((a - b) ** 2 for a, b in zip(*rests, strict=True)))
+    assert [trend["early"]["rise"], trend["late"]["rise"]] == pytest.approx(gains, abs=1e-5)
+    assert trend["difference"] == pytest.approx(gains[0] - gains[1], abs=1e-5)
+    assert trend["error"] == pytest.approx(error, rel=1e-3)
+    assert trend["high"] - trend["low"] == pytest.approx(2 * 3.18244630528 * error, rel=1e-3)
+
+
+def test_texts_of_one_position_or_a_single_one_have_no_trend() -> None:
+    counts = np.array([[1, 0, 0], [1, 0, 0]])
+    assert gain_trend(np.ones((2, 3)), counts, [0, 1, 2, 4]) is None
+    assert gain_trend(np.ones((1, 3)), np.ones((1, 3), dtype=int), [0, 1, 2, 4]) is None
 
 
 def test_one_text_has_no_interval_and_nothing_is_clear() -> None:
