@@ -279,14 +279,18 @@ def test_names_for_a_small_space(name, words):
 
 def test_the_scan_in_sentences():
     assert gate_worth.head_words(SCAN) == (
-        "The loss rises most without layer 1, head 0, by 0.100 nats; 4 of 6 heads change the loss for certain"
+        "The loss rises most without layer 1, head 0, by 0.100 nats; 4 of 6 heads clearly change the loss"
     )
     assert gate_worth.uniform_words(SCAN).startswith("One value for all gates may do as well as the routers: the best")
     worse = {"uniform": [row | {"rise": row["rise"] + 1, "clear": True} for row in SCAN["uniform"]]}
     assert "the best of 11 values, 0.6, costs 1.01 nats" in gate_worth.uniform_words(worse)
     better = {"uniform": [rise(-0.2, value=0.5)]}
     assert "beats the routers: the best of 1 values, 0.5, saves 0.200 nats" in gate_worth.uniform_words(better)
-    for low, high, told in ((0.1, 0.3, "falls with"), (-0.3, -0.1, "grows with"), (-0.1, 0.1, "is not told to depend")):
+    for low, high, told in (
+        (0.1, 0.3, "falls with"),
+        (-0.3, -0.1, "grows with"),
+        (-0.1, 0.1, "does not clearly change"),
+    ):
         early, late = {"first": 0, "last": 0, "rise": 0.5}, {"first": 4, "last": 7, "rise": 0.25}
         trend = {"off": {"early": early, "late": late, "low": low, "high": high}}
         words = gate_worth.position_words({"trend": trend})

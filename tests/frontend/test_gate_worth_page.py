@@ -53,7 +53,7 @@ def test_a_scan_is_started_and_found_again(show) -> None:
     for page in (show(job=job["job"]), show()):  # by its address, and as the newest of the run
         assert not page.error
         told = words(page)
-        assert "12 texts of toy" in told
+        assert "12 texts from “toy”" in told
         assert "The loss rises most without layer" in told
         assert "One value for all gates" in told
         assert "The gain" in told

@@ -21,15 +21,16 @@ from tokenpaths.frontend.charts.drawing.palette import (
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows
 from tokenpaths.frontend.charts.effects import answer_words
-from tokenpaths.frontend.charts.families.directional_gates import WHAT
 
 MOST_BARS = 12
 """directions with a bar of their own"""
 WITHOUT = {"off": "routing off", "neutral": "every gate 0.5"}
+CONDITIONS = WITHOUT | {"full": "every gate 1"}
+"""short names of conditions; the others have their own"""
 
 
 def head_rows(scan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per knocked-out head: rise of the loss, its interval, and whether it is told from 0."""
+    """One row per knocked-out head: rise of the loss, its interval, and whether it clearly differs from 0."""
     return [
         row | {"said": _with_interval(row), "told": "yes" if row["clear"] else "no"} for row in scan.get("heads") or ()
     ]
@@ -41,7 +42,7 @@ def head_words(scan: Mapping[str, Any]) -> str:
     if not heads:
         return "No head has been knocked out yet."
     worst, clear = max(heads, key=lambda row: row["rise"]), sum(row["clear"] for row in heads)
-    sure = f"{clear} of {len(heads)} heads change the loss for certain" if clear else "no head does for certain"
+    sure = f"{clear} of {len(heads)} heads clearly change the loss" if clear else "no head clearly changes it"
     return f"The loss rises most without {_place(worst)}, by {numbers.number(worst['rise'])} nats; {sure}"
 
 
@@ -49,7 +50,7 @@ def head_words(scan: Mapping[str, Any]) -> str:
 def head_chart(
     scan: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which heads does it need?"
 ) -> alt.LayerChart:
-    """Heat map of the rise of the loss by layer and knocked-out head; a dot marks those told from 0."""
+    """Heat map of the rise of the loss by layer and knocked-out head; a dot marks those that clearly differ from 0."""
     look, table = theme_named(theme), head_rows(scan)
     # Not to the noise of the widest interval: one noisy head would pale all others, and the dots say what is certain.
     most = scale_end((row["rise"] for row in table), NATS_FLOOR)
@@ -59,7 +60,7 @@ def head_chart(
         color=shade(
             "rise:Q", diverging_scale(most, look), "rise of loss (nats)", format="+.2~f", values=[-most, 0, most]
         ),
-        tooltip=tips("layer:O", "head:O", "said:N rise of loss (nats)", "told:N told from 0"),
+        tooltip=tips("layer:O", "head:O", "said:N rise of loss (nats)", "told:N clearly different from 0"),
     )
     dots = (
         alt.Chart(rows(row for row in table if row["clear"]))
@@ -67,7 +68,7 @@ def head_chart(
         .encode(x=x, y=alt.Y("layer:O"))
     )
     words = with_floor("Rose: the loss rises without this head; blue: it falls.", most, NATS_FLOOR, "nats")
-    words += " Dot: told from 0, all heads judged together."
+    words += " Dot: clearly different from 0, all heads judged together."
     summary = highest(table, "rise", lambda row: f"{_place(row)}, {row['said']} nats")
     height = max(90, 30 * len({row["layer"] for row in table}))
     return finish(alt.layer(cells, dots), look, title, words, height=height, summary=summary)
@@ -84,7 +85,7 @@ def uniform_words(scan: Mapping[str, Any]) -> str:
         return f"One value for all gates is worse than the routers: {how} costs {numbers.number(best['rise'])} nats"
     if best["clear"]:
         return f"One value for all gates beats the routers: {how} saves {numbers.number(-best['rise'])} nats"
-    return f"One value for all gates may do as well as the routers: {how} is not told apart from them"
+    return f"One value for all gates may do as well as the routers: {how} does not clearly differ from them"
 
 
 @redrawable
@@ -107,7 +108,9 @@ def uniform_chart(
         }
         for row in scan["uniform"]
     ]
-    x = alt.X("value:Q", axis=alt.Axis(title="every gate at", format=".1f", grid=False, values=[0, 0.25, 0.5, 0.75, 1]))
+    x = alt.X(
+        "value:Q", axis=alt.Axis(title="every gate at", format=".1f", grid=False, values=[0, 0.2, 0.4, 0.6, 0.8, 1])
+    )
     y = alt.Y("loss:Q", scale=alt.Scale(zero=False), axis=alt.Axis(title="loss (nats)", tickCount=5))
     base = alt.Chart(rows(table)).encode(x=x)
     band = base.mark_area(color=look.link, opacity=0.3).encode(y=alt.Y("bottom:Q"), y2="top:Q")
@@ -140,7 +143,7 @@ def position_words(scan: Mapping[str, Any]) -> str:
         return f"The gain falls with position: {ends}"
     if trend["high"] < 0:
         return f"The gain grows with position: {ends}"
-    return f"The gain is not told to depend on position: {ends}"
+    return f"The gain does not clearly change with position: {ends}"
 
 
 def position_rows(scan: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -179,7 +182,9 @@ def position_chart(
     colour = alt.Color(
         "against:N",
         scale=alt.Scale(domain=names, range=group_colours(len(names), look)),
-        legend=alt.Legend(title="compared with", orient="top", symbolType="stroke"),
+        legend=alt.Legend(
+            title="compared with", orient="top", symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2.5
+        ),
     )
     axis = bare_axis("position in its window (tokens)", labelAngle=0, grid=False, labelOverlap=True)
     base = alt.Chart(rows(shown)).encode(x=alt.X("positions:O", sort=order, axis=axis), color=colour)
@@ -254,7 +259,7 @@ def condition_rows(word: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per condition: probability and rank of the word, and the likeliest word there."""
     return [
         {
-            "gates": WHAT.get(row["name"], row["name"]),
+            "gates": CONDITIONS.get(row["name"], row["name"]),
             "probability": row["probability"],
             "rank": row["rank"],
             "likeliest": answer_words(row["best"]),
@@ -282,10 +287,10 @@ def condition_chart(
         for place, row in enumerate(table)
     ]
     most = max((row["probability"] for row in table), default=1.0) or 1.0
-    y = alt.Y("gates:N", sort=[row["gates"] for row in shown], axis=bare_axis(None, labelLimit=260))
+    y = alt.Y("gates:N", sort=[row["gates"] for row in shown], axis=bare_axis(None, labelLimit=120))
     axis = alt.Axis(title="probability of the word", format="~%", tickCount=4, labelOverlap=True)
     # Room behind the longest bar for its words.
-    x = alt.X("probability:Q", scale=alt.Scale(domain=[0, 1.6 * most], nice=False), axis=axis)
+    x = alt.X("probability:Q", scale=alt.Scale(domain=[0, 1.9 * most], nice=False), axis=axis)
     base = alt.Chart(rows(shown)).encode(y=y)
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
         x=x,

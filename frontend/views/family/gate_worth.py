@@ -131,7 +131,7 @@ def _scan(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
         _titled(head_words(found), HELP["heads"])
         if found["heads"]:
             widgets.chart(head_chart(found, theme=widgets.theme(), title=None))
-            st.caption("Rose: the loss rises without this head; blue: it falls. Dot: told from 0.")
+            st.caption("Rose: the loss rises without this head; blue: it falls. Dot: clearly different from 0.")
     with right:
         _titled(uniform_words(found), HELP["uniform"])
         if found["uniform"]:
@@ -150,7 +150,7 @@ def _scan(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
 def _how_many(found: Mapping[str, Any]) -> str:
     num, of = found["num_samples"], found.get("of_samples")
     texts = numbers.plural(num, "text") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'text')}"
-    words = f"{texts} of {found['data']}, {numbers.plural(found['trained']['num_targets'], 'prediction')}; loss as "
+    words = f"{texts} from “{found['data']}”, {numbers.plural(found['trained']['num_targets'], 'prediction')}; loss as "
     words += f"trained {numbers.number(found['trained']['loss'], 4)} nats."
     if found["measured"] < found["conditions"]:
         words += f" {found['measured']} of {found['conditions']} conditions so far."
@@ -160,7 +160,7 @@ def _how_many(found: Mapping[str, Any]) -> str:
 def _sure(found: Mapping[str, Any]) -> None:
     st.markdown(
         "Intervals are of 95 %: the standard error clustered by text times Student's t of the texts, each interval by "
-        f"itself. *Told from 0* holds for all {len(found['heads'])} heads together (Bonferroni), and so does what the "
+        f"itself. *Clearly* holds for all {len(found['heads'])} heads together (Bonferroni), and so does what the "
         f"title says of the {len(found['uniform'])} values. Intervals are over texts: they say nothing about networks "
         "that were trained alike."
     )
@@ -286,4 +286,4 @@ def _parts(found: Mapping[str, Any]) -> None:
 
 
 def _titled(sentence: str, help_text: str) -> None:
-    st.markdown(f"##### {widgets.escape(widgets.with_full_stop(sentence))}", help=help_text)
+    st.markdown(f"**{widgets.escape(widgets.with_full_stop(sentence))}**", help=help_text)
