@@ -183,8 +183,9 @@ def gain_trend(
     """
     from scipy.special import stdtrit  # only for who asks
 
-    late = max(np.flatnonzero((counts > 0).sum(axis=0) >= 2), default=0)
-    early = sum(1 for edge in edges[1:] if edge <= min(16, edges[late + 1] // 2) and edge <= edges[late])
+    late = max((int(group) for group in np.flatnonzero((counts > 0).sum(axis=0) >= 2)), default=0)
+    most = min(16, edges[late + 1] // 2, edges[late])
+    early = len([edge for edge in edges[1:] if edge <= most])
     if not early or not late:
         return None
     gains, rest_N = [], np.zeros(len(counts))
