@@ -58,6 +58,9 @@ def test_a_scan_is_started_and_found_again(show) -> None:
         assert "One value for all gates" in told
         assert "The gain" in told
         assert "Nobody has measured" not in told
+    assert "Bonferroni" not in words(page), "folded until it is opened"
+    page.session_state["how_sure_gate_scan"] = True
+    assert "all 4 heads together (Bonferroni)" in words(page.run())
 
 
 def test_a_word_is_taken_apart_and_its_address_brings_it_back(show) -> None:
@@ -80,6 +83,10 @@ def test_a_word_is_taken_apart_and_its_address_brings_it_back(show) -> None:
     assert found["word"].strip() in told
     assert "what stands behind the word is in view of the gates" in told
     assert {box.value for box in page.selectbox if str(box.key).startswith("gate_word_")} == {2, 7}
+    page.session_state["how_sure_gate_word"] = True
+    told = words(page.run())
+    assert "the mean of all words; exactly the sum of embedding" in told
+    assert "To first order" in told
     assert "has a probability of" not in words(show(sample=3))  # another place is asked for
 
 
