@@ -277,7 +277,8 @@ def _parts(found: Mapping[str, Any]) -> None:
     names = {"embedding": "embedding", "heads": "heads before removal", "removed": "removals", "mlps": "MLPs"}
     sum_words = ", ".join(f"{words} {sign[name]}{said[name]}" for name, words in names.items())
     st.markdown(
-        f"The logit stands {said['all']} {'below' if parts['all'] < 0 else 'above'} the mean of all words; exactly the sum of {sum_words}. "
+        f"The logit stands {said['all']} {'below' if parts['all'] < 0 else 'above'} the mean of all words; exactly the "
+        f"sum of {sum_words}. "
         "The bars are the direct part: what later layers make of a removal counts as theirs. To first order, with what "
         f"later layers and positions make of them, all removals together come to "
         f"{'−' if whole < 0 else ''}{numbers.number(abs(whole))} (column *first_order* of the table); that is exact "
