@@ -33,7 +33,9 @@ def _batches(rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def row_losses(logits: Float[Tensor, "B T C"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Cross-entropy of every position, nats."""
-    return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+    # As rows: with the vocabulary in the middle it takes three times as long on a CPU.
+    rows = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+    return rows.view(targets.shape)
 
 
 @torch.inference_mode()

@@ -1,4 +1,7 @@
-"""Request of a ``reroute`` job. Imported by the API, so without torch."""
+"""Request of a ``reroute`` job, and the choice of samples that other kinds have too.
+
+Imported by the API, so without torch.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from tokenpaths.engine.base.files import NAME_PATTERN
 MOST_SAMPLES = 4096
 
 
-class RerouteRequest(BaseModel):
-    """One edit over a data set, or a sweep of many: ``controls`` or ``sweep``."""
+class SamplesWanted(BaseModel):
+    """A model and the samples that are to go through it again: of a data set, or of a run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,6 +31,21 @@ class RerouteRequest(BaseModel):
     limit: StrictInt = Field(
         128, ge=1, le=MOST_SAMPLES, description="At most so many samples, of data spread over labels, of a run evenly"
     )
+
+    @model_validator(mode="after")
+    def _of_data_or_of_a_run(self) -> SamplesWanted:
+        if (self.data is None) == (self.run is None):
+            raise ValueError("give data or run, one of the two: which samples are to be run again")
+        if self.split is not None and self.data is None:
+            raise ValueError("split is one of data; give data in place of run")
+        if self.sample is not None and self.run is None:
+            raise ValueError("sample is one of a run; give run in place of data")
+        return self
+
+
+class RerouteRequest(SamplesWanted):
+    """One edit over a data set, or a sweep of many: ``controls`` or ``sweep``."""
+
     controls: dict[str, Any] | None = Field(
         None, description="What to change, as in POST /traces: edits, or other controls of the model"
     )
@@ -46,12 +64,6 @@ class RerouteRequest(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> RerouteRequest:
-        if (self.data is None) == (self.run is None):
-            raise ValueError("give data or run, one of the two: which samples are to be run again")
-        if self.split is not None and self.data is None:
-            raise ValueError("split is one of data; give data in place of run")
-        if self.sample is not None and self.run is None:
-            raise ValueError("sample is one of a run; give run in place of data")
         if (self.controls is None) == (self.sweep is None):
             raise ValueError("give controls (one edit) or sweep (many), one of the two")
         if self.controls is not None and not self.controls:

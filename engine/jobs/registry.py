@@ -52,6 +52,7 @@ KINDS: dict[str, str] = {
     "reroute": "tokenpaths.engine.jobs.reroute:RerouteJob",
     "import": "tokenpaths.engine.jobs.import_log:ImportJob",
     "map": "tokenpaths.engine.jobs.map_samples:MapJob",
+    "gates": "tokenpaths.engine.jobs.gates.gates_job:GatesJob",
 }
 """name of a kind → its class; imported only when a job of the kind is requested"""
 SHIPPED_KINDS = tuple(KINDS)

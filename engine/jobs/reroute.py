@@ -27,6 +27,7 @@ from tokenpaths.engine.jobs.reroute_data import (
     begun_for,
     beside_its_run,
     check_same_weights,
+    check_samples,
     load_state,
 )
 
@@ -50,24 +51,12 @@ class RerouteJob:
     def check(cls, request: RerouteRequest, context: JobContext) -> None:
         """Refuse an unknown model, missing data, data of the other modality, a taken name, edits that do not fit."""
         outline = context.outline(request.model)
-        modality = outline.modality
         if request.sweep is None:
             under_field("controls", outline.check_controls, request.controls)
         else:
             under_field("sweep", outline.check_bans)
         check_run_name(request.name, context)
-        if request.run is not None:
-            with context.open_run(request.run) as run:
-                if request.sample is not None and request.sample >= run.row["num_samples"]:
-                    raise UserError(str(run.no_sample(request.sample)), field="sample")
-                if run.row["modality"] != modality:
-                    raise UserError(
-                        f"the run {request.run} holds {'images' if modality == 'text' else 'texts'}; the model "
-                        f"{request.model} takes {'texts' if modality == 'text' else 'images'}",
-                        field="run",
-                    )
-        else:
-            context.check_data(str(request.data), modality)
+        check_samples(request, context, outline.modality)
 
     @classmethod
     def start(cls, request: RerouteRequest, folder: Path, context: JobContext) -> Sweep | EditedRun:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.edits.reroute_request import RerouteRequest
+from tokenpaths.engine.edits.reroute_request import SamplesWanted
 from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
@@ -41,7 +41,23 @@ class Source:
     """number of samples of the run that they are drawn from; None: they are not from a run"""
 
 
-def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> Source:
+def check_samples(request: SamplesWanted, context: JobContext, modality: Any) -> None:
+    """Refuse a missing run, sample or data set, and one of another modality than the model's (``field`` names it)."""
+    if request.run is None:
+        context.check_data(str(request.data), modality)
+        return
+    with context.open_run(request.run) as run:
+        if request.sample is not None and request.sample >= run.row["num_samples"]:
+            raise UserError(str(run.no_sample(request.sample)), field="sample")
+        if run.row["modality"] != modality:
+            raise UserError(
+                f"the run {request.run} holds {'images' if modality == 'text' else 'texts'}; the model "
+                f"{request.model} takes {'texts' if modality == 'text' else 'images'}",
+                field="run",
+            )
+
+
+def samples_of(request: SamplesWanted, context: JobContext, modality: str) -> Source:
     """Iterator over the samples of a request, and the name of their data set.
 
     Raises:
@@ -56,14 +72,14 @@ def samples_of(request: RerouteRequest, context: JobContext, modality: str) -> S
     return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
 
 
-def _samples_of_run(request: RerouteRequest, run_id: str, context: JobContext) -> Source:
+def _samples_of_run(request: SamplesWanted, run_id: str, context: JobContext) -> Source:
     with context.open_run(run_id) as run:
         samples, row = _read_run(run_id, request, context), run.row
         split = row["split"] if request.sample is None or row["num_samples"] == 1 else ONE_SAMPLE
         return Source(samples, row["dataset"], split, of_samples=int(row["num_samples"]))
 
 
-def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iterator[Sample]:
+def _read_run(run_id: str, request: SamplesWanted, context: JobContext) -> Iterator[Sample]:
     import io
 
     from PIL import Image
@@ -77,7 +93,7 @@ def _read_run(run_id: str, request: RerouteRequest, context: JobContext) -> Iter
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
 
-def begun_for(request: RerouteRequest, model: Traceable) -> dict[str, Any]:
+def begun_for(request: SamplesWanted, model: Traceable) -> dict[str, Any]:
     """Identity of the work that a saved state belongs to."""
     drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
     values = request.model_dump(mode="json")
@@ -107,7 +123,7 @@ def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
     return kept
 
 
-def check_same_weights(request: RerouteRequest, context: JobContext, model: Traceable) -> None:
+def check_same_weights(request: SamplesWanted, context: JobContext, model: Traceable) -> None:
     """UserError if the run is of a checkpoint of the same name but with other weights."""
     if request.run is None or not is_huggingface(request.model):
         return
@@ -123,7 +139,7 @@ def check_same_weights(request: RerouteRequest, context: JobContext, model: Trac
             )
 
 
-def beside_its_run(request: RerouteRequest, context: JobContext, model: Traceable) -> tuple[Traceable, bool]:
+def beside_its_run(request: SamplesWanted, context: JobContext, model: Traceable) -> tuple[Traceable, bool]:
     """The model under the name used by the request's run, and whether that run can serve as the unchanged one.
 
     It can if weights, number format and samples are equal and it is unedited. The name of a local checkpoint has no
@@ -151,7 +167,7 @@ def beside_its_run(request: RerouteRequest, context: JobContext, model: Traceabl
 class Reading:
     """Reads samples in slices, so that a cancel need not wait for a large data set."""
 
-    def __init__(self, request: RerouteRequest, context: JobContext, model: Traceable) -> None:
+    def __init__(self, request: SamplesWanted, context: JobContext, model: Traceable) -> None:
         from tokenpaths.engine.edits.prepared import PreparedSet
 
         source = samples_of(request, context, model.modality)

@@ -50,6 +50,8 @@ def _phrase(kind: str, request: Mapping[str, Any]) -> str:
         return f"{_reroute(request)}: {_over(request)}"
     if kind == "map":
         return f"Map of the samples of {request.get('run') or 'a run'}"
+    if kind == "gates":
+        return f"{_gates(request)}: {_over(request)}"
     if kind == "import":
         return f"Import of {request.get('file') or 'a log'}"
     about = ", ".join(f"{name} {value}" for name, value in request.items() if isinstance(value, (str, int)))
@@ -74,6 +76,15 @@ def _reroute(request: Mapping[str, Any]) -> str:
         shares = ", ".join(f"{100 * share:g} %" for share in request.get("shares") or ())
         return f"{shares or 'shares'} of each step’s modules banned"
     return _controls(request.get("controls") or {}) or "nothing changed"
+
+
+def _gates(request: Mapping[str, Any]) -> str:
+    if request.get("position") is None:
+        return "each head knocked out and gates fixed"
+    word, other = request.get("word"), request.get("other")
+    what = "the next word" if word is None else repr(str(word))
+    beside = "" if other is None else f", with the gates of sample {other:,} too"
+    return f"{what} behind token {request['position']:,}{beside}"
 
 
 def _controls(controls: Mapping[str, Any]) -> str:

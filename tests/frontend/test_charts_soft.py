@@ -11,7 +11,7 @@ import vl_convert
 
 from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.charts.drawing import palette
-from tokenpaths.frontend.charts.families import directional_gates, hmodel_connections
+from tokenpaths.frontend.charts.families import directional_gates, gate_worth, hmodel_connections
 
 HIDDEN = ("transformer 0", "transformer 1")
 NAMES = {"iteration": ("input", "1", "2"), "source": (*HIDDEN, "text input"), "target": (*HIDDEN, "it's next")}
@@ -65,6 +65,36 @@ LOSSES = [
 ]
 
 
+def rise(by: float, spread: float | None = 0.02, **others: Any) -> dict[str, Any]:
+    low, high = (None, None) if spread is None else (by - spread, by + spread)
+    return others | {"rise": by, "loss": 2 + by, "low": low, "high": high, "clear": abs(by) > 0.05}
+
+
+def by_position(first: int, last: int, gain: float, spread: float | None = 0.02) -> dict[str, Any]:
+    both = {"off": rise(gain, spread), "neutral": rise(gain / 4, spread)}
+    return {"first": first, "last": last, "num_targets": 40, "num_texts": 8, "loss": 2.0} | both
+
+
+SCAN = {
+    "trained": {"loss": 2.0, "num_targets": 320},
+    "heads": [rise((layer - head) / 10, layer=layer, head=head) for layer in range(2) for head in range(3)],
+    "uniform": [rise(abs(at - 6) / 10 + 0.01, value=at / 10) for at in range(11)],
+    "positions": [by_position(0, 0, 0.5), by_position(1, 1, 0.3), by_position(2, 3, 0.1)],
+}
+WORD = {
+    "word": " séa",
+    "logit": {"all": 4.0, "embedding": 0.5, "heads": 3.0, "removed": -0.75, "mlps": 1.25},
+    "directions": [
+        {"layer": i, "head": 0, "direction": 1, "gate": 0.5, "logit": (i - 10) / 8, "first_order": i / 9}
+        for i in range(16)
+    ],
+    "conditions": [
+        {"name": name, "probability": p, "rank": 2, "best": " the", "best_probability": 0.5}
+        for name, p in (("as trained", 0.04), ("off", 0.002), ("gates of text 3", 0.01))
+    ],
+}
+
+
 @functools.cache
 def all_charts(theme: str) -> dict[str, Any]:
     return {
@@ -76,6 +106,11 @@ def all_charts(theme: str) -> dict[str, Any]:
         "variance": directional_gates.variance_chart(VARIANCE, [{"layer": 1, "head": 0, "variance": 0.3}], theme=theme),
         "specialists": directional_gates.specialist_chart([0.0, 0.5], theme=theme),
         "plane": directional_gates.pca_chart(PCA, theme=theme, chosen=["code"], sample=3),
+        "heads": gate_worth.head_chart(SCAN, theme=theme),
+        "uniform": gate_worth.uniform_chart(SCAN, theme=theme),
+        "positions": gate_worth.position_chart(SCAN, theme=theme),
+        "directions": gate_worth.direction_chart(WORD, theme=theme),
+        "conditions": gate_worth.condition_chart(WORD, theme=theme),
         "losses": effects.token_loss_chart(LOSSES, theme=theme),
     }
 
@@ -147,7 +182,7 @@ def test_an_output_adds_up_what_arrives():
 def test_every_difference_has_one_scale_with_zero_in_the_middle(theme):
     charts = all_charts(theme)
     less, more = palette.diverging_scale(1, theme).to_dict()["range"][::2]
-    for name in ("difference", "gate difference", "losses"):
+    for name in ("difference", "gate difference", "heads", "losses"):
         scales = [
             part["scale"]
             for part in walk(charts[name].to_dict())
@@ -240,3 +275,51 @@ def test_losses_are_compared_token_by_token_or_not_at_all():
 )
 def test_names_for_a_small_space(name, words):
     assert hmodel_connections.short(name) == words
+
+
+def test_the_scan_in_sentences():
+    assert gate_worth.head_words(SCAN) == (
+        "The loss rises most without layer 1, head 0, by 0.100 nats; 4 of 6 heads clearly change the loss"
+    )
+    assert gate_worth.uniform_words(SCAN).startswith("One value for all gates may do as well as the routers: the best")
+    worse = {"uniform": [row | {"rise": row["rise"] + 1, "clear": True} for row in SCAN["uniform"]]}
+    assert "the best of 11 values, 0.6, costs 1.01 nats" in gate_worth.uniform_words(worse)
+    better = {"uniform": [rise(-0.2, value=0.5)]}
+    assert "beats the routers: the best of 1 values, 0.5, saves 0.200 nats" in gate_worth.uniform_words(better)
+    for low, high, told in (
+        (0.1, 0.3, "falls with"),
+        (-0.3, -0.1, "grows with"),
+        (-0.1, 0.1, "does not clearly change"),
+    ):
+        early, late = {"first": 0, "last": 0, "rise": 0.5}, {"first": 4, "last": 7, "rise": 0.25}
+        trend = {"off": {"early": early, "late": late, "low": low, "high": high}}
+        words = gate_worth.position_words({"trend": trend})
+        assert f"The gain {told}" in words
+        assert "routing is worth 0.500 nats at position 0 and 0.250 at positions 4–7" in words
+    one_text = {"positions": [by_position(0, 0, 0.5, None)], "trend": {"off": None}}
+    assert gate_worth.position_words(one_text).startswith("Routing is worth 0.500 nats")
+
+
+def test_a_words_directions_and_probabilities_in_sentences():
+    assert gate_worth.direction_words(WORD) == (
+        "What the gates remove takes 0.750 from the logit of “␣séa”; the largest part is layer 0, head 0, direction 1 "
+        "(−1.25)"
+    )
+    told = gate_worth.condition_words(WORD)
+    assert told == "“␣séa” has a probability of 4.00 % as trained and of 0.200 % with routing off"
+
+
+def test_directions_beyond_the_first_are_one_bar_and_nothing_is_lost():
+    bars = data_of(gate_worth.direction_chart(WORD), "logit", "gate")
+    assert len(bars) == gate_worth.MOST_BARS + 1
+    assert bars[-1]["name"] == "the other 4 together"
+    assert sum(bar["logit"] for bar in bars) == pytest.approx(sum(row["logit"] for row in WORD["directions"]))
+
+
+def test_certain_heads_have_a_dot_and_one_text_no_band():
+    sets = gate_worth.head_chart(SCAN).to_dict()["datasets"].values()
+    assert sorted(len(table) for table in sets) == [4, 6]
+    alone = SCAN | {"uniform": [rise(0.1, None, value=0.5)], "positions": [by_position(0, 0, 0.5, None)]}
+    band = data_of(gate_worth.uniform_chart(alone), "bottom", "top")
+    assert band[0]["bottom"] == band[0]["top"] == 2.1
+    assert data_of(gate_worth.position_chart(alone), "gain", "low")[0]["low"] == 0.5

@@ -198,6 +198,8 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
         ),
         "trace": result_links(done("trace", {"model": "tiny"}, {"run": "new"})),
         "map": result_links(done("map", {"run": "seen"}, {"run": "seen"})),
+        "gates": result_links(done("gates", {"run": "seen"}, {"loss": 2.0})),
+        "word": result_links(done("gates", {"run": "seen", "sample": 3, "position": 5}, {"word": "a"})),
         "sweep": result_links(done("reroute", {"run": "seen", "sweep": "modules"})),
         "edit": result_links(done("reroute", {"data": "x", "controls": ban}, both)),
         "alpha": result_links(done("reroute", {"data": "x", "controls": {"alpha": 0.1}}, both)),
@@ -209,6 +211,8 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
     assert first == {
         "trace": Selection(view="routes", run="new"),
         "map": Selection(view="samples", run="seen", job="it"),
+        "gates": Selection(view="family", run="seen", job="it"),
+        "word": Selection(view="family", run="seen", sample=3, job="it"),
         "sweep": Selection(view="change", run="seen", job="it"),
         "edit": Selection(view="change", run="before", sample=0, controls=("ban:1.3", "freeze:rest"), job="it"),
         "alpha": Selection(view="routes", run="after"),

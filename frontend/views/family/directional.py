@@ -25,6 +25,7 @@ from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.family import gate_worth
 from tokenpaths.frontend.views.samples import retrace
 
 TITLE = "Gates"
@@ -80,7 +81,10 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         _plane(findings, selection)
     common.twin_table(run)
     _ahead(run)
-    _ablation(run)
+    measurable = gate_worth.can_be_measured(run)
+    _ablation(run, measurable)
+    if measurable:
+        gate_worth.draw(run, selection)
     _live(run, selection, number)
 
 
@@ -240,12 +244,14 @@ def _ahead(run: Mapping[str, Any]) -> None:
     )
 
 
-def _ablation(run: Mapping[str, Any]) -> None:
+def _ablation(run: Mapping[str, Any], measurable: bool) -> None:
+    """The heading, and the ablations of the checkpoint's card; nothing without a table or a model to measure."""
     validation = run["findings"].get("validation") or {}
     table = validation.get("ablations") or validation.get("ablation")
+    if table or measurable:
+        st.header("What breaks without routing?", anchor=False, help=HELP["ablation"] if table else None)
     if not table:
         return
-    st.header("What breaks without routing?", anchor=False, help=HELP["ablation"])
     if words := ablation_words(table):
         st.write(widgets.escape(words))
     st.dataframe(

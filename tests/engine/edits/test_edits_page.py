@@ -8,10 +8,11 @@ from pathlib import Path
 
 from benchmarks.importance import BEGIN, END, tables
 from tokenpaths.engine.adapters.huggingface.config import Layout
+from tokenpaths.engine.edits.reroute_request import RerouteRequest
 from tokenpaths.engine.families.edit_values import KINDS
+from tokenpaths.engine.jobs.gates.gates_request import GatesRequest
 from tokenpaths.engine.jobs.model_outline import ExpertsOutline
-from tokenpaths.engine.jobs.registry import read_request
-from tokenpaths.engine.jobs.reroute import RerouteJob
+from tokenpaths.engine.jobs.registry import find_kind, read_request
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "edits.md").read_text(encoding="utf-8")
@@ -33,8 +34,11 @@ def test_requests_are_read():
     text, decoder, place, found = "\n".join(blocks("json")).strip(), json.JSONDecoder(), 0, []
     while place < len(text):
         value, end = decoder.raw_decode(text[place:])
-        found.append(read_request(RerouteJob, value["request"]))
+        found.append(read_request(find_kind(value["kind"]), value["request"]))
         place += end + len(text[place + end :]) - len(text[place + end :].lstrip())
+    of_gates = [one for one in found if isinstance(one, GatesRequest)]
+    assert [one.word for one in of_gates] == [None, "water"]
+    found = [one for one in found if isinstance(one, RerouteRequest)]
     assert [one.sweep for one in found] == ["modules", None, "shares", "modules", None, None]
     assert [one.model for one in found[2:]] == ["hf:OLMoE-1B-7B-0924"] * 4
     for one in found[4:]:

@@ -290,6 +290,10 @@ def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
             ("import", {"file": "a.npz"}),
             ("trace", {"model": "tiny", "data": "bundled:texts", "untrained": True}),
             ("map", {"run": "seen"}),
+            ("gates", one),
+            ("gates", one | {"sample": 3, "position": 5}),
+            ("gates", one | {"sample": 3, "position": 5, "word": "sea"}),
+            ("gates", one | {"sample": 3, "position": 5, "other": 4}),
         )
     ]
     assert len(set(titles)) == len(titles)
@@ -306,6 +310,7 @@ def test_jobs_of_one_kind_have_titles_of_their_own() -> None:
         ("reroute", {"sweep": "shares", "shares": ["x"]}, "Reroute"),
         ("reroute", {"sweep": "shares", "shares": 2}, "Reroute"),
         ("dream", {"target": {"of": "choices"}, "image": {"iterations": None}}, "Dream"),
+        ("gates", {"position": "x"}, "Gates"),
     ],
 )
 def test_a_stored_request_of_any_shape_has_a_title(kind: str, request_: dict, title: str) -> None:
