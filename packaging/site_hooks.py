@@ -112,7 +112,7 @@ def file_format() -> str:
     names = {"model": "", "family": "", "dataset": "", "split": "", "checkpoint_sha256": "", "engine_version": ""}
     sizes = {"num_steps": 2, "num_modules": 8, "top_k": 2}
     info = RunInfo(run_id="", modality="text", weight_semantics={}, config={}, **names, **sizes)
-    sql = create_tables(layout_for(info), info)
+    sql = create_tables(layout_for(info, ()), info)
     statements = [" ".join(statement.split()) for statement in sql.split(";") if statement.strip()]
     lines = [textwrap.fill(f"{one};", 88, subsequent_indent="    ", break_on_hyphens=False) for one in statements]
     return "For two steps, top-2 and eight modules:\n\n```sql\n" + "\n".join(lines) + "\n```\n"
