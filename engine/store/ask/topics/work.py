@@ -24,6 +24,7 @@ from tokenpaths.engine.base.records import UNRECORDED_KIND
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import sample_profiles
+from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.file.filters import Query, check_choice
@@ -166,6 +167,9 @@ def _samples(run: RunFile, measure: str, label_id: int | None) -> Observed:
     counted = {"num_tokens": num_tokens, "of_tokens": num_tokens, "num_samples": num, "of_samples": num, "exact": True}
     if measure == "modules":
         key_n = _visited(run, of_samples)[rows["sample"]]
+    if run.row["modality"] == "vision" and finite(run.row["accuracy"]) is None:
+        # As on the run's card: the few labels that the model happens to know say nothing of the rest.
+        rows["right_one"], rows["loss"] = (np.full(num, np.nan) for _ in range(2))
     known = np.isfinite(key_n)
     if not known.all():  # modules of the drawn samples only
         counted |= {"num_tokens": int(rows["num_tokens"][known].sum()), "num_samples": int(known.sum()), "exact": False}
