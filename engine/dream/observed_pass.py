@@ -10,7 +10,7 @@ D directions; Q blocks; C classes or vocabulary entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -115,8 +115,8 @@ def _keep(
     rows = torch.tensor([i for i, on in enumerate(stay) if on], dtype=torch.long, device=h.device)
     if decision is not None:
         of_rows = lambda x: x.view(len(alive), -1, x.shape[-1])[rows].flatten(0, 1)  # noqa: E731
-        parts = ("logits", "probs", "module_ids", "weights")
-        decision = replace(decision, **{name: of_rows(getattr(decision, name)) for name in parts})
+        parts = {part.name: getattr(decision, part.name) for part in fields(decision)}
+        decision = replace(decision, **{name: of_rows(x) for name, x in parts.items() if x is not None})
     return h[rows], [b for b, on in zip(alive, stay, strict=True) if on], decision
 
 

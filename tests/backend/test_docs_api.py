@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 from tests.backend.conftest import SECRET, Served, api_for, make_models, png, serving
-from tests.support.runs import make_experts, make_run, make_soft
+from tests.support.runs import make, make_experts, make_run, make_soft
 from tests.support.runs.counted import make_load_run
+from tests.support.runs.margins import with_margins
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
 from tokenpaths.engine.jobs.registry import write_artifact
@@ -54,6 +55,7 @@ def example_server(folder: Path) -> Iterator[Served]:
     for name, iteration, drift in (("experts", 2000, 0.0), ("experts-early", 500, 0.6)):
         made = make_experts(name, series=("my-training", iteration), drift=drift, samples=12)
         made.write(folder / "data" / "runs")
+    with_margins(make("scored", "text", samples=12)).write(folder / "data" / "runs")
     for number, name in enumerate(("counted", "counted-later")):
         make_load_run(folder / "data" / "runs", name, number)
     options = {"data_dir": folder / "data", "worker_secret": SECRET, "warm_models": False}

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 from tests.backend.conftest import API, Served, api_for
-from tests.support.runs import make_experts, make_run, make_soft
+from tests.support.runs import make, make_experts, make_run, make_soft
+from tests.support.runs.counted import make_load_run
+from tests.support.runs.margins import with_margins
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.frames import PAGE, Frames
 from tokenpaths.engine.store.ask.run import Run
@@ -150,6 +152,11 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
     ),
     "co_activation": ("experts", lambda f: f.co_activation(2), "/runs/experts/co_activation?step=2", key("pairs")),
     "repetition": ("experts", lambda f: f.repetition(), "/runs/experts/repetition", key("steps")),
+    "margins": ("close", lambda f: f.margins(), "/runs/close/margins", key("steps")),
+    "margin_pairs": ("close", lambda f: f.margin_pairs(), "/runs/close/margins", key("pairs")),
+    "load_over_time": ("counts", lambda f: f.load_over_time(1), "/runs/counts/load?step=1", key("bins")),
+    "balance_over_time": ("counts", lambda f: f.balance_over_time(), "/runs/counts/load/balance", key("balance")),
+    "load_by_label": ("domains", lambda f: f.load_by_label(1), "/runs/domains/load/labels?step=1", key("labels")),
     "soft": ("soft", lambda f: f.soft("edges"), "/runs/soft/edges", edges),
 }
 TWO_RUNS = {"compare", "effect"}
@@ -163,6 +170,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     make_run(data_dir / "runs", "other", samples=30, seed=2)
     make_run(data_dir / "runs", "text", "text", samples=14, top_k=2, seed=2)
     make_experts("experts", samples=9, length=60).write(data_dir / "runs")
+    with_margins(make("close", "text", samples=6)).write(data_dir / "runs")
+    make_load_run(data_dir / "runs", "counts")
+    make_load_run(data_dir / "runs", "domains", domains=True)
     make_soft(edges=np.random.default_rng(0).random((6, 2, 3, 3))).write(data_dir / "runs")
     with api_for(data_dir) as api:
         yield api

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import RunArrays, make, make_experts, with_unused
+from tests.support.runs.margins import with_margins
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.run import Run
@@ -24,23 +24,6 @@ MADE = {
     "packed": lambda: make_experts("packed", layers=9, experts=20, top_k=8, samples=4, length=12),
     "varied": lambda: with_unused(make("varied", "text", top_k=3, samples=6), 0.3),
 }
-
-
-def with_margins(made: RunArrays, unknown: float = 0.1, seed: int = 0) -> RunArrays:
-    """``made`` with margins and runners-up that no token chose; some margins are unknown."""
-    rng = np.random.default_rng(seed)
-    modules = sorted({m.module for m in made.modules if m.kind != "unused"})
-    batches = []
-    for batch in made.batches:
-        shape = batch.module_ids.shape[:2]
-        margin = rng.beta(0.6, 4, shape)
-        margin[rng.random(shape) < unknown] = np.nan
-        runner_up = np.zeros(shape, dtype=np.int64)
-        for token, step in np.ndindex(shape):
-            rest = [m for m in modules if m not in batch.module_ids[token, step]]
-            runner_up[token, step] = rng.choice(rest[:3])
-        batches.append(replace(batch, margin=margin, runner_up=runner_up))
-    return replace(made, info=replace(made.info, scores=True), batches=batches)
 
 
 @pytest.fixture(params=MADE)
