@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,10 @@ class Naive:
     def ribbon(self, token: int) -> list[list[int]]:
         """The modules that a token uses, by step and slot."""
         return [[m for m in step if m not in self.unused] for step in self.ids[token].tolist()]
+
+    def shown(self, key: Iterable[Iterable[int]]) -> list[list[int]]:
+        """The ribbon of a path as answers have it: without what stands for unused slots."""
+        return [[module for module in step if module not in self.unused] for step in key]
 
     def visits(self, tokens: list[int], step: int) -> list[int]:
         """The modules that the tokens use at a step."""

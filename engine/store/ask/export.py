@@ -95,6 +95,8 @@ def check_export(run: RunFile, table: str, file_format: str) -> None:
     check_choice(file_format, FORMATS, "format")
     if table not in OF_COUNTS:
         run.need_tokens(table)
+    if table == "load" and run.load_only is None:
+        raise NoSuchThing(f"run {run.run_id!r} has no counts over time: only runs of counts have them", field="table")
     if _source(table) not in run.tables_there:
         raise NoSuchThing(f"run {run.run_id!r} was made before there was a table {table!r}", field="table")
 

@@ -99,7 +99,7 @@ def test_paths_rank_cdf_compute_reuse_and_labels(case: Case):
         for path in answer["paths"]:
             key = naive.ranked[path["rank"] - 1]
             token = naive.keys.index(key)
-            assert path["ribbon"] == [list(step) for step in key]
+            assert path["ribbon"] == naive.shown(key)
             assert path["count"] == counts[key]
             assert path["share"] == counts[key] / len(tokens)
             assert path["cdf"] == pytest.approx(naive.cdf[key])
@@ -271,7 +271,7 @@ def test_examples_are_tokens_of_the_path(case: Case):
     for rank in {1, 2, len(naive.ranked)}:
         key = naive.ranked[rank - 1]
         answer = case.run.examples(rank, limit=5, seed=1)
-        assert answer["ribbon"] == [list(step) for step in key]
+        assert answer["ribbon"] == naive.shown(key)
         assert len(answer["examples"]) == min(5, naive.count[key])
         for example in answer["examples"]:
             sample = made.samples[example["sample"]]

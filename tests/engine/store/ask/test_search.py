@@ -207,9 +207,8 @@ def test_what_is_specific_to_a_label(case: Case):
         things = defaultdict(Counter)
         met = defaultdict(Counter)
         for token, key in enumerate(naive.keys):
-            visits = (
-                [key] if of == "path" else [(s, int(m)) for s, ms in enumerate(naive.ids[token].tolist()) for m in ms]
-            )
+            ribbon = naive.shown(naive.ids[token].tolist())
+            visits = [key] if of == "path" else [(s, m) for s, ms in enumerate(ribbon) for m in ms]
             for thing in visits:
                 things[thing][naive.labels[token]] += 1
                 met[thing][naive.sample_of[token]] += 1

@@ -19,7 +19,7 @@ from pyarrow import csv, parquet
 
 from tests.support.naive_store import Case
 from tests.support.runs import make_run
-from tokenpaths.engine.base.errors import QueryTimeout, RunFileError, RunNotFound, UserError
+from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
@@ -233,6 +233,10 @@ def test_many_threads_get_the_same_answers(top1: Case):
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_every_table_leaves_in_every_format(case: Case, file_format: str):
     for table in TABLES:
+        if table == "load":
+            with pytest.raises(NoSuchThing, match="has no counts over time"):
+                case.run.export(table, file_format)
+            continue
         data = b"".join(case.run.export(table, file_format))
         if file_format == "csv":
             rows = csv.read_csv(io.BytesIO(data), parse_options=csv.ParseOptions(newlines_in_values=True))
