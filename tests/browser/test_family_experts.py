@@ -63,7 +63,7 @@ def test_a_click_on_a_layer_chooses_it(here):
 
 
 def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
-    page = here().open(view="routes", run="large")
+    page = here().open(view="routes", run="large", drawn="ribbons")
     page.heading("Where do tokens go?")
     expect(page.page.get_by_text("smaller experts of a step together")).to_be_visible()
     drawn = '.mark-symbol path[aria-roledescription="{}"]'
@@ -72,14 +72,22 @@ def test_the_flow_of_64_by_256_is_drawn_with_the_small_experts_merged(here):
     page.no_sideways_scroll()
 
 
+def test_routes_of_many_experts_are_a_heat_map_that_is_clicked(here):
+    page = here().open(view="routes", run="large")
+    page.heading("Where do tokens go?")
+    expect(page.page.get_by_text("that each token makes at a step")).to_be_visible()
+    page.click_for(page.page.locator(CANVAS).first, "inspect")
+    page.heading("at step")
+
+
 def test_a_click_on_an_expert_opens_it(here):
-    page = here().open(view="routes", run="large", steps="3:5", merge="20")
+    page = here().open(view="routes", run="large", steps="3:5", merge="20", drawn="ribbons")
     page.click_for(page.page.locator('.mark-symbol path[aria-roledescription="circle"]').first, "inspect")
     page.heading("at step")
 
 
 def test_many_ribbons_have_names_and_are_clicked(here):
-    page = here().open(view="routes", run="large", steps="3:6", merge="2")
+    page = here().open(view="routes", run="large", steps="3:6", merge="2", drawn="ribbons")
     expect(page.mark("node: 4.")).to_be_visible()
     expect(page.mark("link: 4.")).to_be_visible()
     page.click_for(page.mark("link: 4."), "through")
