@@ -173,6 +173,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("summaries of modules", "summaries", "flow, modules", _fixed("/summaries", of="module")),
     Question("one module in full", "module", "inspector", lambda r, a: (f"/modules/{_through(r, a)}", {})),
     Question("one path in full", "path", "inspector", lambda r, a: (f"/paths/{_rank(r, a)}", {})),
+    Question("how close decisions were", "margins", "modules", _fixed("/margins")),
     Question("samples on the plane", "map", "compare", _fixed("/map", limit=1000, thumbnails="true")),
     Question(
         "similar samples",

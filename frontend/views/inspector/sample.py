@@ -26,8 +26,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     actions.title(f"Sample {number:,}", facts(sample))
     actions.buttons(_actions(run, selection, number, sample.get("label")), key, selection)
     if sample.get("has_image"):
-        words = ", ".join(filter(None, (f"sample {number:,}", sample.get("label"))))
-        st.image(widgets.client().image(run["run"], number), width=PICTURE_WIDTH, alt=words)
+        st.image(widgets.client().image(run["run"], number), width=PICTURE_WIDTH, alt=f"sample {number:,}")
     elif sample.get("text"):
         text = sample["text"]
         st.markdown(widgets.escape(text[:FIRST_CHARACTERS]) + (" …" if len(text) > FIRST_CHARACTERS else ""))
