@@ -12,7 +12,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, sha
 from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import MOST_VECTORS, as_vectors, finish, rows, tip
-from tokenpaths.frontend.charts.usage import height_of
+from tokenpaths.frontend.charts.usage import height_of, module_axis
 
 TIME = "When is each expert busy?"
 DOMAINS = "Which domains load which experts?"
@@ -55,24 +55,13 @@ def _heat_map(
     lists = _LISTS if named else _LISTS[:-1]
     table = _columns(parts, modules, named)
     height = height_of(len(modules))
-    every = max(1, -(-len(modules) * (look.font_size + 2) // height))
     ticks = list(range(0, len(labels), max(1, -(-len(labels) // MOST_TICKS))))
     x = alt.X(
         "x:Q",
         scale=between(-0.5, len(parts) - 0.5),
         axis=bare_axis(across, grid=False, values=ticks, labelExpr=f"{list(labels)}[datum.value]", labelOverlap=True),
     )
-    y = alt.Y(
-        "y:Q",
-        scale=between(len(modules), 0),
-        axis=bare_axis(
-            "expert",
-            grid=False,
-            labelOverlap=True,
-            values=[place + 0.5 for place in range(0, len(modules), every)],
-            labelExpr=f"{list(modules)}[floor(datum.value)]",
-        ),
-    )
+    y = module_axis(modules, look, "expert")
     most = max((max(row["load"]) for row in table), default=1.0) or 1.0
     cells = (
         alt.Chart(rows(table, "cells"))

@@ -128,7 +128,7 @@ def load_chart(
     named = len(cells) <= MOST_VECTORS
     table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1], names)
     tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
-    x, y = _load_axes(steps, modules, look)
+    x, y = _step_axis(steps), module_axis(modules, look)
     most = most or max([row["utilisation"] or 0 for row in cells], default=1) or 1
     scale = neutral_scale(most, look, type="sqrt")
     squares = (
@@ -165,25 +165,28 @@ def load_chart(
     return as_vectors(drawn, len(cells))
 
 
-def _load_axes(steps: Sequence[int], modules: Sequence[int], look: Theme) -> tuple[alt.X, alt.Y]:
+def module_axis(modules: Sequence[int], look: Theme, title: str = "module") -> alt.Y:
+    """A line for each module, named by its number as far as there is room."""
     every = max(1, -(-len(modules) * (look.font_size + 2) // height_of(len(modules))))
-    x = alt.X(
+    return alt.Y(
+        "y:Q",
+        scale=between(len(modules), 0),
+        axis=bare_axis(
+            title,
+            grid=False,
+            labelOverlap=True,
+            values=[place + 0.5 for place in range(0, len(modules), every)],
+            labelExpr=f"{list(modules)}[floor(datum.value)]",
+        ),
+    )
+
+
+def _step_axis(steps: Sequence[int]) -> alt.X:
+    return alt.X(
         "x:Q",
         scale=between(min(steps, default=0) - 0.5, max(steps, default=0) + 0.5),
         axis=bare_axis("step", orient="top", labelAngle=0, labelOverlap=True, grid=False, values=steps, format="d"),
     )
-    y = alt.Y(
-        "y:Q",
-        scale=between(len(modules), 0),
-        axis=bare_axis(
-            "module",
-            grid=False,
-            labelOverlap=True,
-            values=[place + 0.5 for place in range(0, len(modules), every)],
-            labelExpr=f"{modules}[floor(datum.value)]",
-        ),
-    )
-    return x, y
 
 
 def _load_marks(

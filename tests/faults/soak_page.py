@@ -25,6 +25,7 @@ from tests.browser.conftest import Site, Visit, chromium_file
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.support.processes import Child
 from tokenpaths.cli.up import plan
+from tokenpaths.frontend.page.selection import VIEWS
 
 if TYPE_CHECKING:
     from benchmarks.crew import Crew

@@ -40,18 +40,19 @@ def draw(selection: Selection) -> None:
     search.bar(run, selection)
     with widgets.error_boundary("the search"):
         search.answer(run, selection)
+    names = names_of(run["run"], "path")
     left, right = st.columns([1, 1], gap="large")
     with left:
-        judge = _curve(run, selection)
+        judge = _curve(run, selection, names)
     with right:
-        _table(run, selection)
+        _table(run, selection, names)
     with widgets.error_boundary("the goodness of fit"):
         judge()
     with widgets.error_boundary("what paths know"):
         knowledge.draw(run, selection)
 
 
-def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
+def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str]) -> Callable[[], None]:
     """Draw the curve; returns a function that draws the goodness of fit after the rest of the page."""
     fit = widgets.client().ask(run["run"], "paths/fit")
     observed = fit["observed"]
@@ -70,12 +71,7 @@ def _curve(run: Mapping[str, Any], selection: Selection) -> Callable[[], None]:
     laws = widgets.client().ask(run["run"], "paths/law", draws=0)
     widgets.chart(
         rank_frequency_chart(
-            with_one_null(fit),
-            theme=widgets.theme(),
-            chosen=marked(selection),
-            names=names_of(run["run"], "path"),
-            fitted=False,
-            title=None,
+            with_one_null(fit), theme=widgets.theme(), chosen=marked(selection), names=names, fitted=False, title=None
         ),
         key=f"curve_{marked(selection)}_{run['run']}",
         on_pick=_picked,
@@ -153,7 +149,7 @@ def _law_table(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
     )
 
 
-def _table(run: Mapping[str, Any], selection: Selection) -> None:
+def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str]) -> None:
     answer = widgets.client().ask(
         run["run"], "paths", most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
     )
@@ -177,7 +173,6 @@ def _table(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")
         return
     has_labels = any(row["label"] is not None for row in rows)
-    names = names_of(run["run"], "path")
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
         row["name"] = bare(names, f"path:{row['rank']}") or ""
         row.update({name: None if row[name] is None else 100 * row[name] for name in ("share", "cdf", "label_share")})

@@ -79,7 +79,7 @@ def _takes_long(run: Mapping[str, Any], selection: Selection) -> bool:
 def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
     """Draw one response, sampled or exact."""
     counted = flow.get("counted")
-    widgets.heading("Where do tokens go?", _words(run, flow), "flow")
+    widgets.heading("Where do tokens go?", _words(run, flow, as_map=_as_map(run, selection)), "flow")
     if not flow["num_tokens"]:
         widgets.empty("No token passes all of these filters.", "Clear a filter above to see some again.")
         return
@@ -235,7 +235,7 @@ def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
     )
 
 
-def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
+def _words(run: Mapping[str, Any], flow: Mapping[str, Any], *, as_map: bool) -> str:
     total, selected = run["num_tokens"], flow["num_tokens"]
     tokens = (
         numbers.plural(selected, "token")
@@ -247,7 +247,7 @@ def _words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
     if counted and not counted["exact"]:
         tokens = f"About {tokens}"
     rows = "In each the busiest module stands at the top" if flow["own_modules"] else "Rows: modules"
-    if _as_map(run, address.current()):
+    if as_map:
         return f"{tokens}. One cell: one module at one step."
     return (
         f"{tokens}. Columns: steps. {rows}."

@@ -107,10 +107,11 @@ def open_npy(file: Path, announced: Announced) -> Log:
 
 
 class _Archive:
-    """The arrays of a ``.npz`` by name."""
+    """The arrays of a ``.npz`` by name; ``with`` closes the file and what is open in it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._streams: list[IO[bytes]] = []
         try:
             self.zip = zipfile.ZipFile(file)
         except BROKEN_ARCHIVE as error:
@@ -124,12 +125,21 @@ class _Archive:
                 field="file",
             )
 
+    def __enter__(self) -> _Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._streams:  # an array half read would keep the file open
+            stream.close()
+        self.zip.close()
+
     def array(self, name: str) -> _Array:
         where = f"{self.file}, array {name!r}"
         try:
             stream, size = self.zip.open(self.names[name]), self.zip.getinfo(self.names[name]).file_size
         except BROKEN_ARCHIVE as error:
             raise UserError(f"{where}: is damaged ({_short(error)})", field="file") from None
+        self._streams.append(stream)
         return _Array(stream, where, size)
 
     def whole(self, name: str) -> np.ndarray | None:
@@ -153,8 +163,7 @@ class _Archive:
 
 def open_npz(file: Path, announced: Announced) -> Log:
     """Open the neutral archive (``ids`` and its companions), or the two arrays of an engine's request."""
-    archive = _Archive(file)
-    with archive.zip:
+    with _Archive(file) as archive:
         prompt = "prompt_routed_experts" in archive.names
         named = [name for name in IDS if name in archive.names]
         if not named and not prompt:
@@ -187,8 +196,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
         raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
 
     def read() -> Iterator[Piece]:
-        archive = _Archive(file)
-        with archive.zip:
+        with _Archive(file) as archive:
             if prompt:
                 arrays = [archive.whole(name) for name in id_names]
                 parts = [array.reshape(-1, steps, top_k) for array in arrays if array is not None]

@@ -212,7 +212,10 @@ def read_whole(file: Path) -> Any:
                 if sum(part.file_size for part in archive.infolist()) > MOST_BYTES:
                     raise UserError(f"{file}: is larger than {MOST_BYTES >> 30} GB; save it in parts", field="file")
         loaded = np.load(file, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
     except (*BROKEN_ARCHIVE, SyntaxError, TypeError, tokenize.TokenError) as error:
         if isinstance(error, UserError):
             raise
