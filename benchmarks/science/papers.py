@@ -85,11 +85,7 @@ PAPERS = (
         "prefix of 32 tokens, on validation text.",
         (Table("dipaco", dipaco_claims.dipaco, _paths),),
         ("dipaco-2x2", "dipaco-4x4"),
-        (
-            _ONE_SEED,
-            "The measured networks moved what P paths share √P times as far as their mean; recipes average now, and "
-            "the claims that this confounds are *not tested* until they are trained again.",
-        ),
+        (_ONE_SEED,),
     ),
     Paper(
         "directional",

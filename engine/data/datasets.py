@@ -55,6 +55,9 @@ _REFUSED: Final = {
 _GOOD = "a folder, an image, a text file, .jsonl, .csv, .parquet, .arrow, .tar or " + ", ".join(BUNDLED)
 
 
+NOT_SQUARE: Final = "{n} picture{s} not square {are} cut: the square in the middle is all that is seen"
+
+
 class Dataset:
     """Samples that can be walked through again and again, each time in the same order.
 
@@ -161,7 +164,8 @@ class Dataset:
             if isinstance(sample, Sample):
                 any_good = True
                 source, kinds = read_source(sample.source)
-                self._walk.add((*sample.remarks, *kinds), source)
+                cut = () if sample.image is None or sample.image.width == sample.image.height else (NOT_SQUARE,)
+                self._walk.add((*sample.remarks, *kinds, *cut), source)
                 yield replace(sample, place=place, source=source)
             elif not self._skip_bad:
                 raise sample

@@ -175,10 +175,11 @@ function buildText(data, parent, elements) {
 function buildLegend(legend, parent) {
   if (legend.title) make("span", "", parent, legend.title);
   if (legend.scale) {
-    make("span", "", parent, legend.scale.left);
-    const bar = make("span", "tp-bar", parent);
+    const scale = make("span", "tp-key", parent); // stays together where the legend wraps
+    make("span", "", scale, legend.scale.left);
+    const bar = make("span", "tp-bar", scale);
     bar.style.background = `linear-gradient(to right, ${legend.scale.stops.join(",")})`;
-    make("span", "", parent, legend.scale.right);
+    make("span", "", scale, legend.scale.right);
   }
   for (const key of legend.keys) {
     const entry = make("span", "tp-key", parent);

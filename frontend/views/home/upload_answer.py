@@ -41,6 +41,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         return
     ranked = reference.ranked(run, sample)
     _answer(run)
+    common.notes(run)
     if ranked.reference is not None and ranked.answer is not None:
         what = ("patch", "patches") if sample.get("grid") else ("token",)
         st.subheader(headline(ranked.answer, *what), anchor=False)

@@ -383,3 +383,17 @@ def test_everything_bundled_opens() -> None:
         assert isinstance(data, Dataset)
         assert data.name == name.split(":")[1]
         assert all(isinstance(sample, Sample) for sample in data)
+
+
+def test_pictures_that_are_not_square_are_noted(tmp_path):
+    for name, size in {"a": (6, 6), "b": (50, 7), "c": (7, 50)}.items():
+        write(tmp_path / f"{name}.png", png(size=size))
+    data = open_dataset(str(tmp_path), "vision")
+    list(data)
+    assert data.walk_notes() == [
+        "2 pictures not square are cut: the square in the middle is all that is seen (the first: b.png)"
+    ]
+    write(tmp_path / "c.png", png(size=(6, 6)))
+    data = open_dataset(str(tmp_path), "vision")
+    list(data)
+    assert data.walk_notes() == ["1 picture not square is cut: the square in the middle is all that is seen (b.png)"]
