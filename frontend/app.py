@@ -21,7 +21,7 @@ from tokenpaths.frontend.views.dream import dream
 from tokenpaths.frontend.views.family import family
 from tokenpaths.frontend.views.home import home
 from tokenpaths.frontend.views.inspector import inspector
-from tokenpaths.frontend.views.jobs import jobs
+from tokenpaths.frontend.views.jobs import badge, jobs
 from tokenpaths.frontend.views.modules import modules
 from tokenpaths.frontend.views.paths import paths
 from tokenpaths.frontend.views.routes import routes
@@ -64,11 +64,12 @@ def main() -> None:
     bar, filters, inspected, view = st.container(), st.container(), st.container(), st.container()
     with inspected:
         inspector.draw(selection)
+    badge_place = None
     with bar:
         if embed:
             st.html(widgets.EMBEDDED_STYLE)
         else:
-            navigation.bar(selection)
+            badge_place = navigation.bar(selection)
         keys()
     with filters:
         for problem in address.problems():
@@ -77,6 +78,9 @@ def main() -> None:
     with view, widgets.error_boundary(f"the view {VIEWS[selection.view]}"):
         draw = DRAW_EMBEDDED if embed else DRAW
         draw[selection.view](selection)
+    if badge_place is not None:
+        with badge_place:
+            badge.draw(selection)
 
 
 main()

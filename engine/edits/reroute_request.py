@@ -29,7 +29,7 @@ class SamplesWanted(BaseModel):
     split: StrictStr | None = Field(None, max_length=200, description="Split of data that have several")
     sample: StrictInt | None = Field(None, ge=0, description="Of the run only this sample")
     limit: StrictInt = Field(
-        128, ge=1, le=MOST_SAMPLES, description="At most so many samples, of data spread over labels, of a run evenly"
+        128, ge=1, le=MOST_SAMPLES, description="Maximum number of samples, of data spread over labels, of a run evenly"
     )
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ class MapRequest(BaseModel):
     method: Literal["tsne"] = Field("tsne", description="PCA needs no job: GET /runs/{run}/map")
     perplexity: float = Field(30.0, ge=2, le=200, description="Neighbours that a sample should have, about")
     iterations: StrictInt = Field(750, ge=300, le=5000, description="The first 250 pull clusters apart")
-    limit: StrictInt = Field(1000, ge=4, le=MOST_SAMPLES, description="At most so many samples, an even draw")
+    limit: StrictInt = Field(1000, ge=4, le=MOST_SAMPLES, description="Maximum number of samples, an even draw")
     seed: StrictInt = Field(0, ge=0, le=2**31 - 1, description="Of the draw and of the start")
 
 

@@ -39,7 +39,7 @@ class TraceRequest(BaseModel):
     run: StrictStr | None = Field(
         None, description="Name of the run; made from model, data and time when left out", pattern=NAME_PATTERN
     )
-    limit: StrictInt | None = Field(None, ge=1, description="At most so many samples, spread over labels")
+    limit: StrictInt | None = Field(None, ge=1, description="Maximum number of samples, spread over labels")
     text_column: StrictStr | None = Field(None, max_length=200, description="Column with the text")
     image_column: StrictStr | None = Field(None, max_length=200, description="Column with the encoded image")
     label_column: StrictStr | None = Field(None, max_length=200, description="Column with the label or domain")

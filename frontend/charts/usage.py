@@ -223,7 +223,7 @@ def top_k_chart(
     *,
     theme: str | Theme = "light",
     height: int = 240,
-    title: str | None = "How widely does each step choose?",
+    title: str | None = "How concentrated is each step?",
 ) -> alt.LayerChart:
     """Effective top-k per step with that of the untrained twin.
 

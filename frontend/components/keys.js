@@ -66,9 +66,25 @@ function pressed(event) {
 
 const used = () => { waiting += 1; };
 
+// Streamlit waits this long before it sends what was chosen in a chart, in case a drag goes on; after a click nothing does.
+const PAUSE_MS = 150;
+const CHART = '[data-testid="stVegaLiteChart"]';
+let hurried = false;
+function hurry(event) {
+  if (hurried || !event.target.closest?.(CHART)) return;
+  const own = window.setTimeout;
+  const ours = (call, ms, ...rest) => own.call(window, call, ms === PAUSE_MS ? 0 : ms, ...rest);
+  hurried = true;
+  window.setTimeout = ours;
+  own.call(window, () => {
+    if (window.setTimeout === ours) window.setTimeout = own;
+    hurried = false;
+  }, 2 * PAUSE_MS);
+}
+
 export default function () {
   window.tokenpathsKeys?.();  // one pair of ears, however often the page is drawn anew
-  const ears = { keydown: pressed, focusout: left, pointerdown: used };
+  const ears = { keydown: pressed, focusout: left, pointerdown: used, pointerup: hurry };
   for (const [name, hear] of Object.entries(ears)) document.addEventListener(name, hear, true);
   const early = document.activeElement?.closest?.(`${TRIGGER}[aria-expanded="true"]`);
   if (early) enter(early);  // opened before anybody listened

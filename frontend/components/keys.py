@@ -1,4 +1,4 @@
-"""Keyboard navigation of the whole page (keys.js): arrows within groups, Escape closes popovers."""
+"""Keys and clicks of the whole page (keys.js): tab and Escape in what a button opens, clicks in charts sent at once."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _top_k(usage: Mapping[str, Any]) -> list[Figure]:
     return [
         Figure(
             "fig2-top-k",
-            "How widely does each step choose?",
+            "How concentrated is each step?",
             f"Effective top-k per step (α = 1.5): {listed}. "
             + ("Dashed: the untrained twin." if twin else "This run has no untrained twin to compare with."),
             {f"step {row['step']}": row["effective_top_k"] for row in measured},

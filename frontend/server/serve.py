@@ -10,6 +10,7 @@ import gc
 import importlib
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from streamlit.web import cli
@@ -34,6 +35,8 @@ def preload() -> None:
             importlib.import_module(name)
     except ImportError:
         return
+    with suppress(AttributeError):  # looks through the whole stack, once, else during the first visit
+        importlib.import_module("streamlit.delta_generator")._maybe_print_use_warning()
     # Altair's switch that disables validating parts of charts against the Vega-Lite schema on construction.
     importlib.import_module("altair.utils.schemapi").disable_debug_mode()
     # Streamlit runs the garbage collector after each pass; freeze the half million library objects, which hold no

@@ -260,7 +260,7 @@ def notes(run: Mapping[str, Any]) -> None:
                 key="merge_labels",
             )
     if assumptions:
-        with st.expander(f"What was guessed, changed or left out: {numbers.plural(len(assumptions), 'note')}"):
+        with st.expander(f"Assumptions, changes and omissions: {numbers.plural(len(assumptions), 'note')}"):
             for note in assumptions[:MOST_NOTES]:
                 st.write(widgets.escape(widgets.with_full_stop(str(note)[:MOST_NOTE_CHARACTERS])))
             if len(assumptions) > MOST_NOTES:

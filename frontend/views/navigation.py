@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
@@ -9,7 +12,6 @@ from tokenpaths.frontend.components.keys import keys_help
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import PLACE_OF, PLACES, VIEWS, Selection
 from tokenpaths.frontend.views.family.family import view_of
-from tokenpaths.frontend.views.jobs import badge
 from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 OF_COUNTS = ("modules", "paths", "samples")
@@ -32,8 +34,8 @@ def window_title(selection: Selection) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def bar(selection: Selection) -> None:
-    """Draw the bar."""
+def bar(selection: Selection) -> Any:
+    """Draw the bar; returns the container of the badge, which waits for the view: it asks the API too."""
     place = PLACE_OF.get(selection.view)
     if place is not None:
         st.session_state.setdefault(LAST, {})[place] = selection.view
@@ -52,17 +54,18 @@ def bar(selection: Selection) -> None:
             part="_place",
         )
         with st.container(horizontal=True, vertical_alignment="center", gap="small", width="content", key="bar_end"):
-            badge.draw(selection)
+            badge = st.container(width="content")
             # In a window of its own; relative to the page, whatever a proxy puts before it.
             st.link_button("Documentation", "documentation/index.html", icon=":material/menu_book:", type="tertiary")
             keys_help()
     views = {view: VIEWS[view] for view in PLACE_OF if place and PLACE_OF[view] == place}
     if len(views) < 2:
-        return
-    if place == "explore" and _counts_only(selection):
+        return badge
+    card = _card(selection)
+    if place == "explore" and card is not None and is_load_only(card):
         views = {view: name for view, name in views.items() if view in (*OF_COUNTS, selection.view)}
     if "family" in views:
-        if own := family_view(selection):
+        if own := family_view(card):
             views["family"] = own
         elif selection.view != "family":
             del views["family"]
@@ -78,27 +81,20 @@ def bar(selection: Selection) -> None:
             read=lambda view: view or selection.view,
             width="content",
         )
+    return badge
 
 
-def _counts_only(selection: Selection) -> bool:
-    """Whether the run was made of counts, so that most views have nothing to show."""
+def _card(selection: Selection) -> Mapping[str, Any] | None:
     try:
         cards = widgets.client().runs() if selection.run is not None else []
     except ApiError:
-        return False  # the view itself says so
-    return any(card["run"] == selection.run and is_load_only(card) for card in cards)
-
-
-def family_view(selection: Selection) -> str | None:
-    """Name of the view that only the family of the run has, if it has one."""
-    if selection.run is None:
-        return None
-    try:
-        cards = widgets.client().runs()
-    except ApiError:
         return None  # the view itself says so
-    family = next((card.get("family") for card in cards if card["run"] == selection.run), None)
-    view = view_of(str(family))
+    return next((card for card in cards if card["run"] == selection.run), None)
+
+
+def family_view(card: Mapping[str, Any] | None) -> str | None:
+    """Name of the view that only the family of a run has, if it has one."""
+    view = view_of(str(card.get("family"))) if card is not None else None
     return None if view is None else str(view.TITLE)
 
 

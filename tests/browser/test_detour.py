@@ -96,7 +96,7 @@ def test_the_address_shows_it_again_even_on_a_telephone(here, dark):
 
 def test_an_edit_by_hand_and_its_taking_back(here):
     page = here().open(view="change", run="texts", sample=0)
-    page.page.get_by_role("button", name="Do it").click()
+    page.page.get_by_role("button", name="Apply").click()
     page.expect_query(controls="ban:all.0")
     page.heading("After")
     page.page.get_by_role("button", name="module 0 banned at every step").click()

@@ -18,7 +18,7 @@ def test_clicked_patches_are_dreamed_and_the_address_brings_the_dream_back(visit
     here = visit()
     run = a_run(here)
     here.open(view="dream", run=run, sample=0, dream="group:picked,context:both,until:2,iterations:64")
-    here.heading("What would a perfect traveller of this path look like?")
+    here.heading("What input would follow this path best?")
     go = here.page.get_by_role("button", name="Dream", exact=True).last
     expect(go).to_be_disabled()
     expect(here.page.locator(".tp-patch")).to_have_count(16)
@@ -46,4 +46,4 @@ def test_a_model_of_nobody_cannot_dream_and_the_page_says_why(visit):
     here = visit().open(view="dream", run="texts", dream="of:module,module:1")
     here.page.get_by_role("button", name="Dream", exact=True).last.click()
     expect(here.page.locator('[data-testid="stAlert"]').first).to_be_visible()
-    here.heading("What would a perfect traveller of this path look like?")
+    here.heading("What input would follow this path best?")

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 def start_trace(here, limit: str) -> None:
     here.page.get_by_text("Trace a data set, or import a log").click()
-    field = here.page.get_by_label("At most so many samples")
+    field = here.page.get_by_label("Maximum number of samples")
     for _ in range(5):
         field.fill(limit)
         field.press("Enter")

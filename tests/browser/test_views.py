@@ -136,7 +136,7 @@ def test_flow_by_address_steps_label_path_and_hidden_flows(visit):
         expect(here.chip(words)).to_be_visible()
     expect(here.page.locator('path[aria-label*="node: 4."]')).to_have_count(0)
     here.open(view="routes", run="pictures", hide="10")
-    expect(here.page.get_by_text("Not drawn")).to_be_visible()
+    expect(here.page.get_by_text("of all moves between steps")).to_be_visible()
 
 
 def test_a_chip_says_where_it_is_not_used(visit):

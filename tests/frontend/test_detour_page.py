@@ -179,7 +179,7 @@ def test_a_bare_detour_invites(show):
     page = show(run="pictures", sample=1)
     assert not page.error
     assert "Nothing is edited yet" in words(page)
-    assert any(button.label == "Do it" for button in page.button)
+    assert any(button.label == "Apply" for button in page.button)
 
 
 @pytest.mark.parametrize("controls", ["ban:0.1,top_k:1", "force:1.3.0+1,freeze:rest", "swap:1"])

@@ -46,7 +46,7 @@ def test_the_finding_names_the_groups_and_one_click_merges_them(show) -> None:
     assert "2 groups of labels differ" in finding
     assert "“Cat” \\(2\\), “ cat” \\(1\\)" in finding
     assert "![m](" not in finding
-    assert any("What was guessed, changed or left out: 1 note" in box.label for box in page.expander)
+    assert any("Assumptions, changes and omissions: 1 note" in box.label for box in page.expander)
     assert [o for o in page.selectbox("in_label").options if o.strip().lower() == "cat"] == [" cat", "Cat"]
     page.button("merge_labels").click().run()
     assert page.query_params["labels"] in ("merged", ["merged"])
@@ -58,7 +58,7 @@ def test_the_finding_names_the_groups_and_one_click_merges_them(show) -> None:
 
 def test_a_run_with_very_many_notes_shows_some(show) -> None:
     page = show(view="routes", run="many")
-    assert any("left out: 300 notes" in box.label for box in page.expander)
+    assert any("omissions: 300 notes" in box.label for box in page.expander)
     assert sum("note " in text.value and "xxx" in text.value for text in page.markdown) == 100
     assert max(len(text.value) for text in page.markdown) < 2500
     assert any("200 more" in caption.value for caption in page.caption)

@@ -129,11 +129,10 @@ def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: fl
         return []
     tokens = sum(float(row["count"]) for row in other)
     return [
-        f"Not drawn (“other”): {numbers.plural(links, 'small flow')}"
-        + (f" of less than {numbers.percent(least)} of the tokens each" if least else "")
-        + ", together "
-        f"{numbers.plural(tokens, 'token move')} between steps"
-        + (f" ({numbers.percent(min(1.0, tokens / moves))} of all)." if moves else ".")
+        numbers.plural(links, "flow" if least else "small flow")
+        + (f" under {numbers.percent(least)} of the tokens" if least else "")
+        + f" {'is' if links == 1 else 'are'} hidden"
+        + (f" ({numbers.percent(min(1.0, tokens / moves))} of all moves between steps)." if moves else ".")
     ]
 
 

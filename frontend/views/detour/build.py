@@ -87,7 +87,7 @@ def builder(
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="edit_fields"):
             text = _fields(run, kind or kinds[0], steps, selection, sample)
             st.button(
-                "Do it",
+                "Apply",
                 key="edit_add",
                 type="primary",
                 icon=":material/alt_route:",

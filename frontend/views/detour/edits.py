@@ -22,7 +22,7 @@ KINDS = {
     "freeze": "Freeze routers",
     "shuffle": "Shuffle decisions",
     "top_k": "Change top-k",
-    "bias": "Push a choice",
+    "bias": "Bias a module",
 }
 WHAT = {
     "ban": "It may not be chosen; tokens go to the module that the router likes next.",

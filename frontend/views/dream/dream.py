@@ -42,7 +42,7 @@ from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
 from tokenpaths.frontend.views.samples import reference
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
-QUESTION = "What would a perfect traveller of this path look like?"
+QUESTION = "What input would follow this path best?"
 KIND_WORDS = {"reroute": "a detour", "trace": "a trace", "import": "an import"}
 
 
@@ -60,8 +60,8 @@ def draw(selection: Selection) -> None:
         if kinds:
             _option(st.selectbox, "of", "Dream of", options["of"], list(kinds), format_func=kinds.get)
         number = sample_picker(run, selection) if kinds and options["of"] == "choices" else None
-    what = "The image" if run["modality"] == "vision" else "The text"
-    widgets.heading(QUESTION, f"{what} that makes the routers decide as wished, found by following their gradient.")
+    what = "An image" if run["modality"] == "vision" else "A text"
+    widgets.heading(QUESTION, f"{what} optimised so that the routers make these choices.")
     for sentence in problems(selection, run):
         st.warning(widgets.escape(sentence), icon=":material/link_off:")
     earlier = _earlier(run)

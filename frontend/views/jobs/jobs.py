@@ -33,7 +33,7 @@ REFUSED = "start_refusal"
 
 def draw(selection: Selection) -> None:
     widgets.heading(
-        "What is running, and what became of it?",
+        "Jobs",
         "Long jobs wait in one queue and go on after a crash or a restart. The address of a job finds it again.",
     )
     if selection.job is not None:
@@ -88,7 +88,7 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
         order = {"running": 0, "paused": 1, "waiting": 2}
         _rows(sorted(alive, key=lambda job: (order[job["state"]], job["place"] or 0)), chosen)
     if over:
-        st.subheader(f"{numbers.plural(len(over), 'job')} over", anchor=False)
+        st.subheader(f"{len(over):,} finished", anchor=False)
         _rows(over, chosen)
     if listed["next"]:
         st.caption(f"Older jobs than these {len(jobs):,} are not listed; `{command('tokenpaths jobs')}` has them all.")
@@ -165,7 +165,7 @@ def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> N
             key=f"start_data_{by_name[model]['modality']}",
             format_func=lambda value: "a file of mine" if value == OWN else f"{sets[value]} (bundled)",
         )
-        limit = st.number_input("At most so many samples", 1, 1_000_000, 200, key="start_limit")
+        limit = st.number_input("Maximum number of samples", 1, 1_000_000, 200, key="start_limit")
     split = ""
     if data == OWN:
         data = _inbox_name("Name of the file or folder", "start_file")

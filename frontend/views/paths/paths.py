@@ -187,7 +187,7 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         "compute": st.column_config.NumberColumn("compute", format="%.3f", help=widgets.HELP["compute"]),
         "reuse": st.column_config.NumberColumn("reuse", format="%.3f", help=widgets.HELP["reuse"]),
         "label": st.column_config.TextColumn("most frequent label") if has_labels else None,
-        "label_share": st.column_config.NumberColumn("its share", format="%.0f %%") if has_labels else None,
+        "label_share": st.column_config.NumberColumn("label share", format="%.0f %%") if has_labels else None,
     }
     # A new key for every selection, so that the chosen row always matches the URL.
     key = f"paths_{run['run']}_{selection.order}_{selection.label}_{selection.through}_{selection.inspect}"

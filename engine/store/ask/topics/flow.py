@@ -74,7 +74,7 @@ def flow(
         Argument("Modules with a smaller share of the tokens become one node of their step, module −1", ge=0, le=1),
     ] = 0.0,
     most_modules: Annotated[
-        int | None, Argument("At most so many modules a step; the smaller ones are merged too", ge=1, le=65536)
+        int | None, Argument("Maximum number of modules a step; the smaller ones are merged too", ge=1, le=65536)
     ] = None,
     sampled: Annotated[
         bool, Argument("With `paths` or `through`: from a hash sample of a million tokens, with error bars")
