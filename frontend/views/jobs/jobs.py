@@ -33,8 +33,7 @@ REFUSED = "start_refusal"
 
 def draw(selection: Selection) -> None:
     widgets.heading(
-        "Jobs",
-        "Long jobs wait in one queue and go on after a crash or a restart. The address of a job finds it again.",
+        "Jobs", "Long jobs wait in one queue and go on after a crash or a restart. The address of a job finds it again."
     )
     if selection.job is not None:
         _chosen(selection.job)
