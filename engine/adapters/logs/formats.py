@@ -393,7 +393,7 @@ def _open_folder(folder: Path, format: str | None, announced: Announced, plugins
 
 
 def _with_unread(log: Log, files: list[Path], read: list[Path]) -> Log:
-    note = unread_note("files", [file.name for file in files if file not in read])
+    note = unread_note("files", [file.name for file in files if file not in read and file not in log.beside])
     return replace(log, note="; ".join(filter(None, [log.note, note])))
 
 

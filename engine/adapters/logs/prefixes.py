@@ -107,6 +107,7 @@ def _from(piece: Piece, start: int, name: str) -> Piece:
         piece,
         ids=piece.ids[start:],
         weights=None if piece.weights is None else piece.weights[start:],
+        scored=None if piece.scored is None else piece.scored[start:],
         token_id=None if piece.token_id is None else piece.token_id[start:],
         source=f"{name}, from token {start} on",
         rows_from=None if piece.rows_from is None else piece.rows_from + start,

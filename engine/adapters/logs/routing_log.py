@@ -41,6 +41,8 @@ class Log:
     """the pieces that ``read`` yields are cut and checked already, by a confined child"""
     survey: Survey | None = None
     """what the whole log says, once it has been read (``counting``)"""
+    beside: tuple[Path, ...] = ()
+    """files beside the log that are read too"""
     skip_bad: bool = False
     """leave out samples that are invalid, and count them"""
 

@@ -106,6 +106,7 @@ def _slice(part: Piece, start: int, stop: int) -> Piece:
         part,
         ids=part.ids[start:stop],
         weights=None if part.weights is None else part.weights[start:stop],
+        scored=None if part.scored is None else part.scored[start:stop],
         token_id=None if part.token_id is None else part.token_id[start:stop],
         locate=None if locate is None else lambda token, step, slot: locate(token + start, step, slot),
         remarks=part.remarks if not start else (),
@@ -125,6 +126,9 @@ def joined(parts: list[Piece]) -> Piece:
         weights=None
         if first.weights is None
         else np.concatenate([part.weights for part in parts if part.weights is not None]),
+        scored=None
+        if first.scored is None
+        else np.concatenate([part.scored for part in parts if part.scored is not None]),
         token_id=np.concatenate(ids) if len(ids) == len(parts) else None,
         locate=_locator(parts),
         rows_from=None,

@@ -16,6 +16,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.passes.layer_passes import STITCHED
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass, rank_passes, ranks_of
+from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, sidecar, weights_and_scores
 from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
@@ -78,10 +79,12 @@ def open_traces(place: Path, files: Sequence[Path], announced: Announced) -> Log
     order = [name for stage in stages for name in stage]
     places = [order.index(name) for name in names]
 
-    def read() -> Iterator[Piece]:
-        return with_counts(_samples(lanes, firsts, places, announced))
+    kind, note = kind_of_logits(list(firsts.values()))
+    notes = [note] if note else []
 
-    notes = []
+    def read() -> Iterator[Piece]:
+        return with_counts(_samples(lanes, firsts, places, announced, kind))
+
     if all((part[:, 1:] > part[:, :-1]).all() for found in firsts.values() for part in found.parts) and top_k > 1:
         notes.append("the ids of a token rise: a slot says nothing of a weight")
     if len(stages) > 1:
@@ -97,9 +100,12 @@ def open_traces(place: Path, files: Sequence[Path], announced: Announced) -> Log
                 f"say --sequences then ({', '.join(fits)} would fit)"
             )
     note = "; ".join(notes)
-    return Log(
-        place, "megatron", LogShape(names, top_k, False), announced.experts, read, note=note.replace("; say", ", say")
-    )
+    shape = LogShape(names, top_k, kind is not None, scores=kind is not None)
+    experts = announced.experts
+    if kind is not None and first.logits[0] is not None:
+        experts = announced.num_experts(first.logits[0]["experts"], first.where)
+    files = [sidecar(file, rank) for file, rank in firsts] if kind is not None else []
+    return Log(place, "megatron", shape, experts, read, note=note.replace("; say", ", say"), beside=tuple(files))
 
 
 def _number(rank: str) -> tuple[int, str]:
@@ -128,6 +134,7 @@ def _samples(
     firsts: dict[tuple[Path, str], RankPass],
     places: list[int],
     announced: Announced,
+    kind: str | None,
 ) -> Iterator[Piece | tuple[str, int]]:
     sequences, joined_steps, begun = Sequences(), 0, 0
     files = {file for lane in lanes for file, _ in lane}
@@ -145,6 +152,11 @@ def _samples(
             lines = [line for found in passes for line in found.lines]
             ids = np.stack([parts[place] for place in places], axis=1)
             lines = [lines[place] for place in places]
+            weights, scored = None, None
+            if kind is not None:
+                layers = [weights_and_scores(found, n, kind) for found in passes for n in range(len(found.parts))]
+                weights = np.stack([layers[place][0] for place in places], axis=1)
+                scored = np.stack([layers[place][1] for place in places], axis=1)
             where = passes[0].where
             source = where.removeprefix(f"{passes[0].file}, ")
             lane_key = passes[0].file, passes[0].rank
@@ -157,7 +169,14 @@ def _samples(
                     )
                 rows = np.arange(lane, len(ids), announced.sequences or 1)
                 named = f"{source}, sequence {lane}" if announced.sequences else source
-                piece = Piece(ids[rows], where, source=named, locate=_locator(lines, rows))
+                piece = Piece(
+                    ids[rows],
+                    where,
+                    None if weights is None else weights[rows],
+                    source=named,
+                    locate=_locator(lines, rows),
+                    scored=None if scored is None else scored[rows],
+                )
                 key = (*lane_key, lane)
                 if alone and key in sequences.keys:
                     joined_steps += 1

@@ -30,6 +30,8 @@ class RankPass:
     """file and line of each layer"""
     parts: list[np.ndarray] = field(default_factory=list)
     """ids (t, K) of each layer"""
+    logits: list[dict[str, int] | None] = field(default_factory=list)
+    """where the logits of each layer lie in the file beside the trace (``megatron_scores``), if it says so"""
 
 
 def ranks_of(file: Path) -> set[str]:
@@ -66,6 +68,7 @@ def rank_passes(file: Path) -> Iterator[RankPass]:
         held.names.append(layer)
         held.lines.append(where)
         held.parts.append(ids)
+        held.logits.append(logit_place(record, len(ids)))
     yield from open_.values()
 
 
@@ -86,3 +89,15 @@ def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:
     block = record.get("block", "decoder")
     prefix = f"mtp {record['mtp_idx']} " if "mtp_idx" in record else "" if block == "decoder" else f"{block} "
     return f"{prefix}layer {layer}", ids
+
+
+def logit_place(record: dict[str, Any], tokens: int) -> dict[str, int] | None:
+    """Where the logits of a record lie; None where it does not say so, or other than for each of its tokens."""
+    shape = record.get("logit_shape")
+    numbers = [record.get("logit_offset"), record.get("logit_bytes"), *(shape if isinstance(shape, list) else ())]
+    if len(numbers) != 4 or any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers):
+        return None
+    offset, size, rows, experts = numbers
+    if rows != tokens or not 0 < experts <= MOST_EXPERTS or size not in (4 * rows * experts, 2 * rows * experts):
+        return None
+    return {"offset": offset, "bytes": size, "tokens": rows, "experts": experts}

@@ -217,6 +217,30 @@ def pipeline(folder: Path, stages: int = 2, data_parallel: int = 1, steps: int =
     return folder
 
 
+def with_logits(folder: Path, kind: str, spoil: bool = False) -> tuple[Path, list[np.ndarray]]:
+    """A pipeline of two stages with the logits of each rank; returns the logits (t, S, M) of each step too."""
+    logits = [np.random.default_rng(step).normal(size=(ROWS, LAYERS, EXPERTS)).astype("<f2") for step in range(2)]
+    folder.mkdir()
+    for rank in range(2):
+        data, records = b"", []
+        for step, scores in enumerate(logits):
+            for layer in (2 * rank, 2 * rank + 1):
+                own = scores[:, layer].astype("<f4")
+                ids = np.argsort(own if spoil else -own, axis=1)[:, :TOP_K]
+                part = own.tobytes() if kind == "float32" else scores[:, layer].tobytes()
+                if kind == "bfloat16":  # the rounded numbers are those that the router saw
+                    bits = (own.view("<u4") >> 16).astype("<u2")
+                    seen = (bits.astype("<u4") << 16).view("<f4")
+                    scores[:, layer], part = seen, bits.tobytes()
+                    ids = np.argsort(-seen, axis=1, kind="stable")[:, :TOP_K]
+                more = {"logit_offset": len(data), "logit_bytes": len(part), "logit_shape": [ROWS, EXPERTS]}
+                records.append(megatron(rank, step, layer + 1, ids, **more))
+                data += part
+        lines(folder / f"router_trace_rank{rank}.jsonl", records)
+        (folder / f"logits_rank{rank}.bin").write_bytes(data)
+    return folder, logits
+
+
 def recorder(file: Path) -> Path:
     """Two prompts of 12 and 5 tokens, then two decode passes of both; 8 replicas stand for the first 8 experts."""
     replicas = np.tile(np.concatenate([np.arange(EXPERTS), np.arange(8)]), (LAYERS, 1))
@@ -365,6 +389,7 @@ LOGS: dict[str, Callable[[Path], Path]] = {
     "sglang chat": lambda d: lines(d / "log", [sglang_chat(i) for i in range(3)]),
     "dynamo": lambda d: lines(d / "log", [dynamo(i) for i in range(3)]),
     "megatron pipeline": lambda d: pipeline(d / "log"),
+    "megatron with logits": lambda d: with_logits(d / "log", "bfloat16")[0],
     "llama.cpp bare": lambda d: bare_csv(d / "log"),
     "llama.cpp fork": lambda d: fork_csv(d / "log"),
     "route trace": lambda d: route_trace(d / "log"),

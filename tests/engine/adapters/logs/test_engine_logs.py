@@ -162,7 +162,42 @@ def test_gate_order_of_megatrons_sink_is_not_said_to_rise(tmp_path: Path):
     assert "rise" not in log.note
 
 
-def test_sidecars_of_megatron_are_not_read_and_said(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_logits_beside_megatrons_trace_give_weights_and_margins(tmp_path: Path, kind: str):
+    folder, logits = make.with_logits(tmp_path / "log", kind)
+    log, found = pieces(folder)
+    assert log.experts == EXPERTS
+    assert "logits beside the trace give the weights" in log.note
+    assert "not read" not in log.note
+    for piece, own in zip(found, logits, strict=True):
+        probs = np.exp(own.astype(np.float64))
+        probs /= probs.sum(axis=2, keepdims=True)
+        assert np.allclose(piece.weights, np.take_along_axis(probs, piece.ids.astype(np.int64), axis=2), atol=1e-6)
+        ordered = -np.sort(-probs, axis=2)
+        assert np.allclose(piece.scored[..., 0], -(probs * np.log(probs)).sum(axis=2), atol=1e-5)
+        assert np.allclose(piece.scored[..., 1], ordered[:, :, TOP_K - 1] - ordered[:, :, TOP_K], atol=1e-6)
+        assert np.array_equal(piece.scored[..., 2], np.argsort(-probs, axis=2, kind="stable")[:, :, TOP_K])
+    with Run.open(import_log(open_log(folder), tmp_path / "runs", "scored")) as run:
+        assert run.margins()["reason"] is None
+
+
+def test_logits_that_do_not_agree_with_megatrons_trace_are_not_read_and_said(tmp_path: Path):
+    log, found = pieces(make.with_logits(tmp_path / "log", "float32", spoil=True)[0])
+    assert found[0].weights is None
+    assert "the recorded experts are not those with the largest logits" in log.note
+    assert "files that are not read: logits_rank0.bin, logits_rank1.bin" in log.note
+
+
+def test_logits_of_megatron_that_are_cut_off_or_no_number_are_a_sentence(tmp_path: Path):
+    folder, _ = make.with_logits(tmp_path / "log", "float32")
+    whole = (folder / "logits_rank1.bin").read_bytes()
+    (folder / "logits_rank1.bin").write_bytes(whole[:-4])
+    refused(tmp_path, folder, "logits_rank1.bin: is cut off: .*where the file has ended")
+    (folder / "logits_rank1.bin").write_bytes(whole[:-4] + np.float32("nan").tobytes())
+    refused(tmp_path, folder, "line 4, token 19: a logit is no number")
+
+
+def test_other_files_beside_megatrons_trace_are_not_read_and_said(tmp_path: Path):
     folder = make.pipeline(tmp_path / "log")
     (folder / "logits_rank0.bin").write_bytes(np.random.default_rng(0).normal(size=999).astype("<f4").tobytes())
     log, found = pieces(folder)
@@ -326,6 +361,9 @@ def test_a_confined_child_reads_the_same(name: str, tmp_path: Path):
             theirs.counted,
             theirs.shared_with,
         )
+        for part in ("weights", "scored"):
+            mine, other = getattr(ours, part), getattr(theirs, part)
+            assert mine is other is None or np.array_equal(mine, other, equal_nan=True)
 
 
 def test_what_is_no_log_says_what_it_is(tmp_path: Path):
