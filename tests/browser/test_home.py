@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_try_it import png
+from tests.engine.adapters.logs.engine_logs import bare_csv
 from tests.support.runs import make_run
 
 
@@ -71,6 +72,20 @@ def test_a_log_that_becomes_no_run_says_why(visit):
     here.alert("no decision was captured")
     here.page.get_by_role("button", name="Dismiss").click()
     expect(here.page.get_by_role("button", name="Dismiss")).to_have_count(0)
+
+
+def test_what_a_log_does_not_say_is_said_and_it_becomes_a_run(visit, tmp_path):
+    here = visit().open()
+    drop(here, "bare-trace.csv", bare_csv(tmp_path / "log").read_bytes())
+    here.alert("say --top-k")
+    field = here.page.get_by_label("Experts a token and layer", exact=True)
+    expect(field).to_be_visible()
+    field.fill("2")
+    field.press("Enter")
+    here.settled()
+    here.page.get_by_role("button", name="Import again").click()
+    expect(here.page.get_by_role("button", name="bare-trace")).to_be_visible(timeout=60_000)
+    expect(here.page.get_by_role("button", name="Import again")).to_have_count(0)
 
 
 def npy(ids: np.ndarray) -> bytes:

@@ -238,6 +238,22 @@ def test_a_refused_request_is_told_in_the_form(show, working: Served) -> None:
     assert any("nothing" in error.value for error in form.error)
 
 
+def test_what_a_log_does_not_say_is_sent_with_its_import(show, working: Served, monkeypatch) -> None:
+    page = show(view="jobs")
+    page.segmented_control(key="start_what").set_value("Import").run()
+    page.text_input(key="start_log").input("log.csv").run()
+    page.number_input(key="start_import_top_k").set_value(2).run()
+    page.text_input(key="start_import_series").input(" my training ").run()
+    page.number_input(key="start_import_at").set_value(0).run()
+    page.checkbox(key="start_import_skip_bad").check().run()
+    sent = []
+    monkeypatch.setattr(
+        "tokenpaths.frontend.api.client.Client.submit_job", lambda self, *asked: sent.append(asked) or {"job": "it"}
+    )
+    page.button(key="start_import").click().run()
+    assert sent == [("import", {"file": "log.csv", "top_k": 2, "series": "my training", "at": 0, "skip_bad": True})]
+
+
 def test_curves_are_averaged_and_told_apart() -> None:
     long = {"series": [{"name": "", "x": list(range(5001)), "y": [n % 2 for n in range(5000)] + [float("nan")]}]}
     table = curve_rows(long)

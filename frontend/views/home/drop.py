@@ -22,7 +22,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.home import upload_answer
 from tokenpaths.frontend.views.home.dropped import file_name, what_is
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import import_options, panel
 from tokenpaths.frontend.views.samples import one_sample
 
 MOST_CHARACTERS = 20_000
@@ -175,7 +175,7 @@ def _file(chosen: Mapping[str, Model | None]) -> None:
     upload = st.file_uploader(
         "Drop an image, a text file or a routing log",
         key=f"drop_{turn}",
-        help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, Parquet or "
+        help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, tensors, Parquet or "
         f"npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
     )
     if upload is not None:
@@ -228,7 +228,20 @@ def _import_failed() -> None:
         del st.session_state[IMPORT]
         return
     st.error(widgets.escape(f"{panel.job_title(job)} failed. {panel.failure_text(job)}"), icon=":material/error:")
-    st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
+    options = import_options.draw("import_again", (job["problem"] or {}).get("field"))
+    with st.container(horizontal=True, gap="small"):
+        st.button("Import again", key="import_again", type="primary", on_click=_submit_import, args=(job, options))
+        st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
+
+
+def _submit_import(job: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Queue the import of the same file with what was said of it."""
+    try:
+        again = widgets.client().submit_job("import", {"file": job["request"]["file"]} | dict(options))
+    except ApiError as error:
+        st.session_state[PROBLEM] = error
+        return
+    st.session_state[IMPORT] = str(again["job"])
 
 
 def _pictures(model: Model | None) -> None:

@@ -10,8 +10,15 @@ from tokenpaths.frontend.charts.drawing import numbers
 
 Kind = Literal["image", "text", "log"]
 IMAGES = ((b"\x89PNG", 0), (b"\xff\xd8\xff", 0), (b"GIF8", 0), (b"BM", 0), (b"WEBP", 8))
-LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0))
-FITS = "Drop a PNG, JPEG, WebP, GIF or BMP image, a plain text, or a routing log (.jsonl, .npz, .npy, .parquet)."
+LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0), (b"GGUF", 0), *((bytes((0x80, version)), 0) for version in (2, 3, 4, 5)))
+"""numpy, Parquet, GGUF, and pickles of PyTorch"""
+PACKED_LOGS = ("npz", "pt", "pth")
+LINES = re.compile(rb"(data:\s*)?(\{\s*\"|\[\s*[{\[])")
+"""how lines of JSON begin, also as a server streams them"""
+FITS = (
+    "Drop a PNG, JPEG, WebP, GIF or BMP image, a plain text, or a routing log (.jsonl, .csv, .npz, .npy, .parquet, "
+    ".pt, .safetensors)."
+)
 OTHERS = (
     (rb"%PDF", 0, "a PDF", "Copy its text and paste it, or save one page as a PNG or JPEG image."),
     (rb"II\*\0|MM\0\*", 0, "a TIFF image", "Save it as PNG or JPEG and drop that."),
@@ -65,15 +72,36 @@ def what_is(name: str, head: bytes, size: int, most: int) -> Dropped:
         return Dropped(None, f"{called} is empty.", FITS)
     if _begins(head, IMAGES):
         return Dropped("image")
-    if _begins(head, LOGS) or (head.startswith(b"PK") and suffix == "npz"):
+    if _is_log(head, suffix):
         return Dropped("log")
     if head.startswith(b"PK"):
         return Dropped(None, f"{called} is an Office document or a packed file, which cannot be read here.", FITS)
     if b"\0" in head:
         return Dropped(None, f"{called} is neither an image, a text nor a log that is known here.", FITS)
-    if suffix in ("jsonl", "ndjson", "log") or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:2] in (b'{"', b"[{"):
-        return Dropped("log")
     return Dropped("text")
+
+
+def _is_log(head: bytes, suffix: str) -> bool:
+    if _begins(head, LOGS) or (head.startswith(b"PK") and (suffix in PACKED_LOGS or b"data.pkl" in head[:200])):
+        return True
+    if head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") < 1 << 30:  # safetensors
+        return True
+    if b"\0" in head:
+        return suffix == "bin"  # records of numbers; the import says if they are none
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return suffix in ("jsonl", "ndjson", "log") or bool(LINES.match(text)) or _is_table(text, suffix)
+
+
+def _is_table(text: bytes, suffix: str) -> bool:
+    """Whether lines hold numbers between commas or tabs, under a head where the file is called a table."""
+    lines = [line.strip() for line in text.splitlines()[:3]]
+    cells = [re.split(rb"[,\t;]", line) for line in lines if line]
+    numbers_of = [sum(cell.strip().lstrip(b"-").isdigit() for cell in row) for row in cells]
+    if suffix in ("csv", "tsv"):
+        return len(cells) > 1 and len(cells[1]) > 1 and numbers_of[1] > 1
+    return len(cells) > 2 and all(
+        len(row) > 1 and count == len(row) for row, count in zip(cells, numbers_of, strict=True)
+    )
 
 
 def _begins(head: bytes, marks: tuple[tuple[bytes, int], ...]) -> bool:
@@ -83,7 +111,7 @@ def _begins(head: bytes, marks: tuple[tuple[bytes, int], ...]) -> bool:
 def _smaller(head: bytes, suffix: str) -> str:
     if _begins(head, IMAGES):
         return "Make the image smaller: models see 64 pixels a side or a few hundred."
-    if _begins(head, LOGS) or suffix in ("npz", "jsonl", "log"):
+    if _begins(head, LOGS) or suffix in ("npz", "jsonl", "log", "csv", "pt", "safetensors"):
         return "Import it with `tokenpaths import`, which takes files of any size."
     return "Trace a large file with `tokenpaths trace --data`, or paste a part of it."
 

@@ -13,7 +13,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.dream.result import draw_result
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import import_options, panel
 
 MOST = 100
 REFRESH_SECONDS = 2.0
@@ -180,9 +180,10 @@ def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> N
 
 def _start_import() -> None:
     file = _inbox_name("Name of the log", "start_log")
+    options = import_options.draw("start_import")
 
     def start() -> None:
-        _submit("import", {"file": file or ""})
+        _submit("import", {"file": file or ""} | options)
 
     st.button("Import it", type="primary", icon=":material/play_arrow:", key="start_import", on_click=start)
 
