@@ -175,8 +175,8 @@ def _file(chosen: Mapping[str, Model | None]) -> None:
     upload = st.file_uploader(
         "Drop an image, a text file or a routing log",
         key=f"drop_{turn}",
-        help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, tensors, Parquet or "
-        f"npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
+        help="PNG, JPEG, WebP, GIF or BMP; plain text; a log of vLLM, SGLang, Megatron-LM or llama.cpp, tensors, "
+        f"Parquet or npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
     )
     if upload is not None:
         st.session_state["drop_turn"] = turn + 1  # an empty box next time: it may be the same file again
