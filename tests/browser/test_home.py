@@ -78,7 +78,7 @@ def test_what_a_log_does_not_say_is_said_and_it_becomes_a_run(visit, tmp_path):
     here = visit().open()
     drop(here, "bare-trace.csv", bare_csv(tmp_path / "log").read_bytes())
     here.alert("say --top-k")
-    field = here.page.get_by_label("Experts a token and layer", exact=True)
+    field = here.page.get_by_label("Experts a token (top-k)", exact=True)
     expect(field).to_be_visible()
     field.fill("2")
     field.press("Enter")

@@ -8,7 +8,7 @@ import streamlit as st
 
 SIZES = {
     "layers": ("Layers", "Routed layers, where the log holds flat ids."),
-    "top_k": ("Experts a token and layer", "Top-k of the model (num_experts_per_tok), where the log is flat."),
+    "top_k": ("Experts a token (top-k)", "num_experts_per_tok of the model, at each layer, where the log is flat."),
     "experts": ("Experts a layer", "All that a router chooses from. Otherwise the largest id in the log counts."),
     "sequences": ("Sequences in a forward pass", "Where the tokens of several alternate in one pass."),
 }
