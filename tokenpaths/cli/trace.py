@@ -41,7 +41,7 @@ class TraceCommand:
         ),
     ]
     run: Annotated[str | None, typer.Option(help="Name of the run [default: made from model, data and time].")] = None
-    limit: Annotated[int | None, typer.Option(help="At most so many samples, spread over labels.", min=1)] = None
+    limit: Annotated[int | None, typer.Option(help="Maximum number of samples, spread over labels.", min=1)] = None
     text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None
     image_column: Annotated[str | None, typer.Option(help="Column with the encoded image, or with its file (CSV).")] = (
         None
