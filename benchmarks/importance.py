@@ -5,7 +5,8 @@
 Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, on the first samples of
 the validation file of its recipe: few bundled pictures carry a label that a model knows, and five texts say little
 about others. Errors take samples as what was drawn. Figures of models that are not named are kept. ``--page`` measures
-nothing and writes the tables of ``docs/edits.md`` anew.
+nothing and writes the tables of ``docs/edits.md`` anew. A model that was stopped goes on with its next row
+(``build/importance``).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows, u
 from tokenpaths.engine.tracing.loaded_model import load_model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
+WORK = Path(__file__).resolve().parent.parent / "build" / "importance"
 BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"
 SHARES = (0.1, 0.25, 0.5)
 BUNDLED = {
@@ -79,11 +81,21 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
     usage = usage_of(loaded, data, unchanged)
     rows = module_rows(loaded.module_table(), config.num_steps)
     rows += share_rows(usage, SHARES, loaded.choices(), loaded.must_leave)
-    began, found = time.monotonic(), []
-    for row in rows:
+    kept = WORK / f"{name}.json"
+    state: dict[str, Any] = {
+        "of": [loaded.sha256, source, data.num_samples, len(rows)],
+        "rows": [],
+        "base": None,
+        "seconds": 0.0,
+    }
+    if kept.is_file() and (before := json.loads(kept.read_text("utf-8")))["of"] == state["of"]:
+        state = before
+    found: list[dict[str, Any]] = state["rows"]
+    began = time.monotonic() - state["seconds"]
+    for row in rows[len(found) :]:
         try:
             effect = measure_effect(loaded.with_controls({"edits": list(row.edits)}), data, unchanged)
-            base = {"loss": effect["loss"] and effect["loss"]["before"], "targets": effect["num_targets"]}
+            state["base"] = {"loss": effect["loss"] and effect["loss"]["before"], "targets": effect["num_targets"]}
             found.append(result_row(row, effect))
         except UserError as refused:
             found.append(result_row(row, None, str(refused)))
@@ -92,6 +104,9 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
             file=sys.stderr,
             flush=True,
         )
+        WORK.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(state | {"seconds": time.monotonic() - began}).encode())
+    base = state["base"]
     for row in found:
         if row["module"] is not None and row["step"] is not None:
             slots = usage[row["step"]].sum()
