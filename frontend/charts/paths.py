@@ -311,7 +311,7 @@ def _beside_words(beside: Mapping[str, Any] | None) -> str:
 
 
 def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
-    """Verdict on the law: “A pure power law does not fit (p ≤ 0.01, 100 simulations); a lognormal fits better.”
+    """Verdict on the law: “A pure power law does not fit (p ≤ 0.01, none of 100 simulations); a lognormal fits better.”
 
     ``draws``: simulated data sets; p is never below 1 / (1 + draws), whatever the data.
     """
@@ -321,8 +321,7 @@ def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
     if p is None:
         text = "A power law is fitted; whether it holds is still being worked out"
     else:
-        least = 1 / (1 + draws)
-        words = f"p ≤ {least:.1g}, {draws} simulations" if p <= least else f"p = {numbers.number(p, 2)}"
+        words = numbers.p_words(p, draws, "simulations")
         text = f"A pure power law {'does not fit' if p <= 0.1 else 'is plausible'} ({words})"
     if not beside:
         return text + "."

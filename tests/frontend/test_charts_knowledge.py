@@ -143,19 +143,19 @@ BETTER = {"ratio": -3.0, "p_value": 0.001}
     [
         (
             {**LAW, "p_value": 1 / 101, "lognormal": BETTER},
-            "A pure power law does not fit (p ≤ 0.01, 100 simulations); a lognormal fits better.",
+            "A pure power law does not fit (p ≤ 0.01, none of 100 simulations); a lognormal fits better.",
         ),
         (
             {**LAW, "p_value": 0.5, "lognormal": BETTER},
-            "A pure power law is plausible (p = 0.50), but a lognormal fits better.",
+            "A pure power law is plausible (p = 0.50, 100 simulations), but a lognormal fits better.",
         ),
         (
             {**LAW, "p_value": 0.5, "lognormal": {"ratio": -1.0, "p_value": 0.3}},
-            "A pure power law is plausible (p = 0.50); a lognormal fits about as well.",
+            "A pure power law is plausible (p = 0.50, 100 simulations); a lognormal fits about as well.",
         ),
         (
             {**LAW, "p_value": 0.5, "lognormal": {"ratio": 3.0, "p_value": 0.01}},
-            "A pure power law is plausible (p = 0.50); a lognormal fits worse.",
+            "A pure power law is plausible (p = 0.50, 100 simulations); a lognormal fits worse.",
         ),
         ({"num_paths": 3, "reason": "3 paths are too few"}, "No power law is fitted: 3 paths are too few."),
     ],

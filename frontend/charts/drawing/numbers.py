@@ -60,6 +60,26 @@ def plural(value: float | None, singular: str, plural_form: str | None = None) -
     return f"{count(value)} {singular if value == 1 else plural_form or singular + 's'}"
 
 
+def p_words(p: float | None, draws: int | None, what: str = "shuffles") -> str:
+    """A p-value of ``draws`` draws, which cannot be below 1 / (1 + draws).
+
+    >>> p_words(1 / 201, 200)
+    'p ≤ 0.005, none of 200 shuffles'
+    >>> p_words(0.5, 100, "simulations"), p_words(None, 200)
+    ('p = 0.50, 100 simulations', 'p not known')
+    """
+    if p is None:
+        return "p not known"
+    if not draws:
+        return f"p = {number(p, 2)}"
+    least = 1 / (1 + draws)
+    return (
+        f"p ≤ {least:.1g}, none of {count(draws)} {what}"
+        if p <= least
+        else f"p = {number(p, 2)}, {count(draws)} {what}"
+    )
+
+
 def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
     """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits.
 

@@ -280,12 +280,11 @@ def centroid_words(accuracy: Mapping[str, Any]) -> str:
     far = accuracy.get("p_value") is not None and accuracy["p_value"] <= 0.05
     best = f", at best {numbers.percent(accuracy['null_max'])}" if accuracy.get("null_max") is not None else ""
     balanced = accuracy.get("balanced", accuracy["accuracy"])
-    shuffles = f", {numbers.plural(accuracy['shuffles'], 'shuffle')}" if accuracy.get("shuffles") else ""
     return (
         f"From the gates alone, {numbers.percent(accuracy['accuracy'])} of the texts are nearest to the centre of "
         f"their own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with "
         f"the domains shuffled {numbers.percent(accuracy['null_mean'])}{best} "
-        f"(p = {numbers.number(accuracy.get('p_value'))}{shuffles}). "
+        f"({numbers.p_words(accuracy.get('p_value'), accuracy.get('shuffles'))}). "
         + ("The gates know the domain." if far else "That is no more than chance.")
         + (f" Left out, with one text only: {', '.join(accuracy['left_out'])}." if accuracy.get("left_out") else "")
     )

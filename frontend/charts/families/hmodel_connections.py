@@ -179,8 +179,7 @@ def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:
         f"as those of two inputs of one {what} (mean distance {numbers.number(separation['between'])} against "
         f"{numbers.number(separation['within'])}). With the {what}s shuffled it is "
         f"{numbers.number(separation['null_mean'])} ± {numbers.number(separation['null_std'], 2)} "
-        f"times (p = {numbers.number(separation.get('p_value'))}, "
-        f"{numbers.plural(separation.get('shuffles'), 'shuffle')}).{verdict}"
+        f"times ({numbers.p_words(separation.get('p_value'), separation.get('shuffles'))}).{verdict}"
     )
 
 

@@ -171,7 +171,7 @@ def nmi_words(associations: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Paths tell {'more than chance' if far else 'no more than chance'} about the label: NMI "
         f"{numbers.number(row['nmi'])}, shuffled {numbers.number(row['null_mean'])} ± "
-        f"{numbers.number(row['null_std'])} (p = {numbers.number(row['p_value'])}, whole run)."
+        f"{numbers.number(row['null_std'])} ({numbers.p_words(row['p_value'], row.get('shuffles'))}, whole run)."
     )
 
 

@@ -132,7 +132,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
         text += (
             f" Grey: 95 % of {answer['shuffles']} exchanges, in which each sample gets the looks of another one, place "
             f"by place; of all paths {numbers.number(row['null_low'])} … {numbers.number(row['null_high'])}, "
-            f"p {'≤' if row['p_value'] <= 1 / (1 + answer['shuffles']) else '='} {numbers.number(row['p_value'], 2)}."
+            f"{numbers.p_words(row['p_value'], answer['shuffles'], 'exchanges')}."
         )
         if answer["untrained_reason"]:
             text += f" Untrained twin: {answer['untrained_reason']}."
