@@ -21,13 +21,29 @@ def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "
 def sorted_slots(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"]:
     """``canonical`` by a sorting network (Batcher's), ten times as fast."""
     num_ribbons, num_steps, top_k = module_ids.shape
-    slots = np.ascontiguousarray(module_ids.reshape(-1, top_k).T)
+    rows = module_ids.reshape(-1, top_k)
+    slots = [rows[:, slot].copy() for slot in range(top_k)]
     smaller = np.empty_like(slots[0])
     for low, high in _network(top_k):
         np.minimum(slots[low], slots[high], out=smaller)
         np.maximum(slots[low], slots[high], out=slots[high])
-        slots[low] = smaller
-    return np.ascontiguousarray(slots.T).reshape(num_ribbons, num_steps * top_k)
+        slots[low], smaller = smaller, slots[low]
+    ordered = np.empty(rows.shape, dtype=rows.dtype)
+    for slot, values in enumerate(slots):
+        ordered[:, slot] = values
+    return ordered.reshape(num_ribbons, num_steps * top_k)
+
+
+def steps_with_repeats(sorted_ids: Integer[np.ndarray, "n V"], top_k: int) -> Bool[np.ndarray, "n S"] | None:
+    """Steps at which ids with sorted slots (``sorted_slots``) hold one id twice; None if there is none."""
+    flat = sorted_ids.reshape(-1)
+    equal = np.zeros(flat.shape, dtype=bool)
+    np.equal(flat[1:], flat[:-1], out=equal[1:])
+    equal[::top_k] = False  # the first slot of a step has none before it
+    if not equal.any():
+        return None
+    repeats: np.ndarray = equal.reshape(len(sorted_ids), -1, top_k).any(axis=2)
+    return repeats
 
 
 def _network(width: int) -> list[tuple[int, int]]:

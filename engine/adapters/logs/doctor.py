@@ -17,8 +17,8 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, unrecorded
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
-_UNUSED_16 = 65_534
-"""what stands for an unused slot among ids of 16 bits"""
+_MOST_NARROW = 254
+"""most experts whose ids are compared as 8 bits: the two numbers above stand for unused slots and unknown steps"""
 LEAST_TOKENS = 16
 """below that nothing is said of layers that never change or are equal"""
 SURE = math.log(1e6)
@@ -47,6 +47,8 @@ class Survey:
     def __init__(self, shape: LogShape, experts: int | None) -> None:
         layers, top_k = len(shape.layers), shape.top_k
         self.shape, self.announced = shape, experts
+        # Of the same bits throughout, whatever the log has, so that equal sets have equal sums.
+        self._id_dtype = np.dtype(np.uint8 if experts is not None and experts <= _MOST_NARROW else np.uint16)
         self.tokens = self.samples = 0
         self.largest = -1
         self.missing_S = np.zeros(layers, dtype=np.int64)
@@ -78,11 +80,10 @@ class Survey:
             unused = ids == UNUSED
             self.unused_S += unused.sum(axis=(0, 2))
             self.dropped_S += unused.all(axis=2).sum(axis=0)
-            ids = np.where(unused, _UNUSED_16, ids)
+            ids = np.where(unused, np.iinfo(self._id_dtype).max - 1, ids)  # −1 becomes the largest
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
-        # Of 16 bits whatever the log has, so that equal sets have equal sums; −1 becomes 65,535.
-        ordered = sorted_slots(ids.astype(np.uint16))
+        ordered = sorted_slots(ids.astype(self._id_dtype, copy=False))
         rows_tS = word_hashes(ordered.reshape(-1, ids.shape[2])).reshape(ids.shape[:2])
         ordered = ordered.reshape(ids.shape)
         if self._first_SK is None:

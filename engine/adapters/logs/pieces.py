@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, steps_with_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.labels import read_label, read_source
 from tokenpaths.engine.store.file.checks import check_text
@@ -294,11 +294,10 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
         if low < 0:  # what is no expert is a number of its own in each slot
             ids, high = np.where(ids < 0, high + 1 + np.arange(shape.top_k), ids), high + shape.top_k
         narrow = ids.astype(np.uint8 if high < 256 else np.uint16 if high < 65_536 else np.uint32, copy=False)
-        ordered = sorted_slots(narrow).reshape(ids.shape)
-        twice = (ordered[:, :, 1:] == ordered[:, :, :-1]).any(axis=2)
-        if missing is not None:
+        twice = steps_with_repeats(sorted_slots(narrow), shape.top_k)
+        if twice is not None and missing is not None:
             twice &= ~missing
-        if twice.any():
+        if twice is not None and twice.any():
             token, step = np.argwhere(twice)[0].tolist()
             raise UserError(
                 f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "

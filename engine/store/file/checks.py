@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, steps_with_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
@@ -120,10 +120,9 @@ def check_ribbons(
         return None
     narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
     sorted_nV = sorted_slots(narrow)
-    ordered = sorted_nV.reshape(module_ids.shape)
-    equal = ordered[:, :, 1:] == ordered[:, :, :-1]
-    if equal.any():
-        token, step = (int(i) for i in np.argwhere(equal.any(axis=2))[0])
+    twice = steps_with_repeats(sorted_nV, info.top_k)
+    if twice is not None:
+        token, step = (int(i) for i in np.argwhere(twice)[0])
         raise UserError(f"{what}: token {token} chooses one module twice at step {step}", field=what)
     return sorted_nV
 

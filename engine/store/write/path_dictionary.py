@@ -78,17 +78,17 @@ class RowFile:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - as long as the object
         self._file.write(np.ascontiguousarray(rows).data)
 
-    def take(self, numbers: np.ndarray) -> np.ndarray:
-        """Copies of the rows with these numbers, in the given order."""
+    def take(self, numbers: np.ndarray, columns: slice = slice(None)) -> np.ndarray:
+        """Copies of the rows with these numbers, in the given order; of some of their columns, if given."""
         if not len(numbers):
-            return np.empty((0, self.width), dtype=self.dtype)
+            return np.empty((0, self.width), dtype=self.dtype)[:, columns]
         if self._memory is not None:
-            return np.asarray(self._memory.values[numbers])
+            return np.asarray(self._memory.values[:, columns][numbers])
         assert self._file is not None, "rows that were numbered were appended"
         self._file.flush()
         # A map that is dropped after use, so that the pages it touched do not stay in the process.
         rows = np.asarray(np.memmap(self._file, self.dtype, mode="r", shape=(self._length, self.width)))
-        return np.asarray(rows[numbers])
+        return np.asarray(rows[:, columns][numbers])
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,30 @@ class PathDictionary:
         if sorted_ids is None:
             sorted_ids = sorted_slots(module_ids.astype(self._id_dtype, copy=False))
         rows = sorted_ids.astype(self._id_dtype, copy=False)
-        hashes, distinct, kind_n = _kinds(rows)
-        ids_P, new_rows = self._numbers_of(hashes, distinct)
+        self.num_tokens += len(rows)
+        row_hashes = word_hashes(rows)
+        if (path_ids := self._add_strangers(rows, row_hashes)) is not None:
+            return path_ids, rows
+        hashes, distinct, first, kind_n = _kinds(rows, row_hashes)
+        ids_P, new_rows = self._numbers_of(hashes, distinct, first)
         self._counts.append(np.zeros(len(new_rows), dtype=np.int64))
         self._counts.values[ids_P] += np.bincount(kind_n, minlength=len(ids_P))
-        self.num_tokens += len(rows)
         return ids_P[kind_n], new_rows
+
+    def _add_strangers(self, rows: np.ndarray, row_hashes: np.ndarray) -> np.ndarray | None:
+        """The numbers (n,) of ribbons without two alike and none that is known; None, and nothing done, of others.
+
+        So are nearly all batches of a large mixture, whose rows need neither be gathered nor compared.
+        """
+        by_hash = np.argsort(row_hashes)
+        hashes = row_hashes[by_hash]
+        if (hashes[1:] == hashes[:-1]).any() or (self._index.find(hashes) >= 0).any():
+            return None
+        path_ids = np.arange(self.num_paths, self.num_paths + len(rows), dtype=np.int32)
+        self._index.add(hashes, path_ids[by_hash])
+        self._rows.append(rows)
+        self._counts.append(np.ones(len(rows), dtype=np.int64))
+        return path_ids
 
     def load(self, ribbons: np.ndarray, counts: np.ndarray) -> None:
         """Append paths (n, V) that are numbered and counted already, in order; ``add`` does not find them."""
@@ -184,8 +202,12 @@ class PathDictionary:
         self._counts.append(counts)
         self.num_tokens += int(counts.sum())
 
-    def _numbers_of(self, hashes: np.ndarray, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of distinct ribbons ordered by hash, and those of new ones."""
+    def _numbers_of(self, hashes: np.ndarray, distinct: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of distinct ribbons ordered by hash, ``first`` seen at these places of the batch; and the new ones.
+
+        New ones are numbered in the order of the batch, so that the numbers of tokens rise where paths seldom come
+        back: DuckDB stores them in a few bits then.
+        """
         first_of_hash = np.ones(len(hashes), dtype=bool)
         first_of_hash[1:] = hashes[1:] != hashes[:-1]
         ids = np.full(len(hashes), -1, dtype=np.int32)
@@ -193,13 +215,15 @@ class PathDictionary:
         old = np.flatnonzero(ids >= 0)
         other = old[(self._rows.take(ids[old]) != distinct[old]).any(axis=1)] if len(old) else old
         new = np.flatnonzero((ids < 0) & first_of_hash)
+        in_order = new[np.argsort(first[new])]
         start = self.num_paths
-        ids[new] = np.arange(start, start + len(new), dtype=np.int32)
+        ids[in_order] = np.arange(start, start + len(new), dtype=np.int32)
         self._index.add(hashes[new], ids[new])
-        self._rows.append(distinct[new])
+        new_rows = distinct[in_order]
+        self._rows.append(new_rows)
         rare = np.concatenate([other, np.flatnonzero(~first_of_hash)]).tolist()
         late = [self._number_of_one(i, hashes, distinct, ids) for i in rare]
-        return ids, np.concatenate([distinct[new], *late]) if late else distinct[new]
+        return ids, np.concatenate([new_rows, *late]) if late else new_rows
 
     def _number_of_one(self, i: int, hashes: np.ndarray, distinct: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Number ribbon ``i``, whose hash collides with that of another (very rare); returns it (1, V) if it is new."""
@@ -214,6 +238,10 @@ class PathDictionary:
             return row[:0]
         self._rows.append(row)
         return row
+
+    def complete(self) -> None:
+        """Free what finds known paths (12 bytes each); nothing is added afterwards."""
+        self._index = HashIndex()
 
     def ribbons(self, path_ids: np.ndarray | None = None) -> np.ndarray:
         """Canonical ribbons (P, V) of these paths, in the given order; without ``path_ids`` of all."""
@@ -252,15 +280,13 @@ class PathDictionary:
     def _words(self, path_ids: np.ndarray, word: int) -> np.ndarray:
         """Eight bytes of each ribbon as an integer with the same order as the ids."""
         per_word = 8 // self._id_dtype.itemsize
-        bits = np.uint64(8 * self._id_dtype.itemsize)
-        values = np.zeros(len(path_ids), dtype=np.uint64)
+        columns = slice(word * per_word, min((word + 1) * per_word, self._rows.width))
+        values = np.empty(len(path_ids), dtype=np.uint64)
         for start in range(0, len(path_ids), TAKE_ROWS):
-            part = self._rows.take(path_ids[start : start + TAKE_ROWS])
-            part = part[:, word * per_word : (word + 1) * per_word]
-            value = np.zeros(len(part), dtype=np.uint64)
-            for column in part.T:
-                value = (value << bits) | column
-            values[start : start + TAKE_ROWS] = value
+            part = self._rows.take(path_ids[start : start + TAKE_ROWS], columns)
+            padded = np.zeros((len(part), per_word), dtype=self._id_dtype.newbyteorder(">"))
+            padded[:, : part.shape[1]] = part
+            values[start : start + TAKE_ROWS] = padded.view(">u8")[:, 0]
         return values
 
 
@@ -273,12 +299,12 @@ def _tied(place: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return place[several], group[several]
 
 
-def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes in ascending order and rows of the distinct ones among ``rows`` (n, V), and the kind of each row (n,).
+def _kinds(rows: np.ndarray, row_hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Hashes in ascending order, rows and first places of the distinct ones among ``rows`` (n, V), and the kind of each
+    row (n,).
 
     Exact, as ``analysis.paths.unique_rows``: rows with equal hashes are compared, and both are returned.
     """
-    row_hashes = word_hashes(rows)
     hashes, first, kind_n = np.unique(row_hashes, return_index=True, return_inverse=True)
     if not np.array_equal(rows[first][kind_n], rows):
         _, first, kind_n = np.unique(rows, axis=0, return_index=True, return_inverse=True)
@@ -289,4 +315,4 @@ def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         place = np.empty(len(by_hash), dtype=np.int64)
         place[by_hash] = np.arange(len(by_hash))
         kind_n = place[kind_n]
-    return hashes, rows[first], kind_n
+    return hashes, rows[first], first, kind_n

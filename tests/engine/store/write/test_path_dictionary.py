@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import make
-from tokenpaths.engine.analysis.path_statistics import canonical, rank_order, sorted_slots
+from tokenpaths.engine.analysis.path_statistics import canonical, rank_order, sorted_slots, steps_with_repeats
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import Layout
@@ -68,10 +68,30 @@ def test_new_ribbons_come_back_once_in_the_order_of_their_numbers():
     assert np.array_equal(np.concatenate(new), book.ribbons())
 
 
+def test_new_paths_are_numbered_in_the_order_of_the_tokens():
+    book, met = PathDictionary(np.dtype(np.uint8)), {}
+    strangers = np.random.default_rng(1).random((60, 3, 12)).argsort(2)[:, :, :5]
+    for ids in (strangers[:40], *some_batches(12, 3, 5), strangers[40:], strangers[30:50]):
+        path_ids, _ = book.add(ids)
+        rows = canonical(ids.astype(np.uint8)).tolist()
+        assert path_ids.tolist() == [met.setdefault(tuple(row), len(met)) for row in rows]
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7, 8, 16])
 def test_the_sorting_network_sorts(top_k: int):
     ids = np.random.default_rng(top_k).integers(0, 300, (50, 3, top_k))
     assert np.array_equal(sorted_slots(ids), canonical(ids))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 8])
+def test_steps_that_hold_an_id_twice_are_found(top_k: int):
+    rng = np.random.default_rng(top_k)
+    drawn = np.sort(rng.integers(0, 3 * top_k**2, (200, 4, top_k)), axis=2)
+    apart = np.broadcast_to(np.arange(top_k), drawn.shape)  # every step ends where the next one begins, for K = 1
+    naive = np.array([[len({*step}) < top_k for step in ribbon] for ribbon in drawn.tolist()])
+    found = steps_with_repeats(drawn.reshape(200, -1), top_k)
+    assert np.array_equal(found, naive) if top_k > 1 else found is None
+    assert steps_with_repeats(apart.reshape(200, -1), top_k) is None
 
 
 def test_rows_that_differ_in_one_byte_have_different_hashes():
