@@ -39,7 +39,7 @@ MEMBER_SQL = (
     f"CREATE TABLE {MEMBERS} AS SELECT path.rank, t.rowid AS row FROM {TABLE} AS t JOIN path USING (path_id) "
     "ORDER BY path.rank, row"
 )
-"""every token once, ordered by rank"""
+"""every token once, ordered by rank; naive twin of ``write.seal_pages.write_members``"""
 MEMBER_VIEW_SQL = (
     "CREATE VIEW path_member AS SELECT m.rowid, m.rank, s.sample, (m.row - s.first_row)::INTEGER AS token "
     f"FROM {MEMBERS} AS m ASOF JOIN sample AS s ON m.row >= s.first_row ORDER BY m.rowid"

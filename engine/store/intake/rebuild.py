@@ -25,7 +25,7 @@ from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, SMALL_BLOCK_B
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.base_tables import Plan, plan_of
 from tokenpaths.engine.store.intake.consistency import check_counts, check_tables
-from tokenpaths.engine.store.write.arrow_tables import insert_rows
+from tokenpaths.engine.store.write.arrow_tables import insert_rows, one_thread
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, FLUSH_TOKENS, create_file, temporary_folder
 from tokenpaths.engine.store.write.seal import derive_tables, label_table
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
@@ -110,14 +110,15 @@ def _copied(
             declared = next(parts).get("rows")
             total = sum(map(int, declared.values())) or 1
             done = 0
-            for part in parts:
-                table, rows = part.get("table"), part.get("rows")
-                if table not in plan.copied or not isinstance(rows, pa.Table):
-                    raise RunFileError("the process that read it sent what is no table")
-                check_free(partial.parent)
-                insert_rows(con, table, rows)
-                done += rows.num_rows
-                on_progress(READ * min(1.0, done / total))
+            with one_thread(con):
+                for part in parts:
+                    table, rows = part.get("table"), part.get("rows")
+                    if table not in plan.copied or not isinstance(rows, pa.Table):
+                        raise RunFileError("the process that read it sent what is no table")
+                    check_free(partial.parent)
+                    insert_rows(con, table, rows)
+                    done += rows.num_rows
+                    on_progress(READ * min(1.0, done / total))
             con.execute("COMMIT")
             con.execute("BEGIN")
         except BaseException:

@@ -32,7 +32,7 @@ from tokenpaths.engine.store.file.schema import (
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.file.token_flops import flops_of, flops_table
-from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, sample_table, token_table
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
@@ -117,7 +117,8 @@ class RunFiller:
             self.visits = self.visits.add(common["label_ids"], batch)
         if self.even_flows is not None:
             self.even_flows = self.even_flows.add(common["label_ids"], batch)
-        self.profiles.add(batch.lengths, batch.ids)
+        counted = None if self.even_flows is None else self.even_flows.of_samples
+        self.profiles.add(batch.lengths, batch.ids, counted)
         for kind, values in batch.soft.items():
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
@@ -175,14 +176,17 @@ class RunFiller:
         check_free(self._file.parent)
         if self.con is None:
             self.con = create_file(self._file, create_tables(self.layout, self.info) + CREATE_SOFT, block_bytes)
-        for table, parts in self._pending.items():
-            while parts:
-                insert_rows(self.con, table, parts.pop(0))
+        with one_thread(self.con):
+            for table, parts in self._pending.items():
+                while parts:
+                    insert_rows(self.con, table, parts.pop(0))
         self._pending_tokens = 0
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES)
+        self.book.complete()
+        self.twin.complete()
         assert self.con is not None
         # The rows of a table have their numbers once they are committed.
         self.con.execute("COMMIT")
@@ -251,6 +255,8 @@ def create_file(
         # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
         "memory_limit": f"{megabytes}MB",
         "temp_directory": temporary_folder(file),
+        # A row group is compressed and written when it is full: five in memory are more than all else that is held.
+        "write_buffer_row_group_count": 1,
     }
     con = duckdb.connect(":memory:", config=config)
     attached = str(file).replace("'", "''")

@@ -27,13 +27,19 @@ from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout, path_table
 from tokenpaths.engine.store.file.weight_codes import code_for
-from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, range_array
+from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_findings import write_findings
 from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits, write_flows
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
-from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_pages, write_profiles, write_tops
+from tokenpaths.engine.store.write.seal_pages import (
+    ProfilePages,
+    write_members,
+    write_pages,
+    write_profiles,
+    write_tops,
+)
 from tokenpaths.engine.store.write.soft_rows import SoftSums
 
 _STAGES = (
@@ -95,12 +101,13 @@ def build_summaries(
     label_table(con)
     stage(1)
     _count_by_label(con)
-    _path_table(con, layout, totals, order)
-    write_pages(con, layout, totals.book, order)
+    with one_thread(con):
+        _path_table(con, layout, totals, order)
+        write_pages(con, layout, totals.book, order)
     write_tops(con, order)
     totals.profiles.write(con, totals.book.num_tokens)
     stage(2)
-    _member_table(con)
+    _member_table(con, order, totals.book.num_tokens)
     stage(3)
     con.execute("DROP TABLE on_path")
     if totals.even_flows is not None:
@@ -109,7 +116,8 @@ def build_summaries(
         write_flows(con, layout, totals.labels, totals.visits)
     _step_summary(con, totals)
     stage(4)
-    write_nulls(con, layout, totals.book, totals.twin, order)
+    with one_thread(con):
+        write_nulls(con, layout, totals.book, totals.twin, order)
     stage(5)
     write_associations(con, totals.sketch, order, totals.twin, totals.twin_paths)
     stage(6)
@@ -130,7 +138,7 @@ def derive_tables(
     write_tops(con, order)
     write_profiles(con, layout, book, num_samples)
     con.execute("DROP TABLE on_path")
-    _member_table(con)
+    _member_table(con, order, book.num_tokens)
     _sample_of_tokens(con, layout, book.num_tokens)
     _histograms(con)
 
@@ -222,8 +230,8 @@ def _top_labels(con: duckdb.DuckDBPyConnection, num_paths: int) -> tuple[list[st
     return names, top
 
 
-def _member_table(con: duckdb.DuckDBPyConnection) -> None:
-    con.execute(coded.MEMBER_SQL)
+def _member_table(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens: int) -> None:
+    write_members(con, order, num_tokens)
     con.execute(coded.MEMBER_VIEW_SQL)
 
 
@@ -276,26 +284,8 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
-    # Means are added up by one thread: several come in another order each time, and round otherwise.
-    threads = con.execute("SELECT current_setting('threads')").fetchall()[0][0]
-    con.execute("SET threads = 1")
-    # A sample whose label the model never learnt has a prediction but no loss: it says nothing of accuracy.
-    accuracy = con.execute(
-        "SELECT CASE WHEN 2 * count(loss) >= count(*) "
-        "THEN avg((prediction = label)::INTEGER) FILTER (WHERE loss IS NOT NULL) END "
-        "FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
-    ).fetchall()[0][0]
-    # Of texts the mean over tokens with a target, of images the mean over samples.
-    # Likewise a mean over the few images whose label the model knows would stand for all.
-    enough = "1" if info.modality == "text" else "CASE WHEN 2 * count(loss) >= count(*) THEN 1 END"
-    with_loss, total = totals.loss
-    if info.modality == "text" and with_loss:
-        loss = total / with_loss
-    else:
-        loss = con.execute(f"SELECT {enough} * avg(loss) FROM sample").fetchall()[0][0]
-    means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
-    mean_compute, mean_reuse = means.fetchall()[0]
-    con.execute(f"SET threads = {threads}")
+    with one_thread(con):
+        accuracy, loss, mean_compute, mean_reuse = _means_of_run(con, info, totals)
     values = [
         info.run_id,
         info.model,
@@ -322,3 +312,25 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> N
         code_for(info.num_modules, info.top_k).name,
     ]
     con.execute(f"INSERT INTO run VALUES ({', '.join('?' * len(values))})", values)
+
+
+def _means_of_run(
+    con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals
+) -> tuple[float | None, float | None, float, float]:
+    """Accuracy, loss, compute and reuse of the run."""
+    # A sample whose label the model never learnt has a prediction but no loss: it says nothing of accuracy.
+    accuracy = con.execute(
+        "SELECT CASE WHEN 2 * count(loss) >= count(*) "
+        "THEN avg((prediction = label)::INTEGER) FILTER (WHERE loss IS NOT NULL) END "
+        "FROM sample WHERE prediction IS NOT NULL AND label IS NOT NULL"
+    ).fetchall()[0][0]
+    # Of texts the mean over tokens with a target, of images the mean over samples.
+    # Likewise a mean over the few images whose label the model knows would stand for all.
+    enough = "1" if info.modality == "text" else "CASE WHEN 2 * count(loss) >= count(*) THEN 1 END"
+    with_loss, total = totals.loss
+    if info.modality == "text" and with_loss:
+        loss = total / with_loss
+    else:
+        loss = con.execute(f"SELECT {enough} * avg(loss) FROM sample").fetchall()[0][0]
+    means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
+    return (accuracy, loss, *means.fetchall()[0])

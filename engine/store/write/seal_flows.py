@@ -45,6 +45,8 @@ BLOCK_ROWS = 4096
 """tokens per matrix product: their matrices fit the processor's cache"""
 EVEN_ROWS = 2048
 """the same where two counts share a number"""
+MOST_BESIDE = 8
+"""samples in so many tokens up to which their visits are counted by products, too"""
 _FIELD = 4096
 """two counts below it share a float32 with 24 bits, the second one times this"""
 COUNTER_BYTES = 512 * 2**20
@@ -200,6 +202,11 @@ class EvenFlows:
         """label_id -> (S − 1, M, M) pairs of choices"""
         self.tokens: dict[int, np.ndarray] = {}
         """label_id -> (S, M) tokens of each module"""
+        self.of_samples: np.ndarray | None = None
+        """(B, S, M) visits of the samples of the last batch, unless they are short: then that took longer"""
+        half = -(-layout.num_modules // 2)
+        self._chosen = np.empty((2, EVEN_ROWS, 2 * half), dtype=np.float32)
+        self._packed = np.empty((EVEN_ROWS, half), dtype=np.float32)
 
     @classmethod
     def fits(cls, layout: Layout) -> bool:
@@ -220,14 +227,45 @@ class EvenFlows:
         present = np.unique(label_ids).tolist()
         if len({*present, *self.tokens}) * 8 * (steps - 1) * size**2 > MOST_BYTES:
             return None
-        label_n = np.repeat(label_ids, batch.lengths)
+        label_n, sample_n = (np.repeat(of, batch.lengths) for of in (label_ids, np.arange(len(label_ids))))
+        long = len(label_ids) * EVEN_ROWS <= MOST_BESIDE * batch.num_tokens
+        self.of_samples = np.zeros((len(label_ids), steps, size), dtype=np.int64) if long else None
         for label in present:
             links = self.links.setdefault(label, np.zeros((steps - 1, size, size), dtype=np.int64))
             tokens = self.tokens.setdefault(label, np.zeros((steps, size), dtype=np.int64))
-            ids = batch.ids if len(present) == 1 else batch.ids[label_n == label]
+            member = slice(None) if len(present) == 1 else label_n == label
+            ids, owners = batch.ids[member], sample_n[member]
             for start in range(0, len(ids), EVEN_ROWS):
-                _count_even(ids[start : start + EVEN_ROWS], links, tokens)
+                part = slice(start, start + EVEN_ROWS)
+                self._count(ids[part], owners[part], links, tokens)
         return self
+
+    def _count(self, ids: np.ndarray, sample_n: np.ndarray, links: np.ndarray, tokens: np.ndarray) -> None:
+        """Add a block of ids (n, S, K) of these samples (n,) to the counts."""
+        size, half = links.shape[-1], self._packed.shape[1]
+        rows = np.arange(len(ids))[:, None] * (2 * half)
+        samples, owner_n = np.unique(sample_n, return_inverse=True) if self.of_samples is not None else ([0], 0)
+        owned = np.zeros((len(samples), len(ids)), dtype=np.float32)
+        owned[owner_n, np.arange(len(ids))] = 1
+        packed = self._packed[: len(ids)]
+        for step in range(ids.shape[1]):
+            before, chosen = self._chosen[(step + 1) % 2, : len(ids)], self._chosen[step % 2, : len(ids)]
+            chosen[:] = 0
+            chosen.reshape(-1)[(rows + ids[:, step]).reshape(-1)] = 1
+            # Whole numbers below 2**24 are exact in float32.
+            visits = (owned @ chosen)[:, :size].astype(np.int64)
+            tokens[step] += visits.sum(axis=0)
+            if self.of_samples is not None:
+                self.of_samples[samples, step] += visits
+            if step:
+                # A product counts two modules at once.
+                np.multiply(chosen[:, half:], np.float32(_FIELD), out=packed)
+                packed += chosen[:, :half]
+                pairs = before.T @ packed
+                high = np.floor(pairs / np.float32(_FIELD))
+                pairs -= high * np.float32(_FIELD)
+                links[step - 1, :, :half] += pairs[:size].astype(np.int64)
+                links[step - 1, :, half:] += high[:size, : size - half].astype(np.int64)
 
     def write(self, con: duckdb.DuckDBPyConnection) -> None:
         """Insert rows of ``flow`` and ``usage``: of all tokens, then of each label."""
@@ -256,25 +294,6 @@ class EvenFlows:
                 "usage",
                 {"step": step, "module": module, "count": count, "weight": count * weight, "label_id": label_id},
             )
-
-
-def _count_even(ids: np.ndarray, links: np.ndarray, tokens: np.ndarray) -> None:
-    """Add a block of ids (n, S, K) to the counts."""
-    size = links.shape[-1]
-    half = -(-size // 2)
-    rows = np.arange(len(ids))[:, None] * (2 * half)
-    ones = np.ones(len(ids), dtype=np.float32)
-    before: np.ndarray | None = None
-    for step in range(ids.shape[1]):
-        chosen = np.zeros((len(ids), 2 * half), dtype=np.float32)
-        chosen.reshape(-1)[(rows + ids[:, step]).reshape(-1)] = 1
-        tokens[step] += (ones @ chosen)[:size].astype(np.int64)
-        if before is not None:
-            # Whole numbers below 2**24 are exact in float32: a product counts two modules at once.
-            pairs = (before.T @ (chosen[:, :half] + _FIELD * chosen[:, half:])).astype(np.int64)
-            links[step - 1, :, :half] += (pairs % _FIELD)[:size]
-            links[step - 1, :, half:] += (pairs // _FIELD)[:size, : size - half]
-        before = chosen
 
 
 def fits(layout: Layout) -> bool:

@@ -80,18 +80,21 @@ def _independent(
     """
     hashes_SP = np.empty((layout.num_steps, len(path_ids)), dtype=np.uint64)
     used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, len(path_ids), TAKE_ROWS):
-        part = slice(start, start + TAKE_ROWS)
+    for start in range(0, len(path_ids), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
         ribbons = book.ribbons(path_ids[part]).reshape(-1, layout.num_steps, layout.top_k)
         used += _used(layout, ribbons, counts[part])
         hashes_SP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, layout.num_steps).T
     rng = np.random.default_rng(NULL_SEED)
-    owner_n = np.repeat(np.arange(len(counts)), counts)
-    sums = np.zeros(len(owner_n), dtype=np.uint64)
-    for step in range(layout.num_steps):
+    # Where every path is its token's own, the hashes are those of tokens, and are shuffled themselves.
+    owner_n = None if bool((counts == 1).all()) else np.repeat(np.arange(len(counts)), counts)
+    sums = np.zeros(int(counts.sum()), dtype=np.uint64)
+    for hashes_P in hashes_SP:
+        hashes_n = hashes_P if owner_n is None else hashes_P[owner_n]
+        rng.shuffle(hashes_n)
         # Multiplied before it is added, so that the same choices at two steps do not change places unseen.
         sums *= np.uint64(_STEP_FACTOR)
-        sums += hashes_SP[step][rng.permutation(owner_n)]
+        sums += hashes_n
     sums.sort()
     ends = np.flatnonzero(np.append(sums[1:] != sums[:-1], True))
     return np.diff(ends, prepend=-1), used

@@ -10,11 +10,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS
 from tokenpaths.engine.store.file.profile_pages import encode_page, page_samples
 from tokenpaths.engine.store.file.schema import Layout
-from tokenpaths.engine.store.write.arrow_tables import insert_columns
+from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 
 MOST_LABELS = 64
@@ -23,6 +24,31 @@ _ROW = "rank, ribbon, path.count AS count, cdf, compute, reuse, top_label, top_l
 LEAST_TOKENS = 100_000
 """minimum tokens of a run with sealed profiles: those of smaller runs are computed on demand quickly enough"""
 READ_ROWS = 262_144
+_ROW_BITS = np.uint64(2**32 - 1)
+SORTED_TOKENS = 32 * 2**20
+"""tokens that are sorted by rank in memory, eight bytes each; more are sorted by DuckDB, on the disk if need be"""
+
+
+def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens: int) -> None:
+    """Fill ``member``: every token once, by the rank of its path; ``order`` (P,) is the number of each rank."""
+    if num_tokens > SORTED_TOKENS:
+        con.execute(MEMBER_SQL)
+        return
+    rank_of = np.empty(len(order), dtype=np.uint64)
+    rank_of[order] = np.arange(1, len(order) + 1, dtype=np.uint64) << np.uint64(32)
+    keys = np.empty(num_tokens, dtype=np.uint64)
+    done = 0
+    for batch in con.execute(f"SELECT rowid, path_id FROM {TABLE}").to_arrow_reader(READ_ROWS):
+        rows, path_ids = (batch.column(name).to_numpy() for name in ("rowid", "path_id"))
+        keys[done : done + len(rows)] = rank_of[path_ids] | rows.astype(np.uint64)
+        done += len(rows)
+    keys.sort()
+    con.execute(f"CREATE TABLE {MEMBERS} (rank INTEGER, row BIGINT)")
+    with one_thread(con):
+        for start in range(0, num_tokens, CHUNK_ROWS):
+            part = keys[start : start + CHUNK_ROWS]
+            columns = {"rank": (part >> np.uint64(32)).astype(np.int32), "row": (part & _ROW_BITS).astype(np.int64)}
+            insert_columns(con, MEMBERS, columns)
 
 
 def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray) -> None:
@@ -73,8 +99,9 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
     )
     for measure in ("compute", "reuse"):
         con.execute(
-            f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, * "
-            f"FROM (SELECT {_ROW} FROM path ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}) ORDER BY 3"
+            f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, "
+            f"{_ROW} FROM path WHERE rank IN (SELECT rank FROM path ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}) "
+            "ORDER BY 3"
         )
     con.execute("CREATE TABLE label_path (label_id INTEGER, num_paths BIGINT)")
     con.execute("INSERT INTO label_path SELECT label_id, count(*) FROM on_path GROUP BY label_id ORDER BY label_id")
@@ -85,6 +112,8 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
         columns = con.execute("SELECT path_id, n FROM on_path WHERE label_id = ?", [label_id]).fetchnumpy()
         ranks = rank_of[columns["path_id"]]
         first = np.argsort(ranks, kind="stable")[:TOP_ROWS]
+        if not len(first):
+            continue
         con.execute("CREATE TEMP TABLE listed (rank INTEGER, n BIGINT, place INTEGER)")
         insert_columns(
             con,
@@ -95,9 +124,11 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
                 "place": np.arange(len(first), dtype=np.int32),
             },
         )
+        # Paths lie in the order of ranks: without the bounds, the ribbons of all of them would be read.
+        some = f"(SELECT * FROM path WHERE rank BETWEEN {ranks[first[0]]} AND {ranks[first[-1]]}) AS path"
         con.execute(
             f"INSERT INTO path_top SELECT 'rank', {int(label_id)}, place, rank, ribbon, n, cdf, compute, reuse, "
-            "top_label, top_label_share FROM listed JOIN path USING (rank) ORDER BY place"
+            f"top_label, top_label_share FROM listed JOIN {some} USING (rank) ORDER BY place"
         )
         con.execute("DROP TABLE listed")
 
@@ -112,8 +143,8 @@ class ProfilePages:
         self._filled = 0
         self._pages: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
 
-    def add(self, lengths: np.ndarray, ids: np.ndarray) -> None:
-        """Count the ids (n, S, K) of samples with these numbers of tokens."""
+    def add(self, lengths: np.ndarray, ids: np.ndarray, counted: np.ndarray | None = None) -> None:
+        """Count the ids (n, S, K) of samples with these numbers of tokens; ``counted``: (B, S, M), if that is known."""
         sample_n = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
         ids_nV = ids.reshape(len(ids), -1)
         begun = 0
@@ -125,8 +156,11 @@ class ProfilePages:
                 larger = np.zeros((min(self._size, 2 * (self._filled + count)), self._width), dtype=np.int64)
                 larger[: self._filled] = self._counts[: self._filled]
                 self._counts = larger
-            low, high = np.searchsorted(sample_n, (begun, begun + count))
-            _count(self._counts, sample_n[low:high] - begun + self._filled, ids_nV[low:high], self._first_V)
+            if counted is not None:
+                self._counts[self._filled : self._filled + count] = counted[begun : begun + count].reshape(count, -1)
+            else:
+                low, high = np.searchsorted(sample_n, (begun, begun + count))
+                _count(self._counts, sample_n[low:high] - begun + self._filled, ids_nV[low:high], self._first_V)
             begun += count
             self._filled += count
 

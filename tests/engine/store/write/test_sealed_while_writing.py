@@ -14,10 +14,10 @@ from tokenpaths.engine.store.file import profile_pages
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.write import seal_flows, seal_nulls, seal_pages
-from tokenpaths.engine.store.write.arrow_tables import CompactBatch
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_flows import EvenFlows
-from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_profiles
+from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_members, write_profiles
 
 LAYOUTS = [Layout(6, 4, 20), Layout(1, 2, 5), Layout(4, 3, 7), Layout(3, 2, 300)]
 
@@ -85,11 +85,16 @@ def test_profiles_counted_on_the_way_are_those_of_the_tokens(monkeypatch: pytest
     pages, book = ProfilePages(layout), PathDictionary(layout.id_dtype)
     on_the_way, afterwards = tables(), tables()
     afterwards.execute("CREATE TABLE token (sample INT, path_id INT)")
+    monkeypatch.setattr(seal_flows, "EVEN_ROWS", 5)
+    monkeypatch.setattr(seal_flows, "MOST_BESIDE", 1)
     lengths = [[9, 2], [1], [3, 3, 3, 8, 1, 1, 40], [2, 2]]
+    flows, by_products = EvenFlows(layout), []
     first = 0
     for number, of_batch in enumerate(lengths):
         one = batch(layout, of_batch, number)
-        pages.add(one.lengths, one.ids)
+        assert flows.add(np.arange(len(of_batch)) % 3 - 1, one) is not None
+        by_products.append(flows.of_samples is not None)
+        pages.add(one.lengths, one.ids, flows.of_samples)
         path_ids, _ = book.add(one.ids)
         samples = np.repeat(np.arange(first, first + len(of_batch)), one.lengths)
         afterwards.executemany("INSERT INTO token VALUES (?, ?)", np.stack([samples, path_ids], axis=1).tolist())
@@ -99,14 +104,16 @@ def test_profiles_counted_on_the_way_are_those_of_the_tokens(monkeypatch: pytest
     sql = "SELECT * FROM profile_page ORDER BY first_sample"
     assert on_the_way.execute(sql).fetchall() == afterwards.execute(sql).fetchall()
     assert len(on_the_way.execute(sql).fetchall()) == 3
+    assert by_products == [True, False, True, False]  # long samples and short ones
 
 
+@pytest.mark.parametrize("times_each", [3, 1])
 @pytest.mark.parametrize("layout", [Layout(3, 1, 4), Layout(4, 2, 5), Layout(2, 3, 300)])
-def test_the_null_by_hashes_is_the_null_of_ribbons(layout: Layout, tmp_path: Path) -> None:
+def test_the_null_by_hashes_is_the_null_of_ribbons(layout: Layout, times_each: int, tmp_path: Path) -> None:
     book = PathDictionary(layout.id_dtype, tmp_path)
     book.add(batch(layout, [400], 5).ids)
     chosen = np.arange(0, book.num_paths, 2)
-    times = np.arange(len(chosen)) % 3 + 1
+    times = np.arange(len(chosen)) % times_each + 1
     counts, used = seal_nulls._independent(layout, book, chosen, times)
     naive = PathDictionary(layout.id_dtype, tmp_path)
     shuffled = independent_steps(book.ribbons(chosen), times, layout.num_steps, seal_nulls.NULL_SEED)
@@ -121,3 +128,39 @@ def test_sorted_slots_that_are_known_count_as_the_others() -> None:
     layout, one = LAYOUTS[0], batch(LAYOUTS[0], [30, 40], 8)
     plain, told = PathDictionary(layout.id_dtype), PathDictionary(layout.id_dtype)
     assert plain.add(one.ids)[0].tolist() == told.add(one.ids, sorted_slots(one.ids))[0].tolist()
+
+
+@pytest.mark.parametrize("paths", [1, 7, 500])
+def test_members_sorted_in_memory_are_those_sorted_by_duckdb(paths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(paths)
+    path_ids = rng.integers(paths, size=500) if paths < 500 else rng.permutation(500)
+    order = rng.permutation(paths)
+    found = []
+    for most in (500, 499):
+        monkeypatch.setattr(seal_pages, "SORTED_TOKENS", most)
+        monkeypatch.setattr(seal_pages, "CHUNK_ROWS", 64)
+        con = duckdb.connect()
+        con.execute("CREATE TABLE token_coded AS SELECT unnest(?)::INTEGER AS path_id", [path_ids.tolist()])
+        con.execute(
+            "CREATE TABLE path AS SELECT unnest(?)::INTEGER AS path_id, unnest(?)::INTEGER AS rank",
+            [order.tolist(), list(range(1, paths + 1))],
+        )
+        write_members(con, order, 500)
+        rows = con.execute("SELECT * FROM member").fetchall()
+        found.append((rows, [column[:2] for column in con.description or ()]))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 500
+
+
+def test_one_thread_is_left_as_many_as_before() -> None:
+    con = duckdb.connect(config={"threads": 3})
+
+    def threads() -> list[tuple[int, ...]]:
+        return con.execute("SELECT current_setting('threads')").fetchall()
+
+    with one_thread(con):
+        assert threads() == [(1,)]
+    assert threads() == [(3,)]
+    with pytest.raises(ZeroDivisionError), one_thread(con):
+        raise ZeroDivisionError
+    assert threads() == [(3,)]
