@@ -42,8 +42,7 @@ def steps_with_repeats(sorted_ids: Integer[np.ndarray, "n V"], top_k: int) -> Bo
     equal[::top_k] = False  # the first slot of a step has none before it
     if not equal.any():
         return None
-    repeats: np.ndarray = equal.reshape(len(sorted_ids), -1, top_k).any(axis=2)
-    return repeats
+    return np.asarray(equal.reshape(len(sorted_ids), -1, top_k).any(axis=2))
 
 
 def _network(width: int) -> list[tuple[int, int]]:

@@ -48,7 +48,7 @@ class Survey:
         layers, top_k = len(shape.layers), shape.top_k
         self.shape, self.announced = shape, experts
         # Of the same bits throughout, whatever the log has, so that equal sets have equal sums.
-        self._id_dtype = np.dtype(np.uint8 if experts is not None and experts <= _MOST_NARROW else np.uint16)
+        self._id_bits = 8 if experts is not None and experts <= _MOST_NARROW else 16
         self.tokens = self.samples = 0
         self.largest = -1
         self.missing_S = np.zeros(layers, dtype=np.int64)
@@ -80,10 +80,10 @@ class Survey:
             unused = ids == UNUSED
             self.unused_S += unused.sum(axis=(0, 2))
             self.dropped_S += unused.all(axis=2).sum(axis=0)
-            ids = np.where(unused, np.iinfo(self._id_dtype).max - 1, ids)  # −1 becomes the largest
+            ids = np.where(unused, 2**self._id_bits - 2, ids)  # −1 becomes the largest number
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
-        ordered = sorted_slots(ids.astype(self._id_dtype, copy=False))
+        ordered = sorted_slots(ids.astype(f"u{self._id_bits // 8}", copy=False))
         rows_tS = word_hashes(ordered.reshape(-1, ids.shape[2])).reshape(ids.shape[:2])
         ordered = ordered.reshape(ids.shape)
         if self._first_SK is None:

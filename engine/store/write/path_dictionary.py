@@ -272,8 +272,10 @@ class PathDictionary:
             by_value = np.argsort(values) if group[0] == group[-1] else np.lexsort((values, group))
             order[place] = path_ids[by_value]
             values, group = values[by_value], group[by_value]
+            del path_ids, by_value
             breaks = np.ones(len(place), dtype=bool)
             breaks[1:] = (group[1:] != group[:-1]) | (values[1:] != values[:-1])
+            del values
             place, group = _tied(place, breaks)
         return order
 

@@ -257,11 +257,12 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
     ribbon_columns = ["ids", "weights"] if layout.packed else layout.weight_columns()
     ribbon_columns = ribbon_columns if layout.packed or layout.by_path else [*layout.module_columns(), *ribbon_columns]
     columns = [f"token.{name}" for name in ("sample", "token", "label_id", "path_id", *ribbon_columns)]
-    con.execute(
-        f"CREATE TABLE token_sample AS SELECT {', '.join([*columns, *ribbon_sql(layout)])} "
-        f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
-        f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
-    )
+    with one_thread(con):
+        con.execute(
+            f"CREATE TABLE token_sample AS SELECT {', '.join([*columns, *ribbon_sql(layout)])} "
+            f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
+            f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
+        )
 
 
 def _histograms(con: duckdb.DuckDBPyConnection) -> None:

@@ -37,6 +37,7 @@ from tokenpaths.engine.store.file.flow_counter import (
     with_modules,
 )
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
+from tokenpaths.engine.store.file.weight_codes import TOP_LEVEL
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_columns
 
 MOST_BYTES = 256 * 2**20
@@ -86,13 +87,12 @@ def write_flows(con: duckdb.DuckDBPyConnection, layout: Layout, labels: dict[str
     packed = layout.packed and fits(layout)
     counters = count_packed(con, layout, list(labels.values())) if packed else _count_one_by_one(con, layout, labels)
     for label_id, counter in counters:
-        for table, names, rows in (
-            ("flow", ("step", "source", "target", "count", "weight"), counter.flow_rows()),
-            ("usage", ("step", "module", "count", "weight"), counter.usage_rows()),
-        ):
-            if rows:
-                by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-                insert_columns(con, table, {**by_name, "label_id": [label_id] * len(rows)})
+        links = counter.flow_arrays()
+        insert_columns(con, "flow", {**links, "label_id": np.full(len(links["step"]), label_id, dtype=np.int32)})
+        if rows := counter.usage_rows():
+            names = ("step", "module", "count", "weight")
+            by_name = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+            insert_columns(con, "usage", {**by_name, "label_id": [label_id] * len(rows)})
 
 
 def _insert_visits(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visits) -> None:
@@ -325,6 +325,13 @@ class PackedFlows:
 
     def add(self, ids: np.ndarray, levels: np.ndarray) -> None:
         """Count tokens with ribbons ``ids`` (n, S, K) and 8-bit weights ``levels`` (n, S, K)."""
+        size, num_levels = self.layout.num_modules, TOP_LEVEL + 1
+        ticks_of_level = np.rint(self.layout.weights.decode(np.arange(num_levels)) * TICKS).astype(np.int64)
+        for step in range(self.layout.num_steps):
+            codes = ids[:, step].astype(np.int64) * num_levels + levels[:, step]
+            counts = np.bincount(codes.reshape(-1), minlength=size * num_levels).reshape(size, num_levels)
+            self._usage[step] += counts.sum(axis=1)
+            self._usage_ticks[step] += counts @ ticks_of_level
         for start in range(0, len(ids), BLOCK_ROWS):
             self._add_block(ids[start : start + BLOCK_ROWS], levels[start : start + BLOCK_ROWS])
 
@@ -345,12 +352,10 @@ class PackedFlows:
             places = (rows + ids[:, step]).reshape(-1)
             each = even_nSK[:, step].reshape(-1) if self._varies else 1.0
             chosen = _matrix(places, each, len(ids), num_modules)
-            self._usage[step] += np.bincount(ids[:, step].reshape(-1), minlength=num_modules)
-            weights = self.layout.weights.decode(levels[:, step])
-            # Sums of whole numbers in float64 are exact below 2**53.
-            ticks = np.bincount(ids[:, step].reshape(-1), np.rint(weights * TICKS).reshape(-1), minlength=num_modules)
-            self._usage_ticks[step] += ticks.astype(np.int64)
-            shares = None if even else _matrix(places, _shares(weights, even_nSK[:, step]), len(ids), num_modules)
+            shares = None
+            if not even:
+                weights = self.layout.weights.decode(levels[:, step])
+                shares = _matrix(places, _shares(weights, even_nSK[:, step]), len(ids), num_modules)
             if chosen_before is not None:
                 # Whole numbers below 2**24 are exact in float32.
                 pairs = chosen_before.T @ chosen
@@ -359,14 +364,11 @@ class PackedFlows:
                 self._weight[step - 1] += product
             chosen_before, shares_before = chosen, shares
 
-    def flow_rows(self) -> list[tuple[int, int, int, float, float]]:
-        """Rows (step, source, target, count, weight)."""
-        places = np.argwhere(self._pairs)
-        counts, weights = self._pairs[tuple(places.T)] / self._whole, self._weight[tuple(places.T)]
-        return [
-            (*place, count, weight)
-            for place, count, weight in zip(places.tolist(), counts.tolist(), weights.tolist(), strict=True)
-        ]
+    def flow_arrays(self) -> dict[str, np.ndarray]:
+        """Columns step, source, target, count and weight of the links."""
+        step, source, target = places = np.nonzero(self._pairs)
+        count, weight = self._pairs[places] / self._whole, self._weight[places]
+        return {"step": step, "source": source, "target": target, "count": count, "weight": weight}
 
     def usage_rows(self) -> list[tuple[int, int, int, float]]:
         """Rows (step, module, count, weight) of the modules chosen at least once."""
