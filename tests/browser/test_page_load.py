@@ -55,3 +55,20 @@ def test_a_table_behind_a_chart_comes_when_it_is_opened(visit: Callable[..., Vis
     table.nth(1).wait_for()
     here.settled()
     assert table.count() == 2, "opening the second table closes the first"
+
+
+ORDER = """(clicked) => new Promise((done) => {
+  const order = [], came = (name) => { order.push(name); if (order.length === 2) done(order); };
+  const where = document.querySelector(clicked ? '[data-testid="stVegaLiteChart"]' : ".tp-brand");
+  where.dispatchEvent(new PointerEvent("pointerup", { bubbles: true }));
+  setTimeout(came, 150, "the pause before a choice is sent");
+  setTimeout(came, 100, "another");
+})"""
+
+
+def test_a_click_in_a_chart_is_sent_without_the_pause_for_drags(visit):
+    here = visit().open(view="routes", run="pictures")
+    assert here.page.evaluate(ORDER, True) == ["the pause before a choice is sent", "another"]
+    here.page.wait_for_timeout(400)
+    assert here.page.evaluate(ORDER, False) == ["another", "the pause before a choice is sent"]
+    assert here.page.evaluate("() => setTimeout.toString().includes('[native code]')"), "the page has its own again"
