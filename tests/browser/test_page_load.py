@@ -68,6 +68,7 @@ ORDER = """(clicked) => new Promise((done) => {
 
 def test_a_click_in_a_chart_is_sent_without_the_pause_for_drags(visit):
     here = visit().open(view="routes", run="pictures")
+    here.page.get_by_test_id("stVegaLiteChart").first.wait_for()
     assert here.page.evaluate(ORDER, True) == ["the pause before a choice is sent", "another"]
     here.page.wait_for_timeout(400)
     assert here.page.evaluate(ORDER, False) == ["another", "the pause before a choice is sent"]
