@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.passes.layer_passes import STITCHED
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass, rank_passes, ranks_of
-from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, sidecar, weights_and_scores
+from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, of_layer, sidecar
 from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
@@ -154,7 +154,7 @@ def _samples(
             lines = [lines[place] for place in places]
             weights, scored = None, None
             if kind is not None:
-                layers = [weights_and_scores(found, n, kind) for found in passes for n in range(len(found.parts))]
+                layers = [of_layer(found, n, kind) for found in passes for n in range(len(found.parts))]
                 weights = np.stack([layers[place][0] for place in places], axis=1)
                 scored = np.stack([layers[place][1] for place in places], axis=1)
             where = passes[0].where

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass
-from tokenpaths.engine.adapters.logs.tensors.router_logits import entropy_of
-from tokenpaths.engine.analysis.distribution import margin_and_runner_up
+from tokenpaths.engine.adapters.logs.tensors.router_logits import weights_and_scores
 from tokenpaths.engine.base.errors import UserError
 
 USED = (
@@ -49,15 +48,11 @@ def kind_of_logits(firsts: Sequence[RankPass]) -> tuple[str | None, str]:
     layers = [(found, layer) for found in firsts for layer in range(len(found.parts))]
     places = [place for found in firsts for place in found.logits if place is not None]
     sizes = {place["bytes"] // (place["tokens"] * place["experts"]) for place in places}
-    if len(sizes) == 1:
-        kind = (
-            "float32"
-            if sizes == {4}
-            else _kind_of_two_bytes(
-                [_logits(*one, "bfloat16") for one in layers], [_logits(*one, "float16") for one in layers]
-            )
-        )
-        if all(_largest(_logits(found, layer, kind), found.parts[layer]).all() for found, layer in layers):
+    kinds = ("float32",) if sizes == {4} else ("float16", "bfloat16") if sizes == {2} else ()
+    read = {kind: [_logits(found, layer, kind) for found, layer in layers] for kind in kinds}
+    if read:
+        kind = "float32" if len(read) == 1 else _kind_of_two_bytes(read["bfloat16"], read["float16"])
+        if all(_largest(part, found.parts[at]).all() for part, (found, at) in zip(read[kind], layers, strict=True)):
             return kind, USED
     return None, OTHER
 
@@ -70,7 +65,7 @@ def _kind_of_two_bytes(as_bfloat16: Sequence[np.ndarray], as_float16: Sequence[n
     return "bfloat16" if spread < LEAST_SPREAD and largest < LARGEST else "float16"
 
 
-def weights_and_scores(found: RankPass, layer: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def of_layer(found: RankPass, layer: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Weights (t, K) and (t, 3) entropy, margin and runner-up at one layer of a pass.
 
     Raises:
@@ -80,19 +75,15 @@ def weights_and_scores(found: RankPass, layer: int, kind: str) -> tuple[np.ndarr
     if not np.isfinite(logits).all():
         token = int(np.argwhere(~np.isfinite(logits))[0, 0])
         raise UserError(f"{found.lines[layer]}, token {token}: a logit is no number", field="file")
-    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probs /= probs.sum(axis=1, keepdims=True)
     if int(ids.max()) >= logits.shape[1]:
         raise UserError(
             f"{found.lines[layer]}: has the expert {int(ids.max())}, but logits of {logits.shape[1]} experts",
             field="file",
         )
-    chosen = np.maximum(ids, 0)
-    weights = np.where(ids >= 0, np.take_along_axis(probs, chosen, axis=1), 0)
-    margin, runner_up = margin_and_runner_up(probs, chosen)
-    unknown = (ids < 0).any(axis=1) | ~_largest(logits, ids)
-    last = np.where(unknown[:, None], np.nan, np.stack([margin, runner_up], axis=1))
-    return weights.astype(np.float32), np.concatenate([entropy_of(probs)[:, None], last], axis=1).astype(np.float32)
+    weights, scored = weights_and_scores(logits, np.maximum(ids, 0))
+    weights[ids < 0] = 0
+    scored[(ids < 0).any(axis=1) | ~_largest(logits, ids), 1:] = np.nan
+    return weights, scored
 
 
 def _largest(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -31,6 +31,17 @@ def entropy_of(probs: np.ndarray) -> np.ndarray:
     return entropy
 
 
+def weights_and_scores(logits: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (…, K) of the chosen ids, their softmax over all of ``logits`` (…, M), and (…, 3) entropy in nats, margin
+    and runner-up, all float32.
+    """
+    probs = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probs /= probs.sum(axis=-1, keepdims=True)
+    weights = np.take_along_axis(probs, ids, axis=-1).astype(np.float32)
+    scored = np.stack([entropy_of(probs), *margin_and_runner_up(probs, ids)], axis=-1).astype(np.float32)
+    return weights, scored
+
+
 def find_scores(value: Any) -> dict[str, np.ndarray] | None:
     """Scores of each layer by name: a tuple, list or dict of arrays (tokens, experts), or one with an axis more."""
     if isinstance(value, dict):
@@ -89,10 +100,7 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
                         field="file",
                     )
                 ids = np.argsort(-part, axis=2, kind="stable")[:, :, :top_k]
-                probs = np.exp(part - part.max(axis=2, keepdims=True))
-                probs /= probs.sum(axis=2, keepdims=True)
-                weights = np.take_along_axis(probs, ids, axis=2).astype(np.float32)
-                scored = np.stack([entropy_of(probs), *margin_and_runner_up(probs, ids)], axis=2).astype(np.float32)
+                weights, scored = weights_and_scores(part, ids)
                 source = f"{file.name}, sequence {sample}" if len(batch[0]) > 1 else file.name
                 if first.shape[-2] > CUT_TOKENS:
                     source = f"{source}, tokens {start} to {start + len(ids) - 1}"
