@@ -6,9 +6,6 @@ derive from `UserError` as well.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 
 class UserError(ValueError):
     """Invalid input; the message names the value received and what would be valid, in one sentence.
@@ -50,16 +47,3 @@ class NotEnoughMemory(UserError):
 
 class WriterFailed(UserError):
     """The writer thread could not store its input (disk full, file removed …)."""
-
-
-def left_out_note(count: int, problems: Sequence[str]) -> str:
-    """The note of a run about ``count`` samples that were left out; ``problems`` says why, at most the first is told.
-
-    A run goes to other people: the note names files, not the folders that they were in.
-    """
-    samples = "sample was" if count == 1 else "samples were"
-    first = f"; the first: {_FOLDERS.sub('', problems[0])}" if problems else ""
-    return f"{count:,} {samples} left out{first}"
-
-
-_FOLDERS = re.compile(r"(?<!\S)(?:[A-Za-z]:)?[^\s:]*[/\\]")

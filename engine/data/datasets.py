@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from tokenpaths.engine.base.errors import UserError, left_out_note
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.data.images import REGIONS
@@ -36,6 +36,7 @@ from tokenpaths.engine.data.sources.passages import passage_spans
 from tokenpaths.engine.data.sources.sample import LabelIndex, Sample, Source
 from tokenpaths.engine.data.sources.shard_names import name_of_shards, shard_files
 from tokenpaths.engine.data.sources.splits import refuse_split, split_of_name
+from tokenpaths.engine.data.walk import Walk
 
 __all__ = ["BUNDLED", "Dataset", "Sample", "open_dataset", "spread_rows"]
 
@@ -55,15 +56,11 @@ _REFUSED: Final = {
 _GOOD = "a folder, an image, a text file, .jsonl, .csv, .parquet, .arrow, .tar or " + ", ".join(BUNDLED)
 
 
-NOT_SQUARE: Final = "{n} picture{s} not square {are} cut: the square in the middle is all that is seen"
-
-
 class Dataset:
     """Samples that can be walked through again and again, each time in the same order.
 
     ``num_samples`` is known in advance (an upper bound with ``skip_bad``), but not of passages.
-    ``problems`` holds a sentence for each of the first 20 samples that the last walk left out,
-    ``num_skipped`` how many they were (always 0 without ``skip_bad``: the first bad one is raised).
+    ``walk`` says what the last walk changed or left out (nothing without ``skip_bad``: the first bad one is raised).
     """
 
     def __init__(
@@ -88,9 +85,7 @@ class Dataset:
         codes = np.unique(source.index.codes[self._rows])
         self.labels: tuple[str, ...] = tuple(source.index.names[code] for code in codes if code >= 0)
         self.regions: tuple[str, ...] = REGIONS if source.has_masks else ()
-        self.problems: list[str] = []
-        self.num_skipped = 0
-        self._walk = Remarks()
+        self.walk = Walk()
 
     @property
     def notes(self) -> list[str]:
@@ -106,13 +101,6 @@ class Dataset:
         sizes = {name: count for name, count in zip(index.names, counts, strict=True) if count}
         alike = alike_sentence([(name, sizes[name]) for name in group] for group in look_alikes(sizes))
         return [*notes, *([alike] if alike else [])]
-
-    def walk_notes(self) -> list[str]:
-        """What the last walk changed or left out."""
-        notes = self._walk.sentences()
-        if self.num_skipped:
-            notes.append(left_out_note(self.num_skipped, self.problems))
-        return notes
 
     def __iter__(self) -> Iterator[Sample]:
         samples = self._good()
@@ -158,24 +146,23 @@ class Dataset:
         return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
 
     def _good(self) -> Iterator[Sample]:
-        self.problems, self.num_skipped, self._walk = [], 0, Remarks()
+        self.walk = Walk()
         any_good = len(self._rows) < self.num_places  # a shard may be empty
         for place, sample in enumerate(self._source.read(self._rows.tolist()), self.first_place):
             if isinstance(sample, Sample):
                 any_good = True
                 source, kinds = read_source(sample.source)
-                cut = () if sample.image is None or sample.image.width == sample.image.height else (NOT_SQUARE,)
-                self._walk.add((*sample.remarks, *kinds, *cut), source)
-                yield replace(sample, place=place, source=source)
+                sample = replace(sample, place=place, source=source)
+                self.walk.see(sample, kinds)
+                yield sample
             elif not self._skip_bad:
                 raise sample
             else:
-                self.num_skipped += 1
-                if len(self.problems) < 20:
-                    self.problems.append(str(sample))
+                self.walk.leave_out(str(sample))
         if not any_good:
             raise UserError(
-                f"None of the {self.num_skipped} samples of '{self.name}' can be used; the first: {self.problems[0]}",
+                f"None of the {self.walk.left_out} samples of '{self.name}' can be used; "
+                f"the first: {self.walk.problems[0]}",
                 field="data",
             )
 

@@ -133,7 +133,7 @@ class TraceJob:
                 at = next(self.parts)
             except StopIteration:
                 return self._sealed()
-            left_out = f", {self.dataset.num_skipped:,} left out" if self.dataset.num_skipped else ""
+            left_out = f", {self.dataset.walk.left_out:,} left out" if self.dataset.walk.left_out else ""
             words = at.sealing or f"{at.tokens:,} tokens traced"
             self.last = Progress(at.samples, at.total, "samples", words + left_out)
         return self.last
@@ -141,9 +141,9 @@ class TraceJob:
     def _sealed(self) -> Progress:
         done = self.last.done
         result: dict[str, Any] = {"run": self.run, "samples": done}
-        if self.dataset.num_skipped:
-            result |= {"left_out": self.dataset.num_skipped, "problems": self.dataset.problems}
-        if notes := [*self.dataset.notes, *self.dataset.walk_notes()]:
+        if self.dataset.walk.left_out:
+            result |= {"left_out": self.dataset.walk.left_out, "problems": self.dataset.walk.problems}
+        if notes := [*self.dataset.notes, *self.dataset.walk.notes()]:
             result["notes"] = notes
         return Progress(done, done, "samples", self.last.message, finished=True, result=result)
 

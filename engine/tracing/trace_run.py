@@ -14,6 +14,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, engine_version
 from tokenpaths.engine.data.datasets import Dataset, Sample
+from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
@@ -111,11 +112,12 @@ def trace_parts(
     )
     dataset = samples if isinstance(samples, Dataset) else None
     _add_notes(info, dataset.notes if dataset else [])
+    walk = Walk()
     done = tokens = 0
     last: SampleRecord | None = None
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
     with make_writer(info, model.module_table()) as writer:
-        for batch in _passes(model, samples, options):
+        for batch in _passes(model, dataset or walk.through(samples), options):
             if batch is not None:
                 writer.write(batch[0])
                 if batch[1] is not None:
@@ -130,8 +132,8 @@ def trace_parts(
                 "likeliest": [{"name": name, "probability": probability} for name, probability in last.likeliest],
                 "classes": list(model.classes[:MOST_CLASSES]),
             }
-        if dataset and isinstance(writer, RunWriter):  # of a shard its manifest says it
-            _add_notes(info, dataset.walk_notes())
+        if isinstance(writer, RunWriter):  # of a shard its manifest says it
+            _add_notes(info, (dataset.walk if dataset else walk).notes())
         at = TraceProgress(done, options.total, tokens)
         return (yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage)))
 

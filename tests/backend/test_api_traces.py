@@ -92,6 +92,11 @@ def test_an_image_becomes_a_run(tracing: Served) -> None:
     assert sample["grid"] == {"rows": 4, "cols": 4}
     assert sample["prediction"] in ("cat", "dog", "bird")
     assert sample["source"] == "picture.png"
+    assert run["findings"]["notes"] == [
+        "1 picture not square is cut: the square in the middle is all that is seen (picture.png)"
+    ]
+    square = send(tracing, "tiny-vision", image=png(60, 60)).json()["run"]
+    assert "notes" not in tracing.get(f"/runs/{square}").json()["findings"]
     assert {len(token["ribbon"]) for token in sample["tokens"]} == {3}
     shown = tracing.get(f"/runs/{body['run']}/samples/0/image")
     assert Image.open(io.BytesIO(shown.content)).size[0] % 4 == 0

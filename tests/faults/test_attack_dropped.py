@@ -102,7 +102,7 @@ def test_damaged_pictures_of_a_folder_are_counted_by_name(tmp_path: Path, models
         trace_samples(model, open_dataset(folder, "vision"), tmp_path / "runs", run_id="whole", twin=False)
     data = open_dataset(folder, "vision", skip_bad=True)
     file = trace_samples(model, data, tmp_path / "runs", run_id="p", twin=False)
-    assert [name for name in ("empty.png", "half.png", "scan.jpg") if name in "; ".join(data.problems)] == [
+    assert [name for name in ("empty.png", "half.png", "scan.jpg") if name in "; ".join(data.walk.problems)] == [
         *("empty.png", "half.png", "scan.jpg")
     ]
     with Run.open(file) as run:

@@ -120,8 +120,8 @@ def test_pictures_that_unfold_in_a_folder(tmp_path: Path, figure: Keep) -> None:
     attempt = """
     from tokenpaths.engine.data.datasets import open_dataset
     dataset = open_dataset(path, "vision", skip_bad=True)
-    assert len(list(dataset)) == 2 and dataset.num_skipped == 1
-    raise UserError(dataset.problems[0])
+    assert len(list(dataset)) == 2 and dataset.walk.left_out == 1
+    raise UserError(dataset.walk.problems[0])
 """
     said, grown, child = attempted(attempt, tmp_path)
     assert said is not None
@@ -137,8 +137,8 @@ def test_pipes_and_devices_in_a_folder_are_not_waited_for(tmp_path: Path) -> Non
     (tmp_path / "c.png").symlink_to("/dev/zero")
     dataset = open_dataset(tmp_path, "vision", skip_bad=True)
     assert len(list(dataset)) == 1
-    assert dataset.num_skipped == 3
-    assert all("is a pipe or device" in problem for problem in dataset.problems)
+    assert dataset.walk.left_out == 3
+    assert all("is a pipe or device" in problem for problem in dataset.walk.problems)
 
 
 def test_a_configuration_larger_than_its_weights(tmp_path: Path, figure: Keep) -> None:

@@ -239,13 +239,13 @@ def _say_what_is_unknown(path: Path, model: str, classes: tuple[str, ...]) -> No
 
 def _say_what_was_skipped(dataset: Dataset) -> None:
     """Notes on labels and files, and the samples left out."""
-    for note in (*dataset.notes, *dataset.walk_notes()[: -1 if dataset.num_skipped else None]):
+    for note in (*dataset.notes, *dataset.walk.remarks.sentences()):
         typer.echo(f"note: {note}", err=True)
-    if not dataset.num_skipped:
+    if not dataset.walk.left_out:
         return
-    shown = len(dataset.problems)
-    first = f"; the first {shown}" if shown < dataset.num_skipped else ""
-    samples = "sample was" if dataset.num_skipped == 1 else "samples were"
-    typer.echo(f"{dataset.num_skipped:,} {samples} left out{first}:", err=True)
-    for problem in dataset.problems:
+    shown = len(dataset.walk.problems)
+    first = f"; the first {shown}" if shown < dataset.walk.left_out else ""
+    samples = "sample was" if dataset.walk.left_out == 1 else "samples were"
+    typer.echo(f"{dataset.walk.left_out:,} {samples} left out{first}:", err=True)
+    for problem in dataset.walk.problems:
         typer.echo(f"  {problem}", err=True)

@@ -66,6 +66,15 @@ class FileEntry(BaseModel):
     sha256: str
 
 
+class Remark(BaseModel):
+    """Something that was changed of samples (see ``tokenpaths.engine.data.labels.Remarks``)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    kind: str
+    count: int
+    first: str
+
+
 class Manifest(BaseModel):
     """Description of a finished shard; written last."""
 
@@ -87,6 +96,7 @@ class Manifest(BaseModel):
     tokens: int
     left_out: int
     problems: list[str]
+    remarks: list[Remark]
     shapes: dict[str, list[int]]
     """edges, gates, blocks -> axis lengths, if the family has them"""
     files: dict[str, FileEntry]

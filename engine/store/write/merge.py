@@ -13,8 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenpaths.engine.base.errors import WriterFailed, left_out_note
+from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import is_disk_full
+from tokenpaths.engine.data.labels import Remarks
+from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.schema import layout_for
 from tokenpaths.engine.store.file.shard_format import (
@@ -77,11 +79,12 @@ class ShardSet:
         return sum(entry.bytes for manifest in self.manifests for entry in manifest.files.values())
 
     def notes(self) -> list[str]:
-        """Warnings: samples left out, shards made with different devices or libraries."""
-        notes = []
-        if left_out := sum(manifest.left_out for manifest in self.manifests):
-            first = [problem for manifest in self.manifests for problem in manifest.problems]
-            notes.append(left_out_note(left_out, first))
+        """Warnings: samples changed or left out, shards made with different devices or libraries."""
+        whole = Walk()
+        for manifest in self.manifests:
+            rows = [(remark.kind, remark.count, remark.first) for remark in manifest.remarks]
+            whole.add(Walk(manifest.left_out, manifest.problems, Remarks.of_rows(rows)))
+        notes = whole.notes()
         made = {repr(sorted(manifest.made_with.items())): manifest.made_with for manifest in self.manifests}
         if len(made) > 1:
             ways = "; ".join(", ".join(f"{k} {v}" for k, v in sorted(one.items())) for one in made.values())

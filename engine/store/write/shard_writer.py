@@ -31,6 +31,7 @@ from tokenpaths.engine.base.files import (
 )
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
+from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
 from tokenpaths.engine.store.file.schema import SAMPLE_COLUMNS, Layout, layout_for, token_columns
@@ -39,6 +40,7 @@ from tokenpaths.engine.store.file.shard_format import (
     MANIFEST,
     FileEntry,
     Manifest,
+    Remark,
     Shard,
     about_bytes,
     manifest_bytes,
@@ -116,13 +118,13 @@ class ShardWriter(SealedOnce):
         shard: Shard,
         *,
         overwrite: bool = False,
-        skipped: Callable[[], tuple[int, list[str]]] = lambda: (0, []),
+        walk: Callable[[], Walk] = Walk,
     ) -> None:
         check_run(info, modules)
         for name in ("config", "findings", "weight_semantics"):
             check_json(getattr(info, name), name)
         self.info, self.modules, self.shard = info, list(modules), shard
-        self._skipped, self._overwrite = skipped, overwrite
+        self._walk, self._overwrite = walk, overwrite
         self.layout = layout_for(info, modules, shard=True)
         self._available, _ = module_units(modules, info.num_steps, info.num_modules)
         self._columns = {name for name, _ in token_columns(self.layout, info)}
@@ -254,7 +256,7 @@ class ShardWriter(SealedOnce):
 
     def _manifest(self, files: dict[str, FileEntry]) -> Manifest:
         info, shard = self.info, self.shard
-        left_out, problems = self._skipped()
+        walk = self._walk()
         return Manifest(
             run=info.run_id,
             model=info.model,
@@ -270,8 +272,9 @@ class ShardWriter(SealedOnce):
             places=shard.places,
             samples=self.num_samples,
             tokens=self.num_tokens,
-            left_out=left_out,
-            problems=problems,
+            left_out=walk.left_out,
+            problems=walk.problems,
+            remarks=[Remark(kind=kind, count=count, first=first) for kind, count, first in walk.remarks.to_rows()],
             shapes=self._shapes,
             files=files,
             made_with=shard.made_with,

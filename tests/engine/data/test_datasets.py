@@ -111,11 +111,11 @@ def test_skip_bad(pictures: Path) -> None:
     write(pictures / "cat" / "1.PNG", b"%PDF-1.4")
     data = open_dataset(pictures, "vision", skip_bad=True)
     assert len(list(data)) == 8
-    assert data.num_skipped == 1
-    assert "PDF" in data.problems[0]
-    assert "1.PNG" in data.problems[0]
+    assert data.walk.left_out == 1
+    assert "PDF" in data.walk.problems[0]
+    assert "1.PNG" in data.walk.problems[0]
     assert len(list(data)) == 8
-    assert data.num_skipped == 1, "counted anew each walk"
+    assert data.walk.left_out == 1, "counted anew each walk"
 
 
 def test_nothing_but_bad(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_bad_jsonl_lines(tmp_path: Path, second: str, words: str) -> None:
     assert "a.jsonl" in str(caught.value)
     data = open_dataset(file, "text", skip_bad=True)
     assert [s.text for s in data] == ["fine", "too"]
-    assert data.num_skipped == 1
+    assert data.walk.left_out == 1
 
 
 def test_jsonl_wrong_columns(tmp_path: Path) -> None:
@@ -390,10 +390,10 @@ def test_pictures_that_are_not_square_are_noted(tmp_path):
         write(tmp_path / f"{name}.png", png(size=size))
     data = open_dataset(str(tmp_path), "vision")
     list(data)
-    assert data.walk_notes() == [
+    assert data.walk.notes() == [
         "2 pictures not square are cut: the square in the middle is all that is seen (the first: b.png)"
     ]
     write(tmp_path / "c.png", png(size=(6, 6)))
     data = open_dataset(str(tmp_path), "vision")
     list(data)
-    assert data.walk_notes() == ["1 picture not square is cut: the square in the middle is all that is seen (b.png)"]
+    assert data.walk.notes() == ["1 picture not square is cut: the square in the middle is all that is seen (b.png)"]

@@ -50,8 +50,8 @@ def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
         open_dataset(file, "text")
     data = open_dataset(file, "text", skip_bad=True)
     assert [s.text for s in data] == ["fine", "good"]
-    assert data.num_skipped == 4
-    said = "; ".join(data.problems)
+    assert data.walk.left_out == 4
+    said = "; ".join(data.walk.problems)
     for words in (
         "line 4: cannot be split into columns (up to line 5)",
         "line 6: holds bytes that are not UTF-8",
@@ -98,7 +98,7 @@ def test_pictures_beside_their_table(tmp_path: Path) -> None:
         list(open_dataset(file, "vision"))
     data = open_dataset(file, "vision", skip_bad=True)
     assert [(s.label, s.image.getpixel((0, 0))[0]) for s in data] == [("c0", 5), ("c1", 10)]
-    assert data.num_skipped == 5
+    assert data.walk.left_out == 5
     before = data.identity()
     write(folder / "a.png", png((77, 0, 0)))
     assert open_dataset(file, "vision", skip_bad=True).identity() != before, "pictures are part of the data set"

@@ -163,7 +163,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
         open_dataset(file, "text")
     data = open_dataset(file, "text", skip_bad=True)
     assert [sample.label for sample in data] == ["x"]
-    assert data.walk_notes()[0].startswith("1 sample was left out; the first")
+    assert data.walk.notes()[0].startswith("1 sample was left out; the first")
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_long_names_of_rows_are_cut(tmp_path: Path) -> None:
     data = open_dataset(tmp_path / "t.parquet", "text")
     (sample,) = data
     assert len(sample.source) == 500
-    assert data.walk_notes()[0].startswith("1 name of samples longer than 500 characters is cut")
+    assert data.walk.notes()[0].startswith("1 name of samples longer than 500 characters is cut")

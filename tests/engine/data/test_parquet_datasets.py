@@ -121,11 +121,11 @@ def test_bad_rows_of_parquet(tmp_path: Path) -> None:
         list(open_dataset(file, "vision"))
     data = open_dataset(file, "vision", skip_bad=True)
     assert [s.source for s in data] == ["a.parquet row 0", "a.parquet row 3"]
-    assert "no image bytes" in data.problems[1]
+    assert "no image bytes" in data.walk.problems[1]
     texts = parquet(tmp_path / "b.parquet", {"text": ["fine", "  ", None]})
     data = open_dataset(texts, "text", skip_bad=True)
     assert [s.text for s in data] == ["fine"]
-    assert data.num_skipped == 2
+    assert data.walk.left_out == 2
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:

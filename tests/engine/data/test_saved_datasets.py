@@ -138,7 +138,7 @@ def test_rows_without_bytes_name_their_file(tmp_path: Path) -> None:
         list(open_dataset(file, "vision"))
     data = open_dataset(file, "vision", skip_bad=True)
     assert len(list(data)) == 1
-    assert data.num_skipped == 1
+    assert data.walk.left_out == 1
 
 
 def test_text_that_is_not_utf8_is_one_row(tmp_path: Path) -> None:

@@ -69,9 +69,7 @@ def sealed(loaded: LoadedModel, dataset: Dataset, folder: Path, of: int) -> Path
         shard = Shard(number, of, part.first_place, part.stop_place, part.num_places, part.identity())
 
         def make(info, modules, shard=shard, part=part):
-            return ShardWriter(
-                folder / "shards", info, modules, shard, skipped=lambda: (part.num_skipped, part.problems)
-            )
+            return ShardWriter(folder / "shards", info, modules, shard, walk=lambda: part.walk)
 
         trace_samples(loaded, part, folder, run_id="r", dataset=dataset.name, batch_size=BATCH, make_writer=make)
     return seal_shards(find_shards([folder / "shards"]), folder / "sealed")

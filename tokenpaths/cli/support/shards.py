@@ -79,14 +79,7 @@ class OneShard:
                 if problem:
                     typer.echo(f"traced anew: {problem}", err=True)
                     anew = True
-            return ShardWriter(
-                self.folder,
-                info,
-                modules,
-                shard,
-                overwrite=anew,
-                skipped=lambda: (part.num_skipped, list(part.problems)),
-            )
+            return ShardWriter(self.folder, info, modules, shard, overwrite=anew, walk=lambda: part.walk)
 
         return make
 
