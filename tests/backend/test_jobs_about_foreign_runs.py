@@ -14,7 +14,7 @@ from tests.support.runs import make_run
 def test_a_job_whose_run_does_not_fit_together_is_our_fault_if_the_run_is_ours(working: Served) -> None:
     file = make_run(working.settings.runs_dir, "ours", samples=20, seed=1)
     with duckdb.connect(str(file)) as con:
-        con.execute("UPDATE path SET ribbon = [1] WHERE rank = 2")
+        con.execute("UPDATE path_coded SET ribbon = [1] WHERE rank = 2")
     sealed(file)
     job = {"kind": "map", "request": {"run": "ours", "perplexity": 2}}
     answer = working.client.post(f"{API}/jobs", json=job)
@@ -28,7 +28,7 @@ def test_a_job_about_a_run_from_elsewhere_that_does_not_fit_together_is_refused(
     served = serve()
     (file,) = make_foreign(served.runs_dir, "theirs", samples=20)
     with duckdb.connect(str(file)) as con:
-        con.execute("UPDATE path SET ribbon = [1] WHERE rank = 2")
+        con.execute("UPDATE path_coded SET ribbon = [1] WHERE rank = 2")
     answer = served.client.post(f"{API}/jobs", json={"kind": "map", "request": {"run": "theirs"}})
     assert "theirs.duckdb came from elsewhere and is not opened" in problem(answer, 422, "request.run")["detail"]
     assert served.get("/jobs").json()["jobs"] == []

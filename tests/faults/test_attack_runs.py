@@ -39,7 +39,7 @@ TRICKS = {
 REFUSED = {
     "UPDATE sample SET num_tokens = num_tokens + 1 WHERE sample = 1": "do not fit together",
     "UPDATE token_coded SET path_id = 1000000 WHERE rowid = 3": "do not fit together",
-    "UPDATE path SET count = count + 1 WHERE rank = 1": "do not fit together",
+    "UPDATE path_coded SET count = count + 1 WHERE rank = 1": "do not fit together",
     "UPDATE run SET loss = 'nan'": "do not fit together",
     "UPDATE flow SET weight = 'infinity'": "do not fit together",
     "UPDATE usage SET module = 99": "do not fit together",
@@ -61,6 +61,21 @@ REFUSED = {
     "DROP TABLE axis; CREATE TABLE axis (axis VARCHAR COLLATE NOCASE, position INTEGER, name VARCHAR)": "differ",
     "DROP TABLE axis; CREATE TYPE t AS ENUM ('a'); CREATE TABLE axis (axis t, position INT, name VARCHAR)": "differ",
 }
+
+UNIQUE_REFUSED = {
+    "UPDATE path_coded SET first_token = first_token + 1 WHERE rank = 3": "do not fit together",
+    "UPDATE path_coded SET first_token = 1000000000000 WHERE rank = 3": "do not fit together",
+    "UPDATE path_coded SET first_token = NULL WHERE rank = 3": "do not fit together",
+    "UPDATE token_coded SET ids = NULL WHERE rowid = 2": "do not fit together",
+    "UPDATE token_coded SET ids = list_transform(ids, lambda word: NULL)::UBIGINT[6]": "do not fit together",
+    "UPDATE token_coded SET ids = (SELECT ids FROM token_coded WHERE rowid = 3) WHERE rowid = 2": "do not fit together",
+    "UPDATE token_coded SET ids = list_transform(ids, lambda word: 18446744073709551615)::UBIGINT[6]": "modules",
+    "UPDATE token_coded SET ids = list_transform(ids, lambda word: 0)::UBIGINT[6]": "twice",
+    "UPDATE run SET path_layout = 'dictionary'": "differ",
+    "UPDATE run SET path_layout = 'other'": "impossible",
+    "UPDATE run SET path_layout = NULL": "impossible",
+}
+"""of a run of long ribbons, whose paths are rows of their first tokens"""
 
 
 class Unconfined:
@@ -121,6 +136,23 @@ def test_what_a_run_brings_along_is_not_followed(
 def test_what_no_writer_makes_is_refused(tmp_path: Path, taken_in: Callable[[Path], Path], sql: str) -> None:
     with pytest.raises(RunFileError, match=REFUSED[sql]):
         taken_in(changed(tmp_path, sql))
+
+
+@pytest.mark.parametrize("sql", UNIQUE_REFUSED)
+def test_what_no_writer_makes_of_long_ribbons_is_refused(
+    tmp_path: Path, taken_in: Callable[[Path], Path], sql: str
+) -> None:
+    file = make_run(tmp_path / "elsewhere", "given", modality="vision", steps=9, modules=12, top_k=8, samples=4, seed=1)
+    with Run.open(file) as run:
+        assert run.info()["path_layout"] == "unique"
+        assert run.layout.num_words == 6
+        first = run.paths(limit=3)
+    with Run.open(taken_in(file)) as copy:
+        assert copy.paths(limit=3) == first
+    with duckdb.connect(str(file)) as con:
+        con.execute(sql)
+    with pytest.raises(RunFileError, match=UNIQUE_REFUSED[sql]):
+        taken_in(file)
 
 
 def test_a_run_with_a_log_of_changes_beside_it_is_refused(tmp_path: Path, taken_in: Callable[[Path], Path]) -> None:

@@ -25,7 +25,9 @@ class Naive:
         self.keys = [tuple(tuple(sorted(step)) for step in ribbon) for ribbon in self.ids.tolist()]
         counts = Counter(self.keys)
         flat = {key: tuple(i for step in key for i in step) for key in counts}
-        self.ranked = sorted(counts, key=lambda key: (-counts[key], flat[key]))
+        # Long ribbons that most tokens have alone: equal counts in the order of their first tokens.
+        unique = len(next(iter(flat.values()))) > 64 and 2 * len(counts) > len(self.keys)
+        self.ranked = sorted(counts, key=lambda key: (-counts[key], () if unique else flat[key]))
         self.rank = {key: rank for rank, key in enumerate(self.ranked, 1)}
         self.count = counts
         total, running = len(self.keys), 0

@@ -18,14 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from tokenpaths.engine.analysis.ribbon_costs import flops_of
 from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.base.spreadsheet import FORMULA, NUMBER
 from tokenpaths.engine.store.ask.question import question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
+from tokenpaths.engine.store.file.packed_ids import unpack
 from tokenpaths.engine.store.file.schema import Layout
-from tokenpaths.engine.store.file.token_flops import flops_of
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 FORMATS = ("csv", "parquet", "arrow")
@@ -64,7 +66,7 @@ BATCH_BYTES = 2**24
 """approximate size of a range where rows are wide"""
 _SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
 """estimated bytes of a text sample and of a picture"""
-_BEHIND = {"token": coded.TABLE, "path_member": coded.MEMBERS}
+_BEHIND = {"token": coded.TABLE, "path": coded.PATHS, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "load", "step_summary", "soft_summary")
 OF_COUNTS = ("run", "module", "label", "usage", "load", "finding")
 """tables of a run that was made of counts"""
@@ -134,7 +136,18 @@ def table_batches(run: RunFile, table: str, *, flat: bool = False) -> Generator[
     paths = PathColumns(run) if table == "token" else None
     with closing(ranges(run, query, _source(table), range_rows(table, run.layout))) as batches:
         for batch in batches:
-            yield batch if paths is None else paths.beside(batch)
+            yield batch if paths is None else paths.beside(_plain_ids(batch, run.layout, flat))
+
+
+def _plain_ids(rows: pa.Table, layout: Layout, flat: bool) -> pa.Table:
+    """Rows of ``token`` with packed ids as bytes, or as hexadecimal digits if ``flat``."""
+    if not layout.packed:
+        return rows
+    ids_nV = np.ascontiguousarray(unpack(rows["ids"], layout))
+    width = layout.visits * layout.id_dtype.itemsize
+    blobs = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(ids_nV)])
+    ids = pa.array([blob.hex().upper() for blob in blobs.to_pylist()], pa.string()) if flat else blobs.cast(pa.binary())
+    return rows.set_column(rows.column_names.index("ids"), "ids", ids)
 
 
 def ranges(run: RunFile, query: Query, table: str, rows: int) -> Generator[pa.Table, None, None]:
@@ -182,7 +195,7 @@ def export_query(table: str, layout: Layout, token_columns: Collection[str], *, 
 
 def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -> str:
     if layout.packed:
-        ribbons = ["hex(t.ids) AS ids", "hex(t.weights) AS weights"] if flat else ["t.ids", "t.weights"]
+        ribbons = ["t.ids", "hex(t.weights) AS weights" if flat else "t.weights"]
     else:
         ribbons = [] if layout.by_path else [f"t.{name}" for name in layout.module_columns()]
         ribbons += [f"{layout.weights.sql('t.' + name)}::FLOAT AS {name}" for name in layout.weight_columns()]
@@ -208,20 +221,15 @@ class PathColumns:
         self._rank = np.zeros(num_paths, dtype=np.int32)
         self._measures = {name: np.zeros(num_paths, np.float32) for name in ("compute", "reuse", "flops")}
         self._ribbons = np.zeros((num_paths if layout.by_path else 0, layout.num_steps), dtype=layout.id_dtype)
-        columns = "path_id, rank, compute, reuse, ribbon"
-        with run.cursor(limited=False) as cursor:
-            for batch in cursor.execute(f"SELECT {columns} FROM path").to_arrow_reader(BATCH_ROWS):
-                place = batch.column("path_id").to_numpy()
-                self._rank[place] = batch.column("rank").to_numpy()
-                if not batch.num_rows:
-                    continue
-                for name in ("compute", "reuse"):
-                    self._measures[name][place] = batch.column(name).to_numpy()
-                flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
-                ribbons = flat.reshape(batch.num_rows, layout.num_steps, layout.top_k)
-                self._measures["flops"][place] = flops_of(run.flops, ribbons)
-                if layout.by_path:
-                    self._ribbons[place] = ribbons[:, :, 0]
+        for columns, ribbons_PV in path_ribbons(run, "path_id, rank, compute, reuse", limited=False):
+            place = columns["path_id"]
+            self._rank[place] = columns["rank"]
+            for name in ("compute", "reuse"):
+                self._measures[name][place] = columns[name]
+            ribbons = ribbons_PV.reshape(len(place), layout.num_steps, layout.top_k)
+            self._measures["flops"][place] = flops_of(run.flops, ribbons)
+            if layout.by_path:
+                self._ribbons[place] = ribbons_PV
 
     def beside(self, rows: pa.Table) -> pa.Table:
         """Add path columns to exported rows of ``token``, whose ``rank`` is still a ``path_id``."""

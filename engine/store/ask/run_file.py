@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 
-from tokenpaths.engine.analysis.ribbon_costs import module_units
+from tokenpaths.engine.analysis.ribbon_costs import flops_table, module_units
 from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, UserError
 from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
@@ -26,10 +27,9 @@ from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
-from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, Shares
+from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, UNIQUE, Shares, decode_ranks
 from tokenpaths.engine.store.file.schema import Layout, first_unused
 from tokenpaths.engine.store.file.soft_tables import read_shapes
-from tokenpaths.engine.store.file.token_flops import flops_table
 from tokenpaths.engine.store.file.weight_codes import CODES
 
 MOST_LABELS = 100_000
@@ -85,6 +85,13 @@ class ModuleBank:
         return {"step": step, "module": module, "name": info.name, "kind": info.kind}
 
 
+def _numpy(column: pa.Array) -> np.ndarray:
+    """The values of a column, arrays of one length as rows of a matrix."""
+    if isinstance(column, pa.FixedSizeListArray):
+        return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(len(column), -1)
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
 class RunFile:
     """A sealed run, read-only; safe from several threads (a cursor for each call).
 
@@ -117,6 +124,7 @@ class RunFile:
             CODES[self.row["weight_code"]],
             by_path=not {"m0", "ids"} & set(self.token_columns),
             unused_from=first_unused(self.modules),
+            unique=self.row["path_layout"] == UNIQUE,
         )
         self._label_ids = {label: (label_id, tokens) for label_id, label, _, tokens in self.labels}
         self.merged_names: dict[str, str] = {}
@@ -186,7 +194,7 @@ class RunFile:
             for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(num_rows):
                 if batch.num_rows:
                     names = batch.schema.names
-                    yield {n: c.to_numpy(zero_copy_only=False) for n, c in zip(names, batch.columns, strict=True)}
+                    yield {n: _numpy(c) for n, c in zip(names, batch.columns, strict=True)}
 
     @cached_property
     def first_rows(self) -> np.ndarray:
@@ -228,9 +236,10 @@ class RunFile:
                 where, parameters = f"page IN ({', '.join('?' * len(chunk))})", tuple(chunk.tolist())
             rows = self.rows(Query(f"SELECT {columns} FROM path_page WHERE {where} ORDER BY page", parameters))
             here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
-            sizes = np.array([len(row[1]) // 4 for row in rows])
+            parts = [decode_ranks(row[1], layout) for row in rows]
+            sizes = np.array([len(part) for part in parts])
             place = (np.cumsum(sizes) - sizes)[page_of[here] - start] + path_ids[here] % PAGE_PATHS
-            ranks[here] = np.frombuffer(b"".join(row[1] for row in rows), dtype="<i4")[place]
+            ranks[here] = np.concatenate(parts)[place]
             if layout.by_path:
                 flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=layout.id_dtype)
                 ribbons[here] = flat.reshape(-1, layout.visits)[place]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.checks import check_text
+from tokenpaths.engine.store.file.columns import PATHS
+from tokenpaths.engine.store.file.packed_ids import chooses_sql
 from tokenpaths.engine.store.file.schema import Layout
 
 MOST_RANKS = 1000
@@ -163,13 +165,13 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
         parameters += values
     if filters.paths:
         marks = ", ".join("?" * len(filters.paths))
-        conditions.append(f"path_id IN (SELECT path_id FROM path WHERE rank IN ({marks}))")
+        conditions.append(f"path_id IN (SELECT path_id FROM {PATHS} WHERE rank IN ({marks}))")
         parameters += filters.paths
     return Query(" AND ".join(conditions), tuple(parameters))
 
 
 def path_condition(filters: Filters) -> Query:
-    """SQL condition on rows of ``path`` for ``filters`` without a label, for layouts with one slot."""
+    """SQL condition on rows of ``path_coded`` for ``filters`` without a label, for layouts with one slot."""
     conditions, parameters = ["true"], []
     for step, module in filters.through:
         conditions.append(f"ribbon[{step + 1}] = ?")
@@ -182,10 +184,9 @@ def path_condition(filters: Filters) -> Query:
 
 def _passes(layout: Layout, step: int, module: int) -> tuple[str, list[int]]:
     """SQL condition: tokens that choose ``module`` at ``step`` in any slot."""
-    if layout.packed or layout.by_path:
-        # BLOBs cannot be looked into fast, if there are any; the dictionary of paths holds the same ids, from index 1.
-        first = step * layout.top_k + 1
-        where = " OR ".join(f"ribbon[{first + slot}] = ?" for slot in range(layout.top_k))
-        return f"path_id IN (SELECT path_id FROM path WHERE {where})", [module] * layout.top_k
+    if layout.packed:
+        return chooses_sql(layout, step), [module] * layout.top_k
+    if layout.by_path:
+        return f"path_id IN (SELECT path_id FROM {PATHS} WHERE ribbon[{step + 1}] = ?)", [module]
     columns = [layout.module_column(step, slot) for slot in range(layout.top_k)]
     return "(" + " OR ".join(f"{column} = ?" for column in columns) + ")", [module] * layout.top_k

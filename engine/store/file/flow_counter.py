@@ -11,7 +11,10 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 
+from tokenpaths.engine.store.file.columns import PATHS
+from tokenpaths.engine.store.file.packed_ids import unpack
 from tokenpaths.engine.store.file.schema import Layout
 
 _LARGEST_GRID = 1 << 22
@@ -161,18 +164,16 @@ def with_modules(layout: Layout) -> str:
     """FROM clause for ``token`` with the columns m0 … of its ribbons."""
     if not layout.by_path:
         return "token"
-    return f"(SELECT token.*, {', '.join(ribbon_sql(layout))} FROM token JOIN path USING (path_id))"
+    return f"(SELECT token.*, {', '.join(ribbon_sql(layout))} FROM token JOIN {PATHS} AS path USING (path_id))"
 
 
-def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> tuple[np.ndarray, np.ndarray]:
+def ribbons_of(layout: Layout, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``; not for layouts ``by_path``."""
     assert not layout.by_path, "Run.ribbons_of knows the paths"
     n = len(columns[0])
     shape = (n, layout.num_steps, layout.top_k)
     if layout.packed:
-        ids = np.frombuffer(b"".join(columns[0]), dtype=layout.id_dtype)
-        levels = np.frombuffer(b"".join(columns[1]), dtype=np.uint8)
-        return ids.reshape(shape), levels.reshape(shape)
+        return unpack(columns[0], layout).reshape(shape), bytes_of(columns[1], layout.visits).reshape(shape)
     ids = np.stack(columns[: layout.visits], axis=1)
     levels = np.stack(columns[layout.visits :], axis=1)
     return ids.reshape(shape), levels.reshape(shape)
@@ -180,11 +181,20 @@ def ribbons_of(layout: Layout, columns: Sequence[np.ndarray | list[bytes]]) -> t
 
 def read_chunks(
     con: duckdb.DuckDBPyConnection, sql: str, layout: Layout, parameters: Sequence[object] = ()
-) -> Iterator[list[np.ndarray | list[bytes]]]:
+) -> Iterator[list[Any]]:
     """The columns of a query over ``columns_sql`` in chunks, as input of ``ribbons_of``."""
     for batch in con.execute(sql, list(parameters)).to_arrow_reader(CHUNK_ROWS):
         if batch.num_rows:
-            yield [column.to_pylist() if layout.packed else column.to_numpy() for column in batch.columns]
+            yield list(batch.columns) if layout.packed else [column.to_numpy() for column in batch.columns]
+
+
+def bytes_of(column: pa.Array | Sequence[bytes], width: int) -> np.ndarray:
+    """The bytes of blobs of ``width``, one after the other; of Arrow's arrays without a copy."""
+    if not isinstance(column, pa.Array):
+        return np.frombuffer(b"".join(column), dtype=np.uint8)
+    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    assert offsets[-1] - offsets[0] == width * len(column), "every packed ribbon has one width"
+    return np.frombuffer(column.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
 
 
 class FlowCounter:

@@ -1,7 +1,14 @@
-"""Layout of ``path_page`` (paths by number), ``path_count`` (CDF of ranks) and ``path_top`` (first pages of lists).
+"""Layout of the tables of paths: ``path_coded`` and its view ``path``, ``path_page`` (paths by number), ``path_count``
+(CDF of ranks) and ``path_top`` (first pages of lists).
 
-``path`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page`` holds
-rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is uncompressed, because DuckDB
+Two layouts, chosen at sealing by how many paths there are. *Dictionary*: ``path_coded`` holds the ribbon of every path;
+equal counts are ranked by their ribbons. *Unique*, where ribbons are long and most tokens have a path of their own:
+``path_coded`` holds the row of the first token of every path, whose ids are its ribbon; paths are numbered, and equal
+counts ranked, in the order of their first tokens. The view ``path`` has ribbons in both; it decodes them in SQL, so
+what needs none reads ``path_coded``, and what needs many of them ``ask.tables.path_ribbons``.
+
+``path_coded`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page``
+holds rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is not compressed, as DuckDB
 compresses 2048 rows together and would decompress them all for one. ``path_count`` holds how many paths have each
 count, from which the CDF of any rank follows. ``path_top`` holds the first ``TOP_ROWS`` rows of lists that would have
 to be sorted or counted: by compute, by reuse, and of each label.
@@ -11,14 +18,56 @@ Shapes: P paths, p of them.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.packed_ids import ribbon_sql
+from tokenpaths.engine.store.file.schema import Layout
+
+DICTIONARY, UNIQUE = "dictionary", "unique"
 PAGE_PATHS = 1024
 PAGES_AT_ONCE = 256
 TOP_ROWS = 1000
+
+
+def path_table(layout: Layout) -> str:
+    """SQL that creates ``path_coded`` and ``path``."""
+    own = "first_token BIGINT" if layout.unique else f"ribbon {layout.id_type}[]"
+    return (
+        f"CREATE TABLE {PATHS} (path_id INTEGER, rank INTEGER, {own}, count BIGINT, cdf DOUBLE, "
+        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE);\n"
+        f"CREATE VIEW path AS SELECT * FROM {with_ribbons(layout, f'SELECT rowid, * FROM {PATHS}')};\n"
+    )
+
+
+def with_ribbons(layout: Layout, some: str) -> str:
+    """FROM clause: the query ``some`` of all columns of a few rows of ``path_coded``, with their ``ribbon``."""
+    if not layout.unique:
+        return f"({some})"
+    ribbon = ribbon_sql(layout, "of_first.ids")
+    return (
+        f"(SELECT listed.* EXCLUDE (first_token), {ribbon} AS ribbon FROM ({some}) AS listed "
+        f"JOIN {TABLE} AS of_first ON of_first.rowid = listed.first_token)"
+    )
+
+
+def encode_ranks(ranks: np.ndarray, layout: Layout) -> bytes:
+    """The ranks (p,) of the paths of a page; differences, which are nearly all 1, in the layout *unique*."""
+    if not layout.unique:
+        return ranks.astype("<i4").tobytes()
+    return zlib.compress(np.diff(ranks.astype("<i4"), prepend=np.int32(0)).tobytes(), 1)
+
+
+def decode_ranks(page: bytes, layout: Layout) -> np.ndarray:
+    """Inverse of ``encode_ranks``."""
+    if not layout.unique:
+        return np.frombuffer(page, dtype="<i4")
+    ranks: np.ndarray = np.cumsum(np.frombuffer(zlib.decompress(page), dtype="<i4"), dtype=np.int32)
+    return ranks
 
 
 class Shares:

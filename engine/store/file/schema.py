@@ -22,7 +22,8 @@ a large run a third smaller"""
 ROW_GROUP = 129_024
 """rows per row group: two groups of a one-byte column fill a large block to 98 %, DuckDB's 122,880 rows only to 94 %"""
 WIDEST_COLUMN_LAYOUT = 64
-"""maximum number of visits per token stored as columns; beyond, one BLOB of ids and one of weights"""
+"""maximum number of visits per token stored as columns; beyond, one array of ids and one BLOB of weights"""
+WORD_BITS, MOST_PACKED_BITS = 64, 56
 ALL_LABELS = -1
 """label_id of summary rows over all tokens, labelled or not"""
 SAMPLE_TABLE_ROWS = 1_000_000
@@ -43,6 +44,10 @@ class Layout:
     store the order of slots)"""
     unused_from: int | None = None
     """the ids from here on stand for slots that a token did not use; None: every token uses K modules"""
+    unique: bool = False
+    """True: most tokens have a path of their own, so paths have no ribbons, and that of a path is its first token's"""
+    of_shard: bool = False
+    """True: packed ids are plain bytes, as Parquet has no arrays of numbers that are fast"""
 
     @property
     def visits(self) -> int:
@@ -50,8 +55,28 @@ class Layout:
 
     @property
     def packed(self) -> bool:
-        """True: BLOBs ``ids`` and ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
+        """True: words ``ids`` (``packed_ids``) and a BLOB ``weights``; False: columns m0, w0, m0_1, w0_1 …"""
         return self.visits > WIDEST_COLUMN_LAYOUT
+
+    @property
+    def id_bits(self) -> int:
+        """Bits of an id in a word of ``ids``."""
+        return max(1, (self.num_modules - 1).bit_length())
+
+    @property
+    def ids_in_word(self) -> int:
+        """Ids in one of 64 bits: as many as take the fewest bits in the file."""
+        return min(range(WORD_BITS // self.id_bits, 0, -1), key=self._stored_bits)
+
+    def _stored_bits(self, ids_in_word: int) -> int:
+        # DuckDB packs numbers of 64 bits into as many as they have, but those of more than 56 into 64.
+        width = ids_in_word * self.id_bits
+        return -(-self.visits // ids_in_word) * (width if width <= MOST_PACKED_BITS else WORD_BITS)
+
+    @property
+    def num_words(self) -> int:
+        """W, words of a token."""
+        return -(-self.visits // self.ids_in_word)
 
     @property
     def margin_bytes(self) -> tuple[int, int]:
@@ -129,7 +154,7 @@ CREATE TABLE run (run_id VARCHAR, model VARCHAR, family VARCHAR, modality VARCHA
     top_k INTEGER, num_paths BIGINT, accuracy DOUBLE, loss DOUBLE, mean_compute DOUBLE,
     mean_reuse DOUBLE, weight_semantics VARCHAR, config VARCHAR, checkpoint_sha256 VARCHAR,
     engine_version VARCHAR, created_at VARCHAR, schema_version INTEGER,
-    weight_code VARCHAR);
+    weight_code VARCHAR, path_layout VARCHAR);
 CREATE TABLE module (step INTEGER, module INTEGER, name VARCHAR, kind VARCHAR, num_params BIGINT,
     flops_per_token BIGINT);
 CREATE TABLE region (region INTEGER, name VARCHAR);
@@ -174,7 +199,7 @@ def layout_for(info: RunInfo, modules: Sequence[ModuleInfo], *, shard: bool = Fa
     code = code_for(info.num_modules, info.top_k)
     layout = Layout(info.num_steps, info.top_k, info.num_modules, code, unused_from=first_unused(modules))
     by_path = info.top_k == 1 and not layout.packed and code.name == "linear" and not shard
-    return replace(layout, by_path=by_path)
+    return replace(layout, by_path=by_path, of_shard=shard)
 
 
 _TEXT_ONLY = {"token_id", "char_start", "char_end"}
@@ -195,19 +220,12 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
     if info.scores:
         columns += [(name, "BLOB") for name in MARGIN_COLUMNS]
     if layout.packed:
-        return [*columns, ("ids", "BLOB"), ("weights", "BLOB")]
+        ids = "BLOB" if layout.of_shard else f"UBIGINT[{layout.num_words}]"
+        return [*columns, ("ids", ids), ("weights", "BLOB")]
     if not layout.by_path:
         columns += [(name, layout.id_type) for name in layout.module_columns()]
     columns += [(name, "UTINYINT") for name in layout.weight_columns()]
     return columns
-
-
-def path_table(layout: Layout) -> str:
-    """SQL that creates ``path``."""
-    return (
-        f"CREATE TABLE path (path_id INTEGER, rank INTEGER, ribbon {layout.id_type}[], count BIGINT, cdf DOUBLE, "
-        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE);\n"
-    )
 
 
 def create_tables(layout: Layout, info: RunInfo) -> str:

@@ -15,8 +15,9 @@ import duckdb
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import SCHEMA_VERSION
-from tokenpaths.engine.store.file.columns import TABLE
-from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables, path_table
+from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, path_table
+from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, code_for
 
@@ -27,7 +28,7 @@ COPIED = (
     "token_text",
     "sample",
     TABLE,
-    "path",
+    PATHS,
     "flow",
     "usage",
     "step_summary",
@@ -94,8 +95,8 @@ class Plan:
         if table == TABLE and column in MARGIN_COLUMNS:
             return self.layout.margin_bytes[MARGIN_COLUMNS.index(column)]
         if table == TABLE:
-            return self.layout.visits * (self.layout.id_dtype.itemsize if column == "ids" else 1)
-        if (table, column) == ("path", "ribbon"):
+            return self.layout.visits
+        if (table, column) == (PATHS, "ribbon"):
             return self.layout.visits
         return LONGEST.get((table, column), LONGEST_TEXT)
 
@@ -127,6 +128,9 @@ def plan_of(row: Mapping[str, Any], token_columns: frozenset[str]) -> Plan:
     if modality not in ("vision", "text") or row["weight_code"] != code.name:
         raise RunFileError("its table run says impossible things of its modality or weights")
     layout = Layout(numbers["num_steps"], numbers["top_k"], numbers["num_modules"], code)
+    unique = row["path_layout"] == UNIQUE
+    if row["path_layout"] not in (DICTIONARY, UNIQUE) or (unique and not layout.packed):
+        raise RunFileError("its table run says impossible things of its paths")
     by_path = layout.top_k == 1 and layout.visits <= WIDEST_COLUMN_LAYOUT and "m0" not in token_columns
     texts: dict[str, Any] = {name: str(row[name]) for name in ("run_id", "model", "family", "dataset", "split")}
     info = RunInfo(
@@ -143,7 +147,7 @@ def plan_of(row: Mapping[str, Any], token_columns: frozenset[str]) -> Plan:
         predicts_tokens="predicted_id" in token_columns,
         scores=MARGIN_COLUMNS[0] in token_columns,
     )
-    layout = replace(layout, by_path=by_path)
+    layout = replace(layout, by_path=by_path, unique=unique)
     return Plan(info, layout, numbers["num_samples"], numbers["num_tokens"], numbers["num_paths"], load_only)
 
 

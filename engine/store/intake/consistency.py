@@ -21,8 +21,10 @@ from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import RunFileError, UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.file.checks import check_ribbons, check_run
+from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, columns_sql, read_chunks, ribbons_of
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
+from tokenpaths.engine.store.file.packed_ids import unpack
 from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.intake.base_tables import Plan
 from tokenpaths.engine.store.intake.consistency_rules import count_rules, rules
@@ -127,10 +129,18 @@ def _no_constant(name: str) -> Any:
 def _check_paths(con: duckdb.DuckDBPyConnection, plan: Plan, available: np.ndarray) -> PathDictionary:
     """The paths by number; UserError if a ribbon names what its step does not offer."""
     layout, paths = plan.layout, PathDictionary(plan.layout.id_dtype)
-    reader = con.execute("SELECT ribbon, count FROM path ORDER BY path_id").to_arrow_reader(CHUNK_ROWS)
-    for batch in reader:
+    sql = f"SELECT count, ribbon FROM {PATHS} ORDER BY path_id"
+    if layout.unique:
+        # Paths are numbered in the order of their first tokens.
+        sql = (
+            f"SELECT count, of_first.ids AS ribbon FROM {PATHS} JOIN {TABLE} AS of_first "
+            "ON of_first.rowid = first_token ORDER BY first_token"
+        )
+    for batch in con.execute(sql).to_arrow_reader(CHUNK_ROWS):
         if batch.num_rows:
-            ribbons = batch.column("ribbon").flatten().to_numpy().reshape(-1, layout.num_steps, layout.top_k)
+            column = batch.column("ribbon")
+            flat = unpack(column, layout) if layout.unique else column.flatten().to_numpy()
+            ribbons = flat.reshape(-1, layout.num_steps, layout.top_k)
             check_ribbons(ribbons, plan.info, available, "ribbons of paths")
             paths.load(sorted_slots(ribbons), batch.column("count").to_numpy())
     return paths

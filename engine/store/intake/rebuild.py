@@ -19,7 +19,7 @@ from tokenpaths.engine.confined.parent import Confined
 from tokenpaths.engine.store.ask.question import Question
 from tokenpaths.engine.store.ask.questions import QUESTIONS, page_questions
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBER_VIEW_SQL
+from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBER_VIEW_SQL, PATHS
 from tokenpaths.engine.store.file.open_file import first_line
 from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, SMALL_BLOCK_BYTES
 from tokenpaths.engine.store.file.verification import verify_run
@@ -146,7 +146,7 @@ def _completed(con: duckdb.DuckDBPyConnection, plan: Plan, on_progress: OnProgre
     label_table(con)
     paths = check_tables(con, plan)
     on_progress(CHECKED)
-    order = con.execute("SELECT path_id FROM path ORDER BY rank").fetchnumpy()["path_id"]
+    order = con.execute(f"SELECT path_id FROM {PATHS} ORDER BY rank").fetchnumpy()["path_id"]
     derive_tables(con, plan.layout, paths, order, plan.num_samples)
     con.execute("COMMIT")
     con.execute("CHECKPOINT")

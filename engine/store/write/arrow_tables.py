@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.packed_ids import pack
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, encode_margins
 from tokenpaths.engine.store.write.soft_rows import soft_arrays
@@ -139,7 +140,7 @@ def own_token_columns(
         arrays |= dict(zip(MARGIN_COLUMNS, map(_blobs, batch.margins), strict=True))
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
-        arrays["ids"] = _blobs(ids_nV)
+        arrays["ids"] = _blobs(ids_nV) if layout.of_shard else pack(ids_nV, layout)
         arrays["weights"] = _blobs(batch.weights)
     else:
         # Transposed once, every column is contiguous and goes to Arrow without another copy.

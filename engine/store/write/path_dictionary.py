@@ -243,9 +243,9 @@ class PathDictionary:
         """Free what finds known paths (12 bytes each); nothing is added afterwards."""
         self._index = HashIndex()
 
-    def ribbons(self, path_ids: np.ndarray | None = None) -> np.ndarray:
+    def ribbons(self, path_ids: np.ndarray | None = None, visits: slice = slice(None)) -> np.ndarray:
         """Canonical ribbons (P, V) of these paths, in the given order; without ``path_ids`` of all."""
-        return self._rows.take(np.arange(self.num_paths) if path_ids is None else path_ids)
+        return self._rows.take(np.arange(self.num_paths) if path_ids is None else path_ids, visits)
 
     def counts(self) -> np.ndarray:
         """Tokens of each path (P,), by path_id."""

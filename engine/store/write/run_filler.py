@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, module_units, reuse
+from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, flops_of, flops_table, module_units, reuse
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.questions import page_questions
@@ -31,7 +31,6 @@ from tokenpaths.engine.store.file.schema import (
     token_columns,
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
-from tokenpaths.engine.store.file.token_flops import flops_of, flops_table
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
@@ -41,6 +40,10 @@ from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 
 DUCKDB_MEGABYTES = 2000
+PACKED_MEGABYTES = 200
+"""the same where ribbons are packed: DuckDB keeps what it wrote up to its limit, and sorts little of it"""
+ANSWER_MEGABYTES = 500
+"""of the reader that works out the slow answers of such a run"""
 FLUSH_TOKENS = 65_536
 """tokens buffered for one insert; a run that never reaches this number gets a file with small blocks"""
 
@@ -175,7 +178,9 @@ class RunFiller:
         """Insert the buffered rows; the first call creates the file with blocks of this size."""
         check_free(self._file.parent)
         if self.con is None:
-            self.con = create_file(self._file, create_tables(self.layout, self.info) + CREATE_SOFT, block_bytes)
+            tables = create_tables(self.layout, self.info) + CREATE_SOFT
+            megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
+            self.con = create_file(self._file, tables, block_bytes, megabytes)
         with one_thread(self.con):
             for table, parts in self._pending.items():
                 while parts:
@@ -228,8 +233,9 @@ class RunFiller:
             on_stage(f"answers that take long: {done} of {of}", NUM_STAGES - 1, NUM_STAGES)
 
         folder = Path(temporary_folder(self._file))
+        most = ANSWER_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
         try:
-            seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=DUCKDB_MEGABYTES, folder=folder)
+            seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=most, folder=folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

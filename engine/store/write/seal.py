@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import duckdb
@@ -25,7 +25,8 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
-from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout, path_table
+from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, path_table
+from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
@@ -52,6 +53,8 @@ _STAGES = (
     "sample and histograms",
     "findings",
 )
+UNIQUE_SHARE = 0.5
+"""paths for each token from which on the ribbons of paths would take more than those of tokens save"""
 NUM_STAGES = len(_STAGES) + 2
 """the last two, flushing to disk and the answers of large runs, are done by the writer"""
 
@@ -96,15 +99,17 @@ def build_summaries(
         on_stage(_STAGES[number], number, NUM_STAGES)
 
     stage(0)
-    order = totals.book.ranked()
+    first_rows = first_rows_of_paths(con, layout, totals.book)
+    layout = replace(layout, unique=first_rows is not None)
+    order = rank_by_count(totals.book.counts()) if layout.unique else totals.book.ranked()
     _small_tables(con, info, modules, totals)
     label_table(con)
     stage(1)
     _count_by_label(con)
     with one_thread(con):
-        _path_table(con, layout, totals, order)
+        _path_table(con, layout, totals, order, first_rows)
         write_pages(con, layout, totals.book, order)
-    write_tops(con, order)
+    write_tops(con, layout, order)
     totals.profiles.write(con, totals.book.num_tokens)
     stage(2)
     _member_table(con, order, totals.book.num_tokens)
@@ -126,7 +131,7 @@ def build_summaries(
     stage(7)
     totals.soft.write(con, info.axes)
     write_findings(con, info, totals.soft.shapes)
-    _run_row(con, info, totals)
+    _run_row(con, info, layout, totals)
 
 
 def derive_tables(
@@ -135,7 +140,7 @@ def derive_tables(
     """Fill the tables that follow from those of tokens, samples, labels and paths; ``order`` (P,) as in ``book``."""
     _count_by_label(con)
     write_pages(con, layout, book, order)
-    write_tops(con, order)
+    write_tops(con, layout, order)
     write_profiles(con, layout, book, num_samples)
     con.execute("DROP TABLE on_path")
     _member_table(con, order, book.num_tokens)
@@ -171,26 +176,57 @@ def label_table(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray) -> None:
-    """``path`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
+def first_rows_of_paths(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary) -> np.ndarray | None:
+    """(P,) row of the first token of each path by path_id, where the run gets the layout *unique*; otherwise None.
+
+    It does where ribbons are packed and more than ``UNIQUE_SHARE`` as many paths as tokens are there. Paths have to be
+    numbered in the order of their first tokens, which two ribbons of one hash may prevent.
+    """
+    if not layout.packed or book.num_paths <= UNIQUE_SHARE * book.num_tokens:
+        return None
+    rows, known = [], -1
+    reader = con.execute(f"SELECT rowid, path_id FROM {coded.TABLE} ORDER BY rowid").to_arrow_reader(CHUNK_ROWS)
+    for batch in reader:
+        if batch.num_rows:
+            place, path_ids = (batch.column(name).to_numpy() for name in ("rowid", "path_id"))
+            highest = np.maximum.accumulate(np.concatenate([[known], path_ids]))
+            rows.append(place[path_ids > highest[:-1]])
+            known = int(highest[-1])
+    first = np.concatenate(rows)
+    return first if len(first) == book.num_paths else None
+
+
+def rank_by_count(counts: np.ndarray) -> np.ndarray:
+    """path_id of each rank (P,), int32: the most frequent first, equal ones in the order of their numbers."""
+    return np.argsort(-counts, kind="stable").astype(np.int32)
+
+
+def _path_table(
+    con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray, first_rows: np.ndarray | None
+) -> None:
+    """``path_coded`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
     con.execute(path_table(layout))
     names, top = _top_labels(con, totals.book.num_paths)
     before, num_tokens = 0, totals.book.num_tokens
     for start in range(0, len(order), TAKE_ROWS):
         path_ids = order[start : start + TAKE_ROWS]
-        ribbons, counts = totals.book.ribbons(path_ids), totals.book.counts()[path_ids]
-        offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
+        counts = totals.book.counts()[path_ids]
         up_to = before + np.cumsum(counts)
         columns = {
             "path_id": path_ids,
             "rank": np.arange(start + 1, start + len(path_ids) + 1, dtype=np.int32),
-            "ribbon": pa.LargeListArray.from_arrays(offsets, np.ascontiguousarray(ribbons).reshape(-1)),
             "count": counts,
             "cdf": up_to / num_tokens,
             "compute": totals.compute[path_ids],
             "reuse": totals.reuse[path_ids],
             "first_member": up_to - counts,
         }
+        if first_rows is not None:
+            columns["first_token"] = first_rows[path_ids]
+        else:
+            ribbons = np.ascontiguousarray(totals.book.ribbons(path_ids))
+            offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
+            columns["ribbon"] = pa.LargeListArray.from_arrays(offsets, ribbons.reshape(-1))
         if names:
             best = top[path_ids]
             without = best < 0
@@ -199,7 +235,7 @@ def _path_table(con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, 
             columns["top_label_share"] = pa.array(best // len(names) / counts, mask=without)
         rows = pa.table(columns)
         for first in range(0, len(path_ids), CHUNK_ROWS):  # larger inserts leave holes in the file
-            insert_rows(con, "path", rows.slice(first, CHUNK_ROWS))
+            insert_rows(con, coded.PATHS, rows.slice(first, CHUNK_ROWS))
         before = int(up_to[-1])
 
 
@@ -260,7 +296,7 @@ def _sample_of_tokens(con: duckdb.DuckDBPyConnection, layout: Layout, num_tokens
     with one_thread(con):
         con.execute(
             f"CREATE TABLE token_sample AS SELECT {', '.join([*columns, *ribbon_sql(layout)])} "
-            f"FROM token{' JOIN path USING (path_id)' if layout.by_path else ''} "
+            f"FROM token{f' JOIN {coded.PATHS} AS path USING (path_id)' if layout.by_path else ''} "
             f"WHERE hash(sample, token) < {int(2**64 * SAMPLE_TABLE_ROWS / num_tokens)}::UBIGINT"
         )
 
@@ -284,7 +320,7 @@ def _repeated(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
         yield values[np.searchsorted(stops, rows, side="right")]
 
 
-def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> None:
+def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, layout: Layout, totals: Totals) -> None:
     with one_thread(con):
         accuracy, loss, mean_compute, mean_reuse = _means_of_run(con, info, totals)
     values = [
@@ -311,6 +347,7 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, totals: Totals) -> N
         datetime.now(UTC).isoformat(timespec="seconds"),
         SCHEMA_VERSION,
         code_for(info.num_modules, info.top_k).name,
+        UNIQUE if layout.unique else DICTIONARY,
     ]
     con.execute(f"INSERT INTO run VALUES ({', '.join('?' * len(values))})", values)
 
@@ -333,5 +370,5 @@ def _means_of_run(
         loss = total / with_loss
     else:
         loss = con.execute(f"SELECT {enough} * avg(loss) FROM sample").fetchall()[0][0]
-    means = con.execute("SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM path")
+    means = con.execute(f"SELECT sum(count * compute) / sum(count), sum(count * reuse) / sum(count) FROM {coded.PATHS}")
     return (accuracy, loss, *means.fetchall()[0])

@@ -19,10 +19,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 
 from tokenpaths.engine.store.file.flow_counter import (
-    CHUNK_ROWS,
     TICKS,
     FlowCounter,
     columns_sql,
@@ -419,17 +417,6 @@ def packed_chunks(
     con: duckdb.DuckDBPyConnection, layout: Layout
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """label_id (n,), −1 = none, ids (n, S, K) and levels (n, S, K) of all tokens, chunk by chunk."""
-    reader = con.execute("SELECT coalesce(label_id, -1) AS label_id, ids, weights FROM token")
-    for batch in reader.to_arrow_reader(CHUNK_ROWS):
-        if batch.num_rows:
-            shape = (batch.num_rows, layout.num_steps, layout.top_k)
-            ids = _bytes_of(batch.column("ids"), layout.visits * layout.id_dtype.itemsize)
-            levels = _bytes_of(batch.column("weights"), layout.visits)
-            yield batch.column("label_id").to_numpy(), ids.view(layout.id_dtype).reshape(shape), levels.reshape(shape)
-
-
-def _bytes_of(column: pa.Array, width: int) -> np.ndarray:
-    """The bytes of equally wide values, concatenated without a copy."""
-    offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    assert offsets[-1] - offsets[0] == width * len(column), "every packed ribbon has one width"
-    return np.frombuffer(column.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+    sql = f"SELECT coalesce(label_id, -1) AS label_id, {columns_sql(layout)} FROM token"
+    for labels, *columns in read_chunks(con, sql, layout):
+        yield labels.to_numpy(), *ribbons_of(layout, columns)

@@ -26,6 +26,8 @@ INDEPENDENT_BYTES = 256 * 2**20
 """memory for the ribbons of the null model with independent steps; for larger runs it is drawn for as many tokens as
 fit (26 million of ten steps), and ``num_tokens`` gives their number"""
 MOST_AT_ONCE = 10**9
+STEPS_AT_ONCE = 4
+"""steps whose choices are held as numbers, eight bytes a drawn token each"""
 _STEP_FACTOR = 0x9E3779B97F4A7C15
 
 
@@ -78,33 +80,45 @@ def _independent(
     Equals ``independent_steps`` of these paths, taken ``counts`` times, counted by a ``PathDictionary``: ribbons are
     not built, but a 64-bit sum of each step's choices follows the same shuffles.
     """
-    hashes_SP = np.empty((layout.num_steps, len(path_ids)), dtype=np.uint64)
     used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, len(path_ids), CHUNK_ROWS):
-        part = slice(start, start + CHUNK_ROWS)
-        ribbons = book.ribbons(path_ids[part]).reshape(-1, layout.num_steps, layout.top_k)
-        used += _used(layout, ribbons, counts[part])
-        hashes_SP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, layout.num_steps).T
     rng = np.random.default_rng(NULL_SEED)
     # Where every path is its token's own, the hashes are those of tokens, and are shuffled themselves.
     owner_n = None if bool((counts == 1).all()) else np.repeat(np.arange(len(counts)), counts)
     sums = np.zeros(int(counts.sum()), dtype=np.uint64)
-    for hashes_P in hashes_SP:
-        hashes_n = hashes_P if owner_n is None else hashes_P[owner_n]
-        rng.shuffle(hashes_n)
-        # Multiplied before it is added, so that the same choices at two steps do not change places unseen.
-        sums *= np.uint64(_STEP_FACTOR)
-        sums += hashes_n
+    for first in range(0, layout.num_steps, STEPS_AT_ONCE):
+        steps = slice(first, min(first + STEPS_AT_ONCE, layout.num_steps))
+        hashes_sP, used[steps] = _of_steps(layout, book, path_ids, counts, steps)
+        for hashes_P in hashes_sP:
+            hashes_n = hashes_P if owner_n is None else hashes_P[owner_n]
+            rng.shuffle(hashes_n)
+            # Multiplied before it is added, so that the same choices at two steps do not change places unseen.
+            sums *= np.uint64(_STEP_FACTOR)
+            sums += hashes_n
     sums.sort()
     ends = np.flatnonzero(np.append(sums[1:] != sums[:-1], True))
     return np.diff(ends, prepend=-1), used
 
 
+def _of_steps(
+    layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray, steps: slice
+) -> tuple[np.ndarray, np.ndarray]:
+    """(s, P) 64-bit numbers of the choices of paths at some steps, and their ``_used`` (s, M)."""
+    num_steps, visits = steps.stop - steps.start, slice(steps.start * layout.top_k, steps.stop * layout.top_k)
+    hashes_sP = np.empty((num_steps, len(path_ids)), dtype=np.uint64)
+    used = np.zeros((num_steps, layout.num_modules), dtype=np.int64)
+    for start in range(0, len(path_ids), CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        ribbons = book.ribbons(path_ids[part], visits).reshape(-1, num_steps, layout.top_k)
+        used += _used(layout, ribbons, counts[part])
+        hashes_sP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, num_steps).T
+    return hashes_sP, used
+
+
 def _used(layout: Layout, ribbons_PSK: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(S, M) tokens of each module where ``counts`` tokens take these paths; no shuffle within a step changes them."""
     counts_PK = None if bool((counts == 1).all()) else np.repeat(counts, layout.top_k)
-    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for step in range(layout.num_steps):
+    used = np.zeros((ribbons_PSK.shape[1], layout.num_modules), dtype=np.int64)
+    for step in range(len(used)):
         # Sums of whole numbers in float64 are exact below 2**53.
         used[step] = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)
     return used

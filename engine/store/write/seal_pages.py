@@ -10,9 +10,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, TABLE
+from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
-from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS
+from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS, encode_ranks, with_ribbons
 from tokenpaths.engine.store.file.profile_pages import encode_page, page_samples
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
@@ -20,7 +20,7 @@ from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 
 MOST_LABELS = 64
 """number of labels with a sealed list, those with the most tokens"""
-_ROW = "rank, ribbon, path.count AS count, cdf, compute, reuse, top_label, top_label_share"
+_ROW = "rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share"
 LEAST_TOKENS = 100_000
 """minimum tokens of a run with sealed profiles: those of smaller runs are computed on demand quickly enough"""
 READ_ROWS = 262_144
@@ -58,7 +58,7 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
     at_once = PAGES_AT_ONCE * PAGE_PATHS
     for start in range(0, len(order), at_once):
         numbers = np.arange(start, min(start + at_once, len(order)))
-        ranks = [rank_of[numbers[i : i + PAGE_PATHS]].tobytes() for i in range(0, len(numbers), PAGE_PATHS)]
+        ranks = [encode_ranks(rank_of[numbers[i : i + PAGE_PATHS]], layout) for i in range(0, len(numbers), PAGE_PATHS)]
         ribbons: list[bytes | None] = [None] * len(ranks)
         if layout.by_path:
             rows = book.ribbons(numbers)
@@ -91,17 +91,17 @@ def write_counts(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) 
         )
 
 
-def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
-    """Fill ``path_top`` and ``label_path`` from ``path`` and ``on_path``; ``order`` (P,) is the number of each rank."""
+def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, order: np.ndarray) -> None:
+    """Fill ``path_top`` and ``label_path`` from those of paths and ``on_path``; ``order`` (P,): number of each rank."""
     con.execute(
         f"CREATE TABLE path_top AS SELECT 'rank' AS list, NULL::INTEGER AS label_id, 0 AS place, {_ROW} "
         "FROM path LIMIT 0"
     )
     for measure in ("compute", "reuse"):
+        largest = f"SELECT * FROM {PATHS} ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}"
         con.execute(
             f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, "
-            f"{_ROW} FROM path WHERE rank IN (SELECT rank FROM path ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}) "
-            "ORDER BY 3"
+            f"{_ROW} FROM {with_ribbons(layout, largest)} ORDER BY 3"
         )
     con.execute("CREATE TABLE label_path (label_id INTEGER, num_paths BIGINT)")
     con.execute("INSERT INTO label_path SELECT label_id, count(*) FROM on_path GROUP BY label_id ORDER BY label_id")
@@ -125,10 +125,13 @@ def write_tops(con: duckdb.DuckDBPyConnection, order: np.ndarray) -> None:
             },
         )
         # Paths lie in the order of ranks: without the bounds, the ribbons of all of them would be read.
-        some = f"(SELECT * FROM path WHERE rank BETWEEN {ranks[first[0]]} AND {ranks[first[-1]]}) AS path"
+        some = (
+            f"SELECT place, n, path.* FROM listed JOIN {PATHS} AS path USING (rank) "
+            f"WHERE path.rank BETWEEN {ranks[first[0]]} AND {ranks[first[-1]]}"
+        )
         con.execute(
             f"INSERT INTO path_top SELECT 'rank', {int(label_id)}, place, rank, ribbon, n, cdf, compute, reuse, "
-            f"top_label, top_label_share FROM listed JOIN {some} USING (rank) ORDER BY place"
+            f"top_label, top_label_share FROM {with_ribbons(layout, some)} ORDER BY place"
         )
         con.execute("DROP TABLE listed")
 

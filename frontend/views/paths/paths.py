@@ -126,6 +126,11 @@ def _statistics(run: Mapping[str, Any], fit: Mapping[str, Any], laws: Mapping[st
     st.markdown(f"**{widgets.escape(slope_words(slopes))}**")
     widgets.chart(slope_growth_chart(slopes, theme=widgets.theme(), title=None), key=f"slopes_{run['run']}")
     widgets.numbers_behind(slopes["observed"], "slopes of this run")
+    if run.get("path_layout") == "unique":
+        st.caption(
+            "Most tokens of this run have a path of their own. Paths with equal counts are ranked in the order of "
+            "their first tokens, in other runs by the numbers of their modules."
+        )
 
 
 def _law_table(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:

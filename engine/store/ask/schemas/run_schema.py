@@ -112,6 +112,10 @@ class RunDetails(Card):
     checkpoint_sha256: str
     engine_version: str
     schema_version: int
+    path_layout: Literal["dictionary", "unique"] = Field(
+        description="`unique`: most tokens have a path of their own, and paths of equal counts are ranked in the order "
+        "of their first tokens; `dictionary`: by the ids of their ribbons"
+    )
     labels: list[Label]
     look_alikes: list[list[Label]] = Field(
         description="Groups of labels that look alike (case, blanks, invisible characters), the largest of each first; "

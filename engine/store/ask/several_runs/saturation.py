@@ -329,7 +329,7 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
         columns = run.arrays(Query(sql, (first, first + CHUNK_TOKENS)))
         parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
         if run.layout.packed:
-            parts = [[bytes(blob) for blob in part] for part in parts]
+            parts = [parts[0], [bytes(blob) for blob in parts[1]]]
         yield _Part(columns, run.ribbons_of(parts)[0])
 
 

@@ -15,6 +15,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
+from tokenpaths.engine.store.file.packed_ids import unpack
 
 MOST_TOKENS = 100_000
 SEED = 0
@@ -163,8 +164,7 @@ def _ids(run: RunFile, columns: Sequence[Any], step: int | None) -> np.ndarray:
     """(n, S, K) of the fetched columns; of one step (n, 1, K)."""
     layout = run.layout
     if layout.packed:
-        flat = np.frombuffer(b"".join(columns[0].tolist()), dtype=layout.id_dtype)
-        ids = flat.reshape(-1, layout.num_steps, layout.top_k)
+        ids = unpack(columns[0], layout).reshape(-1, layout.num_steps, layout.top_k)
         return ids if step is None else ids[:, step : step + 1].copy()
     if layout.by_path:
         ids = run.look_up(columns[0].astype(np.int64))[1][:, :, None]

@@ -15,11 +15,11 @@ import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.path_pages import PAGES_AT_ONCE
 
 MOST_HELD_BYTES = 128 * 2**20
-CHUNK_PATHS = 65_536
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,6 @@ def _from_pages(run: RunFile) -> Iterator[Part]:
 
 
 def _from_table(run: RunFile) -> Iterator[Part]:
-    """From table ``path``, for layouts whose pages hold no ribbons."""
-    with run.cursor() as cursor:
-        for batch in cursor.execute("SELECT rank, count, ribbon FROM path").to_arrow_reader(CHUNK_PATHS):
-            if not batch.num_rows:
-                continue
-            rank, count = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "count"))
-            flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
-            ids = flat.reshape(batch.num_rows, run.layout.visits)
-            yield Part.of(rank.astype(np.int32), np.ascontiguousarray(ids.T), count)
+    """For layouts whose pages hold no ribbons."""
+    for columns, ids_PV in path_ribbons(run, "rank, count"):
+        yield Part.of(columns["rank"].astype(np.int32), np.ascontiguousarray(ids_PV.T), columns["count"])

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
+from tokenpaths.engine.store.file.path_pages import with_ribbons
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
@@ -53,7 +55,7 @@ def association_rows() -> Query:
 def top_shares(ranks: Sequence[int]) -> Query:
     """rank, cdf of some ranks."""
     marks = ", ".join("?" * len(ranks))
-    return Query(f"SELECT rank, cdf FROM path WHERE rank IN ({marks}) ORDER BY rank", tuple(ranks))
+    return Query(f"SELECT rank, cdf FROM {PATHS} WHERE rank IN ({marks}) ORDER BY rank", tuple(ranks))
 
 
 def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
@@ -145,26 +147,33 @@ def _path_order(order: str) -> str:
     return "rank" if order == "rank" else f"{order} DESC, rank"
 
 
-def all_paths(order: str, limit: int, offset: int) -> Query:
+def all_paths(layout: Layout, order: str, limit: int, offset: int) -> Query:
     """rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
     if order == "rank":  # the table lies in this order: blocks without these ranks are not read
-        return Query(
-            f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) WHERE rank BETWEEN ? AND ? ORDER BY rank",
-            (offset + 1, offset + limit),
-        )
+        some = Query(f"SELECT *, count AS n FROM {PATHS} WHERE rank BETWEEN ? AND ?", (offset + 1, offset + limit))
+        return _path_rows(layout, some, order)
+    return _page_of_paths(layout, Query(f"SELECT *, count AS n FROM {PATHS}"), order, limit, offset)
+
+
+def _page_of_paths(layout: Layout, some: Query, order: str, limit: int, offset: int) -> Query:
+    page = f"{some.sql} ORDER BY {_path_order(order)} LIMIT ? OFFSET ?"
+    return _path_rows(layout, Query(page, (*some.parameters, limit, offset)), order)
+
+
+def _path_rows(layout: Layout, some: Query, order: str) -> Query:
+    """The rows of ``some``, which has the columns of ``path_coded`` and ``n``, with their ribbons."""
     return Query(
-        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
-        (limit, offset),
+        f"SELECT {_PATH_ROW} FROM {with_ribbons(layout, some.sql)} ORDER BY {_path_order(order)}", some.parameters
     )
 
 
-def filtered_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+def filtered_paths(layout: Layout, condition: Query, order: str, limit: int, offset: int) -> Query:
     """As ``all_paths``, with ``count`` over the tokens of ``condition``; paths without such tokens are left out."""
-    return Query(
-        f"SELECT {_PATH_ROW} FROM (SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} "
-        f"GROUP BY path_id) JOIN path USING (path_id) ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
-        (*condition.parameters, limit, offset),
+    some = (
+        f"SELECT n, path.* FROM (SELECT path_id, count(*) AS n FROM token WHERE {condition.sql} GROUP BY path_id) "
+        f"JOIN {PATHS} AS path USING (path_id)"
     )
+    return _page_of_paths(layout, Query(some, condition.parameters), order, limit, offset)
 
 
 def filtered_path_totals(condition: Query) -> Query:
@@ -174,17 +183,14 @@ def filtered_path_totals(condition: Query) -> Query:
 
 def path_totals(condition: Query) -> Query:
     """num_paths, num_tokens of the paths of ``condition``."""
-    sql = f"SELECT count(*), coalesce(sum(count), 0)::BIGINT FROM path WHERE {condition.sql}"
+    sql = f"SELECT count(*), coalesce(sum(count), 0)::BIGINT FROM {PATHS} WHERE {condition.sql}"
     return Query(sql, condition.parameters)
 
 
-def chosen_paths(condition: Query, order: str, limit: int, offset: int) -> Query:
+def chosen_paths(layout: Layout, condition: Query, order: str, limit: int, offset: int) -> Query:
     """As ``all_paths``, of the paths of ``condition``."""
-    return Query(
-        f"SELECT {_PATH_ROW} FROM (SELECT *, count AS n FROM path WHERE {condition.sql}) "
-        f"ORDER BY {_path_order(order)} LIMIT ? OFFSET ?",
-        (*condition.parameters, limit, offset),
-    )
+    some = Query(f"SELECT *, count AS n FROM {PATHS} WHERE {condition.sql}", condition.parameters)
+    return _page_of_paths(layout, some, order, limit, offset)
 
 
 def path_fits() -> Query:
@@ -196,7 +202,7 @@ def path_points() -> Query:
     """kind, rank, count, cdf (of the run's own paths, else NULL), at most 200 a kind."""
     return Query(
         "SELECT kind, rank, point.count, CASE WHEN kind = 'observed' THEN path.cdf END FROM path_point AS point "
-        "LEFT JOIN path USING (rank) ORDER BY kind, rank"
+        f"LEFT JOIN {PATHS} AS path USING (rank) ORDER BY kind, rank"
     )
 
 
@@ -205,10 +211,10 @@ def sealed_counts(kind: str) -> Query:
     return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
 
 
-def some_paths(ranks: Sequence[int]) -> Query:
+def some_paths(layout: Layout, ranks: Sequence[int]) -> Query:
     """rank, ribbon, count, cdf, first_member; one query per rank, so that only the blocks with these ranks are read."""
-    select = "(SELECT rank, ribbon, count, cdf, first_member FROM path WHERE rank = ?)"
-    return Query(" UNION ALL ".join([select] * len(ranks)), tuple(ranks))
+    some = " UNION ALL ".join([f"(SELECT * FROM {PATHS} WHERE rank = ?)"] * len(ranks))
+    return Query(f"SELECT rank, ribbon, count, cdf, first_member FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
 def some_samples(numbers: Sequence[int], columns: str) -> Query:
@@ -341,11 +347,11 @@ def measure_values(measure: str, per: str, label_id: int | None) -> Query:
     elif measure not in ("compute", "reuse"):
         sql = f"SELECT value, num AS count FROM ({level_counts(measure, where)})"
     elif label_id is None:
-        sql = f"SELECT {measure} AS value, sum(count)::BIGINT AS count FROM path GROUP BY {measure}"
+        sql = f"SELECT {measure} AS value, sum(count)::BIGINT AS count FROM {PATHS} GROUP BY {measure}"
     else:
         sql = (
             f"SELECT path.{measure} AS value, sum(n)::BIGINT AS count FROM (SELECT path_id, count(*) AS n "
-            f"FROM token WHERE {where} GROUP BY path_id) JOIN path USING (path_id) GROUP BY path.{measure}"
+            f"FROM token WHERE {where} GROUP BY path_id) JOIN {PATHS} AS path USING (path_id) GROUP BY path.{measure}"
         )
     return Query(sql, parameters)
 

@@ -15,7 +15,7 @@ from jaxtyping import Int64, Integer, UInt64
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.near_paths import ribbon_parts
-from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.ask.tables.path_ribbons import ribbons_of_ranks
 
 _PRIME = 0x100000001B3
 """of FNV-1a, 64 bits"""
@@ -47,7 +47,7 @@ def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.n
             [index.rank_P[first:last] for first, last in zip(first_n.tolist(), last_n.tolist(), strict=True)]
         )
     )
-    kept = {tuple(ribbon): rank for rank, ribbon in _ribbons(run, candidates)}
+    kept = {tuple(ribbon): rank for rank, ribbon in ribbons_of_ranks(run, candidates.tolist())}
     for place, ribbon in enumerate(ribbons_nV.tolist()):
         ranks[place] = kept.get(tuple(ribbon), 0)
     return ranks
@@ -67,13 +67,3 @@ def _hashes(ids_VP: Integer[np.ndarray, "V P"]) -> UInt64[np.ndarray, " P"]:
         hashes ^= ids_P.astype(np.uint64)
         hashes *= np.uint64(_PRIME)
     return hashes
-
-
-def _ribbons(run: RunFile, ranks: np.ndarray) -> list[tuple[int, list[int]]]:
-    """rank and ribbon of these paths; a query for a few hundred of them at a time."""
-    rows: list[tuple[int, list[int]]] = []
-    for start in range(0, len(ranks), 256):
-        part = [int(rank) for rank in ranks[start : start + 256]]
-        marks = ", ".join("?" * len(part))
-        rows += run.rows(Query(f"SELECT rank, ribbon FROM path WHERE rank IN ({marks})", tuple(part)))
-    return rows

@@ -19,6 +19,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.schema import Layout
@@ -310,13 +311,11 @@ def _paths(run: RunFile, layout: Layout, path_ids: np.ndarray, condition: Query)
     where = "true"
     if len(path_ids) < run.row["num_paths"]:
         where = f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})"
-    with run.cursor() as cursor:
-        table = cursor.execute(
-            f"SELECT path_id, rank, compute, reuse, ribbon FROM path WHERE {where} ORDER BY rank",
-            list(condition.parameters) if where != "true" else [],
-        ).to_arrow_table()
-    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column("ribbon").chunks]
-    ribbons = np.concatenate(flat).reshape(-1, layout.num_steps, layout.top_k)
-    order = np.searchsorted(path_ids, table.column("path_id").to_numpy())
-    rank, compute, reuse = (table.column(name).to_numpy() for name in ("rank", "compute", "reuse"))
-    return rank, compute, reuse, ribbons, order
+    only = Query(where, () if where == "true" else condition.parameters)
+    parts = list(path_ribbons(run, "path_id, rank, compute, reuse", only))
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+    by_rank = np.argsort(columns["rank"])
+    ribbons_PV = np.concatenate([ribbons for _, ribbons in parts])[by_rank]
+    path_id, rank, compute, reuse = (values[by_rank] for values in columns.values())
+    ribbons = ribbons_PV.reshape(-1, layout.num_steps, layout.top_k)
+    return rank, compute, reuse, ribbons, np.searchsorted(path_ids, path_id)

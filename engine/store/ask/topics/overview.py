@@ -93,6 +93,7 @@ def info(run: RunFile) -> dict[str, Any]:
         "weight_semantics": json.loads(run.row["weight_semantics"]),
         "engine_version": run.row["engine_version"],
         "schema_version": run.row["schema_version"],
+        "path_layout": run.row["path_layout"],
         "labels": [
             {"label": label, "num_samples": samples, "num_tokens": tokens} for _, label, samples, tokens in run.labels
         ],

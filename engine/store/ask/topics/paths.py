@@ -25,7 +25,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.topics.samples import shown_at
-from tokenpaths.engine.store.file.columns import MEMBERS
+from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
@@ -75,16 +75,16 @@ def paths(
     if label_id is None and not filters.need_tokens:
         num_paths, num_tokens = run.row["num_paths"], run.row["num_tokens"]
         top = _top_paths(order, None, limit, offset) if order != "rank" else None
-        rows = run.rows(top or queries.all_paths(order, limit, offset))
+        rows = run.rows(top or queries.all_paths(run.layout, order, limit, offset))
     elif (page := _page_of_label(run, order, label, label_id, filters, limit, offset)) is not None:
         num_paths, num_tokens, rows = page
     elif run.layout.by_path and label_id is None:
         num_paths, num_tokens = run.rows(queries.path_totals(path_condition(filters)))[0]
-        rows = run.rows(queries.chosen_paths(path_condition(filters), order, limit, offset))
+        rows = run.rows(queries.chosen_paths(run.layout, path_condition(filters), order, limit, offset))
     else:
         condition = token_condition(filters, label_id, run.layout)
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
-        rows = run.rows(queries.filtered_paths(condition, order, limit, offset))
+        rows = run.rows(queries.filtered_paths(run.layout, condition, order, limit, offset))
     if run.merged_names:
         rows = with_merged_top(run, rows)
     return {
@@ -100,7 +100,8 @@ def with_merged_top(run: RunFile, rows: Sequence[tuple[Any, ...]]) -> list[tuple
     """Rows of ``queries.all_paths`` with ``top_label`` and its share counted over merged labels, as at sealing."""
     ranks = [row[0] for row in rows]
     top = Query(
-        "SELECT path.rank, label.label, count(*) / any_value(path.count) AS share FROM token JOIN path USING (path_id) "
+        "SELECT path.rank, label.label, count(*) / any_value(path.count) AS share "
+        f"FROM token JOIN {PATHS} AS path USING (path_id) "
         f"JOIN label USING (label_id) WHERE path.rank IN ({', '.join('?' * len(ranks))}) GROUP BY 1, 2 "
         "QUALIFY row_number() OVER (PARTITION BY path.rank ORDER BY count(*) DESC, label.label) = 1",
         tuple(ranks),
@@ -329,7 +330,7 @@ def examples(
 
 def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
     """Each of these paths with tokens on it, in the order of ``ranks``; reads each text and picture once."""
-    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(ranks))}
+    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(run.layout, ranks))}
     pairs_of = {}
     for rank, (_, count, _, first_member) in heads.items():
         chosen: Any = range(count)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.ribbon_costs import compute, reuse
+from tokenpaths.engine.analysis.ribbon_costs import compute, flops_of, reuse
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import (
     MAX_INT,
@@ -33,11 +33,11 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     text_context,
     used_modules,
 )
+from tokenpaths.engine.store.ask.tables.path_ribbons import ribbons_of_ranks
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.columns import tokens_sql
+from tokenpaths.engine.store.file.columns import PATHS, tokens_sql
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
-from tokenpaths.engine.store.file.token_flops import flops_of
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, decode_margins
 
 _PLACE = ("token_id", "row", "col", "char_start", "char_end", "region", "loss", "gate_entropy", "flops")
@@ -50,11 +50,11 @@ WITH ending AS (
         SELECT first_row + num_tokens - 1 AS place FROM sample WHERE num_tokens > 0 AND {}
     ) ON token.rowid = place WHERE token_id IS NOT NULL GROUP BY token_id, path_id
 )
-SELECT token_id, sum(n)::BIGINT AS count, count(*) AS num_paths, first(rank ORDER BY n DESC, rank),
-    first(ribbon ORDER BY n DESC, rank), max(n), (sum(sum(n)) OVER ())::BIGINT, count(*) OVER ()
-FROM ending JOIN path USING (path_id) GROUP BY token_id ORDER BY count DESC, token_id LIMIT ?
+SELECT token_id, sum(n)::BIGINT AS count, count(*) AS num_paths, first(rank ORDER BY n DESC, rank) AS rank,
+    max(n), (sum(sum(n)) OVER ())::BIGINT, count(*) OVER ()
+FROM ending JOIN {} USING (path_id) GROUP BY token_id ORDER BY count DESC, token_id LIMIT ?
 """
-"""token_id, count, num_paths, rank, ribbon and count of its path; number of samples and of token ids in total"""
+"""token_id, count, num_paths, rank and count of its path; number of samples and of token ids in total"""
 TOKENS_AT_ONCE = 200
 """tokens per query: DuckDB 2.0 is slow over thousands of branches"""
 
@@ -314,9 +314,10 @@ def last_tokens(
     if "token_id" not in run.token_columns:
         raise UserError(f"run {run.run_id!r} has no token ids: its tokens are patches", field="run")
     condition = queries.sample_condition(run.label_id(label), None)
-    rows = run.rows(Query(_ENDINGS.format(condition.sql), (*condition.parameters, limit)))
+    rows = run.rows(Query(_ENDINGS.format(condition.sql, PATHS), (*condition.parameters, limit)))
     texts = vocabulary(run, [row[0] for row in rows])
-    num_samples, num_token_ids = rows[0][6:] if rows else (0, 0)
+    ribbons = dict(ribbons_of_ranks(run, sorted({row[3] for row in rows})))
+    num_samples, num_token_ids = rows[0][5:] if rows else (0, 0)
     return {
         "run": run.run_id,
         "label": label,
@@ -330,10 +331,10 @@ def last_tokens(
                 "share": count / num_samples,
                 "num_paths": num_paths,
                 "rank": rank,
-                "ribbon": nested_ribbon(ribbon, run.layout),
+                "ribbon": nested_ribbon(ribbons[rank], run.layout),
                 "path_count": path_count,
             }
-            for token_id, count, num_paths, rank, ribbon, path_count, *_ in rows
+            for token_id, count, num_paths, rank, path_count, *_ in rows
         ],
     }
 

@@ -23,6 +23,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries, sample_profiles
 from tokenpaths.engine.store.ask.tables.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
+from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
 from tokenpaths.engine.store.file.filters import Query, check_page
 
@@ -35,7 +36,6 @@ MAPPED_CELLS = 1 << 25
 MOST_MAPPED = 5000
 MOST_THUMBNAILS = 600
 THUMBNAIL_SIDE = 48
-CHUNK_PATHS = 65_536
 
 
 @question(
@@ -332,29 +332,13 @@ def counted_profiles(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.nda
 def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
     """(P, V) ribbons of these paths (rising ids)."""
     few = len(path_ids) * 4 < run.row["num_paths"]
-    only = " WHERE path_id IN (SELECT unnest(?::INTEGER[]))" if few else ""
-    query = Query(f"SELECT path_id, ribbon FROM path{only}", (path_ids.tolist(),) if few else ())
+    only = Query("path_id IN (SELECT unnest(?::INTEGER[]))", (path_ids.tolist(),)) if few else EVERY
     table = np.empty((len(path_ids), run.layout.visits), dtype=run.layout.id_dtype)
-    for columns, ribbons in _with_ribbons(run, query):
+    for columns, ribbons in path_ribbons(run, "path_id", only):
         place = np.searchsorted(path_ids, columns["path_id"])
         present = (place < len(path_ids)) & (path_ids[np.minimum(place, len(path_ids) - 1)] == columns["path_id"])
         table[place[present]] = ribbons[present]
     return table
-
-
-def _with_ribbons(run: RunFile, query: Query) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-    """Rows of ``path`` with their lists as one array, without a Python object per list."""
-    with run.cursor() as cursor:
-        for batch in cursor.execute(query.sql, list(query.parameters)).to_arrow_reader(CHUNK_PATHS):
-            if not batch.num_rows:
-                continue
-            columns = {
-                name: batch.column(name).to_numpy(zero_copy_only=False)
-                for name in batch.schema.names
-                if name != "ribbon"
-            }
-            flat = batch.column("ribbon").flatten().to_numpy(zero_copy_only=False)
-            yield columns, flat.reshape(batch.num_rows, run.layout.visits)
 
 
 def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:

@@ -31,6 +31,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json, check_run
 from tokenpaths.engine.store.file.open_file import open_read_only
+from tokenpaths.engine.store.file.path_pages import DICTIONARY, path_table
 from tokenpaths.engine.store.file.schema import (
     ALL_LABELS,
     LARGE_BLOCK_BYTES,
@@ -38,7 +39,6 @@ from tokenpaths.engine.store.file.schema import (
     SMALL_BLOCK_BYTES,
     create_tables,
     layout_for,
-    path_table,
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
 from tokenpaths.engine.store.file.weight_codes import code_for
@@ -212,5 +212,6 @@ def _run_row(con: duckdb.DuckDBPyConnection, info: RunInfo, load: LoadParts) -> 
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "schema_version": SCHEMA_VERSION,
         "weight_code": code_for(info.num_modules, info.top_k).name,
+        "path_layout": DICTIONARY,
     }
     con.execute(f"INSERT INTO run ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", list(values.values()))

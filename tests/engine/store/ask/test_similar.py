@@ -16,6 +16,7 @@ from tests.support.runs import make, make_run
 from tokenpaths.engine.analysis.path_distance import nearest, profile_distance, ribbon_distance
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables import path_ribbons
 from tokenpaths.engine.store.ask.topics import similar as store_similar
 
 
@@ -102,7 +103,7 @@ def test_of_equally_near_ones_the_earlier_counts() -> None:
 def test_profiles_in_pieces_are_the_same(top1: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = top1.run.similar_samples(2, limit=5), top1.run.map()
     monkeypatch.setattr(store_similar, "CHUNK_CELLS", 70)
-    monkeypatch.setattr(store_similar, "CHUNK_PATHS", 3)
+    monkeypatch.setattr(path_ribbons, "CHUNK_PATHS", 3)
     assert (top1.run.similar_samples(2, limit=5), top1.run.map()) == whole
 
 

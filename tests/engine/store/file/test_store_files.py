@@ -165,7 +165,7 @@ ESCAPES = [
     "INSERT INTO label VALUES (9, 'x', 1, 1)",
     "DELETE FROM token",
     "UPDATE run SET model = 'x'",
-    "DROP TABLE path",
+    "DROP TABLE path_coded",
     "CREATE TABLE r.main.mine (a INTEGER)",
     "SELECT * FROM outside",
 ]

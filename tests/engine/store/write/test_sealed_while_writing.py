@@ -142,7 +142,7 @@ def test_members_sorted_in_memory_are_those_sorted_by_duckdb(paths: int, monkeyp
         con = duckdb.connect()
         con.execute("CREATE TABLE token_coded AS SELECT unnest(?)::INTEGER AS path_id", [path_ids.tolist()])
         con.execute(
-            "CREATE TABLE path AS SELECT unnest(?)::INTEGER AS path_id, unnest(?)::INTEGER AS rank",
+            "CREATE TABLE path_coded AS SELECT unnest(?)::INTEGER AS path_id, unnest(?)::INTEGER AS rank",
             [order.tolist(), list(range(1, paths + 1))],
         )
         write_members(con, order, 500)

@@ -26,9 +26,10 @@ from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_row
 from tokenpaths.engine.store.ask.topics.samples import shown_at, weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
-from tokenpaths.engine.store.file.columns import MEMBERS
+from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
+from tokenpaths.engine.store.file.packed_ids import chooses_sql
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
 
 MOST_EXAMPLES = 60
@@ -104,13 +105,13 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
     """
     if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    rows = run.rows(queries.all_paths("rank", 1, rank - 1))
+    rows = run.rows(queries.all_paths(run.layout, "rank", 1, rank - 1))
     if run.merged_names:
         rows = with_merged_top(run, rows)
     (row,) = path_rows(run, rows, run.row["num_tokens"])
     own_SK = whole_ribbon(row["ribbon"], run.layout)
     near = nearest_paths(run, own_SK, MOST_NEIGHBOURS + 1)
-    heads = {head[0]: head for head in run.rows(queries.some_paths(near.ranks.tolist()))}
+    heads = {head[0]: head for head in run.rows(queries.some_paths(run.layout, near.ranks.tolist()))}
     named = {}
     if rank <= NAMED_PATHS:
         named = {other["rank"]: other for other in summaries(run, "path")["rows"]}
@@ -206,7 +207,7 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
         [name(step, slot) for slot in range(layout.top_k)] for name in (layout.module_column, layout.weight_column)
     )
     if layout.by_path and not sampled:
-        where = f"path_id IN (SELECT path_id FROM path WHERE ribbon[{step + 1}] = ?)"
+        where = f"path_id IN (SELECT path_id FROM {PATHS} WHERE ribbon[{step + 1}] = ?)"
         level = weights[0]
     else:
         where = f"({' OR '.join(f'{column} = ?' for column in modules)})"
@@ -237,14 +238,11 @@ def _no_order(run: RunFile, low: Any, high: Any) -> str | None:
 def _strongest_of_packed(
     run: RunFile, source: str, step: int, number: int, count: int, limit: int, seed: int
 ) -> dict[str, Any]:
-    """As ``_strongest_of_module``, of at most ``MOST_PACKED`` drawn tokens: BLOBs cannot be looked into in SQL."""
+    """As ``_strongest_of_module``, of at most ``MOST_PACKED`` drawn tokens: SQL cannot look into BLOBs of weights."""
     layout = run.layout
-    first = step * layout.top_k + 1
-    where = " OR ".join(f"ribbon[{first + slot}] = ?" for slot in range(layout.top_k))
     rows = run.rows(
         Query(
-            f"SELECT sample, token, ids, weights FROM {source} "
-            f"WHERE path_id IN (SELECT path_id FROM path WHERE {where}) "
+            f"SELECT sample, token, ids, weights FROM {source} WHERE {chooses_sql(layout, step)} "
             "ORDER BY hash(sample, token) LIMIT ?",
             (*(number,) * layout.top_k, MOST_PACKED),
         )
@@ -273,7 +271,7 @@ def _strongest_of_path(
     steps = [s for s, ids in enumerate(ribbon) if not all(run.bank.is_stand_in(s, module) for module in ids)]
     sampled = run.row["num_tokens"] > SAMPLE_TABLE_ROWS
     columns = ["weights"] if layout.packed else layout.weight_columns()
-    condition, parameters = "path_id = (SELECT path_id FROM path WHERE rank = ?)", (rank,)
+    condition, parameters = f"path_id = (SELECT path_id FROM {PATHS} WHERE rank = ?)", (rank,)
     source = "token_sample" if sampled else "token"
     if sampled and count <= FEW_TOKENS:
         source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
