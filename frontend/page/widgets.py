@@ -14,7 +14,7 @@ from tokenpaths.frontend.api.client import ApiError, Client
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.formulas import COLUMNS, HELP
-from tokenpaths.frontend.page import address, chart_choices, downloads
+from tokenpaths.frontend.page import address, chart_choices, chart_keys, downloads
 from tokenpaths.frontend.page.markdown import escape
 
 __all__ = ["HELP", "escape"]
@@ -37,7 +37,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
   padding: .35rem .8rem !important; gap: .1rem !important; }
 .st-key-cards button { min-height: 1.6rem; padding-block: 0; }
 [class*="st-key-open_"] button { height: auto; text-align: left; }
-[class*="st-key-open_"] button * { white-space: normal !important; text-overflow: clip !important; }
+[class*="st-key-open_"] button :is([data-testid="stMarkdownContainer"], p) {
+  white-space: normal !important; text-overflow: clip !important; }
 [class*="st-key-manage_"] { position: relative; z-index: 5; }
 [data-testid="stElementToolbarButton"]:has([aria-label^="Download as PNG"]) { display: none; }
 [class*="st-key-save_"], [class*="st-key-under_"] { margin-top: -1.15rem; z-index: 1; }
@@ -54,11 +55,13 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [data-testid="stMain"]:focus-visible { outline-offset: -2px; }
 .st-key-inspector { position: fixed; right: 0; top: 0; bottom: 0; width: 25rem; z-index: 20; overflow-y: auto;
   padding: 2.4rem 1rem 2rem; border-left: 1px solid color-mix(in srgb, currentColor 18%, transparent); }
-[data-testid="stMain"]:has(.st-key-inspector) .block-container { padding-right: 27rem !important; }
+[data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container { padding-right: 27rem !important;
+  transition: padding-right 0s .15s !important; }
 @media (max-width: 1000px) {
   .st-key-inspector { left: 0; top: auto; width: auto; height: 58vh; padding-top: .6rem; border-left: 0;
     border-top: 2px solid color-mix(in srgb, currentColor 30%, transparent); border-radius: .8rem .8rem 0 0; }
-  [data-testid="stMain"]:has(.st-key-inspector) .block-container { padding: .9rem .8rem 62vh !important; }
+  [data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container {
+    padding: .9rem .8rem 62vh !important; }
 }
 @media (max-width: 640px) {
   [data-testid="stHorizontalBlock"]:not(.st-key-views):not(.st-key-chips) { row-gap: 1rem !important; }
@@ -106,7 +109,8 @@ def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Se
 
     Args:
         drawing: The chart.
-        key: Streamlit key; needed with ``on_pick``.
+        key: Streamlit key; needed with ``on_pick``. One of ``chart_keys.steady`` stays over a click that only opens the
+            inspector.
         on_pick: Called as ``on_pick(name, value)`` for clicks on the selections ``pick``, and for choices from the
             list of their values (``chart_choices``).
         pick: Names of point selections of the chart.
@@ -118,14 +122,18 @@ def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Se
         return
 
     def picked() -> None:
-        for name, values in (st.session_state[str(key)].get("selection") or {}).items():
+        selected = st.session_state[str(key)].get("selection") or {}
+        before = address.current()
+        for name, values in chart_keys.clicked(str(key), selected).items():
             for value in values if isinstance(values, list) else []:
                 if name in pick and name in value:
                     on_pick(name, value[name])
-                    return
-                if name in pick and {"step", "module"} <= value.keys():
+                elif name in pick and {"step", "module"} <= value.keys():
                     on_pick(name, f"{value['step']}.{value['module']}")
-                    return
+                else:
+                    continue
+                chart_keys.keep(str(key), selected, before, address.current())
+                return
 
     st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
     with st.container(horizontal=True, gap="small", key=f"under_{key}"):

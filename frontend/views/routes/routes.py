@@ -30,8 +30,8 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
 from tokenpaths.frontend.charts.usage import load_chart, load_of_flow
-from tokenpaths.frontend.page import address, widgets
-from tokenpaths.frontend.page.selection import Selection, to_query
+from tokenpaths.frontend.page import address, chart_keys, widgets
+from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.own_names import names_of
 
@@ -95,7 +95,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least, names=names)
     widgets.chart(
         drawing,
-        key=f"flow_{'sampled_' if counted else ''}{hash(tuple(sorted(to_query(selection).items())))}",
+        key=chart_keys.steady("flow_sampled" if counted else "flow", selection),
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
     )
@@ -140,7 +140,7 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
     names = names_of(run["run"], "module")
     widgets.chart(
         load_chart(load, theme=widgets.theme(), title=None, chosen=chosen, names=names),
-        key=f"map_{'sampled_' if flow.get('counted') else ''}{hash(tuple(sorted(to_query(selection).items())))}",
+        key=chart_keys.steady("map_sampled" if flow.get("counted") else "map", selection),
         on_pick=lambda _, value: address.go_changed(inspect=f"module:{value}"),
         pick=("node",),
     )

@@ -215,14 +215,24 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
         level = f"CASE {' '.join(f'WHEN {m} = {number} THEN {w}' for m, w in pairs)} END"
     parameters = (number,) * layout.top_k
     chosen = f"(SELECT sample, token, {level} AS level FROM {source} WHERE {where})"
-    ((num, low, high),) = run.rows(Query(f"SELECT count(*), min(level), max(level) FROM {chosen}", parameters))
-    reason = _no_order(run, low, high)
-    order = "level DESC" if reason is None else f"hash(sample, token, {int(seed)})"
-    rows = run.rows(
-        Query(
-            f"SELECT sample, token, level FROM {chosen} ORDER BY {order}, sample, token LIMIT ?", (*parameters, limit)
-        )
-    )
+    by_weight = "level DESC"
+
+    def first(order: str) -> list[Any]:
+        ask = f"SELECT sample, token, level FROM {chosen} ORDER BY {order}, sample, token LIMIT ?"
+        return run.rows(Query(ask, (*parameters, limit)))
+
+    if layout.top_k == 1 and not sampled:
+        # Their number is known, and a scan that stops at the first other weight replaces one for both extremes.
+        num, rows = count, first(by_weight)
+        ask = f"SELECT level FROM {chosen} WHERE level <> ? LIMIT 1"
+        other = run.rows(Query(ask, (*parameters, rows[0][2]))) if rows else []
+        reason = _no_order(run, 0, len(other))
+    else:
+        ((num, low, high),) = run.rows(Query(f"SELECT count(*), min(level), max(level) FROM {chosen}", parameters))
+        reason = _no_order(run, low, high)
+        rows = first(by_weight) if reason is None else []
+    if reason is not None:
+        rows = first(f"hash(sample, token, {int(seed)})")
     weights_n = layout.weights.decode(np.array([row[2] for row in rows], dtype=np.uint8)).round(layout.weights.digits)
     shown = [(*row[:2], weight) for row, weight in zip(rows, weights_n.tolist(), strict=True)]
     return _shown(run, shown, reason, num, count)
