@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from starlette.middleware import Middleware
@@ -13,6 +15,7 @@ from starlette.routing import Mount
 from streamlit.starlette import App
 
 from tokenpaths.frontend.server import documentation
+from tokenpaths.frontend.server.ahead import Ahead
 from tokenpaths.frontend.server.embedding import VARIABLE
 from tokenpaths.frontend.server.guard import Guard
 from tokenpaths.frontend.server.login import Login
@@ -24,12 +27,19 @@ try:
 except ValueError as error:
     raise SystemExit(f"{VARIABLE}: {error}.") from None
 
+
+def ask_ahead(query: Mapping[str, str]) -> None:
+    """The first questions of the view at an address; views are imported by then (``serve.preload``), or now."""
+    import_module("tokenpaths.frontend.views.ahead").ask(query)
+
+
 app = App(
     Path(__file__).with_name("app.py"),
     routes=[Mount(documentation.PATH, documentation.Documentation())],
     middleware=[
         Middleware(Guard, inline_scripts=streamlit_files().inline_scripts(), embed_origins=EMBED_ORIGINS),
         Middleware(Login, token=os.environ.get("TOKENPATHS_TOKEN", ""), embed_origins=EMBED_ORIGINS),
+        Middleware(Ahead, ask=ask_ahead),
         Middleware(CachedFiles, files=streamlit_files()),
     ],
 )

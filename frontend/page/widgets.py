@@ -55,8 +55,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [data-testid="stMain"]:focus-visible { outline-offset: -2px; }
 .st-key-inspector { position: fixed; right: 0; top: 0; bottom: 0; width: 25rem; z-index: 20; overflow-y: auto;
   padding: 2.4rem 1rem 2rem; border-left: 1px solid color-mix(in srgb, currentColor 18%, transparent); }
-[data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container { padding-right: 27rem !important;
-  transition: padding-right 0s .15s !important; }
+[data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container {
+  padding-right: 27rem !important; transition: padding-right 0s .15s !important; }
 @media (max-width: 1000px) {
   .st-key-inspector { left: 0; top: auto; width: auto; height: 58vh; padding-top: .6rem; border-left: 0;
     border-top: 2px solid color-mix(in srgb, currentColor 30%, transparent); border-radius: .8rem .8rem 0 0; }

@@ -33,16 +33,14 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    measures = [m for m in MEASURES if m in run["measures"]]
-    measure = selection.measure if selection.measure in measures else (measures[0] if measures else "compute")
+    measures = _measures(run)
+    measure = chosen_measure(run, selection)
     _controls(run, selection, measures, measure)
     name = MEASURES[measure][0]
     widgets.heading("Where is the work spent?", _question_words(measure, selection), measure)
     if selection.measure != measure:
         widgets.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
-    distribution = widgets.client().ask(
-        run["run"], "distributions/{measure}", measure=measure, per=selection.per, bins=40, label=selection.label
-    )
+    distribution = widgets.client().ask(run["run"], "distributions/{measure}", **question(selection, measure))
     if not distribution["num"]:
         widgets.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")
         return
@@ -54,7 +52,7 @@ def draw(selection: Selection) -> None:
         _histogram(distribution, selection)
     with right:
         _labels(distribution)
-    rows, whole = _samples(run, selection, measure)
+    rows, whole = listed_samples(run, selection, measure)
     _chosen_bar(distribution, rows, selection, measure, run)
     _ends(rows, whole, measure, run)
     with widgets.error_boundary("work beside its outcome"):
@@ -64,6 +62,20 @@ def draw(selection: Selection) -> None:
     _scatter(run, selection)
     with widgets.error_boundary("how this model was trained"):
         training.curve(run, selection)
+
+
+def _measures(run: Mapping[str, Any]) -> list[str]:
+    return [measure for measure in MEASURES if measure in run["measures"]]
+
+
+def chosen_measure(run: Mapping[str, Any], selection: Selection) -> str:
+    """The measure of the selection, or the first that the run has."""
+    return selection.measure if selection.measure in _measures(run) else next(iter(_measures(run)), "compute")
+
+
+def question(selection: Selection, measure: str) -> dict[str, Any]:
+    """The distribution of a measure."""
+    return {"measure": measure, "per": selection.per, "bins": 40, "label": selection.label}
 
 
 def all_alike(distribution: Mapping[str, Any]) -> bool:
@@ -170,7 +182,7 @@ def _labels(distribution: Mapping[str, Any]) -> None:
     widgets.numbers_behind(labels, "labels")
 
 
-def _samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tuple[list[dict[str, Any]], bool]:
+def listed_samples(run: Mapping[str, Any], selection: Selection, measure: str) -> tuple[list[dict[str, Any]], bool]:
     """Samples in descending order of a measure, and whether they are complete; a large run gives both ends."""
     order = measure if measure in ("compute", "reuse", "loss") else "compute"
     ask = {"order": order, "label": selection.label}

@@ -76,6 +76,26 @@ def test_a_click_on_a_circle_is_answered_beside_it(visit):
     expect(inspector(again)).to_have_count(0)
 
 
+def test_the_chart_stays_while_its_circles_are_clicked(visit):
+    here = visit(width=1440).open(view="routes", run="pictures")
+    flow = here.page.locator('[data-testid="stVegaLiteChart"] svg.marks').first
+    flow.evaluate("svg => { svg.dataset.drawn = 'once' }")
+    wide = flow.bounding_box()["width"]
+    for step in (2, 1):
+        here.mark(f"node: {step}.").click()
+        expect(inspector(here).get_by_role("heading", name=f"at step {step}")).to_be_visible()
+        here.settled()
+        assert flow.get_attribute("data-drawn") == "once", "the browser made no other chart"
+    expect(inspector(here)).to_be_visible()
+    here.page.wait_for_function(
+        "wide => document.querySelector('svg[data-drawn=once]').getBoundingClientRect().width < wide - 300", arg=wide
+    )
+    inspector(here).get_by_role("button", name="Close").click()
+    expect(inspector(here)).to_have_count(0)
+    here.settled().mark("node: 1.").click()
+    expect(inspector(here).get_by_role("heading", name="at step 1")).to_be_visible()
+
+
 def test_two_things_are_compared_in_the_inspector(visit):
     here = visit(width=1440).open(view="modules", run="pictures", inspect="module:1.2")
     inspector(here).get_by_role("button", name="Pin").click()

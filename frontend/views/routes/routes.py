@@ -54,21 +54,28 @@ def draw(selection: Selection) -> None:
     if selection.other is not None:
         _draw_beside(run, selection)
         return
-    question = common.flow_question(run, selection, limit=MOST_LINKS)
-    if _as_map(run, selection):
-        question |= {"limit": 1, **dict.fromkeys(MERGING_OPTIONS)}
+    asked = question(run, selection)
     if not _takes_long(run, selection):
-        _show(run, selection, widgets.client().ask(run["run"], "flow", **question))
+        _show(run, selection, widgets.client().ask(run["run"], "flow", **asked))
         return
     # A placeholder, so that the exact result replaces the sampled one.
     place = st.empty()
-    sampled = widgets.client().ask(run["run"], "flow", sampled=True, **question)
+    sampled = widgets.client().ask(run["run"], "flow", **asked)
     if sampled["num_tokens"]:
         with place.container():
             _show(run, selection, sampled)
-    exact = widgets.client().ask(run["run"], "flow", **question)
+    del asked["sampled"]
+    exact = widgets.client().ask(run["run"], "flow", **asked)
     with place.container():
         _show(run, selection, exact)
+
+
+def question(run: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
+    """The first query of ``/flow``: of a sample, where counting all takes long."""
+    asked = common.flow_question(run, selection, limit=MOST_LINKS)
+    if _as_map(run, selection):
+        asked |= {"limit": 1, **dict.fromkeys(MERGING_OPTIONS)}
+    return asked | ({"sampled": True} if _takes_long(run, selection) else {})
 
 
 def _takes_long(run: Mapping[str, Any], selection: Selection) -> bool:

@@ -17,6 +17,7 @@ from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.own_names import own_names
 
 MOST = 1000
+QUESTION = {"limit": MOST, "thumbnails": True}
 PERPLEXITY = 30.0
 HELP = (
     "A sample is a point in the space of its path profile: √p, p the share of its choices that went to each module at "
@@ -29,7 +30,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The map of all samples of the run."""
     job = _job_of(run, selection)
     try:
-        answer = widgets.client().ask(run["run"], "map", limit=MOST, thumbnails=True)
+        answer = widgets.client().ask(run["run"], "map", **QUESTION)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
         widgets.show_error(error)

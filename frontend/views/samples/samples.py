@@ -53,7 +53,7 @@ def draw(selection: Selection) -> None:
 
 def _all(run: Mapping[str, Any], selection: Selection) -> None:
     """The wall and the map side by side; a click on either opens a sample in the inspector."""
-    answer = widgets.client().ask(run["run"], "samples", most=WALL, label=selection.label, q=selection.q)
+    answer = widgets.client().ask(run["run"], "samples", **question(selection))
     rows = answer["samples"]
     if not rows:
         widgets.empty("No sample has this label or these words.", "Clear a filter above.")
@@ -66,6 +66,11 @@ def _all(run: Mapping[str, Any], selection: Selection) -> None:
         sample_wall(run, rows, _caption, key=f"samples_{run['run']}_{selection.label}_{selection.q}")
     with right, widgets.error_boundary("the map of samples"):
         sample_map.draw(run, selection)
+
+
+def question(selection: Selection) -> dict[str, Any]:
+    """The samples of the wall."""
+    return {"most": WALL, "label": selection.label, "q": selection.q}
 
 
 def _caption(row: Mapping[str, Any]) -> str:
