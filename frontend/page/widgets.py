@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -139,6 +140,22 @@ def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Se
     with st.container(horizontal=True, gap="small", key=f"under_{key}"):
         chart_choices.menu(drawing, pick, on_pick)
         downloads.menu(drawing)
+
+
+FIRST_PICTURE_S = 0.15
+SEEN = "first_picture_seen"
+"""session state: the view whose first picture has had its time"""
+
+
+def first_picture(view: str) -> None:
+    """Let the browser paint what a view has drawn so far, before its many other charts come.
+
+    All charts that have arrived by the time the browser draws are drawn together, and the first is seen with the last.
+    Once a session, unless another view does so in between: who clicks waits for nothing.
+    """
+    if st.session_state.get(SEEN) != view:
+        st.session_state[SEEN] = view
+        time.sleep(FIRST_PICTURE_S)
 
 
 MOST_TABLES = 100

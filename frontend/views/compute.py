@@ -52,6 +52,7 @@ def draw(selection: Selection) -> None:
         _histogram(distribution, selection)
     with right:
         _labels(distribution)
+    widgets.first_picture("work")
     rows, whole = listed_samples(run, selection, measure)
     _chosen_bar(distribution, rows, selection, measure, run)
     _ends(rows, whole, measure, run)

@@ -105,3 +105,14 @@ def test_a_run_that_is_not_there_is_left_to_the_view(show):  # noqa: F811
     ahead.ask({"view": "compare", "run": "pictures"})
     with pytest.raises(ApiError):
         ahead.ask({"view": "routes", "run": "nowhere"})
+
+
+def test_only_the_first_run_of_the_script_waits_for_the_first_picture(show, monkeypatch):  # noqa: F811
+    from tokenpaths.frontend.page import widgets
+
+    waited = []
+    monkeypatch.setattr(widgets.time, "sleep", waited.append)
+    page = show(view="work", run="pictures")
+    assert waited.count(widgets.FIRST_PICTURE_S) == 1
+    page.run()
+    assert waited.count(widgets.FIRST_PICTURE_S) == 1
