@@ -144,4 +144,4 @@ def test_host_and_token_are_asked_for_before_any_file() -> None:
         "print([one.cls.__name__ for one in app._user_middleware])\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.split("\n")[:2] == ["[400, 401]", "['Guard', 'Login', 'CachedFiles']"], ran.stderr
+    assert ran.stdout.split("\n")[:2] == ["[400, 401]", "['Guard', 'Login', 'Ahead', 'CachedFiles']"], ran.stderr
