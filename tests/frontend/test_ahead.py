@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Mapping
 
 import pytest
 
 from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+from tests.support.coroutines import run_alone
 from tokenpaths.frontend.server.ahead import MOST_AT_ONCE, MOST_QUERY, Ahead
 
 PATIENCE_S = 20
@@ -20,7 +20,7 @@ async def nothing(*_given: object) -> None:
 
 def request(ahead: Ahead, path: str = "/", query: bytes = b"view=work&run=a%20b", method: str = "GET") -> None:
     scope = {"type": "http", "method": method, "path": path, "query_string": query}
-    asyncio.run(ahead(scope, nothing, nothing))
+    run_alone(ahead(scope, nothing, nothing))
 
 
 def test_a_page_that_is_requested_is_asked_for():
