@@ -200,6 +200,7 @@ class JobRunner:
             return
         await self._close(work)
         if end is not None:
+            await self._queue(end)
             try:
                 await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
             except Exception as error:  # a result that is no JSON
@@ -210,6 +211,15 @@ class JobRunner:
         elif work.order == "go":  # the worker is shutting down
             await self._say(lambda: self.table.give_back(work.lease))
         log.info("job %s: %s", row.job, "done" if end is not None else f"let go ({work.order})")
+
+    async def _queue(self, end: Progress) -> None:
+        """Queue the jobs that follow a finished one, before it is recorded as finished: else a crash would lose them."""
+        for name, request in end.following:
+            try:
+                checked = read_request(find_kind(name), request).model_dump(mode="json")
+                await asyncio.to_thread(self.table.submit, name, checked)
+            except (UserError, Problem, OSError) as error:
+                log.warning("a job of kind %s could not be queued: %s", name, error)
 
     def _start(self, work: Working) -> None:
         """Start the job; in the model thread."""

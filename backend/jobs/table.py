@@ -21,10 +21,12 @@ from tokenpaths.backend.data_folder import DataFolder
 from tokenpaths.backend.jobs.connection import Connection
 from tokenpaths.backend.jobs.rows import DAMAGE, ENDED, EventRow, JobRow, State, as_text, checked_row, shown_row
 from tokenpaths.backend.problems import Problem, busy
-from tokenpaths.engine.jobs.registry import Progress
+from tokenpaths.engine.jobs.registry import BACKGROUND_KINDS, Progress
 
 MOST_DEATHS = 3
 """workers that may be lost to one job without progress before it is set aside as failed"""
+TURN = f"kind IN ({str(BACKGROUND_KINDS)[1:-1].rstrip(',')}), queued"
+"""SQL of the order in which jobs are leased"""
 Order = Literal["go", "cancel", "lost"]
 """instruction to a lease holder: continue, stop because the job was cancelled, or let go because the lease was lost"""
 
@@ -101,7 +103,7 @@ class JobTable:
     def places(self) -> dict[str, int]:
         """Queue position of every waiting job, 1 = next."""
         with self.connection.reading() as con:
-            rows = con.execute("SELECT job FROM job WHERE state = 'waiting' ORDER BY queued")
+            rows = con.execute(f"SELECT job FROM job WHERE state = 'waiting' ORDER BY {TURN}")
             return {row["job"]: place for place, row in enumerate(rows, start=1)}
 
     def cancel(self, job: str) -> JobRow:
@@ -184,7 +186,7 @@ class JobTable:
         if resume_paused:
             # A pause ends at most one lease time ahead; a later end means that the clock was set back.
             free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :lease))"
-        query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1 OFFSET :damaged"
+        query = f"SELECT * FROM job WHERE {free} ORDER BY {TURN} LIMIT 1 OFFSET :damaged"
         values = {"now": now, "lease": self.lease_s, "damaged": 0}
         with self.connection.reading() as con:  # the queue is usually empty: check without a write lock
             if con.execute(query, values).fetchone() is None:

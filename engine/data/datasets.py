@@ -113,6 +113,11 @@ class Dataset:
         """Rows of the whole data set that were asked for, in a shard too."""
         return len(self._all_rows)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of this part of the data set: all ``num_places``, or those of its shard."""
+        return len(self._rows)
+
     def shard(self, shard: int, of: int, block: int) -> Dataset:
         """The rows of shard ``shard`` = 1 … ``of``, cut between blocks of ``block`` rows; it may be empty.
 
@@ -143,6 +148,7 @@ class Dataset:
         how |= {name: getattr(self._source, name, None) for name in ("_text_column", "_content")}
         own_split = getattr(self._source, "split", None)
         how |= {"split": own_split} if own_split else {}
+        how |= {"limit": self._limit} if self._passage_chars and self._limit else {}  # counts passages too
         return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
 
     def _good(self) -> Iterator[Sample]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file, write_atomically
@@ -61,12 +62,15 @@ def _is_made_by(job: Path, run_id: str, context: JobContext) -> bool:
 class Finished:
     """A job that sealed its run just before it was killed."""
 
-    def __init__(self, run: str, done: int | None, unit: str) -> None:
-        self.run, self.done, self.unit = run, done or 0, unit
+    def __init__(
+        self, run: str, done: int | None, unit: str, following: tuple[tuple[str, dict[str, Any]], ...] = ()
+    ) -> None:
+        self.run, self.done, self.unit, self.following = run, done or 0, unit, following
 
     def advance(self) -> Progress:
         """Return the final progress."""
-        return Progress(self.done, self.done, self.unit, finished=True, result={"run": self.run})
+        result = {"run": self.run}
+        return Progress(self.done, self.done, self.unit, finished=True, result=result, following=self.following)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -53,10 +53,13 @@ KINDS: dict[str, str] = {
     "import": "tokenpaths.engine.jobs.import_log:ImportJob",
     "map": "tokenpaths.engine.jobs.map_samples:MapJob",
     "gates": "tokenpaths.engine.jobs.gates.gates_job:GatesJob",
+    "twin": "tokenpaths.engine.jobs.twins.trace_twin:TwinJob",
 }
 """name of a kind → its class; imported only when a job of the kind is requested"""
 SHIPPED_KINDS = tuple(KINDS)
 """without the kinds that a program registers: those named in the API's description"""
+BACKGROUND_KINDS = ("twin",)
+"""kinds whose jobs wait until no job of another kind does"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Progress:
     finished: bool = False
     result: dict[str, Any] = field(default_factory=dict)
     """plain JSON, small; read when ``finished``. ``{"run": name}`` if the job made a run"""
+    following: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """kind and request of jobs to be queued behind this one; read when ``finished``. A killed job may queue them twice
+    """
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def _phrase(kind: str, request: Mapping[str, Any]) -> str:
         changed = _controls(request.get("controls") or {})
         whom = "the untrained twin of " if request.get("untrained") else ""
         return f"Trace of {whom}{_over(request)}" + (f", {changed}" if changed else "")
+    if kind == "twin":
+        return f"Untrained twin of {request.get('model') or 'a model'} for run {request.get('run') or 'of its data'}"
     if kind == "reroute":
         return f"{_reroute(request)}: {_over(request)}"
     if kind == "map":

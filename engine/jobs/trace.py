@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from tokenpaths.engine.base.files import NAME_PATTERN
 from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
 from tokenpaths.engine.jobs.model_outline import under_field
 from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, Progress
+from tokenpaths.engine.jobs.twins.trace_twin import following_twin
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
@@ -47,7 +48,11 @@ class TraceRequest(BaseModel):
     passage_chars: StrictInt | None = Field(None, ge=1, description="Cut longer texts into so many characters each")
     # A cancel waits for one batch.
     batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
-    twin: StrictBool = Field(True, description="Trace the untrained twin too, as the null")
+    twin: StrictBool = Field(
+        True,
+        description="Trace the untrained twin too, as the null: by a job of the kind `twin`, when no other waits. Not "
+        "under controls",
+    )
     untrained: StrictBool = Field(False, description="Trace the untrained twin itself, as a run of its own to compare")
     skip_bad: StrictBool = Field(False, description="Leave out samples that cannot be read")
     controls: dict[str, Any] = Field(
@@ -61,8 +66,14 @@ class TraceJob:
     kind: ClassVar[str] = "trace"
     Request: ClassVar[type[BaseModel]] = TraceRequest
 
-    def __init__(self, dataset: Dataset, parts: Generator[TraceProgress, None, Path], run: str) -> None:
-        self.dataset, self.parts, self.run = dataset, parts, run
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: Generator[TraceProgress, None, Path],
+        run: str,
+        following: Callable[[], tuple[tuple[str, dict[str, Any]], ...]],
+    ) -> None:
+        self.dataset, self.parts, self.run, self.following = dataset, parts, run, following
         self.last = Progress(0, dataset.num_samples, "samples")
 
     @classmethod
@@ -110,8 +121,13 @@ class TraceJob:
             split=request.split,
         )
         run, is_there = claim_run(folder, context, request.run, lambda: run_id_of(loaded, dataset.name))
+        wants_twin = request.twin and not request.untrained and not request.controls and loaded.has_small_twin
+
+        def following() -> tuple[tuple[str, dict[str, Any]], ...]:
+            return following_twin(context, run, request.model_dump(mode="json")) if wants_twin else ()
+
         if is_there:
-            return Finished(run, dataset.num_samples, "samples")
+            return Finished(run, dataset.num_samples, "samples", following())
         remove_abandoned(context.runs_dir)
         options = TraceOptions(
             run_id=run,
@@ -120,10 +136,11 @@ class TraceJob:
             regions=dataset.regions,
             batch_size=request.batch_size,
             total=dataset.num_samples,
-            twin=request.twin and not request.untrained,
+            twin=wants_twin,
+            twin_later=True,
             findings=made_by(folder),
         )
-        return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run)
+        return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run, following)
 
     def advance(self) -> Progress:
         """Process some batches, or some stages of the sealing."""
@@ -145,7 +162,8 @@ class TraceJob:
             result |= {"left_out": self.dataset.walk.left_out, "problems": self.dataset.walk.problems}
         if notes := [*self.dataset.notes, *self.dataset.walk.notes()]:
             result["notes"] = notes
-        return Progress(done, done, "samples", self.last.message, finished=True, result=result)
+        following = self.following()
+        return Progress(done, done, "samples", self.last.message, finished=True, result=result, following=following)
 
     def close(self) -> None:
         """Close the run; an unfinished run is deleted."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Integer
 from PIL.Image import Image
 from torch import Tensor
 
@@ -156,21 +157,26 @@ def text_passes(
     model: Traceable, twin: Traceable | None, samples: Iterable[Sample], size: int
 ) -> Iterator[Batch | None]:
     """``text_batches`` pass by pass: yields None after a forward pass that does not complete its batch."""
-    budget = size * STRETCH
+    for part in _text_parts(model, samples, size):
+        yield from _text_batch(model, twin, part, size * STRETCH)
+
+
+def _text_parts(model: Traceable, samples: Iterable[Sample], size: int) -> Iterator[list[tuple[Sample, Encoded]]]:
+    """Samples of one batch each, with their tokens."""
     part: list[tuple[Sample, Encoded]] = []
     tokens = 0
     for sample, new_block in with_breaks(samples, block_rows("text", size)):
         if part and new_block:
-            yield from _text_batch(model, twin, part, budget)
+            yield part
             part, tokens = [], 0
         encoded = encoded_text(model, sample)
         part.append((sample, encoded))
         tokens += len(encoded.ids)
-        if tokens >= budget:
-            yield from _text_batch(model, twin, part, budget)
+        if tokens >= size * STRETCH:
+            yield part
             part, tokens = [], 0
     if part:
-        yield from _text_batch(model, twin, part, budget)
+        yield part
 
 
 def _text_batch(
@@ -193,8 +199,7 @@ def _text_batch(
         soft.append(own_soft)
         order += chosen
         places += [np.arange(first[i], first[i + 1]) for i in chosen]
-    # Passes take windows by length; their tokens go back to where the texts have them.
-    back = np.argsort(np.concatenate(places)) if len(pieces) > 1 or order != sorted(order) else slice(None)
+    back = _reading_order(places, order)
     arrays = {name: np.concatenate([piece[name] for piece in pieces])[back] for name in pieces[0]}
     twin_ids = arrays.pop("twin_ids", None)
     batch = TraceBatch(
@@ -206,6 +211,11 @@ def _text_batch(
         char_end=np.concatenate([e.end for _, e in part]),
     )
     yield batch, twin_ids
+
+
+def _reading_order(places: list[np.ndarray], order: list[int]) -> np.ndarray | slice:
+    """Passes take windows by length; by this their tokens go back to where the texts have them."""
+    return slice(None) if order == sorted(order) else np.argsort(np.concatenate(places))
 
 
 def _text_pass(
@@ -302,3 +312,31 @@ def _soft(pieces: list[dict[str, np.ndarray]], owner: np.ndarray, tokens: np.nda
         np.add.at(means, owner, rows * share.reshape(-1, *[1] * (rows.ndim - 1)))
         tables[name] = means
     return tables
+
+
+# The twin alone -----------------------------------------------------------------------------------------------
+
+
+def twin_passes(
+    twin: Traceable, samples: Iterable[Sample], size: int
+) -> Iterator[tuple[int, Integer[np.ndarray, "n S K"]] | None]:
+    """Choices of an untrained twin as it makes them beside its model: number of samples and module ids, by batch.
+
+    Of the same batches and passes as ``image_batches`` and ``text_passes`` have them, so also in the last digit the
+    same scores; yields None after a forward pass that does not complete its batch.
+    """
+    if twin.modality == "vision":
+        for images in _chunks(samples, size):
+            yield len(images), twin.choose(image_input(twin, images))
+        return
+    for part in _text_parts(twin, samples, size):
+        windows = [window for _, encoded in part for window in cut(encoded.ids, twin.context)]
+        first = np.concatenate([[0], np.cumsum([len(window.ids) for window in windows])])
+        pieces, places, order = [], [], []
+        for number, chosen in enumerate(alike(windows, size * STRETCH, len(twin.before))):
+            if number:
+                yield None
+            pieces.append(twin.choose(padded([windows[i] for i in chosen], twin.before)))
+            order += chosen
+            places += [np.arange(first[i], first[i + 1]) for i in chosen]
+        yield len(part), np.concatenate(pieces)[_reading_order(places, order)]

@@ -17,6 +17,7 @@ from tokenpaths.engine.data.datasets import Dataset, Sample
 from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
+from tokenpaths.engine.tracing.kept_twins import find_twin, keep_twin, twin_file
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
 from tokenpaths.engine.tracing.traceable import Traceable
 
@@ -44,7 +45,10 @@ class TraceOptions:
     display_side: int = 256
     """of the kept pictures, in pixels"""
     twin: bool = True
-    """also count the paths of the untrained twin, if the model has one"""
+    """also count the paths of the untrained twin, if the model has one; those that were kept are not traced again"""
+    twin_later: bool = False
+    """leave out a twin whose paths are not kept (``engine.jobs.twins`` adds them); nothing of samples that are no
+    data set is kept"""
     overwrite: bool = False
     findings: Mapping[str, Any] = field(default_factory=dict)
     """stored in the run by name, in addition to the model's findings"""
@@ -116,8 +120,16 @@ def trace_parts(
     done = tokens = 0
     last: SampleRecord | None = None
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
+    wants_twin = options.twin and model.has_small_twin
+    keeps = wants_twin and dataset is not None and options.make_writer is None
+    file = twin_file(runs_dir, model, dataset, options.batch_size) if keeps and dataset is not None else None
+    kept = find_twin(file)
+    alone = not wants_twin or kept is not None or (options.twin_later and file is not None)
     with make_writer(info, model.module_table()) as writer:
-        for batch in _passes(model, dataset or walk.through(samples), options):
+        if kept is not None and isinstance(writer, RunWriter):
+            writer.use_twin(kept)
+        twin = None if alone else model.untrained()
+        for batch in _passes(model, twin, dataset or walk.through(samples), options):
             if batch is not None:
                 writer.write(batch[0])
                 if batch[1] is not None:
@@ -135,7 +147,10 @@ def trace_parts(
         if isinstance(writer, RunWriter):  # of a shard its manifest says it
             _add_notes(info, (dataset.walk if dataset else walk).notes())
         at = TraceProgress(done, options.total, tokens)
-        return (yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage)))
+        path = yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage))
+        if not alone and isinstance(writer, RunWriter):
+            keep_twin(file, writer.twin_paths)
+        return path
 
 
 def _add_notes(info: RunInfo, notes: Sequence[str]) -> None:
@@ -144,8 +159,9 @@ def _add_notes(info: RunInfo, notes: Sequence[str]) -> None:
         info.findings["notes"] = [*info.findings.get("notes", []), *notes]
 
 
-def _passes(model: Traceable, samples: Iterable[Sample], options: TraceOptions) -> Iterable[Batch | None]:
-    twin = model.untrained() if options.twin and model.has_small_twin else None
+def _passes(
+    model: Traceable, twin: Traceable | None, samples: Iterable[Sample], options: TraceOptions
+) -> Iterable[Batch | None]:
     if model.modality == "vision":
         return image_batches(model, twin, samples, options.batch_size, options.display_side)
     return text_passes(model, twin, samples, options.batch_size)

@@ -104,9 +104,14 @@ def check_bytes(file: Path) -> None:
         raise RunFileError(f"{file.name} is no run: a run is a DuckDB file made by tokenpaths")
 
 
-def check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+def expected_length(con: duckdb.DuckDBPyConnection) -> int:
+    """Bytes of the file attached as ``r``, its free blocks included."""
     sizes = con.execute("SELECT total_blocks * block_size FROM pragma_database_size() WHERE database_name = 'r'")
-    expected, size = sizes.fetchall()[0][0] + _HEADER_BYTES, file.stat().st_size
+    return int(sizes.fetchall()[0][0]) + _HEADER_BYTES
+
+
+def check_length(con: duckdb.DuckDBPyConnection, file: Path) -> None:
+    expected, size = expected_length(con), file.stat().st_size
     if size < expected:
         raise RunFileError(
             f"{file.name} is cut off: {size:,} of {expected:,} bytes are there; copy it again or trace the run again"

@@ -38,6 +38,7 @@ from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answer
 from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
+from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
 
 DUCKDB_MEGABYTES = 2000
 PACKED_MEGABYTES = 200
@@ -61,9 +62,10 @@ class RunFiller:
         self.profiles = ProfilePages(self.layout)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathDictionary(self.layout.id_dtype, file.parent)
-        self.twin = PathDictionary(self.layout.id_dtype, file.parent)
+        self.twin = TwinCounter(self.layout, file.parent)
+        self.twin_paths: TwinPaths | None = None
+        """of an untrained twin that was traced before; set by ``finish`` if its ribbons were added"""
         self.sketch = HashSample(KNOWN_TOKENS)
-        self.twin_sketch = HashSample(KNOWN_TOKENS)
         self.num_samples = 0
         self.large = False
         """set by ``finish``: whether the run is large enough to store slow answers"""
@@ -156,8 +158,7 @@ class RunFiller:
 
     def add_twin(self, ids: np.ndarray) -> None:
         """Count the ribbons of the untrained twin for the next tokens."""
-        first_row = self.twin.num_tokens
-        self.twin_sketch.add(first_row, {"path_id": self.twin.add(ids)[0]})
+        self.twin.add(ids)
 
     def _measure(self, new_rows: np.ndarray) -> None:
         """Compute and reuse of new paths, evaluated once per path."""
@@ -191,22 +192,20 @@ class RunFiller:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES)
         self.book.complete()
-        self.twin.complete()
+        self.twin_paths = self._twin_of_run()
         assert self.con is not None
         # The rows of a table have their numbers once they are committed.
         self.con.execute("COMMIT")
         self.con.execute("BEGIN")
         totals = Totals(
             book=self.book,
-            twin=self.twin,
+            twin=self.twin_paths,
             compute=self._of_paths(self._compute_P, 1.0),
             reuse=self._of_paths(self._reuse_P, 0.0),
             labels=self.labels,
             entropy=self.entropy,
             loss=self.loss,
             sketch=self.sketch.columns(),
-            # Without a twin of every token, places of the two would not agree.
-            twin_paths=self.twin_sketch.columns()["path_id"] if self.twin.num_tokens == self.book.num_tokens else None,
             num_samples=self.num_samples,
             soft=self.soft,
             visits=self.visits,
@@ -221,10 +220,17 @@ class RunFiller:
         self.large = self.book.num_tokens >= LEAST_TOKENS
         # What was summed up on the way is in the file now; the answers need the memory.
         del totals
-        self.book = self.twin = PathDictionary(self.layout.id_dtype)
+        self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
         self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
         self.even_flows, self.profiles = None, ProfilePages(self.layout)
         shutil.rmtree(temporary_folder(self._file), ignore_errors=True)
+
+    def _twin_of_run(self) -> TwinPaths | None:
+        """The twin's paths as counted here, or those from before if they are of as many tokens."""
+        if (counted := self.twin.paths()) is not None:
+            return counted.of_run(self.book.num_tokens)
+        before = self.twin_paths
+        return before if before is not None and before.fits(self.layout, self.book.num_tokens) else None
 
     def add_answers(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Add slow answers to the finished file of a large run; raises as ``seal_answers``."""

@@ -42,6 +42,7 @@ from tokenpaths.engine.store.write.seal_pages import (
     write_tops,
 )
 from tokenpaths.engine.store.write.soft_rows import SoftSums
+from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
 
 _STAGES = (
     "ranking paths",
@@ -64,7 +65,7 @@ class Totals:
     """Sums accumulated by the writer."""
 
     book: PathDictionary
-    twin: PathDictionary
+    twin: TwinPaths | None
     compute: np.ndarray
     """(P,) by path_id, like ``reuse``"""
     reuse: np.ndarray
@@ -74,8 +75,6 @@ class Totals:
     loss: tuple[int, float]
     """number of tokens with a loss, and the sum of their losses"""
     sketch: dict[str, np.ndarray]
-    twin_paths: np.ndarray | None
-    """path_ids of the twin for the tokens of the hash sample; None unless the twin ran on every token"""
     num_samples: int
     soft: SoftSums
     visits: Visits | None
@@ -124,7 +123,7 @@ def build_summaries(
     with one_thread(con):
         write_nulls(con, layout, totals.book, totals.twin, order)
     stage(5)
-    write_associations(con, totals.sketch, order, totals.twin, totals.twin_paths)
+    write_associations(con, totals.sketch, order, totals.twin)
     stage(6)
     _sample_of_tokens(con, layout, totals.book.num_tokens)
     _histograms(con)

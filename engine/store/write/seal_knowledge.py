@@ -15,8 +15,8 @@ from tokenpaths.engine.analysis.association import associations, places_in
 from tokenpaths.engine.store.ask.tables.region_maps import region_maps
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_tables import insert_columns
-from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_nulls import NULL_SEED
+from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
 
 ATTRIBUTES = {"label": "samples", "region": "maps", "token_id": "sequences"}
 """attribute -> what its null model shuffles"""
@@ -24,23 +24,26 @@ OWN, UNTRAINED = "observed", "untrained"
 
 
 def write_associations(
-    con: duckdb.DuckDBPyConnection,
-    sketch: dict[str, np.ndarray],
-    order: np.ndarray,
-    twin: PathDictionary,
-    twin_paths: np.ndarray | None,
+    con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray], order: np.ndarray, twin: TwinPaths | None
 ) -> None:
     """NMI(path; attribute) over the sampled tokens that have the attribute; also fills ``known_token``.
 
-    ``order`` (P,) is the path_id of each rank, ``twin_paths`` (n,) the twin's path_id of the same tokens.
+    ``order`` (P,) is the path_id of each rank.
     """
     # Paths go in by rank: their numbers, and with them the last digit, depend on the batches.
     rank_of = np.empty(len(order), dtype=np.int32)
     rank_of[order] = np.arange(len(order), dtype=np.int32)
-    paths = {OWN: rank_of[sketch["path_id"]]}
+    associate(con, sketch, rank_of[sketch["path_id"]], None if twin is None else twin.known)
+
+
+def associate(
+    con: duckdb.DuckDBPyConnection, sketch: dict[str, np.ndarray], rank_n: np.ndarray, twin_n: np.ndarray | None
+) -> None:
+    """``write_associations`` for paths (n,) by rank, and those of the twin of the same tokens."""
+    paths = {OWN: rank_n}
     columns = {"place": sketch["place"]}
-    if twin_paths is not None:
-        columns["untrained_path"] = paths[UNTRAINED] = _numbered(twin, twin_paths)
+    if twin_n is not None:
+        columns["untrained_path"] = paths[UNTRAINED] = twin_n
     insert_columns(con, "known_token", columns)
     for attribute, shuffled in ATTRIBUTES.items():
         measured = sketch[attribute] >= 0
@@ -77,10 +80,3 @@ def write_associations(
 
 def _arrays(con: duckdb.DuckDBPyConnection, query: Query) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in con.execute(query.sql, query.parameters).fetchnumpy().items()}
-
-
-def _numbered(book: PathDictionary, path_ids: np.ndarray) -> np.ndarray:
-    """(n,) paths numbered by their ribbons, independent of the batches."""
-    distinct, place_n = np.unique(path_ids, return_inverse=True)
-    _, number = np.unique(book.ribbons(distinct), axis=0, return_inverse=True)
-    return number.reshape(-1)[place_n.reshape(-1)].astype(np.int32)

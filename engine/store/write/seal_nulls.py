@@ -18,8 +18,9 @@ from tokenpaths.engine.analysis.path_statistics import (
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, range_array
-from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
+from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.seal_pages import write_counts
+from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths, tokens_of_modules
 
 NULL_SEED = 0
 INDEPENDENT_BYTES = 256 * 2**20
@@ -32,7 +33,7 @@ _STEP_FACTOR = 0x9E3779B97F4A7C15
 
 
 def write_nulls(
-    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, twin: PathDictionary, order: np.ndarray
+    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, twin: TwinPaths | None, order: np.ndarray
 ) -> None:
     """Rank–frequency of the run, of its untrained twin and of independent steps; usage of the two nulls.
 
@@ -43,18 +44,26 @@ def write_nulls(
     write_counts(con, "observed", counts)
     drawn = _thinned(counts, layout)
     places = np.flatnonzero(drawn)
-    nulls = [("independent", *_independent(layout, book, order[places], drawn[places]))]
-    if twin.num_tokens:
-        nulls.append(("untrained", twin.counts(), _used_by_all(layout, twin)))
-    for kind, unsorted_counts, used in nulls:
-        null_counts = -np.sort(-unsorted_counts)
-        for start in range(0, len(null_counts), CHUNK_ROWS):  # nearly every token has a path of its own
-            part = null_counts[start : start + CHUNK_ROWS]
-            ranks = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
-            insert_columns(con, "null_path", {"kind": pa.repeat(kind, len(part)), "rank": ranks, "count": part})
-        _fit(con, kind, null_counts)
-        write_counts(con, kind, null_counts)
-        _insert_usage(con, kind, used)
+    null_counts, used = _independent(layout, book, order[places], drawn[places])
+    _write_null(con, "independent", -np.sort(-null_counts), used)
+    if twin is not None:
+        write_twin_null(con, twin)
+
+
+def write_twin_null(con: duckdb.DuckDBPyConnection, twin: TwinPaths) -> None:
+    """Rank–frequency and usage of the untrained twin."""
+    _write_null(con, "untrained", twin.counts(), twin.used_SM)
+
+
+def _write_null(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray, used: np.ndarray) -> None:
+    """Of one null; ``counts`` (P,) descending, ``used`` (S, M)."""
+    for start in range(0, len(counts), CHUNK_ROWS):  # nearly every token has a path of its own
+        part = counts[start : start + CHUNK_ROWS]
+        ranks = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
+        insert_columns(con, "null_path", {"kind": pa.repeat(kind, len(part)), "rank": ranks, "count": part})
+    _fit(con, kind, counts)
+    write_counts(con, kind, counts)
+    _insert_usage(con, kind, used)
 
 
 def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
@@ -102,36 +111,16 @@ def _independent(
 def _of_steps(
     layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray, steps: slice
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(s, P) 64-bit numbers of the choices of paths at some steps, and their ``_used`` (s, M)."""
+    """(s, P) 64-bit numbers of the choices of paths at some steps, and their ``tokens_of_modules`` (s, M)."""
     num_steps, visits = steps.stop - steps.start, slice(steps.start * layout.top_k, steps.stop * layout.top_k)
     hashes_sP = np.empty((num_steps, len(path_ids)), dtype=np.uint64)
     used = np.zeros((num_steps, layout.num_modules), dtype=np.int64)
     for start in range(0, len(path_ids), CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
         ribbons = book.ribbons(path_ids[part], visits).reshape(-1, num_steps, layout.top_k)
-        used += _used(layout, ribbons, counts[part])
+        used += tokens_of_modules(layout, ribbons, counts[part])
         hashes_sP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, num_steps).T
     return hashes_sP, used
-
-
-def _used(layout: Layout, ribbons_PSK: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(S, M) tokens of each module where ``counts`` tokens take these paths; no shuffle within a step changes them."""
-    counts_PK = None if bool((counts == 1).all()) else np.repeat(counts, layout.top_k)
-    used = np.zeros((ribbons_PSK.shape[1], layout.num_modules), dtype=np.int64)
-    for step in range(len(used)):
-        # Sums of whole numbers in float64 are exact below 2**53.
-        used[step] = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)
-    return used
-
-
-def _used_by_all(layout: Layout, book: PathDictionary) -> np.ndarray:
-    """``_used`` of all tokens of ``book``."""
-    used = np.zeros((layout.num_steps, layout.num_modules), dtype=np.int64)
-    for start in range(0, book.num_paths, TAKE_ROWS):
-        path_ids = np.arange(start, min(start + TAKE_ROWS, book.num_paths))
-        ribbons = book.ribbons(path_ids).reshape(-1, layout.num_steps, layout.top_k)
-        used += _used(layout, ribbons, book.counts()[path_ids])
-    return used
 
 
 def _insert_usage(con: duckdb.DuckDBPyConnection, kind: str, used: np.ndarray) -> None:

@@ -29,6 +29,7 @@ from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact
 from tokenpaths.engine.store.write.run_filler import RunFiller, temporary_folder
 from tokenpaths.engine.store.write.seal import NUM_STAGES
+from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
 
 QUEUE_BATCHES = 4
 _Item = CompactBatch | np.ndarray
@@ -97,6 +98,16 @@ class RunWriter(SealedOnce):
         check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
         if len(module_ids):
             self._put(np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"))
+
+    def use_twin(self, twin: TwinPaths) -> None:
+        """Give the run the paths of an untrained twin that was traced before; left out if of other tokens."""
+        self._check_open()
+        self._filler.twin_paths = twin
+
+    @property
+    def twin_paths(self) -> TwinPaths | None:
+        """Of the untrained twin, once the run is sealed; None without one."""
+        return self._filler.twin_paths
 
     def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.

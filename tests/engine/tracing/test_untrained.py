@@ -16,17 +16,20 @@ from tokenpaths.engine.tracing.traceable import as_untrained
 
 
 def traced(tmp_path: Path, **request: object) -> Path:
-    """The run of a trace job over six scenes."""
+    """The run of a trace job over six scenes, and of the jobs that follow."""
     context = JobContext(tmp_path, (SHIPPED_MODELS,), lambda name: load_model(name, [SHIPPED_MODELS], "cpu"))
-    kind = find_kind("trace")
-    folder = tmp_path / str(request["run"])
-    folder.mkdir()
     wanted = {"model": "dna-vision-top1", "data": "bundled:scenes", "limit": 6, **request}
-    job = kind.start(read_request(kind, wanted), folder, context)
-    progress = Progress(0, None, "")
-    while not progress.finished:
-        progress = job.advance()
-    job.close()
+    jobs = [("trace", wanted)]
+    for number, (name, values) in enumerate(jobs):
+        kind = find_kind(name)
+        folder = tmp_path / f"{request['run']}-{number}"
+        folder.mkdir()
+        job = kind.start(read_request(kind, values), folder, context)
+        progress = Progress(0, None, "")
+        while not progress.finished:
+            progress = job.advance()
+        job.close()
+        jobs += progress.following
     return context.runs_dir / f"{progress.result['run']}.duckdb"
 
 

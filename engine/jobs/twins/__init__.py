@@ -1,0 +1,1 @@
+"""Untrained twins, traced when nothing else is to be done."""

@@ -1,0 +1,204 @@
+"""The job ``twin``: traces the untrained twin of a run's model over the run's data, and adds its paths to the run.
+
+Jobs of this kind wait until no other job does. A twin that was traced before for the same architecture and data is not
+traced again (``tracing.kept_twins``), so a killed job that had traced its twin has that behind it; otherwise it starts
+from the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import NAME_PATTERN, run_file
+from tokenpaths.engine.jobs.registry import JobContext, Progress
+
+if TYPE_CHECKING:
+    from tokenpaths.engine.data.datasets import Dataset
+    from tokenpaths.engine.store.ask.run import Run
+    from tokenpaths.engine.store.file.schema import Layout
+    from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
+    from tokenpaths.engine.tracing.traceable import Traceable
+
+SLICE_SECONDS = 0.7
+KIND = "twin"
+
+
+class TwinRequest(BaseModel):
+    """What a twin job needs: the run, and what it was traced with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: StrictStr = Field(description="Name of the run that the twin is for", pattern=NAME_PATTERN)
+    model: StrictStr = Field(description="The model of the run, as in a job of the kind `trace`")
+    data: StrictStr = Field(description="The data of the run, as in a job of the kind `trace`")
+    limit: StrictInt | None = Field(None, ge=1, description="As the run was traced with")
+    text_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
+    image_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
+    label_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
+    split: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
+    passage_chars: StrictInt | None = Field(None, ge=1, description="As the run was traced with")
+    batch_size: StrictInt = Field(16, ge=1, le=64, description="As the run was traced with")
+    skip_bad: StrictBool = Field(False, description="As the run was traced with")
+
+
+def twin_request(run: str, traced_with: dict[str, Any]) -> dict[str, Any]:
+    """The request of the twin job of a run; ``traced_with`` has the fields of that of its trace, and may have more."""
+    return {name: traced_with[name] for name in TwinRequest.model_fields if name in traced_with} | {"run": run}
+
+
+def following_twin(
+    context: JobContext, run: str, traced_with: dict[str, Any]
+) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The twin job to be queued behind the trace that has sealed ``run``; none if the run has its twin's paths."""
+    from tokenpaths.engine.store.write.twin.twin_adder import has_twin
+
+    with context.open_run(run) as opened:
+        if has_twin(opened):
+            return ()
+    return ((KIND, twin_request(run, traced_with)),)
+
+
+class TwinJob:
+    """A running twin job."""
+
+    kind: ClassVar[str] = KIND
+    Request: ClassVar[type[BaseModel]] = TwinRequest
+
+    def __init__(self, run: str, total: int | None, parts: Generator[Progress, None, None]) -> None:
+        self.run, self.parts = run, parts
+        self.last = Progress(0, total, "samples")
+
+    @classmethod
+    def check(cls, request: TwinRequest, context: JobContext) -> None:
+        """Refuse a missing run, one that has a twin or came from elsewhere, an unknown model and missing data."""
+        from tokenpaths.engine.base.seal_marks import is_sealed_here
+        from tokenpaths.engine.store.write.twin.twin_adder import has_twin
+
+        with context.open_run(request.run) as run:
+            if has_twin(run):
+                raise UserError(f"Run {request.run!r} holds the paths of its untrained twin already.", field="run")
+        if not is_sealed_here(run_file(context.runs_dir, request.run)):
+            raise UserError(f"Run {request.run!r} came from elsewhere: its file stays as it is.", field="run")
+        context.check_data(request.data, context.outline(request.model).modality)
+
+    @classmethod
+    def start(cls, request: TwinRequest, folder: Path, context: JobContext) -> TwinJob | NothingToDo:
+        """Open run, model and data; a run that was deleted or has its twin needs nothing."""
+        from tokenpaths.engine.data.datasets import open_dataset
+        from tokenpaths.engine.store.write.twin.twin_adder import has_twin
+        from tokenpaths.engine.store.write.writer import remove_abandoned
+
+        file = run_file(context.runs_dir, request.run)
+        if not file.is_file():
+            return NothingToDo(request.run, "the run was deleted")
+        loaded = context.load_model(request.model).without_controls()
+        with context.open_run(request.run) as run:
+            if has_twin(run):
+                return NothingToDo(request.run, "the run has its twin")
+            _check_model(loaded, run)
+        dataset = open_dataset(
+            context.data_source(request.data),
+            loaded.modality,
+            text_column=request.text_column,
+            image_column=request.image_column,
+            label_column=request.label_column,
+            limit=request.limit,
+            skip_bad=request.skip_bad,
+            passage_chars=request.passage_chars,
+            split=request.split,
+        )
+        remove_abandoned(context.runs_dir)
+        return cls(request.run, dataset.num_samples, _parts(file, loaded, dataset, request.batch_size, folder))
+
+    def advance(self) -> Progress:
+        """Process some batches, or some stages of adding the paths to the run."""
+        ends = time.monotonic() + SLICE_SECONDS
+        while time.monotonic() < ends:
+            try:
+                self.last = next(self.parts)
+            except StopIteration:
+                done = self.last.done
+                return Progress(done, done, "samples", finished=True, result={"run": self.run, "samples": done})
+        return self.last
+
+    def close(self) -> None:
+        """Let go of the data; a run that is not complete stays as it was."""
+        with contextlib.suppress(UserError):
+            self.parts.close()
+
+
+class NothingToDo:
+    """A twin job whose run is gone or complete."""
+
+    def __init__(self, run: str, why: str) -> None:
+        self.run, self.why = run, why
+
+    def advance(self) -> Progress:
+        """Return the final progress."""
+        return Progress(0, 0, "samples", self.why, finished=True, result={"run": self.run, "note": self.why})
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _parts(
+    file: Path, loaded: Traceable, dataset: Dataset, batch_size: int, folder: Path
+) -> Generator[Progress, None, None]:
+    """Trace the twin unless its paths are kept, then add them to the run ``file``.
+
+    Raises:
+        UserError: the data have changed since the run was traced.
+    """
+    from tokenpaths.engine.base.progress import map_progress, seal_in_stages
+    from tokenpaths.engine.store.ask.run_file import RunFile
+    from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder
+    from tokenpaths.engine.tracing.kept_twins import find_twin, keep_twin, twin_file
+
+    place = twin_file(file.parent, loaded, dataset, batch_size)
+    twin = find_twin(place)
+    with RunFile.open(file) as run:
+        layout, num_tokens, total = run.layout, int(run.row["num_tokens"]), int(run.row["num_samples"])
+    if twin is None or not twin.fits(layout, num_tokens):
+        twin = yield from _traced(loaded, dataset, batch_size, layout, folder, total)
+        if twin is not None and twin.fits(layout, num_tokens):
+            keep_twin(place, twin)
+    if twin is None:
+        raise UserError("the data hold no sample any more", field="data")
+    stages = seal_in_stages(TwinAdder(file, twin))
+    yield from map_progress(stages, lambda stage: Progress(total, total, "samples", stage))
+
+
+def _traced(
+    loaded: Traceable, dataset: Dataset, batch_size: int, layout: Layout, folder: Path, total: int
+) -> Generator[Progress, None, TwinPaths | None]:
+    import numpy as np
+
+    from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter
+    from tokenpaths.engine.tracing.trace_batches import twin_passes
+
+    counter, done = TwinCounter(layout, folder), 0
+    for batch in twin_passes(loaded.untrained(), dataset, batch_size):
+        if batch is not None:
+            done += batch[0]
+            counter.add(np.array(batch[1], dtype=layout.id_dtype, order="C"))
+        yield Progress(done, total, "samples", f"{counter.num_tokens:,} tokens traced")
+    return counter.paths()
+
+
+def _check_model(loaded: Traceable, run: Run) -> None:
+    """UserError unless the run is of this architecture, unedited."""
+    fields = loaded.run_fields()
+    same = json.loads(run.row["config"]) == json.loads(json.dumps(fields["config"]))
+    if not same or run.row["top_k"] != fields["top_k"] or not loaded.has_small_twin:
+        raise UserError(
+            f"Run {run.run_id!r} is not of the unedited model {loaded.name}, or of one too large for a twin.",
+            field="model",
+        )
