@@ -8,14 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tokenpaths.backend.http.paging import binding_of, decode_cursor, encode_cursor
 from tokenpaths.backend.http.redact_paths import redact
+from tokenpaths.backend.jobs.twin_state import twin_state
 from tokenpaths.backend.problems import documented
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, Cursor, Limit, RunName, SampleNumber
 from tokenpaths.backend.runs.answers import Answer, as_json
-from tokenpaths.backend.schemas.runs import RunList
+from tokenpaths.backend.schemas.runs import RunList, TwinState
 from tokenpaths.backend.services import Services, Shared
 
 router = APIRouter(prefix="/runs", responses=ABOUT_A_RUN)
@@ -80,6 +81,22 @@ async def delete_run(services: Shared, run: RunName) -> Response:
     await run_in_threadpool(services.registry.delete, run)
     services.registry.watchdog.release(run)
     return Response(status_code=204)
+
+
+@router.get("/{run}/twin", response_model=TwinState, tags=["runs"])
+async def show_twin(services: Shared, run: RunName) -> JSONResponse:
+    """Whether answers about the run have numbers of its untrained twin, and if not, whether a job is about to add them.
+
+    The file of the run is replaced when its twin is added: answers change then, and so do their ETags.
+    """
+    await services.answers.take_in(run)
+
+    def compute() -> dict[str, Any]:
+        there = services.registry.ask(run, lambda opened: opened.has_twin)
+        return twin_state(run, there, services.jobs.table)
+
+    answer = TwinState.model_validate(await run_in_threadpool(compute))
+    return JSONResponse(answer.model_dump(), headers={"cache-control": "no-store"})
 
 
 @router.get(

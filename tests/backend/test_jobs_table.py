@@ -232,3 +232,14 @@ def test_many_workers_share_the_queue_and_none_gets_what_another_has(tmp_path: P
         thread.join()
     assert sorted(done) == sorted(jobs), "each once"
     assert first.counts() == {"succeeded": 60}
+
+
+def test_twins_wait_until_no_other_job_does(table: JobTable, clock: Clock) -> None:
+    first, twin, second = (table.submit(kind, {}).job for kind in ("trace", "twin", "count"))
+    assert table.places() == {first: 1, second: 2, twin: 3}
+    assert leased(table, "one").row.job == first
+    assert leased(table, "two").row.job == second
+    assert leased(table, "three").row.job == twin
+    later = table.submit("trace", {}).job
+    clock.now += 11  # all three were lost
+    assert [leased(table, str(number)).row.job for number in range(4)] == [first, second, later, twin]

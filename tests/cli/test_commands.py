@@ -276,7 +276,7 @@ def test_trace_heeds_the_settings_and_says_what_it_left_out(
 def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tracing_home / "runs").mkdir(parents=True)
     (tracing_home / "runs" / ".killed.partial").write_bytes(b"half")
-    options = ["--model", "tiny-vision", "--data", "bundled:scenes", "--limit", "2", "--run", "r", "--no-twin"]
+    options = ["--model", "tiny-vision", "--data", "bundled:scenes", "--limit", "2", "--run", "r", "--twin", "no"]
     assert main(["trace", *options]) == 0
     assert [file.name for file in (tracing_home / "runs").iterdir()] == ["r.duckdb"]
 
@@ -284,7 +284,7 @@ def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: py
 def test_trace_says_which_labels_the_model_does_not_know(
     tracing_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["trace", "--model", "raytracing-digits", "--no-twin", "--run"]
+    command = ["trace", "--model", "raytracing-digits", "--twin", "no", "--run"]
     assert main([*command, "known", "--data", "bundled:digits", "--limit", "4"]) == 0
     assert "class of" not in capsys.readouterr().err
     assert main([*command, "foreign", "--data", "bundled:scenes", "--limit", "4"]) == 0

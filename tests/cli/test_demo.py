@@ -32,9 +32,9 @@ def sealed(tmp_path: Path) -> dict[str, int]:
     return {file.stem: file.stat().st_mtime_ns for file in (tmp_path / "data" / "runs").glob("*.duckdb")}
 
 
-def jobs_of(tmp_path: Path) -> list[JobRow]:
+def jobs_of(tmp_path: Path, kind: str = "trace") -> list[JobRow]:
     table = job_table(load_settings(data_dir=tmp_path / "data"))
-    rows = table.page()
+    rows = table.page(kinds=[kind])
     table.close()
     return rows
 
@@ -46,9 +46,12 @@ def test_the_first_runs_are_traced_and_the_others_queued_once(demo: list[str], t
     rows = jobs_of(tmp_path)
     assert {row.request["run"] for row in rows} == QUEUED
     assert {row.state for row in rows} == {"waiting"}
+    twins = jobs_of(tmp_path, "twin")
+    assert sorted(row.request["run"] for row in twins) == sorted(FIRST)
     assert main(demo) == 0
     assert sealed(tmp_path) == runs
     assert [row.job for row in jobs_of(tmp_path)] == [row.job for row in rows]
+    assert [row.job for row in jobs_of(tmp_path, "twin")] == [row.job for row in twins]
 
 
 def test_what_was_given_up_is_queued_again_and_what_was_deleted_made_again(demo: list[str], tmp_path: Path) -> None:
@@ -101,6 +104,7 @@ def test_ctrl_c_half_way_loses_nothing(
     assert sealed(tmp_path)[FIRST[0]] == runs[FIRST[0]]
     assert set(sealed(tmp_path)) == set(FIRST)
     assert {row.request["run"] for row in jobs_of(tmp_path)} == QUEUED
+    assert sorted(row.request["run"] for row in jobs_of(tmp_path, "twin")) == sorted(FIRST)
 
 
 def test_two_at_the_same_time_do_not_work_twice(

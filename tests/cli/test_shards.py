@@ -87,7 +87,7 @@ def test_what_else_lies_beside_the_shards_stays(home: Path, capsys: pytest.Captu
 
 def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(home / "data")
-    mine = arguments(home, "--run", "hand", "--limit", "9", "--no-twin")
+    mine = arguments(home, "--run", "hand", "--limit", "9", "--twin", "no")
     assert main([*mine, "--shard", "1/2"]) == 0
     assert main(["seal", "hand", "--data-dir", data]) == 2
     assert "shard 2 of 2 is missing: trace it with --shard 2/2" in capsys.readouterr().err

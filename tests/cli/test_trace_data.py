@@ -82,7 +82,7 @@ def test_command_job_and_notebook_make_one_run(
 
 def test_shards_of_a_trace_seal_into_the_same_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(home / "inbox" / "part-{000..001}.tar")
-    command = ["trace", "--model", "tiny-text", "--data", data, "--device", "cpu", "--batch-size", "1", "--no-twin"]
+    command = ["trace", "--model", "tiny-text", "--data", data, "--device", "cpu", "--batch-size", "1", "--twin", "no"]
     assert main([*command, "--run", "whole"]) == 0
     for shard in ("1/2", "2/2"):
         assert main([*command, "--run", "parts", "--shard", shard]) == 0, capsys.readouterr().err

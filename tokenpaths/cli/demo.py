@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tokenpaths.cli.support.later_twins import queue_twin
 from tokenpaths.cli.support.options import DataDir
 from tokenpaths.cli.support.refusals import problems_as_errors
 
@@ -99,10 +100,13 @@ def queue_runs(runs: list[DemoRun], settings: Settings) -> int:
             if job is not None and state in ("failed", "cancelled"):
                 jobs.retry(job)
             else:
-                request = {"model": run.model, "data": run.data, "run": run.run_id, "batch_size": BATCH_SIZE}
-                jobs.submit("trace", request)
+                jobs.submit("trace", _request(run))
             queued += 1
     return queued
+
+
+def _request(run: DemoRun) -> dict[str, Any]:
+    return {"model": run.model, "data": run.data, "run": run.run_id, "batch_size": BATCH_SIZE}
 
 
 def is_there(settings: Settings, run: DemoRun) -> bool:
@@ -191,7 +195,7 @@ def _trace(runs: list[DemoRun], settings: Settings) -> None:
         loaded = load_model(run.model, installed_folders())
         dataset = open_dataset(run.data, loaded.modality)
         with bar(f"{run.run_id} ({number} of {len(runs)})", dataset.num_samples, "samples") as progress:
-            trace_samples(
+            file = trace_samples(
                 loaded,
                 dataset,
                 settings.runs_dir,
@@ -201,6 +205,8 @@ def _trace(runs: list[DemoRun], settings: Settings) -> None:
                 regions=dataset.regions,
                 batch_size=BATCH_SIZE,
                 total=dataset.num_samples,
+                twin_later=True,
                 overwrite=True,
                 on_progress=partial(follow, progress),
             )
+        queue_twin(settings, file, _request(run))  # at once: an interrupted demo does not trace this run again

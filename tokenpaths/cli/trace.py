@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenpaths.cli.support.options import DataDir, folder_option, takes
+from tokenpaths.cli.support.later_twins import queue_twin, traced_with
 from tokenpaths.cli.support.refusals import refuse_taken_name
 from tokenpaths.engine.base.errors import UserError
 
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from tokenpaths.engine.adapters.find_traceable import FoundModel
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.tracing.trace_run import TraceProgress
+
+
+class Twin(StrEnum):
+    """When the untrained twin is traced."""
+
+    NOW, LATER, NO = "now", "later", "no"
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,13 @@ class TraceCommand:
         int | None, typer.Option(help="Cut longer texts into passages of so many characters, a sample each.", min=1)
     ] = None
     batch_size: Annotated[int, typer.Option(help="Images, or stretches of 64 tokens, at once.", min=1)] = 64
-    twin: Annotated[bool, typer.Option(help="Trace the untrained twin too, as the null.")] = True
+    twin: Annotated[
+        Twin,
+        typer.Option(
+            help="The untrained twin, a null of every statistic: trace it now, leave it to a job of `tokenpaths up` or "
+            "`tokenpaths worker` (later), or do without (no). One that is kept from an earlier trace is used at once."
+        ),
+    ] = Twin.NOW
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Trace the untrained twin itself, as a run of its own to compare with.")
     ] = False
@@ -114,6 +128,7 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
     settings = load_settings(data_dir=options.data_dir)
     keep_free(settings.least_free_megabytes * 1e6)
     ask = wanted(options.controls, options.beside)
+    _refuse_later(options)
     shard = requested_shard(
         settings,
         options.shard,
@@ -148,6 +163,8 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         raise UserError("ban_share counts over all samples; leave out --shard.", field="controls")
     source = _find(settings, options, ask.controls if ask else None)
     dataset = _open(options, source)
+    is_later = options.twin is Twin.LATER and not options.untrained
+    later = traced_with(settings, asdict(options)) if is_later else None
     with waiting(f"loading {source.name}"):
         loaded: Any = source.load()
         source.note_place(loaded, settings.checkpoints_dir)
@@ -155,7 +172,8 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         loaded = as_untrained(loaded) if options.untrained else loaded
         remove_abandoned(settings.runs_dir)
     part = shard.part_of(dataset, options.batch_size) if shard else dataset
-    alike = {name: getattr(options, name) for name in ("batch_size", "twin", "skip_bad", "passage_chars")}
+    alike = {name: getattr(options, name) for name in ("batch_size", "skip_bad", "passage_chars")}
+    alike["twin"] = options.twin is Twin.NOW
     tracing = TraceOptions(
         run_id=options.run,
         dataset=dataset.name,
@@ -164,7 +182,8 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         batch_size=options.batch_size,
         total=part.num_samples,
         # The untrained twin is the null model of the unedited model only.
-        twin=options.twin and (ask is None or ask.beside) and not options.untrained,
+        twin=options.twin is not Twin.NO and (ask is None or ask.beside) and not options.untrained,
+        twin_later=later is not None,
         overwrite=options.overwrite,
         make_writer=shard.writer_for(part, alike, made_with(loaded.device)) if shard else None,
     )
@@ -191,6 +210,16 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
         say_effect(effect)
         typer.echo(f"run {before.stem} is in {before}")
     typer.echo(f"run {path.stem} is in {path}")
+    if later is not None and loaded.has_small_twin and (job := queue_twin(settings, path, later)):
+        typer.echo(f"its untrained twin waits for `tokenpaths up` or `tokenpaths worker` (job {job})")
+
+
+def _refuse_later(options: TraceCommand) -> None:
+    """A job traces whole data sets, unedited, on the device of its worker."""
+    own = ("shard", "shards", "controls", "device", "dtype")
+    given = [f"--{name}" for name in own if getattr(options, name) is not None]
+    if options.twin is Twin.LATER and given:
+        raise UserError(f"--twin later leaves the twin to a job, which has no {given[0]}: give now or no.", field="twin")
 
 
 def _find(settings: Settings, options: TraceCommand, controls: dict[str, Any] | None) -> FoundModel:

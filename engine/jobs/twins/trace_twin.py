@@ -58,10 +58,9 @@ def following_twin(
     context: JobContext, run: str, traced_with: dict[str, Any]
 ) -> tuple[tuple[str, dict[str, Any]], ...]:
     """The twin job to be queued behind the trace that has sealed ``run``; none if the run has its twin's paths."""
-    from tokenpaths.engine.store.write.twin.twin_adder import has_twin
 
     with context.open_run(run) as opened:
-        if has_twin(opened):
+        if opened.has_twin:
             return ()
     return ((KIND, twin_request(run, traced_with)),)
 
@@ -80,20 +79,23 @@ class TwinJob:
     def check(cls, request: TwinRequest, context: JobContext) -> None:
         """Refuse a missing run, one that has a twin or came from elsewhere, an unknown model and missing data."""
         from tokenpaths.engine.base.seal_marks import is_sealed_here
-        from tokenpaths.engine.store.write.twin.twin_adder import has_twin
 
         with context.open_run(request.run) as run:
-            if has_twin(run):
+            if run.has_twin:
                 raise UserError(f"Run {request.run!r} holds the paths of its untrained twin already.", field="run")
         if not is_sealed_here(run_file(context.runs_dir, request.run)):
             raise UserError(f"Run {request.run!r} came from elsewhere: its file stays as it is.", field="run")
-        context.check_data(request.data, context.outline(request.model).modality)
+        cls.check_source(request.model, request.data, context)
+
+    @staticmethod
+    def check_source(model: str, data: str, context: JobContext) -> None:
+        """Refuse a model or data that a job cannot have."""
+        context.check_data(data, context.outline(model).modality)
 
     @classmethod
     def start(cls, request: TwinRequest, folder: Path, context: JobContext) -> TwinJob | NothingToDo:
         """Open run, model and data; a run that was deleted or has its twin needs nothing."""
         from tokenpaths.engine.data.datasets import open_dataset
-        from tokenpaths.engine.store.write.twin.twin_adder import has_twin
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
         file = run_file(context.runs_dir, request.run)
@@ -101,7 +103,7 @@ class TwinJob:
             return NothingToDo(request.run, "the run was deleted")
         loaded = context.load_model(request.model).without_controls()
         with context.open_run(request.run) as run:
-            if has_twin(run):
+            if run.has_twin:
                 return NothingToDo(request.run, "the run has its twin")
             _check_model(loaded, run)
         dataset = open_dataset(

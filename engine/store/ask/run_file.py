@@ -197,6 +197,11 @@ class RunFile:
                     yield {n: _numpy(c) for n, c in zip(names, batch.columns, strict=True)}
 
     @cached_property
+    def has_twin(self) -> bool:
+        """Whether the file holds the paths of the model's untrained twin."""
+        return bool(self.rows(Query("SELECT 1 FROM path_fit WHERE kind = 'untrained'")))
+
+    @cached_property
     def first_rows(self) -> np.ndarray:
         """(samples,) first row of each sample in ``token``."""
         return self._connection.arrays("SELECT first_row FROM sample ORDER BY sample")["first_row"]

@@ -16,6 +16,7 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.modules import load_only, margins
 from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge
+from tokenpaths.frontend.views.twin_words import without_twin
 from tokenpaths.frontend.views.work import sections
 
 
@@ -62,11 +63,7 @@ def draw(selection: Selection) -> None:
         )
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None))
         if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
-            st.caption(
-                "This run is of an untrained twin itself."
-                if common.is_untrained(run)
-                else "This run has no untrained twin to compare with."
-            )
+            st.caption(widgets.escape(without_twin(run)))
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
         _extremes(run, usage, common.own_modules(run))

@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, kn
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.twin_words import twin_reason
 from tokenpaths.frontend.views.work import sections
 
 ROWS = 20
@@ -41,6 +42,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
             st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
         st.markdown(f"**{widgets.escape(knowledge_words(answer))}**")
         widgets.chart(knowledge_chart(answer, theme=widgets.theme(), title=None))
+        if answer["untrained_reason"]:
+            answer = answer | {"untrained_reason": twin_reason(run, answer["untrained_reason"])}
         st.caption(widgets.escape(_how(answer)))
         common.note_not_independent(run)
         widgets.numbers_behind(knowledge_rows(answer), "properties")

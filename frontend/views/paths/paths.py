@@ -25,6 +25,7 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.own_names import names_of
 from tokenpaths.frontend.views.paths import knowledge, search
+from tokenpaths.frontend.views.twin_words import without_twin
 
 MOST_ROWS = 200
 NAME_HELP = (
@@ -79,12 +80,7 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     )
     verdict = st.empty()
     verdict.markdown(f"**{widgets.escape(verdict_words(laws['observed']))}**", help=widgets.HELP["law"])
-    alone = (
-        "This run is of an untrained twin itself: compare it with the run of the trained model."
-        if common.is_untrained(run)
-        else "This run has no untrained twin to compare with: it was traced without one."
-    )
-    notes = [] if fit.get("untrained") else [alone]
+    notes = [] if fit.get("untrained") else [without_twin(run)]
     if common.all_differ(run):
         notes.append(
             f"Almost every token has a path of its own: {numbers.count(run['num_steps'])} steps × "

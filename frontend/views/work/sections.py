@@ -12,6 +12,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.twin_words import twin_reason
 
 
 def twin_run(run: Mapping[str, Any]) -> str | None:
@@ -135,7 +136,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
             f"{numbers.p_words(row['p_value'], answer['shuffles'], 'exchanges')}."
         )
         if answer["untrained_reason"]:
-            text += f" Untrained twin: {answer['untrained_reason']}."
+            text += f" Untrained twin: {twin_reason(run, answer['untrained_reason'])}."
         elif row["untrained_low"] is not None:
             text += (
                 f" Untrained twin, on {numbers.plural(answer['untrained_tokens'], 'token')}: "

@@ -75,7 +75,7 @@ def test_a_command_takes_the_name_that_the_list_of_models_shows(
     assert "! hf:none: " in shown
     data = str(home / "inbox" / "words.jsonl")
     command = ["trace", "--model", MODEL, "--data", data, "--data-dir", str(tmp_path), "--run", "named"]
-    assert main([*command, "--device", "cpu", "--no-twin"]) == 0
+    assert main([*command, "--device", "cpu", "--twin", "no"]) == 0
     with Run.open(tmp_path / "runs" / "named.duckdb") as run:
         assert run.row["model"] == "tiny-mixtral.v1"
 

@@ -20,7 +20,6 @@ from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.seal_marks import digest_of, forget_mark, identity_of, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import expected_length, open_read_only
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
@@ -31,11 +30,6 @@ from tokenpaths.engine.store.write.writer import remove_partial
 
 _OPTIONAL = ("region", "token_id")
 """columns of ``token`` that attributes are of and that a run may lack"""
-
-
-def has_twin(run: RunFile) -> bool:
-    """Whether the file of a run holds the paths of its untrained twin."""
-    return bool(run.rows(Query("SELECT 1 FROM path_fit WHERE kind = 'untrained'")))
 
 
 class TwinAdder(SealedOnce):
@@ -59,7 +53,7 @@ class TwinAdder(SealedOnce):
             raise UserError(f"run {file.stem!r} came from elsewhere: its file stays as it is", field="run")
         with RunFile.open(file) as run:
             self._num_tokens = int(run.row["num_tokens"] or 0)
-            if has_twin(run):
+            if run.has_twin:
                 raise UserError(f"run {file.stem!r} holds the paths of its untrained twin already", field="run")
             if not twin.fits(run.layout, self._num_tokens):
                 raise UserError(

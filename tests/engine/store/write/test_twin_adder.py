@@ -18,7 +18,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.schema import layout_for
 from tokenpaths.engine.store.write import run_filler
 from tokenpaths.engine.store.write.twin import twin_adder
-from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder, has_twin
+from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder
 from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths, read_twin_file, write_twin_file
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -60,7 +60,7 @@ def test_a_run_with_an_added_twin_is_the_run_that_was_traced_with_it(
     assert TwinAdder(file, twin_of(made)).seal(lambda name, done, of: stages.append(name)) == file
     assert stages == ["copying the run", "the untrained twin", "answers"]
     with Run.open(whole) as expected, Run.open(file) as run:
-        assert has_twin(expected) and has_twin(run)
+        assert expected.has_twin and run.has_twin
         assert run.fit() == expected.fit()
         assert run.knowledge() == expected.knowledge()
         assert run.usage() == expected.usage()
@@ -172,5 +172,5 @@ def test_a_full_disk_leaves_the_run_as_it_was(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(WriterFailed, match="No space left"):
         TwinAdder(file, twin_of(made)).seal()
     with Run.open(file) as run:
-        assert not has_twin(run)
+        assert not run.has_twin
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]

@@ -1,0 +1,41 @@
+"""Why a view shows no untrained twin: the run is one, a job is about to add it, or none was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.views import common
+
+COMING = ("waiting", "running", "paused")
+"""states of a twin that will be there"""
+
+
+def without_twin(run: Mapping[str, Any]) -> str:
+    """A sentence below a chart in which the twin would be drawn."""
+    if common.is_untrained(run):
+        return "This run is of an untrained twin itself: compare it with the run of the trained model."
+    answer = widgets.client().ask(str(run["run"]), "twin")
+    if answer["state"] == "there":
+        return ""
+    text = widgets.with_full_stop(_capitalised(answer["reason"]))
+    if answer["state"] in COMING:
+        return f"{text} Until it is there, it is missing here."
+    return text if answer["state"] != "none" else "This run has no untrained twin to compare with."
+
+
+def twin_reason(run: Mapping[str, Any], reason: str) -> str:
+    """``reason``, which an answer gives for having no numbers of the twin, or that they are on their way."""
+    if common.is_untrained(run):
+        return reason
+    answer = widgets.client().ask(str(run["run"]), "twin")
+    return str(answer["reason"]) if answer["state"] in (*COMING, "failed", "cancelled") else reason
+
+
+def _capitalised(text: str) -> str:
+    """
+    >>> _capitalised("the twin of DNA")
+    'The twin of DNA'
+    """
+    return text[:1].upper() + text[1:]
