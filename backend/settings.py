@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         default_factory=default_data_dir,
         description="Folder of runs (`runs/`), your own models (`models/`), jobs (`jobs/`, `jobs.sqlite`), files that "
         "jobs read (`inbox/`), saved searches (`searches/`), names and notes (`names/`), series (`run_series/`), "
-        "responses of running engines (`received/`) and logs (`logs/`).",
+        "paths of untrained twins (`twins/`), responses of running engines (`received/`) and logs (`logs/`).",
         json_schema_extra={"shown_default": "the user's data folder, `~/.local/share/tokenpaths` on Linux"},
     )
     models_dirs: PathList = Field(

@@ -213,7 +213,7 @@ class JobRunner:
         log.info("job %s: %s", row.job, "done" if end is not None else f"let go ({work.order})")
 
     async def _queue(self, end: Progress) -> None:
-        """Queue the jobs that follow a finished one, before it is recorded as finished: else a crash would lose them."""
+        """Queue the jobs that follow a finished one, before it is recorded as such: else a crash would lose them."""
         for name, request in end.following:
             try:
                 checked = read_request(find_kind(name), request).model_dump(mode="json")

@@ -32,4 +32,4 @@ def _reason(row: JobRow) -> str:
         return "the untrained twin was not traced: its job was cancelled"
     if row.state == "running" and row.total:
         return f"the untrained twin is being traced ({row.done:,} of {row.total:,} samples so far)"
-    return "the untrained twin is being traced: a job for it waits until no other job does"
+    return "the untrained twin is being traced in the background, after all other jobs"

@@ -46,14 +46,17 @@ def test_later_leaves_it_to_a_job_that_knows_the_data(home: Path, capsys: pytest
     (row,) = jobs(home)
     assert f"waits for `tokenpaths up` or `tokenpaths worker` (job {row.job})" in capsys.readouterr().out
     wanted = {"run": "later", "model": "tiny", "data": "words.txt", "batch_size": 2, "skip_bad": False}
-    assert row.kind == "twin" and wanted.items() <= row.request.items()
+    assert row.kind == "twin"
+    assert wanted.items() <= row.request.items()
     assert not has_twin(home, "later")
     assert trace(home, "none", "--twin", "no") == 0
-    assert not has_twin(home, "none") and len(jobs(home)) == 1
+    assert not has_twin(home, "none")
+    assert len(jobs(home)) == 1
     assert trace(home, "now") == 0  # kept from here on
     assert has_twin(home, "now")
     assert trace(home, "again", "--twin", "later") == 0
-    assert has_twin(home, "again") and len(jobs(home)) == 1
+    assert has_twin(home, "again")
+    assert len(jobs(home)) == 1
     with Run.open(home / "runs" / "now.duckdb") as now, Run.open(home / "runs" / "again.duckdb") as again:
         assert now.fit()["untrained"] == again.fit()["untrained"]
 
@@ -75,6 +78,7 @@ def test_what_a_job_could_not_trace_is_refused_before_the_trace(
     more = options.pop("more", ())
     assert trace(home, "later", "--twin", "later", *more, **options) == 2
     error = capsys.readouterr().err
-    assert told in error and "Traceback" not in error
+    assert told in error
+    assert "Traceback" not in error
     assert not list((home / "runs").glob("*")) if (home / "runs").is_dir() else True
     assert jobs(home) == []

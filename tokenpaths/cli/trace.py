@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenpaths.cli.support.options import DataDir, folder_option, takes
 from tokenpaths.cli.support.later_twins import queue_twin, traced_with
+from tokenpaths.cli.support.options import DataDir, folder_option, takes
 from tokenpaths.cli.support.refusals import refuse_taken_name
 from tokenpaths.engine.base.errors import UserError
 
@@ -219,7 +219,9 @@ def _refuse_later(options: TraceCommand) -> None:
     own = ("shard", "shards", "controls", "device", "dtype")
     given = [f"--{name}" for name in own if getattr(options, name) is not None]
     if options.twin is Twin.LATER and given:
-        raise UserError(f"--twin later leaves the twin to a job, which has no {given[0]}: give now or no.", field="twin")
+        raise UserError(
+            f"--twin later leaves the twin to a job, which has no {given[0]}: give now or no.", field="twin"
+        )
 
 
 def _find(settings: Settings, options: TraceCommand, controls: dict[str, Any] | None) -> FoundModel:

@@ -83,9 +83,11 @@ def test_the_run_is_that_of_a_twin_traced_in_the_same_pass(
     progress = traced(context, "r", **request_)
     assert not has_twin(context, "r")
     ((kind, request),) = progress.following
-    assert kind == "twin" and request["run"] == "r"
+    assert kind == "twin"
+    assert request["run"] == "r"
     last = work(context, kind, request, "twin")
-    assert last.result["run"] == "r" and last.done == last.total == progress.done
+    assert last.result["run"] == "r"
+    assert last.done == last.total == progress.done
     loaded = context.load_model(request_.get("model", "one"))
     options = {name: request_[name] for name in ("passage_chars", "limit") if name in request_}
     dataset = open_dataset(context.inbox_dir / request_.get("data", "words.jsonl"), loaded.modality, **options)
@@ -109,7 +111,8 @@ def test_runs_of_one_architecture_and_data_share_a_twin(context: JobContext, mon
     monkeypatch.setattr(LoadedModel, "untrained", counted)
     following = traced(context, "first").following
     work(context, *following[0], "twin-1")
-    assert asked == ["one"] and len(twins(context)) == 1
+    assert asked == ["one"]
+    assert len(twins(context)) == 1
     assert traced(context, "second", model="two").following == ()  # another checkpoint: nothing to trace again
     assert asked == ["one"]
     with context.open_run("first") as first, context.open_run("second") as second:
@@ -136,7 +139,8 @@ def test_a_twin_traced_in_the_same_pass_is_kept_for_the_next(context: JobContext
     assert len(twins(context)) == 1
     assert traced(context, "next").following == ()
     with Run.open(path) as now, context.open_run("next") as later:
-        assert now.fit()["untrained"] == later.fit()["untrained"] and now.knowledge()["properties"] == later.knowledge()["properties"]
+        assert now.fit()["untrained"] == later.fit()["untrained"]
+        assert now.knowledge()["properties"] == later.knowledge()["properties"]
     twins(context)[0].write_bytes(b"damaged")
     assert traced(context, "damaged").following
     work(context, *traced(context, "again").following[0], "twin")
@@ -206,7 +210,9 @@ def test_the_title_names_model_and_run() -> None:
     assert job_title("twin", {}) == "Untrained twin of a model for run of its data"
 
 
-def test_a_model_of_another_rounding_has_a_twin_of_its_own(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_another_rounding_has_a_twin_of_its_own(
+    context: JobContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = context.load_model("one")
     dataset = open_dataset(context.inbox_dir / "words.jsonl", "text")
     place = kept_twins.twin_file(context.runs_dir, loaded, dataset, 2)

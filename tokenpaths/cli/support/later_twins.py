@@ -20,8 +20,8 @@ def traced_with(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any
     Raises:
         UserError: a job cannot read these data, or finds no model of this name.
     """
-    from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, read_request
-    from tokenpaths.engine.jobs.twins.trace_twin import TwinJob, twin_request
+    from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, find_kind, read_request
+    from tokenpaths.engine.jobs.twins.trace_twin import KIND, TwinJob, twin_request
 
     request = twin_request("any", dict(options))
     inbox = settings.data_dir / "inbox"
@@ -36,7 +36,7 @@ def traced_with(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any
         request["data"] = Path(data).name
     context = JobContext(settings.data_dir, tuple(settings.all_models_dirs), huggingface_dir=settings.checkpoints_dir)
     try:
-        read_request(TwinJob, request)
+        read_request(find_kind(KIND), request)
         TwinJob.check_source(request["model"], request["data"], context)
     except UserError as error:
         raise UserError(f"--twin later leaves the twin to a job, and for that: {error}", field="twin") from None
@@ -46,10 +46,11 @@ def traced_with(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any
 def queue_twin(settings: Settings, run: Path, request: Mapping[str, Any]) -> str | None:
     """Queue the twin of the sealed run in this file; name of the job, None if the run has its twin."""
     from tokenpaths.backend.jobs.service import Jobs
+    from tokenpaths.engine.jobs.twins.trace_twin import KIND
     from tokenpaths.engine.store.ask.run import Run
 
     with Run.open(run) as opened:
         if opened.has_twin:
             return None
     with closing(Jobs(settings)) as jobs, problems_as_errors():
-        return str(jobs.submit("twin", {**request, "run": run.stem})["job"])
+        return str(jobs.submit(KIND, {**request, "run": run.stem})["job"])

@@ -160,7 +160,7 @@ def _pad(file: Path) -> None:
 
 
 def _known_tokens(con: duckdb.DuckDBPyConnection) -> dict[str, np.ndarray]:
-    """Of the hash sample of tokens, in its order: what ``associate`` needs of them, and the rank of their path from 0."""
+    """Of the hash sample of tokens, in its order: what ``associate`` needs, and the rank of their path from 0."""
     there = {row[0] for row in con.execute("SELECT column_name FROM (DESCRIBE token)").fetchall()}
     optional = [f"coalesce(t.{name}::INTEGER, -1)" if name in there else "-1" for name in _OPTIONAL]
     columns = ", ".join(f"{sql} AS {name}" for name, sql in zip(_OPTIONAL, optional, strict=True))

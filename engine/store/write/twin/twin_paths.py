@@ -140,7 +140,7 @@ def _check(twin: TwinPaths) -> None:
     """UserError unless the arrays fit together: a file may have been cut, or be of another program."""
     assert twin.known is not None
     values, repeats, used = twin.count_values, twin.count_repeats, twin.used_SM
-    types = (values.dtype, repeats.dtype, used.dtype, twin.known.dtype) == (np.int64, np.int64, np.int64, np.int32)
+    types = all(array.dtype == np.int64 for array in (values, repeats, used)) and twin.known.dtype == np.int32
     shapes = values.ndim == repeats.ndim == twin.known.ndim == 1 and used.ndim == 2 and len(values) == len(repeats) > 0
     if not types or not shapes or (values < 1).any() or (repeats < 1).any() or (np.diff(values) >= 0).any():
         raise UserError("no paths of a twin")

@@ -60,7 +60,8 @@ def test_a_run_with_an_added_twin_is_the_run_that_was_traced_with_it(
     assert TwinAdder(file, twin_of(made)).seal(lambda name, done, of: stages.append(name)) == file
     assert stages == ["copying the run", "the untrained twin", "answers"]
     with Run.open(whole) as expected, Run.open(file) as run:
-        assert expected.has_twin and run.has_twin
+        assert expected.has_twin
+        assert run.has_twin
         assert run.fit() == expected.fit()
         assert run.knowledge() == expected.knowledge()
         assert run.usage() == expected.usage()
@@ -78,7 +79,8 @@ def test_counts_of_a_twin_survive_their_file(tmp_path: Path) -> None:
     twin = twin_of(made)
     rows, counts = np.unique(np.sort(made.twin, axis=2).reshape(len(made.twin), -1), axis=0, return_counts=True)
     assert twin.counts().tolist() == sorted(counts.tolist(), reverse=True)
-    assert twin.num_tokens == len(made.twin) and len(rows) == twin.count_repeats.sum()
+    assert twin.num_tokens == len(made.twin)
+    assert len(rows) == twin.count_repeats.sum()
     assert twin.used_SM.sum() == made.twin.size
     file = tmp_path / "twins" / "a.npz"
     assert read_twin_file(file) is None
@@ -117,7 +119,8 @@ def test_what_does_not_fit_is_refused_and_the_run_stays(tmp_path: Path) -> None:
     def refused(adding: object, match: str) -> None:
         with pytest.raises(UserError, match=match):
             adding()  # type: ignore[operator]
-        assert file.read_bytes() == before and is_sealed_here(file)
+        assert file.read_bytes() == before
+        assert is_sealed_here(file)
         assert [entry.name for entry in file.parent.iterdir()] == [file.name]
 
     refused(lambda: TwinAdder(file, replace(twin, count_repeats=twin.count_repeats * 2)), "data have changed")
