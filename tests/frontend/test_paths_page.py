@@ -12,6 +12,8 @@ from tests.backend.conftest import api_for
 from tests.frontend.test_pages import words
 from tests.support.pages import showing
 from tests.support.runs import make, make_run
+from tokenpaths.backend.jobs.service import job_table
+from tokenpaths.backend.settings import load_settings
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,23 @@ def test_an_untrained_twin_is_not_told_that_it_has_none(show):
     assert "This run is of an untrained twin itself" in told
     assert "No diamonds of an untrained twin: this run is an untrained twin itself." in told
     assert "has no untrained twin" not in told
-    assert "traced without one" in said(show(view="paths", run="unlabelled"))
+    assert "This run has no untrained twin to compare with." in said(show(view="paths", run="unlabelled"))
+
+
+def test_a_twin_that_is_on_its_way_is_announced(show, data_dir: Path):
+    make_run(data_dir / "runs", "awaited", samples=4, twin=False)
+    table = job_table(load_settings(data_dir=data_dir))
+    job = table.submit("twin", {"run": "awaited", "model": "tiny", "data": "bundled:scenes"}).job
+    coming = "The untrained twin is being traced in the background, after all other jobs. Until it is there, it is missing"
+    told = said(show(view="paths", run="awaited"))
+    assert coming in told
+    assert "No diamonds of an untrained twin: the untrained twin is being traced in the background" in told
+    assert coming in said(show(view="modules", run="awaited"))
+    table.cancel(job)
+    table.close()
+    told = said(show(view="paths", run="awaited"))
+    assert coming not in told
+    assert "The untrained twin was not traced: its job was cancelled." in told
 
 
 def test_the_search_field_writes_the_address(show):
