@@ -85,7 +85,7 @@ def test_a_twin_that_is_on_its_way_is_announced(show, data_dir: Path):
     make_run(data_dir / "runs", "awaited", samples=4, twin=False)
     table = job_table(load_settings(data_dir=data_dir))
     job = table.submit("twin", {"run": "awaited", "model": "tiny", "data": "bundled:scenes"}).job
-    coming = "The untrained twin is being traced in the background, after all other jobs. Until it is there, it is missing"
+    coming = "The untrained twin is being traced in the background, after all other jobs. Until it is there"
     told = said(show(view="paths", run="awaited"))
     assert coming in told
     assert "No diamonds of an untrained twin: the untrained twin is being traced in the background" in told
