@@ -62,7 +62,7 @@ class RunFiller:
         self.profiles = ProfilePages(self.layout)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathDictionary(self.layout.id_dtype, file.parent)
-        self.twin = TwinCounter(self.layout, file.parent)
+        self.twin = TwinCounter(self.layout, file.parent, KNOWN_TOKENS)
         self.twin_paths: TwinPaths | None = None
         """of an untrained twin that was traced before; set by ``finish`` if its ribbons were added"""
         self.sketch = HashSample(KNOWN_TOKENS)

@@ -58,12 +58,13 @@ class TwinCounter:
     Args:
         layout: of the run.
         folder: where ribbons go that memory does not hold.
+        known_tokens: size of the run's hash sample of tokens.
     """
 
-    def __init__(self, layout: Layout, folder: Path | None = None) -> None:
+    def __init__(self, layout: Layout, folder: Path | None = None, known_tokens: int = KNOWN_TOKENS) -> None:
         self.layout = layout
         self._book = PathDictionary(layout.id_dtype, folder)
-        self._sketch = HashSample(KNOWN_TOKENS)
+        self._sketch = HashSample(known_tokens)
 
     @property
     def num_tokens(self) -> int:
