@@ -20,6 +20,7 @@ from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.seal_marks import digest_of, forget_mark, identity_of, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.open_file import expected_length, open_read_only
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
 from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
@@ -168,6 +169,6 @@ def _known_tokens(con: duckdb.DuckDBPyConnection) -> dict[str, np.ndarray]:
         "SELECT k.place, t.sample, t.token, coalesce(t.label_id, -1) AS label, (p.rank - 1)::INTEGER AS rank, "
         f"{columns} FROM (SELECT rowid AS number, place FROM known_token) k "
         "JOIN (SELECT rowid AS place, * EXCLUDE (rowid) FROM token WHERE rowid IN (SELECT place FROM known_token)) t "
-        "ON t.place = k.place JOIN path p USING (path_id) ORDER BY k.number"
+        f"ON t.place = k.place JOIN {PATHS} p USING (path_id) ORDER BY k.number"
     ).fetchnumpy()
     return {name: np.asarray(values) for name, values in rows.items()}
