@@ -37,7 +37,7 @@ def _once(pieces: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece | tuple[s
     request: str | None = None
     first: list[tuple[np.ndarray, str]] = []
     for piece in pieces:
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, Piece) or not piece.num_tokens:  # the latter is refused by whoever checks it
             yield piece
             continue
         rows = _row_sums(piece)

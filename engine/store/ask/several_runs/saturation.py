@@ -301,7 +301,7 @@ def _misfit(run: RunFile, final: RunFile) -> str | None:
 
 
 def _knows_ids(run: RunFile) -> bool:
-    return bool(run.rows(Query("SELECT count(token_id) FROM token"))[0][0])
+    return "token_id" in run.token_columns and bool(run.rows(Query("SELECT count(token_id) FROM token"))[0][0])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from tests.engine.adapters.logs import engine_logs as make
 from tests.engine.adapters.logs.engine_logs import ANSWER, IDS, LAYERS, PROMPT, ROWS, TOP_K, choices, npy64
 from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_refusals import refused
+from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.sequences import Sequences
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -120,6 +122,19 @@ def test_bad_lines_are_skipped_and_counted_if_asked(tmp_path: Path):
     with Run.open(import_log(log, tmp_path / "runs", "rest")) as run:
         assert run.card()["num_samples"] == 3
         assert sum("1 response or sample is left out: " in note for note in run.info()["findings"]["notes"]) == 3
+
+
+@pytest.mark.parametrize("rows", ["", []])
+def test_an_answer_without_a_row_is_refused_by_its_line_or_left_out(tmp_path: Path, rows: Any):
+    good, empty = (make.vllm_chat(number) for number in range(2))
+    empty["choices"][0]["routed_experts"] = rows
+    flat = {"text": "a", "meta_info": {"id": "a", "routed_experts": rows}}
+    for line in (empty, flat):
+        log = make.lines(tmp_path / "log", [line])
+        with pytest.raises(UserError, match="log, line 1"):
+            import_log(open_log(log, layers=LAYERS, top_k=TOP_K), tmp_path / "runs", "no")
+    log, found = pieces(make.lines(tmp_path / "log", [good, empty]), skip_bad=True)
+    assert [piece.source for piece in found] == ["chatcmpl-0"]
 
 
 def test_neighbours_load_and_repetition_are_those_counted_by_hand(tmp_path: Path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tokenpaths
-from tests.support.runs import make_experts
+from tests.support.runs import make, make_experts
 from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.several_runs import saturation as module
@@ -81,6 +81,13 @@ def test_files_given_by_hand_need_no_series(tmp_path):
 def test_runs_without_token_ids_are_compared_by_their_lengths_and_say_so(tmp_path):
     write_series(tmp_path, layers=2, text=False, token_ids=False)
     assert saturation(series="mine", runs_dir=tmp_path).compared_by == "lengths of the samples"
+
+
+def test_patches_which_have_no_token_ids_are_compared_by_place(tmp_path):
+    first, last = (make(name, modality="vision", seed=seed) for seed, name in enumerate(("a", "b")))
+    found = saturation([first.write(tmp_path), last.write(tmp_path)])
+    assert found.compared_by == "lengths of the samples"
+    assert np.allclose(found.checkpoints[0].steps, naive_shared(first.ids, last.ids))
 
 
 def test_the_facade_lists_the_runs_of_a_series(tmp_path):
