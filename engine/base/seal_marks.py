@@ -92,10 +92,16 @@ def is_sealed_here(file: Path, info: os.stat_result | None = None, *, most_bytes
 
 def forget_mark(file: Path, info: os.stat_result) -> None:
     """Remove the mark of the run ``file`` that is about to be deleted, unless it has other names."""
-    folder = marks_folder(file.parent)
-    for mark in (folder / file.name, *([folder / identity_of(info)] if info.st_nlink < 2 else [])):
+    with contextlib.suppress(OSError):
+        (marks_folder(file.parent) / file.name).unlink()
+    forget_replaced(file, info)
+
+
+def forget_replaced(file: Path, info: os.stat_result) -> None:
+    """Remove what knows the former content of the run ``file``, of this ``info``, unless it has other names."""
+    if info.st_nlink < 2:
         with contextlib.suppress(OSError):
-            mark.unlink()
+            (marks_folder(file.parent) / identity_of(info)).unlink()
 
 
 def forget_deleted(runs_dir: Path) -> int:

@@ -13,7 +13,11 @@ from tokenpaths.engine.data.sources.sample import Sample
 MOST_PROBLEMS: Final = 20
 """samples left out whose reasons are kept"""
 NOT_SQUARE: Final = "{n} picture{s} not square {are} cut: the square in the middle is all that is seen"
-_FOLDERS: Final = re.compile(r"(?<!\S)(?:[A-Za-z]:)?[^\s:]*[/\\]")
+_FOLDERS: Final = re.compile(
+    r"(?<![^\s'\"])(?:(?:[A-Za-z]:)?[/\\](?:[^/\\:'\"\n]*[/\\])+"
+    r"|(?:[A-Za-z]:)?[^\s:'\"]*[/\\](?=[^\s/\\]*\.\w))"
+)
+"""folders before the name of a file; those of a whole path may have blanks in them, others end in a name with a dot"""
 
 
 @dataclass

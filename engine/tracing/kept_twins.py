@@ -21,10 +21,12 @@ from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths, read_twin_f
 from tokenpaths.engine.tracing.traceable import Traceable
 
 FOLDER = "twins"
+DATA = "data_sha256"
+"""finding of a run: what its twin has to be traced over"""
 
 
-def twin_file(runs_dir: Path, model: Traceable, dataset: Dataset, batch_size: int) -> Path | None:
-    """Where the twin of ``model`` over these samples is kept.
+def data_of_twin(runs_dir: Path, dataset: Dataset) -> str | None:
+    """``Dataset.identity`` of samples whose twin may be kept, which the run holds as the finding ``DATA``.
 
     Reads the data set's files once (of large sets their first and last parts). None outside a data folder, of a shard,
     and where a file cannot be read: what that means is for the trace to say.
@@ -32,9 +34,13 @@ def twin_file(runs_dir: Path, model: Traceable, dataset: Dataset, batch_size: in
     if runs_dir.name != "runs" or dataset.num_rows != dataset.num_places:
         return None
     try:
-        data = dataset.identity()
+        return dataset.identity()
     except UserError:
         return None
+
+
+def twin_file(runs_dir: Path, model: Traceable, data: str, batch_size: int) -> Path:
+    """Where the twin of ``model`` over the samples ``data`` (``data_of_twin``) is kept."""
     fields = model.without_controls().run_fields()
     what = {
         "engine": engine_version(),

@@ -17,7 +17,7 @@ from tokenpaths.engine.data.datasets import Dataset, Sample
 from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.kept_twins import find_twin, keep_twin, twin_file
+from tokenpaths.engine.tracing.kept_twins import DATA, data_of_twin, find_twin, keep_twin, twin_file
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
 from tokenpaths.engine.tracing.traceable import Traceable
 
@@ -122,7 +122,10 @@ def trace_parts(
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
     wants_twin = options.twin and model.has_small_twin
     keeps = wants_twin and dataset is not None and options.make_writer is None
-    file = twin_file(runs_dir, model, dataset, options.batch_size) if keeps and dataset is not None else None
+    data = data_of_twin(runs_dir, dataset) if keeps and dataset is not None else None
+    file = None if data is None else twin_file(runs_dir, model, data, options.batch_size)
+    if data is not None:
+        info.findings[DATA] = data
     kept = find_twin(file)
     alone = not wants_twin or kept is not None or (options.twin_later and file is not None)
     with make_writer(info, model.module_table()) as writer:

@@ -57,11 +57,13 @@ def twin_request(run: str, traced_with: dict[str, Any]) -> dict[str, Any]:
 def following_twin(
     context: JobContext, run: str, traced_with: dict[str, Any]
 ) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The twin job to be queued behind the trace that has sealed ``run``; none if the run has its twin's paths."""
-
-    with context.open_run(run) as opened:
-        if opened.has_twin:
-            return ()
+    """The twin job to be queued behind the trace of ``run``; none if the run has its twin's paths, or is gone."""
+    try:
+        with context.open_run(run) as opened:
+            if opened.has_twin:
+                return ()
+    except UserError:
+        return ()
     return ((KIND, twin_request(run, traced_with)),)
 
 
@@ -161,19 +163,27 @@ def _parts(
     """
     from tokenpaths.engine.base.progress import map_progress, seal_in_stages
     from tokenpaths.engine.store.ask.run_file import RunFile
+    from tokenpaths.engine.store.ask.topics.soft_decisions import findings
     from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder
-    from tokenpaths.engine.tracing.kept_twins import find_twin, keep_twin, twin_file
+    from tokenpaths.engine.tracing.kept_twins import DATA, data_of_twin, find_twin, keep_twin, twin_file
 
-    place = twin_file(file.parent, loaded, dataset, batch_size)
-    twin = find_twin(place)
+    data = data_of_twin(file.parent, dataset)
     with RunFile.open(file) as run:
         layout, num_tokens, total = run.layout, int(run.row["num_tokens"]), int(run.row["num_samples"])
+        traced_over = findings(run).get(DATA)
+    if data is None or traced_over != data:
+        raise UserError(f"the data have changed since run {file.stem!r} was traced: trace it again", field="data")
+    place = twin_file(file.parent, loaded, data, batch_size)
+    twin = find_twin(place)
     if twin is None or not twin.fits(layout, num_tokens):
         twin = yield from _traced(loaded, dataset, batch_size, layout, folder, total)
         if twin is not None and twin.fits(layout, num_tokens):
             keep_twin(place, twin)
     if twin is None:
         raise UserError("the data hold no sample any more", field="data")
+    with RunFile.open(file) as run:
+        if findings(run).get(DATA) != data:
+            raise UserError(f"run {file.stem!r} was traced anew meanwhile", field="run")
     stages = seal_in_stages(TwinAdder(file, twin))
     yield from map_progress(stages, lambda stage: Progress(total, total, "samples", stage))
 

@@ -181,8 +181,9 @@ def export_query(table: str, layout: Layout, token_columns: Collection[str], *, 
     elif table in _BY_LABEL:
         columns, labels = "t.* EXCLUDE (label_id, place), label.label", " LEFT JOIN label USING (label_id)"
     elif table == "path":
-        flattened = " REPLACE (array_to_string(t.ribbon, ' ') AS ribbon)" if flat else ""
-        columns = f"t.* EXCLUDE (path_id, first_member, place){flattened}"
+        ribbon = "array_to_string(t.ribbon, ' ') AS ribbon" if flat else "t.ribbon"
+        # In one order for both layouts of paths.
+        columns = f"t.rank, {ribbon}, t.* EXCLUDE (rank, ribbon, path_id, first_member, place)"
     elif table == "token":
         columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
     else:

@@ -18,6 +18,7 @@ from tokenpaths.engine.base.files import run_file
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
 from tokenpaths.engine.jobs.titles import job_title
+from tokenpaths.engine.jobs.twins.trace_twin import following_twin
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing import kept_twins
 from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
@@ -93,7 +94,8 @@ def test_the_run_is_that_of_a_twin_traced_in_the_same_pass(
     dataset = open_dataset(context.inbox_dir / request_.get("data", "words.jsonl"), loaded.modality, **options)
     # Not in a data folder, so that nothing kept is used.
     about: Any = {"run_id": "r", "dataset": dataset.name, "split": dataset.split, "batch_size": 2, "twin": True}
-    whole = trace_samples(loaded, dataset, tmp_path / "plain", findings={"job": "r"}, **about)
+    findings = {"job": "r", "data_sha256": dataset.identity()}
+    whole = trace_samples(loaded, dataset, tmp_path / "plain", findings=findings, **about)
     by_job, at_once = everything(run_file(context.runs_dir, "r")), everything(whole)
     for table in at_once:
         assert by_job[table] == at_once[table], table
@@ -215,10 +217,38 @@ def test_a_model_of_another_rounding_has_a_twin_of_its_own(
 ) -> None:
     loaded = context.load_model("one")
     dataset = open_dataset(context.inbox_dir / "words.jsonl", "text")
-    place = kept_twins.twin_file(context.runs_dir, loaded, dataset, 2)
-    assert place == kept_twins.twin_file(context.runs_dir, context.load_model("two"), dataset, 2)
-    assert place != kept_twins.twin_file(context.runs_dir, loaded, dataset, 3)
-    assert kept_twins.twin_file(context.data_dir / "elsewhere", loaded, dataset, 2) is None
-    assert kept_twins.twin_file(context.runs_dir, loaded, dataset.shard(1, 2, 4), 2) is None
+    data = kept_twins.data_of_twin(context.runs_dir, dataset)
+    assert data is not None
+    place = kept_twins.twin_file(context.runs_dir, loaded, data, 2)
+    assert place == kept_twins.twin_file(context.runs_dir, context.load_model("two"), data, 2)
+    assert place != kept_twins.twin_file(context.runs_dir, loaded, data, 3)
+    assert kept_twins.data_of_twin(context.data_dir / "elsewhere", dataset) is None
+    assert kept_twins.data_of_twin(context.runs_dir, dataset.shard(1, 2, 4)) is None
     monkeypatch.setattr(torch, "__version__", "another")
-    assert place != kept_twins.twin_file(context.runs_dir, loaded, dataset, 2)
+    assert place != kept_twins.twin_file(context.runs_dir, loaded, data, 2)
+
+
+def test_a_twin_of_other_data_of_the_same_size_is_refused(context: JobContext) -> None:
+    """Neither data that were replaced, nor a run that was traced anew over others, get another's twin."""
+    file = context.inbox_dir / "words.jsonl"
+    ((name, request),) = traced(context, "r").following
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"cat", b"dog"))
+    assert len(file.read_bytes()) == len(before)
+    with pytest.raises(UserError, match="data have changed since run 'r'"):
+        work(context, name, request)
+    run_file(context.runs_dir, "r").unlink()
+    ((_, anew),) = traced(context, "r").following
+    file.write_bytes(before)
+    with pytest.raises(UserError, match="data have changed since run 'r'"):
+        work(context, name, anew)
+    assert not has_twin(context, "r")
+    file.write_bytes(before.replace(b"cat", b"dog"))
+    work(context, name, anew)
+    assert has_twin(context, "r")
+
+
+def test_nothing_follows_a_run_that_is_gone(context: JobContext) -> None:
+    ((_, request),) = traced(context, "r").following
+    run_file(context.runs_dir, "r").unlink()
+    assert following_twin(context, "r", request) == ()

@@ -102,7 +102,7 @@ class TokenTable:
             sample_n, path_n = sample_n[mask_n], path_n[mask_n]
         ids_PK = self.ribbon_PSK[:, step]
         width = len(modules_I)
-        place_M = np.full(self.num_modules, -1, dtype=np.int64)
+        place_M = np.full(max(self.num_modules, int(modules_I.max(initial=-1)) + 1), -1, dtype=np.int64)
         place_M[modules_I] = np.arange(width)
         total = np.zeros(self.num_samples * width, dtype=np.int64)
         for slot in range(ids_PK.shape[1]):

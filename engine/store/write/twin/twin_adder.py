@@ -17,7 +17,7 @@ import numpy as np
 from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
-from tokenpaths.engine.base.seal_marks import digest_of, forget_mark, identity_of, is_sealed_here, mark_sealed
+from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, identity_of, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.columns import PATHS
@@ -145,9 +145,9 @@ class TwinAdder(SealedOnce):
             raise UserError(f"run {self.file.stem!r} was deleted or replaced meanwhile", field="run")
         shutil.copymode(self.file, self.partial_file)
         mark_sealed(self.file, os.stat(self.partial_file), digest)
-        forget_mark(self.file, self._before)
         rename_durably(self.partial_file, self.file)
         mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
+        forget_replaced(self.file, self._before)
 
 
 def _pad(file: Path) -> None:

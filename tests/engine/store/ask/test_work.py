@@ -178,6 +178,16 @@ def test_kinds_of_modules_by_step(case: Case):
         assert len(answer["shares"]) == made.info.num_steps * len(set(kinds.values()))
 
 
+def test_kinds_where_no_token_chooses_the_last_module(tmp_path):
+    made = make("r", "text", modules=300, top_k=2, samples=3, twin=False)
+    assert made.ids.max() < max(module.module for module in made.modules)
+    kinds = {module.module: module.kind for module in made.modules}
+    with Run.open(made.write(tmp_path)) as run:
+        for row in run.module_kinds()["shares"]:
+            chosen = [kinds[module] == row["kind"] for module in made.ids[:, row["step"]].reshape(-1).tolist()]
+            assert row["share"] == pytest.approx(np.mean(chosen))
+
+
 def naive_likeness(looks: np.ndarray, paths: np.ndarray, samples: np.ndarray) -> float:
     """Over all pairs of tokens of different samples, one by one."""
 
