@@ -34,10 +34,13 @@ class Twin:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """(n,) the rank of each token's path: by count, then by its modules."""
+        """(n,) the rank of each token's path: by count, then by its modules, or by its first token."""
         flat = self.ids.reshape(len(self.ids), -1)
-        paths, number, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
-        order = np.lexsort([*paths.T[::-1], -counts])  # the last key counts first
+        paths, first, number, counts = np.unique(
+            flat, axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        unique = self.run.info()["path_layout"] == "unique"
+        order = np.lexsort([*([first] if unique else paths.T[::-1]), -counts])  # the last key counts first
         rank = np.empty(len(paths), dtype=int)
         rank[order] = np.arange(1, len(paths) + 1)
         return rank[number.reshape(-1)]

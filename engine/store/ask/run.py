@@ -173,6 +173,7 @@ OTHER_PATHS = (
     "samples/{sample}/reference",
     "saturation",
     "series",
+    "twin",
 )
 """addresses below ``/runs/{run}`` that are no questions"""
 
