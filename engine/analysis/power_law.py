@@ -110,7 +110,8 @@ def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
     if num_paths < FEWEST:
         return Verdict(None, reason=f"{num_paths} paths are too few to fit a law to; it takes {FEWEST}")
     if len(histogram.values) < 2:
-        return Verdict(None, reason=f"all paths are taken equally often ({histogram.values[0]} tokens each)")
+        each = "1 token" if histogram.values[0] == 1 else f"{histogram.values[0]} tokens"
+        return Verdict(None, reason=f"all paths are taken equally often ({each} each)")
     law = fit_power_law(histogram)
     if law is None:
         return Verdict(None, reason=f"no {FEWEST} paths are taken by more than the fewest tokens")

@@ -57,7 +57,7 @@ def rank_frequency_chart(
     )
     y = alt.Y(
         "share:Q",
-        scale=alt.Scale(type="log", nice=False, padding=10),
+        scale=_share_scale([p["share"] for p in points]),
         axis=bare_axis("share of tokens on it", values=_decades([p["share"] for p in points]), format=".3~p"),
     )
     laws = law if law and "observed" in law else {"observed": law}
@@ -257,6 +257,16 @@ def _dashes(names: list[str]) -> alt.StrokeDash:
     }
     shown = [name for name in names if name != OBSERVED]
     return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
+
+
+def _share_scale(values: list[float]) -> alt.Scale:
+    """Logarithmic over the range of ``values``; of equal ones over their decade, whose ends would lie on each other."""
+    scale = alt.Scale(type="log", nice=False, padding=10)
+    if not values or min(values) < max(values):
+        return scale
+    decades = _decades(values)
+    scale.domain = decades if len(decades) > 1 else [decades[0] / 10, decades[0] * 10]
+    return scale
 
 
 def _decades(values: list[float]) -> list[float]:

@@ -81,6 +81,20 @@ def test_every_chart_compiles_to_a_vector_picture(theme):
         assert "undefined" not in svg, name
 
 
+@pytest.mark.parametrize(("count", "ends"), [(1, [0.0001, 0.001]), (2, [0.0001, 0.01])])
+def test_equal_shares_lie_between_two_powers_of_ten(count, ends):
+    """One value alone would put both labels of the axis on its line."""
+    points = [{"rank": rank, "count": count, "share": count / 2000, "cdf": rank * count / 2000} for rank in (1, 10, 50)]
+    fit = {"observed": {**FIT["observed"], "num_paths": 50, "points": points}, "untrained": None, "independent": None}
+    scales = [
+        layer["encoding"]["y"]["scale"]["domain"]
+        for layer in charts.rank_frequency_chart(fit).to_dict()["layer"]
+        if "y" in layer.get("encoding", {})
+    ]
+    assert scales
+    assert all(scale == pytest.approx(ends) for scale in scales)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_the_scale_of_paths_is_one_and_the_same_in_all_charts(theme):
     wanted = palette.cdf_scale(theme).to_dict()
