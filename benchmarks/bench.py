@@ -7,7 +7,8 @@ process of its own, says what is going on and how long it still takes, and reads
 ``benchmarks/results/``. One that fails or takes four times as long as it should costs its own figures and no other.
 Parts that take longer than the table may (a hundred million tokens, a browser) are not started without ``--long``:
 their newest kept figures stand in the table with their date. ``--show`` starts nothing. ``--write-docs`` writes the
-table into ``docs/performance.md``. The last line is one JSON object.
+table into ``docs/performance.md`` and draws its rows over time. What was measured is kept in ``benchmarks/history/``,
+and a row that got worse by more than its noise is said. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import over_time
 from benchmarks.measure import PAGE, RESULTS, days, report
 from benchmarks.table import GOALS, Row, bound, markdown, ours, peers, times_table
 
@@ -161,8 +163,10 @@ def commands_of(part: Part, wanted: list[str], python: str) -> list[tuple[list[s
     return [([*start, "--only", group], minutes) for group, minutes in part.groups if group in asked]
 
 
-def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
-    """Start the parts in turn; returns a sentence for each that failed."""
+def run(parts: list[tuple[Part, list[str]]], peers_python: str, patience: float | None = None) -> list[str]:
+    """Start the parts in turn; returns a sentence for each that failed, or took ``patience`` (``PATIENCE``) times as
+    long as it should."""
+    patience = PATIENCE if patience is None else patience
     problems, started = [], time.monotonic()
     todo = [
         (command, minutes)
@@ -181,10 +185,10 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str) -> list[str]:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
             )
-            code = process.wait(PATIENCE * 60 * max(minutes, 0.5))
+            code = process.wait(patience * 60 * max(minutes, 0.5))
             problem = f"ended with code {code}" if code else ""
         except subprocess.TimeoutExpired:
-            problem = f"took more than {PATIENCE * max(minutes, 0.5):.0f} minutes and was ended"
+            problem = f"took more than {patience * max(minutes, 0.5):.0f} minutes and was ended"
         except OSError as error:
             problem = f"could not be started with {command[0]} ({error.strerror})"
         finally:
@@ -276,6 +280,10 @@ def main() -> None:
     print(printed(rows))
     for problem in problems:
         print(problem)
+    if arguments.write_docs or not arguments.show:
+        over_time.add(table)
+    for slip in over_time.slips(over_time.read()):
+        print(slip)
     whole = arguments.write_docs or not (arguments.row or arguments.show)
     if arguments.write_docs:
         text = page_with(PAGE.read_text(encoding="utf-8"), table)
@@ -283,6 +291,9 @@ def main() -> None:
             from benchmarks import profile_rows  # it needs PyTorch
 
             text = profile_rows.page_with(text, profile)
+        measured = over_time.read()
+        text = over_time.page_with(text, measured)
+        over_time.chart(measured).save(over_time.PICTURE)
         PAGE.write_text(text, encoding="utf-8")
     if whole:
         report("bench", "make bench", as_document(table, problems))
