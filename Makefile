@@ -2,6 +2,7 @@
 # make test   install what the tests need, run them all    make check  lint, types, layers, dead code
 # make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
 # make fuzz   drawn requests, filters, jobs and bytes, TIMES=20 as many as in make test    make soak   MINUTES=120 of load
+# make bench-gpu   equality, steps, tracing, dreams and memory on a GPU in ten minutes; DRY_RUN=1 tries it without one
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +16,7 @@ TREE := build/tree
 SOURCES := engine backend frontend tests benchmarks tokenpaths packaging setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: wheels docs tour science container-test tree demo test test-faults fuzz soak bench check browser clean
+.PHONY: wheels docs tour science container-test tree demo test test-faults fuzz soak bench bench-gpu check browser clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths up --demo --data-dir $(DATA)
@@ -75,6 +76,9 @@ container-test: $(VENV)/.installed-test browser
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench
+
+bench-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.gpu $(if $(DRY_RUN),--dry-run)
 
 browser:
 	@$(PYTHON) tests/browser/chromium.py

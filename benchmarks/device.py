@@ -10,14 +10,16 @@ raises at any synchronisation with the host. Compute capability 9.0 or later.
 from __future__ import annotations
 
 import argparse
+import statistics
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from benchmarks.imposed import ImposedDNA, forward, make_inputs, training_step
-from benchmarks.measure import interleaved, ratio, report
+from benchmarks.measure import interleaved, kept_document, ratio, report
 from benchmarks.table import Row, worst
 from tokenpaths.engine.models.bank.device_step import fits_device
 from tokenpaths.engine.models.dna import DNA, DNAConfig
@@ -54,8 +56,13 @@ SIZES = {
 NO_GPU = "not measured here: no GPU"
 
 
-def waited(run: Callable[..., Any], *arguments: Any, strict: bool = False) -> Callable[[], None]:
+def waited(run: Callable[..., Any], device: str, *arguments: Any, strict: bool = False) -> Callable[[], None]:
+    """``run`` with the device waited for; ``strict``: an error where it synchronises by itself."""
+
     def timed() -> None:
+        if device == "cpu":
+            run(*arguments)
+            return
         if strict:
             torch.cuda.set_sync_debug_mode("error")
         try:
@@ -67,23 +74,49 @@ def waited(run: Callable[..., Any], *arguments: Any, strict: bool = False) -> Ca
     return timed
 
 
-def measure(size: str, repeats: int) -> dict[str, Any]:
-    config, batch = SIZES[size]
+def peak(run: Callable[[], Any], device: str) -> int | None:
+    """Most memory of the device that is allocated during ``run``, models included, in MiB; None on a CPU."""
+    if device == "cpu":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return round(torch.cuda.max_memory_allocated() / 2**20)
+
+
+def measure(
+    config: DNAConfig,
+    batch: int,
+    repeats: int,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    execution: Literal["grouped", "device", "naive"] = "device",
+) -> dict[str, Any]:
+    """Forward and training step over the dense twin: the ratio, milliseconds, tokens a second and peak memory; the
+    memory is that of both models' weights and one's pass."""
     torch.manual_seed(0)
-    routed = ImposedDNA(config, execution="device").to("cuda", torch.bfloat16)
-    dense = DNA(config.dense_twin()).to("cuda", torch.bfloat16)
+    routed = ImposedDNA(config, execution=execution).to(device, dtype)
+    dense = DNA(config.dense_twin()).to(device, dtype)
     routed.how = "skewed"
     routed.draw(["skewed"], batch, config.num_tokens)
-    routed.drawn = {how: [[s.cuda() for s in call] for call in calls] for how, calls in routed.drawn.items()}
-    inputs, targets = (x.cuda() for x in make_inputs(config, batch))
-    inputs = inputs.bfloat16() if inputs.is_floating_point() else inputs
+    routed.drawn = {how: [[s.to(device) for s in call] for call in calls] for how, calls in routed.drawn.items()}
+    inputs, targets = (x.to(device) for x in make_inputs(config, batch))
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     made = {}
     for what, run, arguments in (("forward", forward, (inputs,)), ("training", training_step, (inputs, targets))):
+        strict = what == "forward" and execution == "device"
         variants = {
-            "dense": waited(run, dense, *arguments),
-            "ours": waited(run, routed, *arguments, strict=what == "forward"),
+            "dense": waited(run, device, dense, *arguments),
+            "ours": waited(run, device, routed, *arguments, strict=strict),
         }
-        made[what] = ratio(interleaved(variants, repeats, 3, time.perf_counter), "ours", "dense")
+        seconds = interleaved(variants, repeats, 3 if device != "cpu" else 1, time.perf_counter)
+        one = statistics.median(seconds["ours"])
+        made[what] = ratio(seconds, "ours", "dense") | {
+            "milliseconds": round(1000 * one, 2),
+            "tokens_per_second": round(batch * config.num_tokens / one),
+            "peak_mib": {name: peak(variant, device) for name, variant in variants.items()},
+        }
+        for model in (routed, dense):
+            model.zero_grad(set_to_none=True)
     return made
 
 
@@ -104,9 +137,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()
     if torch.cuda.is_available() and fits_device(torch.device("cuda"), torch.bfloat16):
-        results: dict[str, Any] = {"sizes": {size: measure(size, arguments.repeats) for size in SIZES}}
+        results: dict[str, Any] = {"sizes": {size: measure(*SIZES[size], arguments.repeats) for size in SIZES}}
     elif torch.cuda.is_available():
         results = {"note": "not measured here: the GPU is older than compute capability 9.0"}
+    elif "sizes" in kept_document("device")["results"]:
+        print(f"{NO_GPU}; the kept figures of another machine stay", file=sys.stderr)
+        return
     else:
         results = {"note": NO_GPU}
     report("device", "python -m benchmarks.device", results)

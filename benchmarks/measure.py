@@ -107,15 +107,16 @@ def days(of: Any) -> str:
     return "" if not found else min(found) if min(found) == max(found) else f"{min(found)} to {max(found)}"
 
 
-def kept_document(name: str) -> dict[str, Any]:
-    """What a benchmark measured last; without results where it never ran."""
-    file = RESULTS / f"{name}.json"
+def kept_document(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """What a benchmark measured last (in ``folder``, else in ``RESULTS``); without results where it never ran."""
+    file = (folder or RESULTS) / f"{name}.json"
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"results": {}}
     return document
 
 
-def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dict[str, Any]:
-    """Store the result, print it as one line of JSON, the last of the output (unless ``quiet``), and return it."""
+def report(name: str, command: str, results: Any, *, quiet: bool = False, folder: Path | None = None) -> dict[str, Any]:
+    """Store the result (in ``folder``, else in ``RESULTS``), print it as one line of JSON, the last of the output
+    (unless ``quiet``), and return it."""
     document = {
         "benchmark": name,
         "command": command,
@@ -124,13 +125,14 @@ def report(name: str, command: str, results: Any, *, quiet: bool = False) -> dic
         "results": results,
     }
     document = plain(document)
-    file = RESULTS / f"{name}.json"
+    folder = folder or RESULTS
+    file = folder / f"{name}.json"
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
     document["dates"] = dates(document, before if isinstance(before, dict) else {})
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if not quiet:
         print(json.dumps(document))

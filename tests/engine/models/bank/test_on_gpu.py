@@ -1,0 +1,144 @@
+"""The same numbers on a GPU as on a CPU; ``make bench-gpu`` runs these where there is one, all others on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.models.bank.test_device_step import BANKS, bank_of, routing
+from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
+from tokenpaths.engine.dream.objectives import Choices
+from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
+from tokenpaths.engine.models.bank.device_step import device_step, fits_device
+from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.tracing.trace_run import trace_samples
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.parametrize(
+        "device",
+        ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))],
+    ),
+]
+
+
+def changes(step, kinds, device, dtype):
+    """Result of a step, and gradients of its input and its weights, as float32 on the CPU."""
+    bank = bank_of(kinds, width=64).to(device, dtype)
+    ids, weights = routing(3, 40, min(2, len(kinds)), len(kinds), True)
+    h = torch.randn(3, 40, 64, generator=torch.Generator().manual_seed(4)).to(device, dtype).requires_grad_()
+    w = weights.to(device, dtype).requires_grad_()
+    out = step(bank, h, ids.to(device), w, causal=True)
+    (out * torch.linspace(-1, 1, out.numel(), device=device, dtype=dtype).view_as(out)).sum().backward()
+    return [x.detach().float().cpu() for x in (out, h.grad, w.grad, *(p.grad for p in bank.parameters() if p.numel()))]
+
+
+def differ(found, wanted):
+    """Largest relative difference in norm of any of the tensors."""
+    return max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("kinds", [BANKS["blocks"], BANKS["blocks and identities"]], ids=["blocks", "identities"])
+def test_float32_of_the_device_is_the_naive_step_of_the_cpu(device, kinds):
+    assert (
+        differ(changes(grouped_step, kinds, device, torch.float32), changes(naive_step, kinds, "cpu", torch.float32))
+        < 1e-4
+    )
+
+
+@pytest.mark.parametrize("kinds", [BANKS["blocks"], BANKS["blocks and identities"]], ids=["blocks", "identities"])
+def test_bfloat16_of_the_device_is_the_naive_step_up_to_its_rounding(device, kinds):
+    if device == "cuda" and not fits_device(torch.device(device), torch.bfloat16):
+        pytest.skip("older than compute capability 9.0")
+    naive = changes(naive_step, kinds, "cpu", torch.float32)
+    noise = differ(changes(naive_step, kinds, "cpu", torch.bfloat16), naive)
+    assert differ(changes(device_step, kinds, device, torch.bfloat16), naive) < max(2 * noise, 0.02)
+
+
+def test_a_forward_pass_waits_for_nothing(device):
+    if device == "cpu" or not fits_device(torch.device(device), torch.bfloat16):
+        pytest.skip("a GPU of compute capability 9.0 only; on a CPU test_nothing_is_read_back shows it")
+    config = DNAConfig(
+        modality="text",
+        width=64,
+        heads=2,
+        mlp_width=128,
+        backbone=0,
+        steps=3,
+        transformers=4,
+        vocab_size=50,
+        context=64,
+    )
+    model = DNA(config, execution="device").to(device, torch.bfloat16).eval()
+    ids = torch.randint(50, (4, 64), device=device)
+    with torch.inference_mode():
+        model(ids)  # kernels load at their first call
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            model(ids)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["dna-vision-top1", "dna-text-top1"])
+def test_a_shipped_model_takes_the_same_paths(device, name):
+    made = {}
+    for place in ("cpu", device):
+        model = load_model(name, [SHIPPED_MODELS], place).model
+        config = model.config
+        torch.manual_seed(0)
+        if config.modality == "vision":
+            inputs = torch.randn(8, 3, config.image_size, config.image_size)
+        else:
+            inputs = torch.randint(config.vocab_size, (8, config.context))
+        with torch.inference_mode():
+            traced = model.trace(inputs.to(place))
+        made[place] = traced.module_ids.cpu(), traced.logits.float().cpu()
+    same = (made[device][0] == made["cpu"][0]).float().mean()
+    assert same > 0.999, "of choices; a router's tie may fall otherwise"
+    assert differ([made[device][1]], [made["cpu"][1]]) < (1e-3 if same == 1 else 0.05)
+
+
+def test_a_trace_is_sealed(device, tmp_path):
+    loaded = load_model("dna-vision-top1", [SHIPPED_MODELS], device)
+    samples = list(open_dataset("bundled:photos", loaded.modality))[:3]
+    file = trace_samples(loaded, samples, tmp_path, twin=False)
+    assert Path(file).stat().st_size > 0
+
+
+def test_a_dream_climbs_and_is_examined_alike(device):
+    torch.manual_seed(0)
+    config = DNAConfig(
+        modality="vision",
+        width=32,
+        heads=2,
+        mlp_width=64,
+        backbone=0,
+        steps=3,
+        transformers=4,
+        image_size=32,
+        patch_size=8,
+        num_classes=5,
+    )
+    here = DNA(config).eval().requires_grad_(False)
+    there = DNA(config).eval().requires_grad_(False)
+    there.load_state_dict(here.state_dict())
+    there.to(device)
+    with torch.no_grad():
+        ids = here.trace(torch.randn(2, 3, 32, 32)).module_ids.long()
+    settings = ImageSettings(iterations=20, noise=0, rate=0.05)
+    dreams = ImageDreams(there, [Dream(Choices(ids[i].to(device), range(3)), number=i) for i in range(2)], settings)
+    dreams.run(20)
+    curve = dreams.curves()
+    assert curve[-5:].mean() > curve[:5].mean()
+    shown = dreams.pictures().cpu()
+    at_home = ImageDreams(here, [Dream(Choices(ids[i], range(3)), number=i) for i in range(2)], settings)
+    for found, wanted in zip(dreams.examine(), at_home.examine(shown), strict=True):
+        assert found["objective"] == pytest.approx(wanted["objective"], rel=1e-3)
+        assert sorted(found["top"]) == [pytest.approx(pair, abs=1e-3) for pair in sorted(wanted["top"])]
