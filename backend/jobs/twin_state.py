@@ -7,7 +7,7 @@ from typing import Any
 from tokenpaths.backend.http.redact_paths import redact_problem
 from tokenpaths.backend.jobs.rows import JobRow
 from tokenpaths.backend.jobs.table import JobTable
-from tokenpaths.engine.jobs.twins.trace_twin import KIND
+from tokenpaths.engine.jobs.traces.trace_twin import KIND
 
 MOST_JOBS = 1000
 """jobs of twins that are looked through, the newest first"""

@@ -21,6 +21,8 @@ UNRECORDED_KIND = "unrecorded"
 UNUSED_KIND = "unused"
 """kind of the modules that stand for slots that a token did not use (dropped, over capacity, adaptive k); they are no
 modules of the model, and their ids are the last ones of a run, so that equal sets of modules are one path"""
+DATA_SHA256 = "data_sha256"
+"""finding of a run: ``Dataset.identity`` of what it was traced over"""
 
 
 def engine_version() -> str:

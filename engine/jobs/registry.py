@@ -47,13 +47,13 @@ MOST_REPEATED = 64
 """iterations that a killed job may repeat: kinds that count iterations save their state at least this often"""
 
 KINDS: dict[str, str] = {
-    "trace": "tokenpaths.engine.jobs.trace:TraceJob",
+    "trace": "tokenpaths.engine.jobs.traces.trace:TraceJob",
     "dream": "tokenpaths.engine.jobs.dream:DreamJob",
     "reroute": "tokenpaths.engine.jobs.reroute:RerouteJob",
     "import": "tokenpaths.engine.jobs.import_log:ImportJob",
     "map": "tokenpaths.engine.jobs.map_samples:MapJob",
     "gates": "tokenpaths.engine.jobs.gates.gates_job:GatesJob",
-    "twin": "tokenpaths.engine.jobs.twins.trace_twin:TwinJob",
+    "twin": "tokenpaths.engine.jobs.traces.trace_twin:TwinJob",
 }
 """name of a kind → its class; imported only when a job of the kind is requested"""
 SHIPPED_KINDS = tuple(KINDS)

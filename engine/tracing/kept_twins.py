@@ -21,17 +21,15 @@ from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths, read_twin_f
 from tokenpaths.engine.tracing.traceable import Traceable
 
 FOLDER = "twins"
-DATA = "data_sha256"
-"""finding of a run: what its twin has to be traced over"""
 
 
-def data_of_twin(runs_dir: Path, dataset: Dataset) -> str | None:
-    """``Dataset.identity`` of samples whose twin may be kept, which the run holds as the finding ``DATA``.
+def data_of_run(dataset: Dataset) -> str | None:
+    """``Dataset.identity`` of what a run is traced over, which it holds as the finding ``DATA_SHA256``.
 
-    Reads the data set's files once (of large sets their first and last parts). None outside a data folder, of a shard,
+    Reads the data set's files once (of large sets their first and last parts). None of a shard, whose manifest has it,
     and where a file cannot be read: what that means is for the trace to say.
     """
-    if runs_dir.name != "runs" or dataset.num_rows != dataset.num_places:
+    if dataset.num_rows != dataset.num_places:
         return None
     try:
         return dataset.identity()
@@ -39,8 +37,10 @@ def data_of_twin(runs_dir: Path, dataset: Dataset) -> str | None:
         return None
 
 
-def twin_file(runs_dir: Path, model: Traceable, data: str, batch_size: int) -> Path:
-    """Where the twin of ``model`` over the samples ``data`` (``data_of_twin``) is kept."""
+def twin_file(runs_dir: Path, model: Traceable, data: str | None, batch_size: int) -> Path | None:
+    """Where the twin of ``model`` over the samples ``data`` (``data_of_run``) is kept; None outside a data folder."""
+    if data is None or runs_dir.name != "runs":
+        return None
     fields = model.without_controls().run_fields()
     what = {
         "engine": engine_version(),

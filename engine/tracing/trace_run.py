@@ -12,12 +12,12 @@ from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
-from tokenpaths.engine.base.records import ModuleInfo, RunInfo, SampleRecord, engine_version
+from tokenpaths.engine.base.records import DATA_SHA256, ModuleInfo, RunInfo, SampleRecord, engine_version
 from tokenpaths.engine.data.datasets import Dataset, Sample
 from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
-from tokenpaths.engine.tracing.kept_twins import DATA, data_of_twin, find_twin, keep_twin, twin_file
+from tokenpaths.engine.tracing.kept_twins import data_of_run, find_twin, keep_twin, twin_file
 from tokenpaths.engine.tracing.trace_batches import Batch, image_batches, text_passes
 from tokenpaths.engine.tracing.traceable import Traceable
 
@@ -47,7 +47,7 @@ class TraceOptions:
     twin: bool = True
     """also count the paths of the untrained twin, if the model has one; those that were kept are not traced again"""
     twin_later: bool = False
-    """leave out a twin whose paths are not kept (``engine.jobs.twins`` adds them); nothing of samples that are no
+    """leave out a twin whose paths are not kept (``engine.jobs.traces`` adds them); nothing of samples that are no
     data set is kept"""
     overwrite: bool = False
     findings: Mapping[str, Any] = field(default_factory=dict)
@@ -121,11 +121,10 @@ def trace_parts(
     last: SampleRecord | None = None
     make_writer = options.make_writer or partial(RunWriter, runs_dir, overwrite=options.overwrite)
     wants_twin = options.twin and model.has_small_twin
-    keeps = wants_twin and dataset is not None and options.make_writer is None
-    data = data_of_twin(runs_dir, dataset) if keeps and dataset is not None else None
-    file = None if data is None else twin_file(runs_dir, model, data, options.batch_size)
+    data = data_of_run(dataset) if dataset is not None and options.make_writer is None else None
     if data is not None:
-        info.findings[DATA] = data
+        info.findings[DATA_SHA256] = data
+    file = twin_file(runs_dir, model, data, options.batch_size) if wants_twin else None
     kept = find_twin(file)
     alone = not wants_twin or kept is not None or (options.twin_later and file is not None)
     with make_writer(info, model.module_table()) as writer:

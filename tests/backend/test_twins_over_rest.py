@@ -10,7 +10,7 @@ import pytest
 from tests.backend.conftest import API, Serve, Served
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
-from tokenpaths.engine.jobs.twins import trace_twin
+from tokenpaths.engine.jobs.traces import trace_twin
 
 
 def submitted(served: Served, kind: str, **request: Any) -> str:

@@ -13,7 +13,7 @@ from tests.support.saved_datasets import save_to_disk, tar
 from tokenpaths.cli.main import main
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.registry import JobContext
-from tokenpaths.engine.jobs.trace import TraceJob, TraceRequest
+from tokenpaths.engine.jobs.traces.trace import TraceJob, TraceRequest
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import load_model
 

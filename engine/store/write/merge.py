@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import is_disk_full
+from tokenpaths.engine.base.records import DATA_SHA256
 from tokenpaths.engine.data.labels import Remarks
 from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.file import SCHEMA_VERSION
@@ -139,6 +140,7 @@ def seal_shards(
     _check_bytes(found, on_progress)
     info, modules = read_about(found.folders[0])
     info = replace(info, run_id=run_id or info.run_id)
+    info.findings[DATA_SHA256] = found.manifests[0].dataset_sha256
     if notes := found.notes():
         info.findings["notes"] = [*info.findings.get("notes", []), *notes]
     layout = layout_for(info, modules, shard=True)

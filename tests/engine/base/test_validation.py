@@ -7,7 +7,7 @@ import pytest
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import read_request
-from tokenpaths.engine.jobs.trace import TraceJob
+from tokenpaths.engine.jobs.traces.trace import TraceJob
 
 
 @pytest.mark.parametrize(

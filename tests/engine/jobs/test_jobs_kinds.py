@@ -171,7 +171,7 @@ def test_a_killed_trace_leaves_no_half_run_and_makes_one(tmp_path: Path, monkeyp
     )
     folder = tmp_path / "job"
     folder.mkdir()
-    monkeypatch.setattr("tokenpaths.engine.jobs.trace.SLICE_SECONDS", 0.0001)
+    monkeypatch.setattr("tokenpaths.engine.jobs.traces.trace.SLICE_SECONDS", 0.0001)
     job = kind.start(request, folder, context)
     assert job.advance().done == 2
     job.close()
@@ -215,7 +215,7 @@ def test_a_job_that_is_tried_again_does_not_pass_off_the_run_of_another(
         folder.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(
-            {"trace": "tokenpaths.engine.jobs.trace", "import": "tokenpaths.engine.jobs.import_log"}[kind]
+            {"trace": "tokenpaths.engine.jobs.traces.trace", "import": "tokenpaths.engine.jobs.import_log"}[kind]
             + ".SLICE_SECONDS",
             0.0001,
         )

@@ -17,7 +17,7 @@ from tokenpaths.engine.edits.sweep import module_rows, share_rows
 from tokenpaths.engine.jobs.registry import JobContext, find_kind, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
 from tokenpaths.engine.jobs.reroute_data import samples_of
-from tokenpaths.engine.jobs.trace import TraceJob
+from tokenpaths.engine.jobs.traces.trace import TraceJob
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import choices_of, load_model
 

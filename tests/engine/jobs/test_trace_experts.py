@@ -16,7 +16,7 @@ from tokenpaths.cli.main import main
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
-from tokenpaths.engine.jobs.trace import TraceJob
+from tokenpaths.engine.jobs.traces.trace import TraceJob
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.traceable import as_untrained
 
@@ -147,7 +147,7 @@ def test_a_dream_of_a_hugging_face_model_is_refused_with_the_reason(home: Path) 
 
 def test_what_is_submitted_is_checked_without_torch(home: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tokenpaths.engine.jobs.trace import TraceJob\n"
+        "import sys; from pathlib import Path; from tokenpaths.engine.jobs.traces.trace import TraceJob\n"
         "from tokenpaths.engine.jobs.registry import *\n"
         f"context = JobContext(Path({str(home)!r}), huggingface_dir=Path({str(home / 'checkpoints')!r}))\n"
         f"request = read_request(TraceJob, {{'model': {MODEL!r}, 'data': 'words.jsonl', 'controls': {BAN!r}}})\n"

@@ -18,7 +18,7 @@ from tokenpaths.engine.base.files import run_file
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.jobs.registry import JobContext, Progress, find_kind, read_request
 from tokenpaths.engine.jobs.titles import job_title
-from tokenpaths.engine.jobs.twins.trace_twin import following_twin
+from tokenpaths.engine.jobs.traces.trace_twin import following_twin
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing import kept_twins
 from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
@@ -217,13 +217,13 @@ def test_a_model_of_another_rounding_has_a_twin_of_its_own(
 ) -> None:
     loaded = context.load_model("one")
     dataset = open_dataset(context.inbox_dir / "words.jsonl", "text")
-    data = kept_twins.data_of_twin(context.runs_dir, dataset)
+    data = kept_twins.data_of_run(dataset)
     assert data is not None
     place = kept_twins.twin_file(context.runs_dir, loaded, data, 2)
     assert place == kept_twins.twin_file(context.runs_dir, context.load_model("two"), data, 2)
     assert place != kept_twins.twin_file(context.runs_dir, loaded, data, 3)
-    assert kept_twins.data_of_twin(context.data_dir / "elsewhere", dataset) is None
-    assert kept_twins.data_of_twin(context.runs_dir, dataset.shard(1, 2, 4)) is None
+    assert kept_twins.twin_file(context.data_dir / "elsewhere", loaded, data, 2) is None
+    assert kept_twins.data_of_run(dataset.shard(1, 2, 4)) is None
     monkeypatch.setattr(torch, "__version__", "another")
     assert place != kept_twins.twin_file(context.runs_dir, loaded, data, 2)
 

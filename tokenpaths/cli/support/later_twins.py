@@ -21,7 +21,7 @@ def traced_with(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any
         UserError: a job cannot read these data, or finds no model of this name.
     """
     from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, find_kind, read_request
-    from tokenpaths.engine.jobs.twins.trace_twin import KIND, TwinJob, twin_request
+    from tokenpaths.engine.jobs.traces.trace_twin import KIND, TwinJob, twin_request
 
     request = twin_request("any", dict(options))
     inbox = settings.data_dir / "inbox"
@@ -46,7 +46,7 @@ def traced_with(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any
 def queue_twin(settings: Settings, run: Path, request: Mapping[str, Any]) -> str | None:
     """Queue the twin of the sealed run in this file; name of the job, None if the run has its twin."""
     from tokenpaths.backend.jobs.service import Jobs
-    from tokenpaths.engine.jobs.twins.trace_twin import KIND
+    from tokenpaths.engine.jobs.traces.trace_twin import KIND
     from tokenpaths.engine.store.ask.run import Run
 
     with Run.open(run) as opened:

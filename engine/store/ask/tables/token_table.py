@@ -54,6 +54,8 @@ class TokenTable:
     compute_P: np.ndarray
     reuse_P: np.ndarray
     ribbon_PSK: np.ndarray
+    num_modules: int
+    """M of the run: no token need choose its last modules"""
     counted: dict[str, Any]
     cache: dict[str, Any] = field(default_factory=dict)
     """derived values of these tokens, cached by other questions"""
@@ -102,7 +104,7 @@ class TokenTable:
             sample_n, path_n = sample_n[mask_n], path_n[mask_n]
         ids_PK = self.ribbon_PSK[:, step]
         width = len(modules_I)
-        place_M = np.full(max(self.num_modules, int(modules_I.max(initial=-1)) + 1), -1, dtype=np.int64)
+        place_M = np.full(self.num_modules, -1, dtype=np.int64)
         place_M[modules_I] = np.arange(width)
         total = np.zeros(self.num_samples * width, dtype=np.int64)
         for slot in range(ids_PK.shape[1]):
@@ -134,11 +136,6 @@ class TokenTable:
         slots = range(ids_PK.shape[1])
         counts: np.ndarray = np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
         return counts
-
-    @cached_property
-    def num_modules(self) -> int:
-        """M, inferred from the ribbons."""
-        return int(self.ribbon_PSK.max(initial=0)) + 1
 
     @cached_property
     def tokens_of_path(self) -> np.ndarray:
@@ -279,6 +276,7 @@ def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chose
         compute_P=compute_P,
         reuse_P=reuse_P,
         ribbon_PSK=ribbon_PSK,
+        num_modules=run.layout.num_modules,
         counted={
             "num_tokens": len(path_n),
             "of_tokens": int(sizes.sum()),

@@ -33,6 +33,7 @@ def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, t
         compute_P=np.ones(paths),
         reuse_P=np.zeros(paths),
         ribbon_PSK=rng.random((paths, 3, 9)).argsort(axis=2)[:, :, :top_k].astype(np.uint8),
+        num_modules=9,
         counted={"exact": True},
     )
 

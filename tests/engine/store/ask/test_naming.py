@@ -196,6 +196,7 @@ def random_routing(
         compute_P=np.ones(len(ribbons)),
         reuse_P=np.zeros(len(ribbons)),
         ribbon_PSK=ribbons[:, :, None].astype(np.uint8),
+        num_modules=modules,
         counted={"exact": True},
     )
     code_n = liked[sample_n, rng.integers(0, favourites, n)].astype(np.int32)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import UserError, WriterFailed
+from tokenpaths.engine.base.records import DATA_SHA256
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file import SCHEMA_VERSION
@@ -88,7 +89,8 @@ def test_a_run_of_shards_is_the_run_of_one_process(tmp_path: Path, kind: str) ->
     made = make("r", **KINDS.get(kind, KINDS["top1"]))
     if kind not in KINDS:
         made = with_soft(made, kind)
-    whole = everything(made.write(tmp_path / "one"))
+    found = made.info.findings | {DATA_SHA256: "d" * 64}
+    whole = everything(replace(made, info=replace(made.info, findings=found)).write(tmp_path / "one"))
     assert len(whole["token"]) == made.ids.shape[0]
     for of in (3, 6) if kind == "top1" else (3,):  # of six, some are empty
         folder = tmp_path / f"shards-{of}"

@@ -11,14 +11,15 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
 from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
 from tokenpaths.engine.jobs.model_outline import under_field
 from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, Progress
-from tokenpaths.engine.jobs.twins.trace_twin import following_twin
+from tokenpaths.engine.jobs.traces.trace_twin import following_twin
+from tokenpaths.engine.jobs.traces.traced_data import TracedData, open_data
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
@@ -27,34 +28,18 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.7
 
 
-class TraceRequest(BaseModel):
+class TraceRequest(TracedData):
     """What a trace job needs."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: StrictStr = Field(description="Name of a model of GET /models, or `hf:` and a folder of `huggingface_dir`")
-    data: StrictStr = Field(
-        description="A bundled set such as `bundled:scenes`, or the name of a file or folder in `inbox/` of the data "
-        "folder: images, a saved Hugging Face data set, Parquet, Arrow, WebDataset, CSV, JSONL or texts"
-    )
     run: StrictStr | None = Field(
         None, description="Name of the run; made from model, data and time when left out", pattern=NAME_PATTERN
     )
-    limit: StrictInt | None = Field(None, ge=1, description="Maximum number of samples, spread over labels")
-    text_column: StrictStr | None = Field(None, max_length=200, description="Column with the text")
-    image_column: StrictStr | None = Field(None, max_length=200, description="Column with the encoded image")
-    label_column: StrictStr | None = Field(None, max_length=200, description="Column with the label or domain")
-    split: StrictStr | None = Field(None, max_length=200, description="Split of a data set that has several")
-    passage_chars: StrictInt | None = Field(None, ge=1, description="Cut longer texts into so many characters each")
-    # A cancel waits for one batch.
-    batch_size: StrictInt = Field(16, ge=1, le=64, description="Images, or stretches of 64 tokens, at once")
     twin: StrictBool = Field(
         True,
         description="Trace the untrained twin too, as the null: by a job of the kind `twin`, when no other waits. Not "
         "under controls",
     )
     untrained: StrictBool = Field(False, description="Trace the untrained twin itself, as a run of its own to compare")
-    skip_bad: StrictBool = Field(False, description="Leave out samples that cannot be read")
     controls: dict[str, Any] = Field(
         default_factory=dict, description="What to change of the model, see `controls` of GET /models/{model}"
     )
@@ -101,7 +86,6 @@ class TraceJob:
     @classmethod
     def start(cls, request: TraceRequest, folder: Path, context: JobContext) -> TraceJob | Finished:
         """Load the model, open the data, create the run's writer."""
-        from tokenpaths.engine.data.datasets import open_dataset
         from tokenpaths.engine.store.write.writer import remove_abandoned
         from tokenpaths.engine.tracing.trace_run import TraceOptions, run_id_of, trace_parts
         from tokenpaths.engine.tracing.traceable import as_untrained
@@ -109,17 +93,7 @@ class TraceJob:
         loaded = context.load_model(request.model).with_controls(request.controls)
         if request.untrained:
             loaded = as_untrained(loaded)
-        dataset = open_dataset(
-            context.data_source(request.data),
-            loaded.modality,
-            text_column=request.text_column,
-            image_column=request.image_column,
-            label_column=request.label_column,
-            limit=request.limit,
-            skip_bad=request.skip_bad,
-            passage_chars=request.passage_chars,
-            split=request.split,
-        )
+        dataset = open_data(request, context, loaded.modality)
         run, is_there = claim_run(folder, context, request.run, lambda: run_id_of(loaded, dataset.name))
         wants_twin = request.twin and not request.untrained and not request.controls and loaded.has_small_twin
 

@@ -14,11 +14,12 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictStr
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN, run_file
 from tokenpaths.engine.jobs.registry import JobContext, Progress
+from tokenpaths.engine.jobs.traces.traced_data import TracedData, open_data
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
@@ -31,22 +32,10 @@ SLICE_SECONDS = 0.7
 KIND = "twin"
 
 
-class TwinRequest(BaseModel):
+class TwinRequest(TracedData):
     """What a twin job needs: the run, and what it was traced with."""
 
-    model_config = ConfigDict(extra="forbid")
-
     run: StrictStr = Field(description="Name of the run that the twin is for", pattern=NAME_PATTERN)
-    model: StrictStr = Field(description="The model of the run, as in a job of the kind `trace`")
-    data: StrictStr = Field(description="The data of the run, as in a job of the kind `trace`")
-    limit: StrictInt | None = Field(None, ge=1, description="As the run was traced with")
-    text_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
-    image_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
-    label_column: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
-    split: StrictStr | None = Field(None, max_length=200, description="As the run was traced with")
-    passage_chars: StrictInt | None = Field(None, ge=1, description="As the run was traced with")
-    batch_size: StrictInt = Field(16, ge=1, le=64, description="As the run was traced with")
-    skip_bad: StrictBool = Field(False, description="As the run was traced with")
 
 
 def twin_request(run: str, traced_with: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +86,6 @@ class TwinJob:
     @classmethod
     def start(cls, request: TwinRequest, folder: Path, context: JobContext) -> TwinJob | NothingToDo:
         """Open run, model and data; a run that was deleted or has its twin needs nothing."""
-        from tokenpaths.engine.data.datasets import open_dataset
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
         file = run_file(context.runs_dir, request.run)
@@ -108,17 +96,7 @@ class TwinJob:
             if run.has_twin:
                 return NothingToDo(request.run, "the run has its twin")
             _check_model(loaded, run)
-        dataset = open_dataset(
-            context.data_source(request.data),
-            loaded.modality,
-            text_column=request.text_column,
-            image_column=request.image_column,
-            label_column=request.label_column,
-            limit=request.limit,
-            skip_bad=request.skip_bad,
-            passage_chars=request.passage_chars,
-            split=request.split,
-        )
+        dataset = open_data(request, context, loaded.modality)
         remove_abandoned(context.runs_dir)
         return cls(request.run, dataset.num_samples, _parts(file, loaded, dataset, request.batch_size, folder))
 
@@ -162,15 +140,16 @@ def _parts(
         UserError: the data have changed since the run was traced.
     """
     from tokenpaths.engine.base.progress import map_progress, seal_in_stages
+    from tokenpaths.engine.base.records import DATA_SHA256
     from tokenpaths.engine.store.ask.run_file import RunFile
     from tokenpaths.engine.store.ask.topics.soft_decisions import findings
     from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder
-    from tokenpaths.engine.tracing.kept_twins import DATA, data_of_twin, find_twin, keep_twin, twin_file
+    from tokenpaths.engine.tracing.kept_twins import data_of_run, find_twin, keep_twin, twin_file
 
-    data = data_of_twin(file.parent, dataset)
+    data = data_of_run(dataset)
     with RunFile.open(file) as run:
         layout, num_tokens, total = run.layout, int(run.row["num_tokens"]), int(run.row["num_samples"])
-        traced_over = findings(run).get(DATA)
+        traced_over = findings(run).get(DATA_SHA256)
     if data is None or traced_over != data:
         raise UserError(f"the data have changed since run {file.stem!r} was traced: trace it again", field="data")
     place = twin_file(file.parent, loaded, data, batch_size)
@@ -182,7 +161,7 @@ def _parts(
     if twin is None:
         raise UserError("the data hold no sample any more", field="data")
     with RunFile.open(file) as run:
-        if findings(run).get(DATA) != data:
+        if findings(run).get(DATA_SHA256) != data:
             raise UserError(f"run {file.stem!r} was traced anew meanwhile", field="run")
     stages = seal_in_stages(TwinAdder(file, twin))
     yield from map_progress(stages, lambda stage: Progress(total, total, "samples", stage))

@@ -1,0 +1,1 @@
+"""Jobs that trace: a model over data, and its untrained twin over the same."""

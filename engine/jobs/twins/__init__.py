@@ -1,1 +1,0 @@
-"""Untrained twins, traced when nothing else is to be done."""
