@@ -30,7 +30,8 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     if is_load_only(run):
         _counted(run, selection, step, module, key)
         return
-    answer = widgets.client().ask(run["run"], "modules/{node}", node=value)
+    # What is known at once comes first: looking for examples takes most of the time of a click.
+    answer = widgets.client().ask(run["run"], "modules/{node}", node=value, limit=0)
     about: Mapping[str, Any] = next(
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
     )
@@ -40,7 +41,8 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     if not answer["count"]:
         widgets.empty("No token came here.", "Choose another module.")
         return
-    examples.strongest(run, answer, key, "the largest weight for it")
+    full = widgets.client().ask(run["run"], "modules/{node}", node=value)
+    examples.strongest(run, full, key, "the largest weight for it")
     _random(run, selection, step, module, key)
     _labels(answer["labels"])
     _words(run, step, module)

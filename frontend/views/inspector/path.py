@@ -18,9 +18,11 @@ from tokenpaths.frontend.views.inspector.actions import Action
 def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> None:
     """The path of rank ``value``."""
     rank = int(value)
+    # What is known at once comes first: looking for examples takes most of the time of a click.
+    known = widgets.client().ask(run["run"], "paths/{rank}", rank=rank, limit=0)
+    actions.title(f"Path of rank {rank:,}", _facts(run, known))
+    actions.own_name(run["run"], f"path:{rank}", known["summary"], key)
     answer = widgets.client().ask(run["run"], "paths/{rank}", rank=rank, seed=selection.seed)
-    actions.title(f"Path of rank {rank:,}", _facts(run, answer))
-    actions.own_name(run["run"], f"path:{rank}", answer["summary"], key)
     actions.buttons(_actions(run, selection, answer), key, selection)
     st.markdown(widgets.escape(way(answer["ribbon"], common.identities(run))))
     examples.strongest(run, answer, key, "the largest weights on it, multiplied step by step")

@@ -85,6 +85,20 @@ def test_a_path_in_full_is_what_loops_count(case: Case):
         assert [(row["rank"], row["distance"], row["differs"]) for row in answer["nearest"]] == expected[:5]
 
 
+def test_without_examples_the_rest_is_the_same(case: Case):
+    run, step = case.run, case.run.layout.num_steps - 1
+    for number in case.run.bank.offered(step)[:3]:
+        full, known = run.module(f"{step}.{number}"), run.module(f"{step}.{number}", limit=0)
+        assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], in_full.NOT_LOOKED)
+        assert known.pop("compared") == {"num_tokens": 0, "of_tokens": full["count"], "exact": False}
+        assert known == {name: full[name] for name in known}
+    full, known = run.path(1), run.path(1, limit=0)
+    assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], in_full.NOT_LOOKED)
+    assert known.pop("examples") == []
+    assert known.pop("compared")["num_tokens"] == 0
+    assert known == {name: full[name] for name in known}
+
+
 def test_equal_weights_have_no_strongest_and_are_drawn_by_a_seed(tmp_path: Path):
     made = make("r", "text", samples=6, steps=2)
     for batch in made.batches:

@@ -40,7 +40,10 @@ MOST_PACKED = 20_000
 """tokens whose packed weights are read"""
 NOT_RECORDED = "The source recorded no weights, so no token is the strongest: these are drawn."
 ALL_EQUAL = "All weights are equal here, so no token is the strongest: these are drawn."
-Limit = Annotated[int, Argument("Most examples of each kind", ge=1, le=MOST_EXAMPLES)]
+NOT_LOOKED = "No examples were asked for."
+Limit = Annotated[
+    int, Argument("Most examples of each kind; 0 leaves them out: the rest is known at once", ge=0, le=MOST_EXAMPLES)
+]
 
 
 @question(
@@ -70,7 +73,7 @@ def module(
     counts = counts_of_step(rows, run.bank, run.layout.num_steps)[step]
     place = offered.index(number)
     count = int(counts[place])
-    drawn = _strongest_of_module(run, step, number, count, limit, seed)
+    drawn = _strongest_of_module(run, step, number, count, limit, seed) if limit else _none_of(count)
     named = {(row["step"], row["module"]): row for row in summaries(run, "module")["rows"]}
     return {
         "run": run.run_id,
@@ -119,8 +122,10 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
         "run": run.run_id,
         **row,
         "summary": _summary(named.get(rank, no_name(_without_name(rank)))),
-        **_strongest_of_path(run, rank, row["ribbon"], row["count"], limit, seed),
-        "examples": examples_of_paths(run, [rank], limit, seed)[0]["examples"],
+        **(
+            _strongest_of_path(run, rank, row["ribbon"], row["count"], limit, seed) if limit else _none_of(row["count"])
+        ),
+        "examples": examples_of_paths(run, [rank], limit, seed)[0]["examples"] if limit else [],
         "nearest": [
             {
                 "rank": other,
@@ -313,6 +318,15 @@ def _best(
     weights_n = shown[order].round(run.layout.weights.digits)
     rows = [(*place, weight) for place, weight in zip(places[order].tolist(), weights_n.tolist(), strict=True)]
     return _shown(run, rows, reason, len(places), of_tokens)
+
+
+def _none_of(of_tokens: int) -> dict[str, Any]:
+    """What stands in place of examples that nobody asked for."""
+    return {
+        "strongest": [],
+        "strongest_reason": NOT_LOOKED,
+        "compared": {"num_tokens": 0, "of_tokens": int(of_tokens), "exact": False},
+    }
 
 
 def _shown(run: RunFile, rows: list[Any], reason: str | None, num: int, of_tokens: int) -> dict[str, Any]:
