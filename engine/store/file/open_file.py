@@ -76,6 +76,8 @@ def open_read_only(
         raise NotEnoughMemory(f"{file.name} needs more memory to be opened than there is") from error
     except duckdb.Error as error:
         con.close()
+        if not file.exists():  # deleted since its first bytes were read
+            raise RunNotFound(f"there is no run {file.stem!r}", field="run") from None
         raise RunFileError(
             f"{file.name} is damaged or cut off and cannot be read ({first_line(error, file)}): "
             "copy it again or trace the run again"

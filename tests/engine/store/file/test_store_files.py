@@ -210,6 +210,16 @@ def test_time_limit_holds_for_questions_of_a_run(sealed: Path, monkeypatch: pyte
         assert run.paths(limit=1)["paths"][0]["rank"] == 1
 
 
+def test_a_run_deleted_while_it_is_opened_is_gone_and_not_damaged(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "gone.duckdb"
+    file.write_bytes(sealed.read_bytes())
+    monkeypatch.setattr("tokenpaths.engine.store.file.open_file.check_bytes", lambda given: given.unlink())
+    with pytest.raises(RunNotFound, match="no run 'gone'"):
+        Run.open(file)
+
+
 def test_our_own_broken_sql_is_not_blamed_on_the_file(sealed: Path):
     connection = Connection(sealed, time_limit_s=5)
     with pytest.raises(duckdb.Error):
