@@ -11,6 +11,7 @@ import collections
 import io
 import math
 import pickle
+import pickletools
 import tokenize
 import zipfile
 from collections.abc import Callable
@@ -236,7 +237,7 @@ def load_tensors(file: Path) -> Any:
         if head.startswith(b"PK\x03\x04"):
             return _load_zip(file)
         if head[:1] == b"\x80":
-            return _plain(_Unpickler(io.BytesIO(file.read_bytes()), str(file), None).load())
+            return _unpickled(file.read_bytes(), file, None)
         return _load_safetensors(file)
     except UserError as error:
         raise error if str(file) in str(error) else UserError(f"{file}: {error}", field="file") from None
@@ -266,7 +267,25 @@ def _load_zip(file: Path) -> Any:
                 storages[key] = _numbers(archive.read(f"{folder}data/{key}"), dtype)
             return storages[key]
 
-        return _plain(_Unpickler(io.BytesIO(archive.read(pickles[0])), str(file), storage).load())
+        return _unpickled(archive.read(pickles[0]), file, storage)
+
+
+def _unpickled(data: bytes, file: Path, storage: Callable[[str, str, int], np.ndarray] | None) -> Any:
+    """The value of a pickle; a length or number that a damaged one claims is not taken for a lack of memory."""
+    try:
+        return _plain(_Unpickler(io.BytesIO(data), str(file), storage).load())
+    except MemoryError:
+        if not _claims_too_much(data):
+            raise
+        raise UserError(f"{file}: is damaged (it claims more values than it holds)", field="file") from None
+
+
+def _claims_too_much(data: bytes) -> bool:
+    try:
+        numbers = (at for opcode, at, _ in pickletools.genops(data) if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"))
+        return any(int(at) > len(data) for at in numbers)
+    except Exception:  # as above: it ends within what it claims to hold
+        return True
 
 
 def _numbers(data: bytes, dtype: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.adapters.logs.engine_logs import recorder, slime
-from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
+from tokenpaths.engine.adapters.logs.tensors.tensor_files import _claims_too_much, load_tensors
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -121,3 +121,18 @@ def test_damaged_files(tmp_path: Path):
         (tmp_path / name).write_bytes(damaged)
         with pytest.raises(UserError, match=f"{name}: "):
             load_tensors(tmp_path / name)
+
+
+def test_a_pickle_that_claims_more_than_it_holds_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "log").write_bytes(b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b"abc.")
+    with pytest.raises(UserError, match=r"log: is damaged \(it claims more values than it holds\)"):
+        load_tensors(tmp_path / "log")
+    assert _claims_too_much(b"\x80\x02}r\xff\xff\xff\x7f.")  # never loaded: it takes the memory that it claims
+    (tmp_path / "log").write_bytes(pickle.dumps(list(range(300)), protocol=4))
+
+    def too_large(self: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.tensors.tensor_files._Unpickler.load", too_large)
+    with pytest.raises(MemoryError):  # a whole file: the memory is too small for it
+        load_tensors(tmp_path / "log")
