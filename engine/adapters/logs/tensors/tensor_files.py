@@ -282,8 +282,10 @@ def _unpickled(data: bytes, file: Path, storage: Callable[[str, str, int], np.nd
 
 def _claims_too_much(data: bytes) -> bool:
     try:
-        numbers = (at for opcode, at, _ in pickletools.genops(data) if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT"))
-        return any(int(at) > len(data) for at in numbers)
+        kept = [
+            at or 0 for opcode, at, _ in pickletools.genops(data) if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        ]
+        return max(kept, default=0) > len(data)
     except Exception:  # as above: it ends within what it claims to hold
         return True
 
