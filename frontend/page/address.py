@@ -124,6 +124,10 @@ def bound(
     # timer of a fragment would then send the old value as if somebody had chosen it, and the click were undone.
     if widget is not st.segmented_control or st.session_state.get(key) != value:
         st.session_state[key] = value
+    if widget is st.segmented_control:
+        # A second click would let go of what is chosen, and the page choose it again. The next click, elsewhere, may be
+        # on its way before the browser has heard of that, and would let go once more: two changes, and one is lost.
+        options.setdefault("required", True)
     return widget(
         label, *arguments, key=key, on_change=lambda: go_changed(**{name: read(st.session_state[key])}), **options
     )

@@ -123,7 +123,6 @@ def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str],
             "Counted per",
             selection.per,
             ["sample", "token"],
-            read=lambda per: per or selection.per,
         )
 
 

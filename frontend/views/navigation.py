@@ -49,7 +49,7 @@ def bar(selection: Selection) -> Any:
             list(PLACES),
             format_func=PLACES.get,
             label_visibility="collapsed",
-            read=lambda chosen: _view_of(chosen or place or "home"),
+            read=_view_of,
             width="content",
             part="_place",
         )
@@ -78,7 +78,6 @@ def bar(selection: Selection) -> Any:
             list(views),
             format_func=views.get,
             label_visibility="collapsed",
-            read=lambda view: view or selection.view,
             width="content",
         )
     return badge

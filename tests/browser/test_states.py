@@ -40,6 +40,26 @@ def test_nothing_scrolls_sideways_at_400_pixels(visit, run):
         here.no_sideways_scroll()
 
 
+COUNT_SENT = """() => {
+  window.tpSent = 0;
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (data) { window.tpSent += 1; return send.call(this, data); };
+}"""
+
+
+def test_a_second_click_on_what_is_chosen_sends_nothing_that_could_undo_the_next(visit):
+    """It let go of the place, which the page chose again; meanwhile the next click said once more to let go."""
+    here = visit().open(view="paths", run="pictures")
+    here.page.evaluate(COUNT_SENT)
+    here.page.get_by_role("radio", name="Explore", exact=True).click()
+    here.page.get_by_role("radio", name="Paths", exact=True).click()
+    here.page.wait_for_timeout(1000)
+    assert here.page.evaluate("window.tpSent") == 0
+    here.page.get_by_role("radio", name="Samples", exact=True).click()
+    here.expect_query(view="samples")
+    assert here.page.evaluate("window.tpSent") > 0
+
+
 def test_a_run_that_is_gone_says_so_and_the_others_work(visit, site):
     here = visit().open(view="routes", run="doomed")
     here.heading("Where do tokens go?")

@@ -33,7 +33,6 @@ def draw(selection: Selection) -> None:
         list(PARTS),
         format_func=PARTS.get,
         label_visibility="collapsed",
-        read=lambda part: part or selection.part,
     )
     with widgets.error_boundary(PARTS[selection.part]):
         DRAW[selection.part](selection, compared)

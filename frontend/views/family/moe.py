@@ -189,7 +189,6 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         selection.words,
         list(WORDS_OF),
         format_func=WORDS_OF.get,
-        read=lambda value: value or selection.words,
         label_visibility="collapsed",
     )
     try:

@@ -168,7 +168,6 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         list(ORDERS),
         format_func={"rank": "most frequent first", "compute": "most compute first", "reuse": "most reuse first"}.get,
         label_visibility="collapsed",
-        read=lambda order: order or selection.order,
     )
     if not rows:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")

@@ -136,7 +136,6 @@ def _drawn_picker(run: Mapping[str, Any], selection: Selection) -> None:
         ["map", "ribbons"],
         format_func={"map": "heat map", "ribbons": "ribbons"}.get,
         label_visibility="collapsed",
-        read=lambda value: value or selection.drawn,
     )
 
 

@@ -163,6 +163,7 @@ def control_widgets(controls: Sequence[Control], values: Mapping[str, Any], *, d
             help=widgets.escape(item.help) or None,
             disabled=item.name in disabled,
             read=partial(_read_control, item),
+            **({"required": False} if buttons else {}),  # let go of, it is as the model has it
         )
 
 
