@@ -28,7 +28,12 @@ TEXT = {"schema": {"type": "string"}}
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": {}}, "application/x-ndjson": TEXT, "application/jsonl": TEXT},
+        "content": {
+            "application/json": {"schema": {}},
+            "application/x-ndjson": TEXT,
+            "application/jsonl": TEXT,
+            "text/event-stream": TEXT,
+        },
     }
 }
 
@@ -48,7 +53,7 @@ async def receive(
     top_k: Annotated[int | None, _size("Experts a token and layer, where they are flat")] = None,
     experts: Annotated[int | None, _size("Experts a layer")] = None,
 ) -> JSONResponse:
-    """Take a response of vLLM, SGLang or Dynamo with its decisions, or several as JSON lines.
+    """Take a response of vLLM, SGLang or Dynamo with its decisions, several as JSON lines, or streams of events.
 
     What is answered for is on the disk. Each request id is kept once, so send again whatever was not answered for; a
     response without an id is known by its bytes.

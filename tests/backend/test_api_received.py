@@ -16,7 +16,7 @@ import pytest
 
 import tokenpaths
 from tests.backend.conftest import API, SECRET, TOKEN, Serve, Served, api_for, problem, serving
-from tests.engine.adapters.logs.engine_logs import EXPERTS, IDS, LAYERS, ROWS, TOP_K, sglang, vllm_chat
+from tests.engine.adapters.logs.engine_logs import EXPERTS, IDS, LAYERS, ROWS, TOP_K, sglang, stream, vllm_chat
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
 from tokenpaths.backend.routes.received import look_after, settle
@@ -42,6 +42,34 @@ def url_of(served: Served) -> str:
 
 def answer(number: int, **changes: Any) -> dict[str, Any]:
     return {**vllm_chat(number), "id": f"chat-{number}", **changes}
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_stream_of_events_is_one_response(tmp_path: Path, at_end: bool) -> None:
+    events = stream(tmp_path / "events.txt", at_end).read_bytes()
+    other = events.replace(b'"id": "s"', b'"id": "t"')
+    between = b"\n\n".join(b for pair in zip(events.split(b"\n\n"), other.split(b"\n\n"), strict=True) for b in pair)
+    data_dir = tmp_path / "data"
+    with with_worker(data_dir) as served:
+        first = served.client.post(f"{API}/logs/live", content=events, headers={"content-type": "text/event-stream"})
+        assert (first.status_code, first.json()["received"], first.json()["tokens"]) == (200, 1, ROWS)
+        both = served.client.post(
+            f"{API}/logs/live", content=b": opened\n\n" + between.replace(b"data: [DONE]", b"", 1)
+        )
+        assert (both.status_code, both.json()["received"], both.json()["known"]) == (200, 1, 1)
+        job = served.client.post(f"{API}/logs/live/seal").json()["job"]
+        until(served, job, "succeeded")
+        with Run.open(served.runs_dir / "live.duckdb") as run:
+            assert run.card()["num_samples"] == 2
+            assert [token["ribbon"] for token in run.sample(1)["tokens"]] == IDS[0].tolist()
+
+
+def test_an_event_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with api_for(tmp_path / "data") as served:
+        said = problem(served.client.post(f"{API}/logs/live", content=b'event: x\n\ndata: {"id": 1\n\n'), 422)
+        assert said["field"] == "body"
+        assert "event line 2: is not JSON" in said["detail"]
+        assert served.get("/logs/live").status_code == 404
 
 
 def gone(served: Served, run: str) -> None:

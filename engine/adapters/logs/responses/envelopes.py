@@ -17,6 +17,8 @@ from tokenpaths.engine.base.errors import UserError
 FAILED = "{n} failed or cancelled request{s} {are} left out"
 PARTS = "parts of a stream"
 """key of the rows that came with the chunks of a stream, in order"""
+EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+"""what lines of server-sent events begin with"""
 Response = tuple[str, dict[str, Any]]
 
 
@@ -26,7 +28,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     Raises:
         UserError: a line is no JSON; with ``skip_bad`` it is counted.
     """
-    streams: dict[str, _Stream] = {}
+    streams = Streams()
     whole = _whole_document(file)
     if whole is not None:
         yield from in_envelope(str(file), whole)
@@ -34,33 +36,49 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     for where, line in text_lines(file):
         text = line.strip()
         try:
-            if text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
-                yield from _event(where, text, streams)
+            if text.startswith(EVENTS):
+                yield from streams.add(where, text)
             else:
                 yield from in_envelope(where, parsed(where, line, arrays=True))
         except UserError as error:
             if not skip_bad:
                 raise
             yield skipped(str(error)), 1
-    for stream in streams.values():
-        yield stream.where, stream.record
+    yield from streams.rest()
 
 
-def _event(where: str, text: bytes, streams: dict[str, _Stream]) -> Iterator[Response]:
-    if not text.startswith(b"data:"):
-        return
-    data = text[5:].strip()
-    if data == b"[DONE]":
-        for stream in streams.values():
+class Streams:
+    """Responses put together from server-sent events, those of several requests between each other."""
+
+    def __init__(self, *, arrays: bool = True) -> None:
+        self._arrays = arrays
+        """of ``parsed``"""
+        self._open: dict[str, _Stream] = {}
+
+    def add(self, where: str, line: bytes) -> Iterator[Response]:
+        """Take one line; yields the responses that it ends.
+
+        Raises:
+            UserError: its data are no JSON object.
+        """
+        data = line[5:].strip() if line.startswith(b"data:") else b""
+        if not data:
+            return
+        if data == b"[DONE]":
+            yield from self.rest()
+            return
+        chunk = parsed(where, data, arrays=self._arrays)
+        if not isinstance(chunk, dict):
+            raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
+        about = chunk.get("meta_info")
+        name = chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
+        self._open.setdefault(str(name), _Stream(where)).add(chunk)
+
+    def rest(self) -> Iterator[Response]:
+        """The responses that have not ended."""
+        for stream in self._open.values():
             yield stream.where, stream.record
-        streams.clear()
-        return
-    chunk = parsed(where, data, arrays=True)
-    if not isinstance(chunk, dict):
-        raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
-    about = chunk.get("meta_info")
-    name = chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
-    streams.setdefault(str(name), _Stream(where)).add(chunk)
+        self._open.clear()
 
 
 def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.json_lines import parsed
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, Piece
 from tokenpaths.engine.adapters.logs.responses.answers import NOT_THERE, identity_of, pieces_of
-from tokenpaths.engine.adapters.logs.responses.envelopes import in_envelope
+from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Streams, in_envelope
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
 from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool
@@ -42,8 +42,14 @@ class Received:
 
 
 def lines_of(body: bytes) -> list[bytes]:
-    """The lines of a body; one JSON value over several lines is one."""
+    """The lines of a body, a response each; one JSON value over several lines is one, and so is a stream of events.
+
+    Raises:
+        UserError: an event holds no JSON object.
+    """
     lines = [line for line in body.splitlines() if line.strip()]
+    if lines and lines[0].lstrip().startswith(EVENTS):
+        return _put_together(lines)
     if len(lines) > 1:
         try:
             json.loads(lines[0])
@@ -52,11 +58,22 @@ def lines_of(body: bytes) -> list[bytes]:
     return lines
 
 
+def _put_together(lines: list[bytes]) -> list[bytes]:
+    streams, found = Streams(arrays=False), []
+    try:
+        for number, line in enumerate(lines, 1):
+            found += streams.add(f"event line {number}", line.strip() + b"\n")
+        found += streams.rest()
+    except UserError as error:
+        raise UserError(str(error), field="body") from None
+    return [json.dumps(record).encode() for _, record in found]
+
+
 def read_received(body: bytes, announced: Announced) -> list[Received]:
     """What came in one request.
 
     Raises:
-        UserError: reading it takes too much time or memory.
+        UserError: reading it takes too much time or memory, or an event of a stream cannot be read.
     """
     lines = lines_of(body)
     if not lines:
