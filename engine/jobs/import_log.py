@@ -86,7 +86,7 @@ class ImportJob:
         if request.map is not None:
             context.inbox_file(request.map, field="map")
         elif file.is_file():
-            check_beginning(file, request.format)
+            check_beginning(file, request.format, request.skip_bad)
         if request.tokenizer is not None:
             context.inbox_file(request.tokenizer, field="tokenizer")
         check_run_name(request.run, context)

@@ -28,6 +28,7 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 )
 from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
 from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
+from tokenpaths.engine.adapters.logs.json_lines import is_json
 from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM, is_csv
 from tokenpaths.engine.adapters.logs.passes.layer_records import (
     is_layer_binary,
@@ -212,7 +213,7 @@ def open_log(
     return replace(log, skip_bad=skip_bad)
 
 
-def check_beginning(file: Path, format: str | None) -> None:
+def check_beginning(file: Path, format: str | None, skip_bad: bool = False) -> None:
     """Refuse an unknown ``format``, and a file that does not begin like a log; no plugin is imported.
 
     Raises:
@@ -221,7 +222,7 @@ def check_beginning(file: Path, format: str | None) -> None:
     _check_name(format)
     try:
         if format is None or format in FORMATS:
-            recognise(file)
+            recognise(file, skip_bad)
     except UnknownLog:
         if not IMPORTERS.plugin_names():
             raise
@@ -236,7 +237,7 @@ def _open_one(file: Path, format: str | None, announced: Announced, plugins: boo
     if format is not None and format not in FORMATS:
         return _open_with_plugin(format, file, announced)
     try:
-        name = recognise(file)
+        name = recognise(file, announced.skip_bad)
     except UnknownLog as unknown:
         if not plugins or format is not None:
             raise
@@ -268,8 +269,9 @@ def _check_names(file: Path, log: Log) -> None:
             )
 
 
-def recognise(file: Path) -> str:
-    """Detect the format of a file by its content, among those of this program.
+def recognise(file: Path, skip_bad: bool = False) -> str:
+    """Detect the format of a file by its content, among those of this program; by its first line that can be read, with
+    ``skip_bad``.
 
     Raises:
         UnknownLog: none of ``FORMATS`` matches.
@@ -283,7 +285,7 @@ def recognise(file: Path) -> str:
             return name if name != "npz" or not is_torch_archive(file) else "tensors"
     if head.startswith(b"\x1f\x8b"):
         raise UnknownLog(f"{file}: is compressed with gzip; unpack it first", field="file")
-    return _recognise_text(file, head)
+    return _recognise_text(file, head, skip_bad)
 
 
 def _read_head(file: Path) -> bytes:
@@ -321,12 +323,15 @@ def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
     raise UnknownLog("; ".join([str(unknown), *problems]), field=unknown.field)
 
 
-def _recognise_text(file: Path, head: bytes) -> str:
+def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
     if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0]), lines[0]):
         return "llama.cpp"
     first = next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0])
     first = first.strip().removeprefix(b"data:").strip()
+    if skip_bad and not is_json(first):
+        events = (line.strip().removeprefix(b"data:").strip() for line in lines)
+        first = next((line for line in events if line[:1] in (b"{", b"[") and is_json(line)), first)
     if first[:1] in (b"{", b"["):
         record = _first_object(file, first, head)
         inner = record
@@ -378,7 +383,7 @@ def _open_folder(folder: Path, format: str | None, announced: Announced, plugins
     unknown: UserError | None = None
     for file in files:
         try:
-            known[file] = recognise(file)
+            known[file] = recognise(file, announced.skip_bad)
         except UnknownLog as error:
             unknown = unknown or error
     for name, kind in FORMATS.items():

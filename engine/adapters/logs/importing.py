@@ -23,7 +23,7 @@ from tokenpaths.engine.adapters.expert_runs import (
     expert_modules,
 )
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece
-from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.routing_log import Log, few_reasons
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
 from tokenpaths.engine.base.records import (
@@ -262,6 +262,8 @@ class LogNotes:
         self.samples = 0
         self.with_token_ids = self.with_some_ids = 0
         self.remarks = Remarks()
+        self.reasons: dict[str, list[str]] = {}
+        """of ``few_reasons``"""
         self.sizes: Counter[str] = Counter()
         """samples of each label"""
         self.has_choices = np.zeros(num_layers, dtype=bool)
@@ -274,7 +276,7 @@ class LogNotes:
             self.with_token_ids += piece.token_id is not None
             self.with_some_ids += piece.some_token_ids
             self.remarks.add(piece.remarks, piece.where)
-            for remark, count in piece.counted:
+            for remark, count in few_reasons(piece.counted, self.reasons):
                 self.remarks.add((remark,), piece.where, count)
             if piece.label is not None:
                 self.sizes[piece.label] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import io
+import json
 import tokenize
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -47,6 +48,15 @@ def parsed(where: str, line: bytes, *, arrays: bool = False) -> Any:
         cut = " and ends without a line break, so the log seems cut off" if not line.endswith(b"\n") else ""
         reason = bad_json_reason(error)
         raise UserError(f"{where}: is not JSON ({reason}){cut}; give one object a line", field="file") from None
+
+
+def is_json(line: bytes) -> bool:
+    """Whether a line is a JSON value."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:

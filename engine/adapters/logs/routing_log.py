@@ -5,7 +5,7 @@ A log is read piece by piece; at most one sample and one batch are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +22,11 @@ NOTHING_CAPTURED = (
     "every id is 0, so no decision was captured; start the engine with --enable-return-routed-experts, and for SGLang "
     "ask with return_routed_experts"
 )
+
+SAMPLES = "{n} response{s} or sample{s} {are} left out"
+"""what a reason for leaving out stands behind"""
+MOST_REASONS = 5
+"""kept of a log; what was left out for others is counted"""
 
 
 @dataclass
@@ -106,9 +111,22 @@ class Log:
         return replace(log, experts=survey.experts, note=note, survey=survey)
 
 
-def skipped(reason: str) -> str:
+def skipped(reason: str, what: str = SAMPLES) -> str:
     """The remark on what was left out because it cannot be read."""
-    return "{n} response{s} or sample{s} {are} left out: " + reason[:300].replace("{", "(").replace("}", ")")
+    return f"{what}: " + reason[:300].replace("{", "(").replace("}", ")")
+
+
+def few_reasons(remarks: Iterable[tuple[str, int]], reasons: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
+    """Remarks with the first ``MOST_REASONS`` of each kind alone; ``reasons`` has those so far."""
+    for remark, count in remarks:
+        head, parted, reason = remark.partition(" left out: ")
+        known = reasons.setdefault(head, [])
+        if parted and reason not in known:
+            if len(known) >= MOST_REASONS:
+                yield head.replace("{n}", "{n} more", 1) + " left out", count
+                continue
+            known.append(reason)
+        yield remark, count
 
 
 def without_dense_layers(log: Log) -> Log:

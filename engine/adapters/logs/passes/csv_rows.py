@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,27 +10,32 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
+from tokenpaths.engine.adapters.logs.passes.csv_cleaning import BAD, NULLS, CleanedRows
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header
-from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass
+from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, Announced
+from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS
 from tokenpaths.engine.base.errors import UserError
 
 BLOCK_BYTES = 4 * 2**20
-NULLS = ["", "null", "None"]
 
 
-def csv_blocks(file: Path, header: Header) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Blocks of a few megabytes of rows: (line of the first row, columns)."""
+def csv_blocks(file: Path, header: Header, skip_bad: bool = False) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Blocks of a few megabytes of rows: (line of the first row, columns).
+
+    With ``skip_bad`` rows that cannot be read have the expert ``BAD``.
+    """
     columns, skip = header.columns, header.skip
     names = [f"f{i}" for i in range(columns["width"])]
     wanted = {key: place for key, place in columns.items() if key != "width"}
     types = {f"f{place}": _kind(key) for key, place in wanted.items()}
     try:
+        cleaned = io.BufferedReader(CleanedRows(file, columns, skip), BLOCK_BYTES) if skip_bad else None
         reader = csv.open_csv(
-            file,
+            file if cleaned is None else cleaned,
             csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, skip_rows=skip, column_names=names),
             convert_options=csv.ConvertOptions(
-                column_types=types, include_columns=list(types), null_values=NULLS, strings_can_be_null=False
+                column_types=types, include_columns=list(types), null_values=list(NULLS), strings_can_be_null=False
             ),
         )
         line = skip + 1
@@ -61,12 +67,32 @@ def _kind(key: str) -> pa.DataType:
     return pa.string() if key == "seq" or key.startswith(("pass", "sample")) else pa.int64()
 
 
-def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pass]:
+def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pass | BadPass]:
     """Split rows into forward passes: the layer does not decrease and the columns of ``PASS`` are constant."""
+    told, carried = 0, False
+    """bad passes that name their line; whether the last row of the pass before is bad, which may belong to this one"""
+
+    def found(last: bool = False) -> Pass | BadPass:
+        nonlocal told, carried
+        try:
+            is_bad = np.concatenate(held["expert"]) == BAD
+            also, carried = carried, bool(is_bad[-1])
+            if also or is_bad.any():
+                row = held_line - skip - 1 + (-1 if also else int(is_bad.argmax()))
+                # No more than are told: each takes a look through the file.
+                where = _line(file, skip, row) if told < MOST_REASONS else str(file)
+                told += 1
+                raise UserError(f"{where}: cannot be read as a row of this log", field="file")
+            return _one_pass(file, skip, held_line, held, announced, last=last)
+        except UserError as error:
+            if not announced.skip_bad:
+                raise
+            return BadPass(str(error))
+
     columns, skip = header.columns, header.skip
     held: dict[str, list[np.ndarray]] = {key: [] for key in columns if key != "width"}
     held_line, last = 0, None
-    for line, rows in csv_blocks(file, header):
+    for line, rows in csv_blocks(file, header, announced.skip_bad):
         if header.divisor != 1 and "weight" in rows:
             rows["weight"] = rows["weight"] / np.float32(header.divisor)
         if "weight" in rows and (unused := rows["expert"] == UNUSED).any():
@@ -83,7 +109,7 @@ def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pas
         bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(layer)]
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             if held["layer"] and (low > 0 or changes):
-                yield _one_pass(file, skip, held_line, held, announced)
+                yield found()
                 held = {key: [] for key in held}
             if not held["layer"]:
                 held_line = line + low
@@ -91,7 +117,7 @@ def csv_passes(file: Path, header: Header, announced: Announced) -> Iterator[Pas
                 held[key].append(values[low:high])
         last = {key: values[-1] for key, values in rows.items()}
     if held["layer"]:
-        yield _one_pass(file, skip, held_line, held, announced, last=True)
+        yield found(last=True)
 
 
 def _one_pass(
@@ -189,7 +215,7 @@ def _spread(values: np.ndarray, firsts: np.ndarray, counts: np.ndarray, top_k: i
 
 
 def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarray], announced: Announced) -> None:
-    """UserError that names the line of an invalid layer, expert or weight."""
+    """UserError that names the line of an invalid layer, expert or weight; or such rows have the expert ``BAD``."""
     most = announced.experts or MOST_EXPERTS
     faults = [
         ("layer", rows["layer"] < 0, "layers count from 0"),
@@ -203,7 +229,9 @@ def _check_rows(file: Path, skip: int, first_row: int, rows: dict[str, np.ndarra
         right = (rows["weight"] >= -ROUNDING) & (rows["weight"] <= 1 + ROUNDING)
         faults.append(("weight", ~right, "weights are numbers from 0 to 1, after the softmax or sigmoid"))
     for what, wrong, expected in faults:
-        if wrong.any():
+        if announced.skip_bad:
+            rows["expert"] = np.where(wrong, BAD, rows["expert"])
+        elif wrong.any():
             odd = int(np.flatnonzero(wrong)[0])
             raise UserError(
                 f"{_line(file, skip, first_row + odd)}: {what} {rows[what][odd]:g}, but {expected}",

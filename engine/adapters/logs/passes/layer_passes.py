@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, widened
+from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
 
 STITCHED = "{n} decode step{s} {are} joined to the sequence before them"
+PASSES = "{n} part{s} of samples, a forward pass each, {are} left out"
 SHORT = (
     "{n} token{s} of prompts {are} without the last layer, which was computed only for tokens whose output was wanted"
 )
@@ -53,6 +55,13 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class BadPass:
+    """A forward pass that cannot be read, where such are left out."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Outline:
     """What all passes of a log have in common."""
 
@@ -62,25 +71,28 @@ class Outline:
     """whether some tokens lack the last layer"""
 
 
-def outline(passes: Iterable[Pass], empty: str) -> Outline:
+def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False) -> Outline:
     """Read all passes once.
 
     Raises:
-        UserError: there is none, or the last one is cut off.
+        UserError: there is none that can be read, or the last one is cut off (unless ``skip_bad``).
     """
     layers: set[int] = set()
-    first = last = None
+    first = last = problem = None
     partial, top_k = False, 0
     for found in passes:
+        if isinstance(found, BadPass):
+            problem = problem or found.reason
+            continue
         first = first or found
         top_k = max(top_k, found.experts[0].shape[1]) if found.varies else top_k or found.experts[0].shape[1]
         layers.update(found.layers)
         partial |= len({len(rows) for rows in found.experts}) > 1 or found.layers != first.layers
         last = found
     if first is None or last is None:
-        raise UserError(empty, field="file")
+        raise UserError(problem or empty, field="file")
     every = tuple(sorted(layers))
-    if last.layers != every:
+    if last.layers != every and not skip_bad:
         raise _other_layers(last, every)
     return Outline(every, top_k, partial)
 
@@ -97,13 +109,29 @@ def _said(layers: tuple[int, ...]) -> str:
     return f"{layers[0]} … {layers[-1]} ({len(layers)})" if layers else "none"
 
 
-def stitched(passes: Iterable[Pass], about: Outline, name: Callable[[Pass], str]) -> Iterator[Piece | tuple[str, int]]:
-    """Samples of a log: a prompt with its decode steps; ``name``: of the sample that a pass begins."""
+def stitched(
+    passes: Iterable[Pass | BadPass], about: Outline, name: Callable[[Pass], str], skip_bad: bool = False
+) -> Iterator[Piece | tuple[str, int]]:
+    """Samples of a log: a prompt with its decode steps.
+
+    Args:
+        name: of the sample that a pass begins.
+        skip_bad: Leave out passes that cannot be read, or do not fit the others, and count them.
+    """
     sequences, counts, begun = Sequences(), Counter[str](), 0
     waits = False
     """the last pass was a part of a prompt without any output"""
     for found in passes:
-        ids, weights = _dense(found, about, counts)
+        if isinstance(found, BadPass):
+            yield skipped(found.reason, PASSES), 1
+            continue
+        try:
+            ids, weights = _dense(found, about, counts)
+        except UserError as error:
+            if not skip_bad:
+                raise
+            yield skipped(str(error), PASSES), 1
+            continue
         numbers = None if found.tokens is None else found.tokens[0]
         for key, rows in _parts(found, len(ids)):
             position = None if numbers is None else int(numbers[rows[0]])

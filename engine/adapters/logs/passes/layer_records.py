@@ -3,14 +3,14 @@ form of int32 (layer, tokens, k, then the ids)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.json_lines import json_lines
-from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass, outline, stitched
+from tokenpaths.engine.adapters.logs.json_lines import parsed, text_lines
+from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass, outline, stitched
 from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, widened, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
@@ -19,6 +19,7 @@ MOST_LAYERS, MOST_TOKENS, MOST_TOP_K = 1024, 1 << 24, 256
 """bounds by which a binary file is recognised"""
 Record = tuple[str, int, np.ndarray, np.ndarray | None, int | None]
 """where, layer, experts (t, K), weights (t, K) and the token's number"""
+Records = Callable[[], Iterator[Record | BadPass]]
 
 
 def is_layer_record(record: dict[str, Any]) -> bool:
@@ -27,7 +28,7 @@ def is_layer_record(record: dict[str, Any]) -> bool:
 
 def open_layer_lines(file: Path, announced: Announced) -> Log:
     """A line a token and layer."""
-    return _open(file, announced, lambda: _lines(file))
+    return _open(file, announced, lambda: _lines(file, announced.skip_bad))
 
 
 def open_layer_binary(file: Path, announced: Announced) -> Log:
@@ -51,50 +52,58 @@ def is_layer_binary(head: bytes) -> bool:
     return records > 0 and (not whole or (at == len(numbers) and len(head) % 4 == 0) or records > 1)
 
 
-def _open(file: Path, announced: Announced, records: Any) -> Log:
-    first: Record | None = next(records(), None)
-    if first is None:
-        raise UserError(f"{file}: is empty", field="file")
-    about = outline(_passes(records()), f"{file}: is empty")
+def _open(file: Path, announced: Announced, records: Records) -> Log:
+    skip_bad = announced.skip_bad
+    about = outline(_passes(records(), skip_bad), f"{file}: is empty", skip_bad)
+    first = next(record for record in records() if not isinstance(record, BadPass))
     announced.check(str(file), layers=len(about.layers), top_k=about.top_k)
 
     def read() -> Iterator[Piece]:
-        found = stitched(_passes(records()), about, lambda found: found.where.removeprefix(f"{file}, "))
-        return with_counts(found)
+        passes = _passes(records(), skip_bad)
+        return with_counts(stitched(passes, about, lambda found: found.where.removeprefix(f"{file}, "), skip_bad))
 
     names = tuple(f"layer {layer}" for layer in about.layers)
     shape = LogShape(names, about.top_k, first[3] is not None, about.partial)
     return Log(file, "llama.cpp", shape, announced.experts, read)
 
 
-def _lines(file: Path) -> Iterator[Record]:
-    for where, record in json_lines(file):
-        layer = record.get("layer_idx", record.get("layer"))
-        ids, weights = record.get("selected_ids"), record.get("gate_weights")
-        token = record.get("token_idx", record.get("token"))
-        if type(layer) is not int or layer < 0 or (token is not None and (type(token) is not int or token < 0)):
-            raise UserError(f"{where}: layer_idx and token_idx should be whole numbers from 0", field="file")
-        if ids is None or ids == []:  # the token was dropped here
-            ids = [None]
-            weights = [0.0] if weights is not None else None
-        if not isinstance(ids, list) or any(
-            i is not None and (type(i) is not int or not -1 <= i < 65_536) for i in ids
-        ):
-            raise UserError(
-                f"{where}: selected_ids should be a list of experts from 0 to 65535, −1 or null in unused slots",
-                field="file",
-            )
-        values = None
-        if weights is not None:
-            if isinstance(weights, list) and len(weights) == len(ids):
-                weights = [0.0 if i in (None, -1) else w for i, w in zip(ids, weights, strict=True)]
-            numbers = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
-            if not numbers or len(weights) != len(ids):
-                raise UserError(f"{where}: gate_weights should be a number for each of selected_ids", field="file")
-            values = np.array([weights], dtype=np.float32)
-            if not (values.min() >= -ROUNDING and values.max() <= 1 + ROUNDING):
-                raise UserError(f"{where}: gate_weights should be numbers from 0 to 1", field="file")
-        yield where, layer, np.array([[UNUSED if i in (None, -1) else i for i in ids]]), values, token
+def _lines(file: Path, skip_bad: bool) -> Iterator[Record | BadPass]:
+    for where, line in text_lines(file):
+        try:
+            yield _record(where, parsed(where, line))
+        except UserError as error:
+            if not skip_bad:
+                raise
+            yield BadPass(str(error))
+
+
+def _record(where: str, record: Any) -> Record:
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+    layer = record.get("layer_idx", record.get("layer"))
+    ids, weights = record.get("selected_ids"), record.get("gate_weights")
+    token = record.get("token_idx", record.get("token"))
+    if type(layer) is not int or layer < 0 or (token is not None and (type(token) is not int or token < 0)):
+        raise UserError(f"{where}: layer_idx and token_idx should be whole numbers from 0", field="file")
+    if ids is None or ids == []:  # the token was dropped here
+        ids = [None]
+        weights = [0.0] if weights is not None else None
+    if not isinstance(ids, list) or any(i is not None and (type(i) is not int or not -1 <= i < 65_536) for i in ids):
+        raise UserError(
+            f"{where}: selected_ids should be a list of experts from 0 to 65535, −1 or null in unused slots",
+            field="file",
+        )
+    values = None
+    if weights is not None:
+        if isinstance(weights, list) and len(weights) == len(ids):
+            weights = [0.0 if i in (None, -1) else w for i, w in zip(ids, weights, strict=True)]
+        numbers = isinstance(weights, list) and all(type(w) in (int, float) for w in weights)
+        if not numbers or len(weights) != len(ids):
+            raise UserError(f"{where}: gate_weights should be a number for each of selected_ids", field="file")
+        values = np.array([weights], dtype=np.float32)
+        if not (values.min() >= -ROUNDING and values.max() <= 1 + ROUNDING):
+            raise UserError(f"{where}: gate_weights should be numbers from 0 to 1", field="file")
+    return where, layer, np.array([[UNUSED if i in (None, -1) else i for i in ids]]), values, token
 
 
 def _binary(file: Path) -> Iterator[Record]:
@@ -126,29 +135,36 @@ def _int32(data: bytes, count: int, where: str) -> np.ndarray:
     return np.frombuffer(data, "<i4", count)
 
 
-def _passes(records: Iterator[Record]) -> Iterator[Pass]:
+def _passes(records: Iterator[Record | BadPass], skip_bad: bool) -> Iterator[Pass | BadPass]:
     """Records of one pass: the layer does not decrease."""
     held: list[Record] = []
+    bad: BadPass | None = None
+    """of the pass that is held"""
     for record in records:
+        if isinstance(record, BadPass):
+            bad = bad or record
+            continue
         if held and record[1] < held[-1][1]:
-            yield _one(held)
-            held = []
+            yield bad or _one(held, skip_bad)
+            held, bad = [], None
         held.append(record)
-    if held:
-        yield _one(held)
+    if held or bad:
+        yield bad or _one(held, skip_bad)
 
 
-def _one(held: list[Record]) -> Pass:
+def _one(held: list[Record], skip_bad: bool) -> Pass | BadPass:
     layers: dict[int, list[Record]] = {}
     for record in held:
         layers.setdefault(record[1], []).append(record)
     for where, layer, ids, weights, _ in held:
         if (weights is None) != (held[0][3] is None):
-            raise UserError(
+            reason = (
                 f"{where}: layer {layer} has {ids.shape[1]} experts a token {'without' if weights is None else 'with'} "
-                "weights, unlike the first line of its pass",
-                field="file",
+                "weights, unlike the first line of its pass"
             )
+            if skip_bad:
+                return BadPass(reason)
+            raise UserError(reason, field="file")
     wide = max(record[2].shape[1] for record in held)
     numbered = all(record[4] is not None for record in held)
     places = [[record[0] for record in rows] for rows in layers.values()]

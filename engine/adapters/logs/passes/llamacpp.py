@@ -40,20 +40,20 @@ def open_csv(file: Path, announced: Announced) -> Log:
             field="top_k",
         )
     if "weight" in columns:
-        largest = _largest_weight(file, header)
+        largest = _largest_weight(file, header, announced.skip_bad)
         if largest is None:
             columns = {name: place for name, place in columns.items() if name != "weight"}
             header = replace(header, columns=columns)
         elif preamble.scaled and 1 + ROUNDING < largest < math.inf:
             header = replace(header, divisor=largest)
-    about = outline(csv_passes(file, header, announced), f"{file}: is empty")
+    about = outline(csv_passes(file, header, announced), f"{file}: is empty", announced.skip_bad)
     announced.check(str(file), layers=len(about.layers))
 
     def name(found: Pass) -> str:
         return ", ".join([*found.sample, found.where.removeprefix(f"{file}, ")])
 
     def read() -> Iterator[Piece]:
-        return with_counts(stitched(csv_passes(file, header, announced), about, name))
+        return with_counts(stitched(csv_passes(file, header, announced), about, name, announced.skip_bad))
 
     notes = [note] if (note := unread_note("columns", header.unread)) else []
     if header.position is not None and "seq" not in columns and announced.top_k is None:
@@ -74,7 +74,7 @@ def open_csv(file: Path, announced: Announced) -> Log:
 def _fitting(file: Path, header: Header, announced: Announced) -> str:
     """The top-k that rows could have, as an ending of a sentence."""
     runs: list[np.ndarray] = []
-    for _, rows in csv_blocks(file, header):
+    for _, rows in csv_blocks(file, header, announced.skip_bad):
         starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
         runs += np.split(rows["expert"], starts[1:])
         if len(runs) > MOST_RUNS:
@@ -90,10 +90,10 @@ def _fitting(file: Path, header: Header, announced: Announced) -> str:
     return f": {' or '.join(fits)} would fit" if fits else ""
 
 
-def _largest_weight(file: Path, header: Header) -> float | None:
+def _largest_weight(file: Path, header: Header, skip_bad: bool) -> float | None:
     """None if no row has a weight: a graph without a node for them writes NaN."""
     largest = None
-    for _, rows in csv_blocks(file, header):
+    for _, rows in csv_blocks(file, header, skip_bad):
         known = rows["weight"][~np.isnan(rows["weight"])]
         if len(known):
             largest = max(float(known.max()), largest or 0.0)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, is_json, parsed, text_lines
 from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.base.errors import UserError
 
 FAILED = "{n} failed or cancelled request{s} {are} left out"
+LOOKED_AT = 100
+"""lines that tell a broken one of JSON lines from a value over several lines"""
 PARTS = "parts of a stream"
 """key of the rows that came with the chunks of a stream, in order"""
 EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
@@ -119,7 +122,13 @@ def _whole_document(file: Path) -> Any | None:
         pass
     if file.stat().st_size > MAX_LINE_BYTES or first[1].strip()[-1:] not in (b"{", b"[", b","):
         return None  # a broken line: its reader says which
-    return parsed(str(file), file.read_bytes())
+    try:
+        return parsed(str(file), file.read_bytes())
+    except UserError:
+        lines = (line.strip() for _, line in islice(text_lines(file), 1, LOOKED_AT))
+        if any(line.startswith(b"{") and line.endswith(b"}") and is_json(line) for line in lines):
+            return None  # so is this
+        raise
 
 
 class _Stream:
