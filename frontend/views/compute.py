@@ -117,13 +117,7 @@ def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str],
         address.bound(
             st.selectbox, "measure", "Measure", measure, measures or ["compute"], format_func=lambda m: MEASURES[m][0]
         )
-        address.bound(
-            st.segmented_control,
-            "per",
-            "Counted per",
-            selection.per,
-            ["sample", "token"],
-        )
+        address.bound(st.segmented_control, "per", "Counted per", selection.per, ["sample", "token"])
 
 
 def _question_words(measure: str, selection: Selection) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.json_lines import parsed
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, Piece
 from tokenpaths.engine.adapters.logs.responses.answers import NOT_THERE, identity_of, pieces_of
-from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Streams, in_envelope
+from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Response, Streams, in_envelope
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
 from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool
@@ -59,7 +59,7 @@ def lines_of(body: bytes) -> list[bytes]:
 
 
 def _put_together(lines: list[bytes]) -> list[bytes]:
-    streams, found = Streams(arrays=False), []
+    streams, found = Streams(arrays=False), list[Response]()
     try:
         for number, line in enumerate(lines, 1):
             found += streams.add(f"event line {number}", line.strip() + b"\n")
