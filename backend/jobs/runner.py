@@ -218,8 +218,8 @@ class JobRunner:
             try:
                 checked = read_request(find_kind(name), request).model_dump(mode="json")
                 await asyncio.to_thread(self.table.submit, name, checked)
-            except (UserError, Problem, OSError) as error:
-                log.warning("a job of kind %s could not be queued: %s", name, error)
+            except Exception as error:  # the job itself is done, whatever became of what follows it
+                log.warning("a job of kind %s could not be queued: %s", name, error or type(error).__name__)
 
     def _start(self, work: Working) -> None:
         """Start the job; in the model thread."""

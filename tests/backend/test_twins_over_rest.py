@@ -10,6 +10,7 @@ import pytest
 from tests.backend.conftest import API, Serve, Served
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
+from tokenpaths.backend.jobs.table import JobTable
 from tokenpaths.engine.jobs.traces import trace_twin
 
 
@@ -78,3 +79,21 @@ def test_why_there_is_none(serve: Serve) -> None:
     table.cancel(job)
     assert twin_of(served, "bare")["reason"] == "the untrained twin was not traced: its job was cancelled"
     assert served.get("/runs/none/twin").status_code == 404
+
+
+def test_a_trace_whose_twin_cannot_be_queued_has_succeeded(working: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = working.settings.data_dir / "inbox"
+    inbox.mkdir(exist_ok=True)
+    (inbox / "more.txt").write_text("the moon looked back")
+    submit = JobTable.submit
+
+    def refused(table: JobTable, kind: str, *arguments: Any) -> Any:
+        if kind == "twin":
+            raise KeyError("no room")
+        return submit(table, kind, *arguments)
+
+    monkeypatch.setattr(JobTable, "submit", refused)
+    job = submitted(working, "trace", model="tiny-text", data="more.txt", run="alone")
+    assert until(working, job, "succeeded", "failed")["state"] == "succeeded"
+    assert twin_of(working, "alone")["state"] == "none"
+    assert working.get("/jobs?kind=twin&state=waiting,running").json()["jobs"] == []

@@ -9,6 +9,7 @@ definition is that of this program to the letter, and is read column by column w
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,6 +181,8 @@ def _check_lengths(con: duckdb.DuckDBPyConnection, plan: Plan | None, table: str
             lengths.append((name, f'{"strlen" if kind == "VARCHAR" else "octet_length"}("{name}")'))
         elif kind.endswith("[]"):
             lengths.append((name, f'len("{name}")'))
+        elif array := re.search(r"\[([0-9]+)\]$", kind):
+            row_bytes += 8 * int(array[1])
     if not lengths:
         return row_bytes
     longest = con.execute(f"SELECT {', '.join(f'max({sql})' for _, sql in lengths)} FROM {_named(table)}")
