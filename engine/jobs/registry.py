@@ -53,6 +53,7 @@ KINDS: dict[str, str] = {
     "import": "tokenpaths.engine.jobs.import_log:ImportJob",
     "map": "tokenpaths.engine.jobs.map_samples:MapJob",
     "gates": "tokenpaths.engine.jobs.gates.gates_job:GatesJob",
+    "attention": "tokenpaths.engine.jobs.attention:AttentionJob",
     "twin": "tokenpaths.engine.jobs.traces.trace_twin:TwinJob",
 }
 """name of a kind → its class; imported only when a job of the kind is requested"""

@@ -52,6 +52,8 @@ def _phrase(kind: str, request: Mapping[str, Any]) -> str:
         return f"{_reroute(request)}: {_over(request)}"
     if kind == "map":
         return f"Map of the samples of {request.get('run') or 'a run'}"
+    if kind == "attention":
+        return f"Who attends to whom: {_over(request)}"
     if kind == "gates":
         return f"{_gates(request)}: {_over(request)}"
     if kind == "import":

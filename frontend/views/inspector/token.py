@@ -14,7 +14,7 @@ from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.inspector import actions
+from tokenpaths.frontend.views.inspector import actions, attends
 from tokenpaths.frontend.views.inspector.actions import Action
 from tokenpaths.frontend.views.inspector.path import taken
 from tokenpaths.frontend.views.modules.margins import closeness
@@ -43,6 +43,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     actions.title(what, _facts(run, ranked, token, patch))
     actions.buttons(_actions(run, number, token, ranked), key, selection)
     _steps(run, token)
+    attends.draw(run, sample, token, key)
     if ranked.answer is None:  # an upload is compared with its reference run, in the answer to it
         similar.like_this_token(run, number, place, key)
 

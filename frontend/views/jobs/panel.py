@@ -337,6 +337,8 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
         return [("Open in Change a route", Selection(view="change", run=run, job=job["job"]))] if run else []
     if job["kind"] == "map":
         return [("Open the map", Selection(view="samples", run=request.get("run"), job=job["job"]))]
+    if job["kind"] == "attention":
+        return [("Open its sample", Selection(view="samples", run=request.get("run"), sample=request.get("sample")))]
     if job["kind"] == "gates":
         run = request.get("run")
         opened = Selection(view="family", run=run, sample=request.get("sample"), job=job["job"])
