@@ -67,7 +67,7 @@ WATCH = """() => {
 }"""
 
 
-def click(browser: Browser, url: str, view: str, place: int) -> dict[str, float]:
+def click(browser: Browser, url: str, view: str, place: int, rest: float) -> dict[str, float]:
     """Milliseconds from one click to title and examples."""
     with window(browser) as page:
         more = "&sample=3" if view == "samples" else ""
@@ -78,7 +78,10 @@ def click(browser: Browser, url: str, view: str, place: int) -> dict[str, float]
         if at is None:
             raise RuntimeError(f"nothing can be clicked at {page.url}")
         page.evaluate(WATCH)
-        page.mouse.click(*at)
+        page.mouse.move(*at)
+        page.wait_for_timeout(rest)  # a hand rests on what it presses
+        page.mouse.down()
+        page.mouse.up()
         _answered(page)
         return dict(page.evaluate("() => window.tpClick"))
 
@@ -92,6 +95,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda text: int(float(text)), default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--modality", nargs="+", default=["vision", "text"])
+    parser.add_argument("--rest", type=float, default=0.0, help="milliseconds that the pointer rests before it presses")
     parser.add_argument("--views", nargs="+", default=list(CLICKS))
     arguments = parser.parse_args()
     results: dict[str, Any] = {"tokens": arguments.tokens, "load_before_and_after": [os.getloadavg()[0]]}
@@ -102,7 +106,9 @@ def main() -> None:
                 write_run(SyntheticRun("big", arguments.tokens, modality=modality), Path(folder) / "runs")
                 with serving(Path(folder)) as (url, _):
                     for view in arguments.views:
-                        found = [click(browser, url, view, 3 + number) for number in range(arguments.repeats)]
+                        found = [
+                            click(browser, url, view, 3 + number, arguments.rest) for number in range(arguments.repeats)
+                        ]
                         medians = {name: round(statistics.median(one[name] for one in found)) for name in found[0]}
                         results.setdefault(modality, {})[view] = medians | {"first_title": round(found[0]["title"])}
                         print(modality, view, results[modality][view], flush=True)
