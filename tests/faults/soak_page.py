@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlparse
 
-from playwright.sync_api import Error, expect, sync_playwright
+from playwright.sync_api import Error, Page, expect, sync_playwright
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.exceptions import WebSocketException
@@ -43,6 +43,22 @@ TABS = {
 }
 """view → its place, and its name there where the place has several"""
 PATIENCE_S = 120.0
+SEEN = """() => {
+  window.tpSeen = [];
+  const note = (kind, text) => { window.tpSeen = [...window.tpSeen.slice(-11), `${kind} ${text}`]; };
+  for (const kind of ["pointerdown", "pointerup", "click"])
+    addEventListener(kind, event => note(kind, (event.target.textContent || "").slice(0, 20)), true);
+  for (const name of ["pushState", "replaceState"]) {
+    const change = history[name];
+    history[name] = function (...values) { note(name, values[2]); return change.apply(this, values); };
+  }
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (data) {
+    note("sent", data.byteLength ?? data.length);
+    return send.call(this, data);
+  };
+}"""
+"""keeps the last events of a window, which tell what became of a click"""
 BAD = ("Traceback (most recent call last)", "StreamlitAPIException", "This app has encountered an error")
 
 
@@ -139,11 +155,21 @@ def click(soak: Soak, seed: int) -> None:
     return None
 
 
+def _evidence(page: Page) -> str:
+    """The last events of a window, and which of its buttons are chosen."""
+    try:
+        chosen = page.get_by_role("radio", checked=True).all_inner_texts()
+        return f"chosen: {', '.join(chosen)}; before: {'; '.join(page.evaluate('window.tpSeen'))}"[:900]
+    except Error as error:
+        return f"nothing to be seen: {str(error)[:100]}"
+
+
 def _click_for_a_while(soak: Soak, chance: random.Random, browser: object) -> None:
     """A window, twelve clicks, and it is closed; what goes wrong is noted."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_S * 1000)
     page, wrong = context.new_page(), []
+    page.add_init_script(f"({SEEN})()")
     page.on("pageerror", lambda error: wrong.append(str(error)))
     here = Visit(page, Site(soak.page_url, Path()))
     doing = "opening"
@@ -168,6 +194,6 @@ def _click_for_a_while(soak: Soak, chance: random.Random, browser: object) -> No
             wrong += [bad for bad in BAD if bad in words] + re.findall(r"The view .* failed.*", words)
     except (Error, AssertionError) as error:
         if not soak.over.is_set():
-            soak.lost.append(f"browser, {doing}: {str(error)[:300]} at {soak.now():.0f} s")
+            soak.lost.append(f"browser, {doing}: {str(error)[:300]} at {soak.now():.0f} s; {_evidence(page)}")
     soak.lost.extend(f"browser, {doing}: {words[:300]}" for words in wrong)
     context.close()
