@@ -6,9 +6,16 @@ Shapes: n ribbons, S steps, K slots, V = S·K visits, P distinct paths.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer, Num, UInt64
+
+from tokenpaths.engine.analysis.compiled.loops import SORTED, ready
+
+
+_STEPS_AT_ONCE = 65_536
+"""steps whose slots stay in the processor's cache while they are sorted"""
 
 
 def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"]:
@@ -19,19 +26,47 @@ def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "
 
 
 def sorted_slots(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"]:
-    """``canonical`` by a sorting network (Batcher's), ten times as fast."""
+    """``canonical`` by a sorting network (Batcher's), ten times as fast, or by a compiled loop once there is one."""
     num_ribbons, num_steps, top_k = module_ids.shape
+    if (quick := _sorted_sets(module_ids)) is not None:
+        return quick
     rows = module_ids.reshape(-1, top_k)
-    slots = [rows[:, slot].copy() for slot in range(top_k)]
-    smaller = np.empty_like(slots[0])
-    for low, high in _network(top_k):
-        np.minimum(slots[low], slots[high], out=smaller)
-        np.maximum(slots[low], slots[high], out=slots[high])
-        slots[low], smaller = smaller, slots[low]
     ordered = np.empty(rows.shape, dtype=rows.dtype)
-    for slot, values in enumerate(slots):
-        ordered[:, slot] = values
+    exchanges = _network(top_k)
+    for start in range(0, len(rows), _STEPS_AT_ONCE):
+        block = rows[start : start + _STEPS_AT_ONCE]
+        slots = [block[:, slot].copy() for slot in range(top_k)]
+        smaller = np.empty_like(slots[0])
+        for low, high in exchanges:
+            np.minimum(slots[low], slots[high], out=smaller)
+            np.maximum(slots[low], slots[high], out=slots[high])
+            slots[low], smaller = smaller, slots[low]
+        for slot, values in enumerate(slots):
+            ordered[start : start + _STEPS_AT_ONCE, slot] = values
     return ordered.reshape(num_ribbons, num_steps * top_k)
+
+
+def sorted_and_repeats(
+    module_ids: Integer[np.ndarray, "n S K"],
+) -> tuple[Integer[np.ndarray, "n V"], Bool[np.ndarray, "n S"] | None]:
+    """``sorted_slots`` and their ``steps_with_repeats``."""
+    if (quick := _sorted_sets(module_ids)) is not None:
+        return quick, None
+    sorted_nV = sorted_slots(module_ids)
+    return sorted_nV, steps_with_repeats(sorted_nV, module_ids.shape[2])
+
+
+def _sorted_sets(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"] | None:
+    """``sorted_slots`` by the compiled loop; None where it does not do: before it is compiled, for many modules, and for
+    ids that stand twice in a step."""
+    compiled, top_k = ready(module_ids.dtype), module_ids.shape[2]
+    if compiled is None or top_k == 1:
+        return None
+    rows = np.ascontiguousarray(module_ids).reshape(-1, top_k)
+    ordered = np.empty_like(rows)
+    if compiled.sort_slots(rows, ordered) != SORTED:
+        return None
+    return ordered.reshape(len(module_ids), -1)
 
 
 def steps_with_repeats(sorted_ids: Integer[np.ndarray, "n V"], top_k: int) -> Bool[np.ndarray, "n S"] | None:
@@ -45,6 +80,7 @@ def steps_with_repeats(sorted_ids: Integer[np.ndarray, "n V"], top_k: int) -> Bo
     return np.asarray(equal.reshape(len(sorted_ids), -1, top_k).any(axis=2))
 
 
+@cache
 def _network(width: int) -> list[tuple[int, int]]:
     """Pairs of places to compare and exchange, in order, that sort any ``width`` values."""
     pairs = []
@@ -110,18 +146,27 @@ def rank_frequency_fit(counts: Int[np.ndarray, " P"]) -> RankFit:
     """
     if len(counts) < 2:
         return RankFit(None, None)
-    return least_squares(np.log(np.arange(1, len(counts) + 1)), np.log(counts.astype(np.float64)))
+    x, y = np.log(np.arange(1, len(counts) + 1)), counts.astype(np.float64)
+    return _line_through(x, np.log(y, out=y))
 
 
 def least_squares(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> RankFit:
     """The line through n points (x, y); equal y have slope 0 and no r²."""
-    x, y = x - x.mean(), y - y.mean()
-    slope = float((x * y).sum() / (x * x).sum())
-    total = float((y * y).sum())
+    return _line_through(x.copy(), y.copy())
+
+
+def _line_through(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> RankFit:
+    """``least_squares`` in place, as of millions of paths a copy would be most of the memory."""
+    x -= x.mean()
+    y -= y.mean()
+    product = x * y
+    covariance = product.sum()
+    slope = float(covariance / np.multiply(x, x, out=product).sum())
+    total = float(np.multiply(y, y, out=product).sum())
     if total < 1e-12:
         return RankFit(0.0, None)
-    residual = y - slope * x
-    return RankFit(slope, 1.0 - float((residual * residual).sum()) / total)
+    residual = np.subtract(y, np.multiply(slope, x, out=product), out=product)
+    return RankFit(slope, 1.0 - float(np.multiply(residual, residual, out=product).sum()) / total)
 
 
 def log_spaced_ranks(num_paths: int, most: int = 200) -> Int[np.ndarray, " R"]:

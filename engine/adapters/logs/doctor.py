@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, unrecorded
+from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
 _MOST_NARROW = 254
@@ -83,7 +84,12 @@ class Survey:
             ids = np.where(unused, 2**self._id_bits - 2, ids)  # −1 becomes the largest number
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
-        ordered = sorted_slots(ids.astype(f"u{self._id_bits // 8}", copy=False))
+        kind = f"u{self._id_bits // 8}"
+        if piece.ordered is None:
+            ordered = sorted_slots(ids.astype(kind, copy=False))
+        else:
+            ordered = piece.ordered.astype(kind, copy=False)
+        loops(ordered.dtype, self.tokens)  # what sorts the following pieces
         rows_tS = word_hashes(ordered.reshape(-1, ids.shape[2])).reshape(ids.shape[:2])
         ordered = ordered.reshape(ids.shape)
         if self._first_SK is None:

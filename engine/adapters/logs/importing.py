@@ -38,7 +38,7 @@ from tokenpaths.engine.base.records import (
 from tokenpaths.engine.data.labels import Remarks, alike_sentence, look_alikes
 from tokenpaths.engine.store.write.writer import RunWriter
 
-BATCH_BYTES = 8 * 2**20
+BATCH_BYTES = 4 * 2**20
 """bytes of expert ids per batch of the writer"""
 CLIPPED = "{n} weight{s} outside [0, 1] by rounding {are} set to 0 or 1"
 MOST_MODULES = 2**20

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots, steps_with_repeats
+from tokenpaths.engine.analysis.path_statistics import sorted_and_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.labels import read_label, read_source
 from tokenpaths.engine.store.file.checks import check_text
@@ -162,6 +162,8 @@ class Piece:
     """(sample, tokens): the beginning that this sample shares with an earlier one, and that is not repeated here"""
     scored: np.ndarray | None = None
     """(t, S, 3) of the scores of all experts: entropy in nats, margin, and runner-up (``TraceBatch``); NaN = unknown"""
+    ordered: np.ndarray | None = None
+    """(t, S·K) the ids with sorted slots, of a piece that was checked, where that took sorting and all are experts"""
 
     @property
     def num_tokens(self) -> int:
@@ -243,8 +245,8 @@ def unrecorded(ids: np.ndarray) -> np.ndarray:
     return missing
 
 
-def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
-    """Validate the decisions of a piece.
+def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray | None:
+    """Validate the decisions of a piece; returns its ``ordered``.
 
     Args:
         experts: number of experts per layer, if given.
@@ -261,7 +263,7 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
         )
     if not piece.num_tokens:
         raise UserError(f"{piece.where}: holds no token", field="file")
-    _check_ids(piece, shape, experts)
+    ordered = _check_ids(piece, shape, experts)
     if (piece.weights is not None) != shape.weights:
         raise UserError(
             f"{piece.where}: {'has weights' if piece.weights is not None else 'has no weights'}, unlike the "
@@ -272,9 +274,11 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> None:
     _check_token_ids(piece)
     for what in ("label", "text", "source"):
         check_text(getattr(piece, what), f"{piece.where}: the {what}", field="file")
+    return ordered
 
 
-def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
+def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray | None:
+    """As ``check_piece``."""
     ids, most = piece.ids, experts or MOST_EXPERTS
     low, high = int(ids.min()), int(ids.max())
     missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
@@ -294,7 +298,7 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
         if low < 0:  # what is no expert is a number of its own in each slot
             ids, high = np.where(ids < 0, high + 1 + np.arange(shape.top_k), ids), high + shape.top_k
         narrow = ids.astype(np.uint8 if high < 256 else np.uint16 if high < 65_536 else np.uint32, copy=False)
-        twice = steps_with_repeats(sorted_slots(narrow), shape.top_k)
+        ordered, twice = sorted_and_repeats(narrow)
         if twice is not None and missing is not None:
             twice &= ~missing
         if twice is not None and twice.any():
@@ -305,6 +309,8 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> None:
                 "ones (a number that marks unused slots needs --experts, so that it is no expert)",
                 field="file",
             )
+        return ordered if low >= 0 else None
+    return None
 
 
 def _check_weights(piece: Piece, shape: LogShape) -> None:

@@ -70,13 +70,13 @@ class Log:
                     yield EMPTY, part.num_tokens
                     continue
                 try:
-                    check_piece(kept, self.shape, self.experts)
+                    ordered = check_piece(kept, self.shape, self.experts)
                 except UserError as error:
                     if not self.skip_bad:
                         raise
                     yield skipped(str(error)), 1
                     continue
-                yield kept
+                yield kept if ordered is None else replace(kept, ordered=ordered)
 
     def counted(self, folder: Path | None = None) -> Log:
         """The log with its survey and its number of experts: the whole log is read once.

@@ -22,7 +22,7 @@ from tokenpaths.engine.base.files import check_free
 
 HELD_BYTES = 4 << 20
 """bytes of ids that are written at once"""
-_NAMES = tuple(field.name for field in fields(Piece) if field.name != "locate")
+_NAMES = tuple(field.name for field in fields(Piece) if field.name not in ("locate", "ordered"))
 
 
 class PieceSpool:

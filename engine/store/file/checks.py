@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots, steps_with_repeats
+from tokenpaths.engine.analysis.path_statistics import sorted_and_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
@@ -119,8 +119,7 @@ def check_ribbons(
     if info.top_k == 1:
         return None
     narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
-    sorted_nV = sorted_slots(narrow)
-    twice = steps_with_repeats(sorted_nV, info.top_k)
+    sorted_nV, twice = sorted_and_repeats(narrow)
     if twice is not None:
         token, step = (int(i) for i in np.argwhere(twice)[0])
         raise UserError(f"{what}: token {token} chooses one module twice at step {step}", field=what)

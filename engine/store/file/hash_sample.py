@@ -34,10 +34,17 @@ class HashSample:
 
     def add(self, first_row: int, columns: dict[str, np.ndarray]) -> None:
         """Offer n tokens that start at position ``first_row``; ``columns`` are (n,) arrays."""
-        n = len(next(iter(columns.values())))
-        hashes = mix(np.arange(first_row, first_row + n, dtype=np.uint64), self.seed)
-        chosen = np.flatnonzero(hashes <= self._limit)
-        self._parts.append({"hash": hashes[chosen], **{k: v[chosen] for k, v in columns.items()}})
+        chosen = self.choose(first_row, len(next(iter(columns.values()))))
+        self.keep(first_row, chosen, {name: values[chosen] for name, values in columns.items()})
+
+    def choose(self, first_row: int, num_tokens: int) -> np.ndarray:
+        """Which of the next tokens may be in the sample, by their place among these."""
+        hashes = mix(np.arange(first_row, first_row + num_tokens, dtype=np.uint64), self.seed)
+        return np.flatnonzero(hashes <= self._limit)
+
+    def keep(self, first_row: int, chosen: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        """Add the tokens that ``choose`` gave, and no others."""
+        self._parts.append({"hash": mix(first_row + chosen, self.seed), **columns})
         self._kept += len(chosen)
         if self._kept > 2 * self.size:
             self._parts = [self.columns()]

@@ -19,6 +19,8 @@ from tokenpaths.engine.store.file.schema import WORD_BITS, Layout
 
 ROWS_AT_ONCE = 4096
 """tokens whose words stay in the processor's cache"""
+_HALVES = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
+"""width in bits of what is joined, and where the lower one of each two lies"""
 
 
 def pack(ids_nV: np.ndarray, layout: Layout) -> pa.FixedSizeListArray:
@@ -28,6 +30,8 @@ def pack(ids_nV: np.ndarray, layout: Layout) -> pa.FixedSizeListArray:
         padded = np.zeros((n, layout.num_words * per_word), dtype=layout.id_dtype)
         padded[:, : layout.visits] = ids_nV
         return pa.FixedSizeListArray.from_arrays(padded.view("<u8").reshape(-1), layout.num_words)
+    if layout.id_dtype.itemsize == 1 and per_word == 8 and layout.visits % 8 == 0:
+        return pa.FixedSizeListArray.from_arrays(_squeezed(ids_nV, bits).reshape(-1), layout.num_words)
     words = np.zeros((n, layout.num_words), dtype=np.uint64)
     for start in range(0, n, ROWS_AT_ONCE):
         block, ids = words[start : start + ROWS_AT_ONCE], ids_nV[start : start + ROWS_AT_ONCE]
@@ -36,6 +40,24 @@ def pack(ids_nV: np.ndarray, layout: Layout) -> pa.FixedSizeListArray:
             part <<= np.uint64(place * bits)
             block[:, : part.shape[1]] |= part
     return pa.FixedSizeListArray.from_arrays(words.reshape(-1), layout.num_words)
+
+
+def _squeezed(ids_nV: np.ndarray, bits: int) -> np.ndarray:
+    """Words (n, V/8) of (n, V) bytes: of every eight, neighbours are joined to pairs, fours and eights of ``bits``."""
+    eights = np.ascontiguousarray(ids_nV, dtype=np.uint8).view("<u8")
+    words = np.empty(eights.shape, dtype="<u8")
+    high = np.empty((min(len(words), ROWS_AT_ONCE), words.shape[1]), dtype="<u8")
+    for start in range(0, len(words), ROWS_AT_ONCE):
+        source, low = eights[start : start + ROWS_AT_ONCE], words[start : start + ROWS_AT_ONCE]
+        upper = high[: len(low)]
+        for joined, (width, mask) in enumerate(_HALVES):
+            np.right_shift(source, np.uint64(width), out=upper)
+            upper &= np.uint64(mask)
+            upper <<= np.uint64(bits << joined)
+            np.bitwise_and(source, np.uint64(mask), out=low)
+            low |= upper
+            source = low
+    return words
 
 
 def unpack(column: Any, layout: Layout) -> np.ndarray:

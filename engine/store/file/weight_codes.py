@@ -40,7 +40,7 @@ class WeightCode:
     def encode(self, weights: np.ndarray) -> np.ndarray:
         """The level (uint8) of each weight; clipped to [0, 1]."""
         if np.size(weights) > 1 and not any(np.asarray(weights).strides):  # one number for all
-            return np.full(np.shape(weights), self.encode(np.ravel(weights[:1])[:1])[0])
+            return np.broadcast_to(self.encode(np.ravel(weights[:1])[:1])[0], np.shape(weights))
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
         if weights.size < _FEW or self.name == "linear":
             return self._calculated(weights)

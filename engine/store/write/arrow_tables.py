@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import duckdb
 import numpy as np
@@ -74,7 +75,7 @@ def compact(
         samples=list(batch.samples),
         ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
         weights=layout.weights.encode(batch.weights).reshape(n, layout.visits),
-        gate_entropy=entropy_nS.mean(axis=1),
+        gate_entropy=np.broadcast_to(np.float32(np.nan), n) if _is_unknown(entropy_nS) else entropy_nS.mean(axis=1),
         entropy_sums=_entropy_sums(entropy_nS, batch.samples),
         flops=np.array(batch.flops, dtype=np.float32),
         loss=None if batch.loss is None else np.array(batch.loss, dtype=np.float32),
@@ -87,6 +88,11 @@ def compact(
         margins=_margins(batch, layout) if MARGIN_COLUMNS[0] in columns else None,
         sorted_ids=sorted_ids,
     )
+
+
+def _is_unknown(values: np.ndarray) -> bool:
+    """Whether one NaN stands for all values, as of a log."""
+    return bool(values.size) and not any(values.strides) and bool(np.isnan(values.flat[0]))
 
 
 def _margins(batch: TraceBatch, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +113,7 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
         label_n[:] = 0
     groups = np.unique(label_n).tolist()
     sums = {}
-    if len(entropy_nS) and not any(entropy_nS.strides) and np.isnan(entropy_nS[0]).all():  # as of a log
+    if _is_unknown(entropy_nS):
         return {labels[group]: np.zeros((2, entropy_nS.shape[1])) for group in groups}
     for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
         rows = entropy_nS[label_n == group]
@@ -171,7 +177,7 @@ def token_table(
     starts = first_row + np.cumsum(lengths) - lengths
     for measure, values in (("loss", batch.loss), ("gate_entropy", batch.gate_entropy)):
         unknown = np.zeros(batch.num_tokens, dtype=np.int32)
-        columns[coded.code_column(measure)] = unknown if values is None else coded.encode(values)
+        columns[coded.code_column(measure)] = unknown if values is None or _is_unknown(values) else coded.encode(values)
     if any(name in batch.whole for name in coded.PLACES):
         absent = np.full(batch.num_tokens, -1, dtype=np.int32)
         start, end = (batch.whole.get(name, absent) for name in coded.PLACES)
@@ -269,6 +275,12 @@ def search_key(sample: SampleRecord) -> str | None:
     return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
 
 
+@lru_cache(maxsize=1)
+def _same_bytes(value: int, num_rows: int, width: int) -> np.ndarray:
+    """Rows of one byte; kept, as the next batch has the same ones."""
+    return np.full((num_rows, width), value, dtype=np.uint8)
+
+
 def _nan_is_null(values: np.ndarray) -> pa.Array:
     return pa.array(values, from_pandas=True)
 
@@ -280,6 +292,8 @@ def _minus_one_is_null(values: np.ndarray) -> pa.Array:
 
 def _blobs(rows: np.ndarray) -> pa.Array:
     """One fixed-size binary value for each row of (n, V)."""
+    if rows.dtype == np.uint8 and rows.size and not any(rows.strides):
+        rows = _same_bytes(int(rows[0, 0]), 1 << (len(rows) - 1).bit_length(), rows.shape[1])[: len(rows)]
     rows = np.ascontiguousarray(rows)
     width = rows.shape[1] * rows.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)])

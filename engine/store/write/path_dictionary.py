@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
+from tokenpaths.engine.analysis.compiled.loops import Loops, loops
 
 MEMORY_BYTES = 64 * 2**20
 """bytes of ribbons kept in memory; beyond, they go to a file"""
@@ -37,13 +38,21 @@ class Growing:
         return self._store[: self._length]
 
     def append(self, values: np.ndarray) -> None:
-        needed = self._length + len(values)
+        self.extend(len(values))[:] = values
+
+    def extend(self, count: int) -> np.ndarray:
+        """Append so many rows, which are to be filled; returns them."""
+        needed = self._length + count
         if needed > len(self._store):
             larger = np.zeros((max(needed, 2 * len(self._store)), *self._store.shape[1:]), dtype=self._store.dtype)
             larger[: self._length] = self.values
             self._store = larger
-        self._store[self._length : needed] = values
-        self._length = needed
+        added, self._length = self._store[self._length : needed], needed
+        return added
+
+    def cut(self, length: int) -> None:
+        """Give up all rows behind the first ``length``."""
+        self._length = length
 
 
 class RowFile:
@@ -111,6 +120,11 @@ class HashIndex:
     def __init__(self) -> None:
         self._runs: list[_Sorted] = []
 
+    def items(self) -> tuple[np.ndarray, np.ndarray]:
+        """All hashes, and the number of each."""
+        hashes = [np.empty(0, dtype=np.uint64), *(run.hashes for run in self._runs)]
+        return np.concatenate(hashes), np.concatenate([np.empty(0, np.int32), *(run.numbers for run in self._runs)])
+
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """Number of each hash (ascending, distinct), −1 if it is new."""
         numbers = np.full(len(hashes), -1, dtype=np.int32)
@@ -141,6 +155,42 @@ def _merged(first: _Sorted, second: _Sorted) -> _Sorted:
     return _Sorted(hashes, numbers)
 
 
+class HashTable:
+    """``HashIndex`` for large runs, by compiled loops: open addressing, 12 to 16 bytes a hash.
+
+    Args:
+        compiled: the loops.
+        index: what is known already, of ``num_paths`` paths.
+    """
+
+    def __init__(self, compiled: Loops, index: HashIndex, num_paths: int) -> None:
+        self._compiled = compiled
+        hashes, numbers = index.items()
+        self._known = Growing(np.uint64)
+        self._known.extend(num_paths)[numbers] = hashes
+        self._slots = np.empty(0, dtype=np.int32)
+        self._make_room(num_paths, numbers)
+
+    def enter(self, hashes: np.ndarray) -> np.ndarray:
+        """(n,) number of each hash; new ones are numbered in their order, from the number of paths on."""
+        first = len(self._known.values)
+        if 3 * (first + len(hashes)) > 2 * len(self._slots):
+            self._make_room(first + len(hashes), self._slots)
+        self._known.extend(len(hashes))
+        numbers = np.empty(len(hashes), dtype=np.int32)
+        self._known.cut(first + self._compiled.enter(self._slots, self._known.values, hashes, first, numbers))
+        return numbers
+
+    def skip(self) -> None:
+        """Leave out a number: that of a path whose hash another has."""
+        self._known.extend(1)
+
+    def _make_room(self, num_paths: int, numbers: np.ndarray) -> None:
+        """A table for at least as many hashes with these ``numbers``."""
+        self._slots = np.full(1 << (2 * num_paths).bit_length(), -1, dtype=np.int32)
+        self._compiled.refill(self._slots, self._known.values, numbers)
+
+
 class PathDictionary:
     """Numbers distinct paths in order of appearance and counts them exactly.
 
@@ -154,6 +204,7 @@ class PathDictionary:
         self.folder = folder
         self._id_dtype = id_dtype
         self._index = HashIndex()
+        self._table: HashTable | None = None
         self._same_hash: dict[bytes, int] = {}
         self._rows = RowFile(id_dtype, folder)
         self._counts = Growing(np.int64)
@@ -173,6 +224,10 @@ class PathDictionary:
         rows = sorted_ids.astype(self._id_dtype, copy=False)
         self.num_tokens += len(rows)
         row_hashes = word_hashes(rows)
+        if self._table is None and (compiled := loops(self._id_dtype, self.num_tokens)) is not None:
+            self._table, self._index = HashTable(compiled, self._index, self.num_paths), HashIndex()
+        if self._table is not None:
+            return self._add_by_table(self._table, rows, row_hashes)
         if (path_ids := self._add_strangers(rows, row_hashes)) is not None:
             return path_ids, rows
         hashes, distinct, first, kind_n = _kinds(rows, row_hashes)
@@ -195,6 +250,32 @@ class PathDictionary:
         self._rows.append(rows)
         self._counts.append(np.ones(len(rows), dtype=np.int64))
         return path_ids
+
+    def _add_by_table(
+        self, table: HashTable, rows: np.ndarray, row_hashes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``add`` by the compiled table."""
+        start = self.num_paths
+        path_ids = table.enter(row_hashes)
+        highest = np.maximum.accumulate(np.concatenate([[start - 1], path_ids]))
+        fresh = path_ids > highest[:-1]
+        old = np.flatnonzero(~fresh)
+        new_rows = rows[fresh] if len(old) else rows
+        self._rows.append(new_rows)
+        self._counts.append(np.ones(len(new_rows), dtype=np.int64))
+        if not len(old):
+            return path_ids, new_rows
+        other = old[(self._rows.take(path_ids[old]) != rows[old]).any(axis=1)]
+        late = []
+        for i in other.tolist():  # its hash collides with that of another ribbon (very rare)
+            path_ids[i] = self._same_hash.setdefault(rows[i].tobytes(), self.num_paths)
+            if path_ids[i] == self.num_paths:
+                late.append(rows[i : i + 1])
+                self._rows.append(late[-1])
+                self._counts.append(np.zeros(1, dtype=np.int64))
+                table.skip()
+        np.add.at(self._counts.values, path_ids[old], 1)
+        return path_ids, np.concatenate([new_rows, *late]) if late else new_rows
 
     def load(self, ribbons: np.ndarray, counts: np.ndarray) -> None:
         """Append paths (n, V) that are numbered and counted already, in order; ``add`` does not find them."""
@@ -240,8 +321,8 @@ class PathDictionary:
         return row
 
     def complete(self) -> None:
-        """Free what finds known paths (12 bytes each); nothing is added afterwards."""
-        self._index = HashIndex()
+        """Free what finds known paths (12 to 16 bytes each); nothing is added afterwards."""
+        self._index, self._table = HashIndex(), None
 
     def ribbons(self, path_ids: np.ndarray | None = None, visits: slice = slice(None)) -> np.ndarray:
         """Canonical ribbons (P, V) of these paths, in the given order; without ``path_ids`` of all."""

@@ -127,22 +127,24 @@ class RunFiller:
         for kind, values in batch.soft.items():
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
-        label_ids_n = np.repeat(common["label_ids"], batch.lengths)
         for label, part in batch.entropy_sums.items():
             label_id = -1 if label is None else self.labels[label]
             self.entropy[label_id] = self.entropy.get(label_id, 0) + part
-        unknown = np.full(batch.num_tokens, -1, dtype=np.int32)
-        starts = np.cumsum(batch.lengths) - batch.lengths
-        self.sketch.add(
+        chosen = self.sketch.choose(first_row, batch.num_tokens)
+        ends = np.cumsum(batch.lengths)
+        sample = np.searchsorted(ends, chosen, side="right")
+        unknown = np.full(len(chosen), -1, dtype=np.int32)
+        ids_of = {name: batch.whole[name][chosen] if name in batch.whole else unknown for name in ("region", "token_id")}
+        self.sketch.keep(
             first_row,
+            chosen,
             {
-                "path_id": path_ids,
-                "place": np.arange(first_row, first_row + batch.num_tokens),
-                "sample": self.num_samples + np.repeat(np.arange(len(batch.lengths)), batch.lengths),
-                "token": np.arange(batch.num_tokens) - np.repeat(starts, batch.lengths),
-                "label": label_ids_n,
-                "region": batch.whole.get("region", unknown),
-                "token_id": batch.whole.get("token_id", unknown),
+                "path_id": path_ids[chosen],
+                "place": first_row + chosen,
+                "sample": self.num_samples + sample,
+                "token": chosen - (ends - batch.lengths)[sample],
+                "label": common["label_ids"][sample],
+                **ids_of,
             },
         )
         self.num_samples += len(batch.samples)

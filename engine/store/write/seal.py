@@ -108,6 +108,7 @@ def build_summaries(
     with one_thread(con):
         _path_table(con, layout, totals, order, first_rows)
         write_pages(con, layout, totals.book, order)
+    del first_rows
     write_tops(con, layout, order)
     totals.profiles.write(con, totals.book.num_tokens)
     stage(2)

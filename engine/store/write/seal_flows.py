@@ -4,7 +4,8 @@ Four ways, each the fastest for its layout; sums do not depend on how tokens wer
 all is ``flow_counter.FlowCounter``.
 
 - one slot: while batches arrive (``Visits``); SQL at sealing would take a quarter longer;
-- several slots of equal weights, as of a log without any: while batches arrive, by matrix products (``EvenFlows``);
+- several slots of equal weights, as of a log without any: while batches arrive, by matrix products (``EvenFlows``), or
+  by compiled loops where there are many tokens;
 - columns: in SQL (``flow_counter.flow_parts_sql``);
 - packed ribbons: the choices of a step as a 0/1 matrix (tokens × modules), so that the links between two steps are a
   matrix product (``PackedFlows``).
@@ -37,6 +38,7 @@ from tokenpaths.engine.store.file.flow_counter import (
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.file.weight_codes import TOP_LEVEL
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_columns
+from tokenpaths.engine.analysis.compiled.loops import Loops, loops
 
 MOST_BYTES = 256 * 2**20
 """maximum bytes of counters while writing; runs with more labels are counted in SQL at sealing"""
@@ -202,6 +204,7 @@ class EvenFlows:
         """label_id -> (S, M) tokens of each module"""
         self.of_samples: np.ndarray | None = None
         """(B, S, M) visits of the samples of the last batch, unless they are short: then that took longer"""
+        self._num_tokens = 0
         half = -(-layout.num_modules // 2)
         self._chosen = np.empty((2, EVEN_ROWS, 2 * half), dtype=np.float32)
         self._packed = np.empty((EVEN_ROWS, half), dtype=np.float32)
@@ -218,7 +221,8 @@ class EvenFlows:
         """Count a batch with these ``label_ids`` of samples; None if its weights differ, or there are too many labels
         for ``MOST_BYTES``: then all tokens are counted at sealing."""
         level = int(batch.weights.flat[0])
-        if self.level not in (None, level) or not (batch.weights == level).all():
+        one = not any(batch.weights.strides)
+        if self.level not in (None, level) or not (one or (batch.weights == level).all()):
             return None
         self.level = level
         steps, size = self.layout.num_steps, self.layout.num_modules
@@ -228,15 +232,37 @@ class EvenFlows:
         label_n, sample_n = (np.repeat(of, batch.lengths) for of in (label_ids, np.arange(len(label_ids))))
         long = len(label_ids) * EVEN_ROWS <= MOST_BESIDE * batch.num_tokens
         self.of_samples = np.zeros((len(label_ids), steps, size), dtype=np.int64) if long else None
+        self._num_tokens += batch.num_tokens
+        compiled = loops(batch.ids.dtype, self._num_tokens)
         for label in present:
             links = self.links.setdefault(label, np.zeros((steps - 1, size, size), dtype=np.int64))
             tokens = self.tokens.setdefault(label, np.zeros((steps, size), dtype=np.int64))
             member = slice(None) if len(present) == 1 else label_n == label
             ids, owners = batch.ids[member], sample_n[member]
+            if compiled is not None:
+                self._count_compiled(compiled, ids, owners, links, tokens, label_ids == label)
+                continue
             for start in range(0, len(ids), EVEN_ROWS):
                 part = slice(start, start + EVEN_ROWS)
                 self._count(ids[part], owners[part], links, tokens)
         return self
+
+    def _count_compiled(
+        self,
+        compiled: Loops,
+        ids: np.ndarray,
+        sample_n: np.ndarray,
+        links: np.ndarray,
+        tokens: np.ndarray,
+        samples_B: np.ndarray,
+    ) -> None:
+        """``_count`` for all tokens of a label, whose samples are ``samples_B`` (B,) bool."""
+        compiled.count_links(ids, links)
+        if self.of_samples is None:
+            compiled.count_visits(ids, np.zeros(len(ids), dtype=np.int64), tokens[None])
+            return
+        compiled.count_visits(ids, sample_n, self.of_samples)
+        tokens += self.of_samples[samples_B].sum(axis=0)
 
     def _count(self, ids: np.ndarray, sample_n: np.ndarray, links: np.ndarray, tokens: np.ndarray) -> None:
         """Add a block of ids (n, S, K) of these samples (n,) to the counts."""

@@ -94,9 +94,11 @@ def _independent(
     # Where every path is its token's own, the hashes are those of tokens, and are shuffled themselves.
     owner_n = None if bool((counts == 1).all()) else np.repeat(np.arange(len(counts)), counts)
     sums = np.zeros(int(counts.sum()), dtype=np.uint64)
+    room_sP = np.empty((min(STEPS_AT_ONCE, layout.num_steps), len(path_ids)), dtype=np.uint64)
     for first in range(0, layout.num_steps, STEPS_AT_ONCE):
         steps = slice(first, min(first + STEPS_AT_ONCE, layout.num_steps))
-        hashes_sP, used[steps] = _of_steps(layout, book, path_ids, counts, steps)
+        hashes_sP = room_sP[: steps.stop - steps.start]
+        used[steps] = _of_steps(layout, book, path_ids, counts, steps, hashes_sP)
         for hashes_P in hashes_sP:
             hashes_n = hashes_P if owner_n is None else hashes_P[owner_n]
             rng.shuffle(hashes_n)
@@ -109,18 +111,22 @@ def _independent(
 
 
 def _of_steps(
-    layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray, steps: slice
-) -> tuple[np.ndarray, np.ndarray]:
-    """(s, P) 64-bit numbers of the choices of paths at some steps, and their ``tokens_of_modules`` (s, M)."""
+    layout: Layout,
+    book: PathDictionary,
+    path_ids: np.ndarray,
+    counts: np.ndarray,
+    steps: slice,
+    hashes_sP: np.ndarray,
+) -> np.ndarray:
+    """``tokens_of_modules`` (s, M) of paths at some steps; 64-bit numbers of their choices go to ``hashes_sP``."""
     num_steps, visits = steps.stop - steps.start, slice(steps.start * layout.top_k, steps.stop * layout.top_k)
-    hashes_sP = np.empty((num_steps, len(path_ids)), dtype=np.uint64)
     used = np.zeros((num_steps, layout.num_modules), dtype=np.int64)
     for start in range(0, len(path_ids), CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
         ribbons = book.ribbons(path_ids[part], visits).reshape(-1, num_steps, layout.top_k)
         used += tokens_of_modules(layout, ribbons, counts[part])
         hashes_sP[:, part] = word_hashes(ribbons.reshape(-1, layout.top_k)).reshape(-1, num_steps).T
-    return hashes_sP, used
+    return used
 
 
 def _insert_usage(con: duckdb.DuckDBPyConnection, kind: str, used: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled.loops import ready
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
@@ -99,6 +100,9 @@ def tokens_of_modules(layout: Layout, ribbons_PSK: np.ndarray, counts: np.ndarra
     """(S, M) tokens of each module where ``counts`` tokens take these paths; no shuffle within a step changes them."""
     counts_PK = None if bool((counts == 1).all()) else np.repeat(counts, layout.top_k)
     used = np.zeros((ribbons_PSK.shape[1], layout.num_modules), dtype=np.int64)
+    if counts_PK is None and (compiled := ready(ribbons_PSK.dtype)) is not None:
+        compiled.count_visits(np.ascontiguousarray(ribbons_PSK), np.zeros(len(ribbons_PSK), dtype=np.int64), used[None])
+        return used
     for step in range(len(used)):
         # Sums of whole numbers in float64 are exact below 2**53.
         used[step] = np.bincount(ribbons_PSK[:, step].reshape(-1), counts_PK, layout.num_modules).astype(np.int64)

@@ -1,0 +1,1 @@
+"""Loops over the tokens of large runs, compiled where numba is installed."""

@@ -1,0 +1,212 @@
+"""Compiled loops for runs of several hundred thousand tokens: sorted slots, flows, visits, numbers of paths by hash.
+
+They need numba (``pip install tokenpaths[fast]``). Without it, below ``LEAST_TOKENS``, and wherever compiling fails,
+their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``seal_flows.EvenFlows``,
+``path_dictionary.HashIndex``. Both give the same numbers, so a run may go from one to the other between two batches.
+
+The functions are plain Python until ``loops`` compiles them, once a process: half a second if numba can keep machine
+code in a folder (``__pycache__`` here, or the user's cache), three seconds each time if it cannot.
+
+Shapes: n tokens, S steps, K slots, M modules, B samples, P distinct paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+LEAST_TOKENS = 262_144
+"""tokens of a run from which on compiling pays"""
+BLOCK_TOKENS = 255
+"""tokens whose links are counted in one byte each"""
+SORTED, TOO_LARGE, TWICE = 0, 1, 2
+"""outcomes of ``sort_slots``"""
+LANE_BITS = 6
+LANES = 1 << LANE_BITS
+"""bytes that are added at once"""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The functions below, compiled for one type of ids."""
+
+    sort_slots: Callable[..., int]
+    count_links: Callable[..., None]
+    count_visits: Callable[..., None]
+    enter: Callable[..., int]
+    refill: Callable[..., None]
+
+
+def sort_slots(rows: np.ndarray, ordered: np.ndarray) -> int:
+    """Sort the ids of each of ``rows`` (n, K) into ``ordered``: a row is a set of 64 bits, which come out in order.
+
+    Returns ``SORTED``, or what it met first, and left undone: an id above 63, or a row that holds an id twice.
+    """
+    num_rows, top_k = rows.shape
+    every = np.uint64(0)
+    for value in rows.reshape(-1):
+        every |= np.uint64(value)
+    if every > 63:
+        return TOO_LARGE
+    one = np.uint64(1)
+    for i in range(num_rows):
+        left = np.uint64(0)
+        for slot in range(top_k):
+            left |= one << np.uint64(rows[i, slot])
+        for slot in range(top_k):
+            if not left:
+                return TWICE
+            # The number of bits below the lowest one.
+            below = (left & (~left + one)) - one
+            below -= (below >> one) & np.uint64(0x5555555555555555)
+            below = (below & np.uint64(0x3333333333333333)) + ((below >> np.uint64(2)) & np.uint64(0x3333333333333333))
+            below = (below + (below >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+            ordered[i, slot] = (below * np.uint64(0x0101010101010101)) >> np.uint64(56)
+            left &= left - one
+    return SORTED
+
+
+def count_links(ids: np.ndarray, links: np.ndarray) -> None:
+    """Add the K² pairs of modules that each token of ``ids`` (n, S, K) links to ``links`` (S − 1, M, M).
+
+    A step's ids are distinct. Targets of a token are a row of bytes 0 or 1, which is added to the rows of its sources.
+    """
+    num_tokens, num_steps, top_k = ids.shape
+    size = links.shape[1]
+    strips = (size + LANES - 1) // LANES
+    chosen = np.zeros((strips, BLOCK_TOKENS, LANES), np.uint8)
+    counts = np.zeros((strips, size, LANES), np.uint8)
+    for first in range(0, num_tokens, BLOCK_TOKENS):
+        block = ids[first : first + BLOCK_TOKENS]
+        for step in range(num_steps - 1):
+            chosen[:] = 0
+            counts[:] = 0
+            for token in range(len(block)):
+                for slot in range(top_k):
+                    target = np.uint32(block[token, step + 1, slot])
+                    chosen[target >> np.uint32(LANE_BITS), token, target & np.uint32(LANES - 1)] = 1
+            for strip in range(strips):
+                to, grid = chosen[strip], counts[strip]
+                for token in range(len(block)):
+                    targets = to[token]
+                    for slot in range(top_k):
+                        row = grid[block[token, step, slot]]
+                        for lane in range(LANES):
+                            row[lane] = np.uint8(row[lane] + targets[lane])
+                start = strip * LANES
+                for source in range(size):
+                    into, row = links[step, source, start : start + LANES], grid[source]
+                    for lane in range(len(into)):
+                        into[lane] += row[lane]
+
+
+def count_visits(ids: np.ndarray, sample_n: np.ndarray, visits: np.ndarray) -> None:
+    """Add the visits of tokens ``ids`` (n, S, K) of the samples ``sample_n`` (n,) to ``visits`` (B, S, M)."""
+    num_tokens, num_steps, top_k = ids.shape
+    for token in range(num_tokens):
+        for step in range(num_steps):
+            row = visits[sample_n[token], step]
+            for slot in range(top_k):
+                row[ids[token, step, slot]] += 1
+
+
+def enter(slots: np.ndarray, known: np.ndarray, hashes: np.ndarray, first: int, numbers: np.ndarray) -> int:
+    """Number hashes (n,) in ``numbers`` (n,): those in the table as before, others from ``first`` on; returns how many.
+
+    Args:
+        slots: numbers, −1 where free; a power of two, more than there are hashes.
+        known: the hash of each number, with room for n more.
+    """
+    mask = np.uint64(len(slots) - 1)
+    new = 0
+    for i in range(len(hashes)):
+        place = hashes[i] & mask
+        while True:
+            number = slots[place]
+            if number < 0:
+                number = first + new
+                slots[place] = number
+                known[number] = hashes[i]
+                new += 1
+                break
+            if known[number] == hashes[i]:
+                break
+            place = (place + np.uint64(1)) & mask
+        numbers[i] = number
+    return new
+
+
+def refill(slots: np.ndarray, known: np.ndarray, numbers: np.ndarray) -> None:
+    """Put ``numbers`` of distinct hashes into free ``slots``; those below 0 are skipped."""
+    mask = np.uint64(len(slots) - 1)
+    for i in range(len(numbers)):
+        number = numbers[i]
+        if number >= 0:
+            place = known[number] & mask
+            while slots[place] >= 0:
+                place = (place + np.uint64(1)) & mask
+            slots[place] = number
+
+
+def loops(id_dtype: np.dtype[Any], num_tokens: int) -> Loops | None:
+    """The loops for a run with so many tokens so far; None if it is small, or where they cannot be compiled."""
+    return _compiled(np.dtype(id_dtype)) if num_tokens >= LEAST_TOKENS else None
+
+
+def ready(id_dtype: np.dtype[Any]) -> Loops | None:
+    """The loops if they were compiled in this process for such ids."""
+    return _READY.get(np.dtype(id_dtype))
+
+
+_READY: dict[np.dtype[Any], Loops] = {}
+
+
+@cache
+def _compiled(id_dtype: np.dtype[Any]) -> Loops | None:
+    # Interpreted, as numba's own switch makes them, the loops would take hours.
+    if find_spec("numba") is None or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return None
+    # An installation that does not fit (another numpy, say), a broken cache: the import does not depend on it.
+    with contextlib.suppress(Exception):
+        _READY[id_dtype] = _compile(id_dtype)
+    return _READY.get(id_dtype)
+
+
+def _compile(id_dtype: np.dtype[Any]) -> Loops:
+    import numba
+    from numba import types
+
+    def given(kind: Any, dims: int) -> Any:
+        return types.Array(kind, dims, "C", readonly=True)
+
+    def filled(kind: Any, dims: int) -> Any:
+        return types.Array(kind, dims, "C")
+
+    id_type = types.uint8 if id_dtype.itemsize == 1 else types.uint16
+    ids = given(id_type, 3)
+    i4, i8, u8 = types.int32, types.int64, types.uint64
+    signatures = {
+        sort_slots: types.int64(given(id_type, 2), filled(id_type, 2)),
+        count_links: types.void(ids, filled(i8, 3)),
+        count_visits: types.void(ids, given(i8, 1), filled(i8, 3)),
+        enter: i8(filled(i4, 1), filled(u8, 1), given(u8, 1), i8, filled(i4, 1)),
+        refill: types.void(filled(i4, 1), filled(u8, 1), given(i4, 1)),
+    }
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        plain, signature = inspect.unwrap(function), [signatures[function]]
+        try:
+            made: Callable[..., Any] = numba.njit(signature, cache=True)(plain)
+        except RuntimeError:  # no folder for machine code
+            made = numba.njit(signature)(plain)
+        return made
+
+    return Loops(*map(compiled, (sort_slots, count_links, count_visits, enter, refill)))
