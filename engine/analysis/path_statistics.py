@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int, Integer, Num, UInt64
 
 from tokenpaths.engine.analysis.compiled.loops import SORTED, ready
 
-
 _STEPS_AT_ONCE = 65_536
 """steps whose slots stay in the processor's cache while they are sorted"""
 
@@ -57,8 +56,8 @@ def sorted_and_repeats(
 
 
 def _sorted_sets(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"] | None:
-    """``sorted_slots`` by the compiled loop; None where it does not do: before it is compiled, for many modules, and for
-    ids that stand twice in a step."""
+    """``sorted_slots`` by the compiled loop; None where it does not do: before it is compiled, for many modules, and
+    of ids that stand twice in a step."""
     compiled, top_k = ready(module_ids.dtype), module_ids.shape[2]
     if compiled is None or top_k == 1:
         return None

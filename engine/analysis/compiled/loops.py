@@ -17,7 +17,6 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -158,26 +157,29 @@ def refill(slots: np.ndarray, known: np.ndarray, numbers: np.ndarray) -> None:
 
 def loops(id_dtype: np.dtype[Any], num_tokens: int) -> Loops | None:
     """The loops for a run with so many tokens so far; None if it is small, or where they cannot be compiled."""
-    return _compiled(np.dtype(id_dtype)) if num_tokens >= LEAST_TOKENS else None
+    if num_tokens < LEAST_TOKENS:
+        return None
+    if id_dtype not in _READY:
+        _READY[id_dtype] = _compiled(id_dtype)
+    return _READY[id_dtype]
 
 
 def ready(id_dtype: np.dtype[Any]) -> Loops | None:
-    """The loops if they were compiled in this process for such ids."""
-    return _READY.get(np.dtype(id_dtype))
+    """The loops, if this process has compiled them for such ids."""
+    return _READY.get(id_dtype)
 
 
-_READY: dict[np.dtype[Any], Loops] = {}
+_READY: dict[np.dtype[Any], Loops | None] = {}
 
 
-@cache
 def _compiled(id_dtype: np.dtype[Any]) -> Loops | None:
     # Interpreted, as numba's own switch makes them, the loops would take hours.
     if find_spec("numba") is None or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return None
     # An installation that does not fit (another numpy, say), a broken cache: the import does not depend on it.
     with contextlib.suppress(Exception):
-        _READY[id_dtype] = _compile(id_dtype)
-    return _READY.get(id_dtype)
+        return _compile(id_dtype)
+    return None
 
 
 def _compile(id_dtype: np.dtype[Any]) -> Loops:

@@ -16,8 +16,8 @@ from typing import IO
 
 import numpy as np
 
-from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 from tokenpaths.engine.analysis.compiled.loops import Loops, loops
+from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
 MEMORY_BYTES = 64 * 2**20
 """bytes of ribbons kept in memory; beyond, they go to a file"""
@@ -29,7 +29,7 @@ class Growing:
     """An array that grows along its first axis by doubling, so that appending stays cheap."""
 
     def __init__(self, dtype: np.dtype | type[np.generic], *row_shape: int) -> None:
-        self._store = np.zeros((1024, *row_shape), dtype=dtype)
+        self._store = np.empty((1024, *row_shape), dtype=dtype)
         self._length = 0
 
     @property
@@ -44,7 +44,7 @@ class Growing:
         """Append so many rows, which are to be filled; returns them."""
         needed = self._length + count
         if needed > len(self._store):
-            larger = np.zeros((max(needed, 2 * len(self._store)), *self._store.shape[1:]), dtype=self._store.dtype)
+            larger = np.empty((max(needed, 2 * len(self._store)), *self._store.shape[1:]), dtype=self._store.dtype)
             larger[: self._length] = self.values
             self._store = larger
         added, self._length = self._store[self._length : needed], needed

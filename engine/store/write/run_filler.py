@@ -134,7 +134,9 @@ class RunFiller:
         ends = np.cumsum(batch.lengths)
         sample = np.searchsorted(ends, chosen, side="right")
         unknown = np.full(len(chosen), -1, dtype=np.int32)
-        ids_of = {name: batch.whole[name][chosen] if name in batch.whole else unknown for name in ("region", "token_id")}
+        ids_of = {
+            name: batch.whole[name][chosen] if name in batch.whole else unknown for name in ("region", "token_id")
+        }
         self.sketch.keep(
             first_row,
             chosen,

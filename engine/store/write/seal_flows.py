@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled.loops import Loops, loops
 from tokenpaths.engine.store.file.flow_counter import (
     TICKS,
     FlowCounter,
@@ -38,7 +39,6 @@ from tokenpaths.engine.store.file.flow_counter import (
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.file.weight_codes import TOP_LEVEL
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_columns
-from tokenpaths.engine.analysis.compiled.loops import Loops, loops
 
 MOST_BYTES = 256 * 2**20
 """maximum bytes of counters while writing; runs with more labels are counted in SQL at sealing"""

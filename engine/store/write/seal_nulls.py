@@ -111,12 +111,7 @@ def _independent(
 
 
 def _of_steps(
-    layout: Layout,
-    book: PathDictionary,
-    path_ids: np.ndarray,
-    counts: np.ndarray,
-    steps: slice,
-    hashes_sP: np.ndarray,
+    layout: Layout, book: PathDictionary, path_ids: np.ndarray, counts: np.ndarray, steps: slice, hashes_sP: np.ndarray
 ) -> np.ndarray:
     """``tokens_of_modules`` (s, M) of paths at some steps; 64-bit numbers of their choices go to ``hashes_sP``."""
     num_steps, visits = steps.stop - steps.start, slice(steps.start * layout.top_k, steps.stop * layout.top_k)

@@ -98,7 +98,10 @@ def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, order: np.ndarray
         "FROM path LIMIT 0"
     )
     for measure in ("compute", "reuse"):
-        largest = f"SELECT * FROM {PATHS} ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}"
+        # Equal for all, as of a log without costs: the first ranks, and no sort of millions.
+        (equal,) = con.execute(f"SELECT min({measure}) = max({measure}) FROM {PATHS}").fetchall()[0]
+        some = f" WHERE rank <= {TOP_ROWS}" if equal else ""
+        largest = f"SELECT * FROM {PATHS}{some} ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}"
         con.execute(
             f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, "
             f"{_ROW} FROM {with_ribbons(layout, largest)} ORDER BY 3"

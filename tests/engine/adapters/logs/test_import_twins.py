@@ -8,6 +8,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.support.compiled_loops import run_loops
 from tokenpaths.engine.adapters.logs import doctor, importing
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
@@ -46,6 +47,7 @@ def contents(file: Path) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
+@pytest.mark.parametrize("way", ["numpy", "compiled"])
 @pytest.mark.parametrize(
     ("experts", "top_k", "weights", "varies"),
     [
@@ -59,13 +61,15 @@ def contents(file: Path) -> dict[str, list[tuple[object, ...]]]:
     ],
 )
 def test_the_fast_ways_of_an_import_give_the_run_of_the_slow_ones(
-    experts: int, top_k: int, weights: bool, varies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experts: int, top_k: int, weights: bool, varies: bool, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_loops(way, monkeypatch)
     log = tmp_path / "log.npz"
     write_log(log, experts, top_k, weights=weights, varies=varies)
     monkeypatch.setattr(importing, "BATCH_BYTES", 300 * LAYERS * top_k)
     monkeypatch.setattr(seal_pages, "LEAST_TOKENS", 1)
     fast = import_log(open_log(log), tmp_path / "fast", "run")
+    run_loops("numpy", monkeypatch)
     monkeypatch.setattr(PathDictionary, "_add_strangers", lambda *_: None)
     monkeypatch.setattr(seal_pages, "SORTED_TOKENS", 0)
     monkeypatch.setattr(seal_flows, "MOST_BESIDE", 0)

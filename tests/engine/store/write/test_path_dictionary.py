@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.compiled_loops import run_loops
 from tests.support.runs import make
-from tokenpaths.engine.analysis.path_statistics import canonical, rank_order, sorted_slots, steps_with_repeats
+from tokenpaths.engine.analysis.compiled import loops
+from tokenpaths.engine.analysis.path_statistics import (
+    canonical,
+    rank_order,
+    sorted_and_repeats,
+    sorted_slots,
+    steps_with_repeats,
+)
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import Layout
@@ -42,9 +51,13 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("memory_bytes", [1 << 26, 100])
 @pytest.mark.parametrize("hash_bits", [64, 3])
+@pytest.mark.parametrize("way", ["numpy", "interpreted", "compiled", "compiled later"])
 def test_paths_are_numbered_counted_and_ranked_as_by_sorting_whole_ribbons(
-    layout, memory_bytes: int, hash_bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout, memory_bytes: int, hash_bits: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    run_loops(way.split()[0], monkeypatch)
+    if way == "compiled later":
+        monkeypatch.setattr(loops, "LEAST_TOKENS", 200)
     monkeypatch.setattr(path_dictionary, "MEMORY_BYTES", memory_bytes)
     monkeypatch.setattr(path_dictionary, "TAKE_ROWS", 37)
     mask = np.uint64(2**hash_bits - 1)
@@ -68,7 +81,9 @@ def test_new_ribbons_come_back_once_in_the_order_of_their_numbers():
     assert np.array_equal(np.concatenate(new), book.ribbons())
 
 
-def test_new_paths_are_numbered_in_the_order_of_the_tokens():
+@pytest.mark.parametrize("way", ["numpy", "interpreted", "compiled"])
+def test_new_paths_are_numbered_in_the_order_of_the_tokens(way: str, monkeypatch: pytest.MonkeyPatch):
+    run_loops(way, monkeypatch)
     book, met = PathDictionary(np.dtype(np.uint8)), {}
     strangers = np.random.default_rng(1).random((60, 3, 12)).argsort(2)[:, :, :5]
     for ids in (strangers[:40], *some_batches(12, 3, 5), strangers[40:], strangers[30:50]):
@@ -81,6 +96,57 @@ def test_new_paths_are_numbered_in_the_order_of_the_tokens():
 def test_the_sorting_network_sorts(top_k: int):
     ids = np.random.default_rng(top_k).integers(0, 300, (50, 3, top_k))
     assert np.array_equal(sorted_slots(ids), canonical(ids))
+    many = np.random.default_rng(top_k).integers(0, 9, (40_000, 2, top_k), dtype=np.uint8)
+    assert np.array_equal(sorted_slots(many), canonical(many))
+
+
+@pytest.mark.parametrize("way", ["numpy", "interpreted", "compiled"])
+@pytest.mark.parametrize(("modules", "top_k", "kind"), [(64, 8, np.uint8), (64, 3, np.uint16), (200, 8, np.uint8)])
+def test_slots_are_sorted_and_repeats_found_in_every_way(
+    modules: int, top_k: int, kind: type, way: str, monkeypatch: pytest.MonkeyPatch
+):
+    run_loops(way, monkeypatch)
+    ids = np.random.default_rng(0).random((70, 4, modules)).argsort(2)[:, :, :top_k].astype(kind)
+    ordered, twice = sorted_and_repeats(ids)
+    assert np.array_equal(ordered, canonical(ids))
+    assert twice is None
+    assert np.array_equal(sorted_slots(ids[:, ::2]), canonical(ids[:, ::2]))
+    ids[50, 2, 1] = ids[50, 2, 2]
+    ordered, twice = sorted_and_repeats(ids)
+    assert np.array_equal(ordered, canonical(ids))
+    assert twice is not None
+    assert np.argwhere(twice).tolist() == [[50, 2]]
+
+
+def test_without_numba_or_where_it_fails_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch):
+    kind = np.dtype(np.uint8)
+    monkeypatch.setattr(loops, "_READY", {})
+    assert loops.loops(kind, loops.LEAST_TOKENS - 1) is None
+    assert loops.ready(kind) is None
+    monkeypatch.setattr(loops, "find_spec", lambda name: None)
+    assert loops.loops(kind, loops.LEAST_TOKENS) is None
+    monkeypatch.setattr(loops, "_READY", {})
+    monkeypatch.setattr(loops, "find_spec", lambda name: "there")
+    monkeypatch.setitem(sys.modules, "numba", None)  # its import fails
+    assert loops.loops(kind, loops.LEAST_TOKENS) is None
+    assert loops.ready(kind) is None
+
+
+def test_machine_code_is_made_where_no_folder_can_keep_it(monkeypatch: pytest.MonkeyPatch):
+    numba = pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    plain = numba.njit
+
+    def njit(*arguments: object, cache: bool = False) -> object:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return plain(*arguments)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    made = loops._compiled(np.dtype(np.uint8))
+    assert made is not None
+    visits = np.zeros((1, 1, 4), dtype=np.int64)
+    made.count_visits(np.array([[[3, 1]]], dtype=np.uint8), np.zeros(1, dtype=np.int64), visits)
+    assert visits.tolist() == [[[0, 1, 0, 1]]]
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 8])

@@ -8,6 +8,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.support.compiled_loops import run_loops
 from tokenpaths.engine.analysis.path_statistics import independent_steps, sorted_slots
 from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file import profile_pages
@@ -40,11 +41,16 @@ def tables() -> duckdb.DuckDBPyConnection:
     return con
 
 
+WAYS = ["numpy", "interpreted", "compiled"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("level", [32, 0])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(3, 8, 130)])
 def test_even_flows_are_those_of_the_chunked_counter(
-    layout: Layout, level: int, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, level: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_loops(way, monkeypatch)
     monkeypatch.setattr(seal_flows, "EVEN_ROWS", 50)
     batches = [batch(layout, [60, 1, 90], 1, level), batch(layout, [70], 2, level), batch(layout, [5, 6], 3, level)]
     labels = [np.array([0, -1, 1]), np.array([1]), np.array([-1, 0])]
@@ -77,7 +83,9 @@ def test_weights_that_differ_are_left_to_the_sealing() -> None:
     assert counted.add(np.array([0]), batch(layout, [10], 1, level=31)) is None
 
 
-def test_profiles_counted_on_the_way_are_those_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_profiles_counted_on_the_way_are_those_of_the_tokens(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_loops(way, monkeypatch)
     monkeypatch.setattr(profile_pages, "PAGE_SAMPLES", 4)
     monkeypatch.setattr(profile_pages, "LARGEST", 3)
     monkeypatch.setattr(seal_pages, "LEAST_TOKENS", 1)
@@ -107,9 +115,13 @@ def test_profiles_counted_on_the_way_are_those_of_the_tokens(monkeypatch: pytest
     assert by_products == [True, False, True, False]  # long samples and short ones
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("times_each", [3, 1])
 @pytest.mark.parametrize("layout", [Layout(3, 1, 4), Layout(4, 2, 5), Layout(2, 3, 300)])
-def test_the_null_by_hashes_is_the_null_of_ribbons(layout: Layout, times_each: int, tmp_path: Path) -> None:
+def test_the_null_by_hashes_is_the_null_of_ribbons(
+    layout: Layout, times_each: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_loops(way, monkeypatch)
     book = PathDictionary(layout.id_dtype, tmp_path)
     book.add(batch(layout, [400], 5).ids)
     chosen = np.arange(0, book.num_paths, 2)

@@ -1,0 +1,31 @@
+"""The ways in which the loops of large imports run: their twins in numpy, interpreted, and compiled by numba."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tokenpaths.engine.analysis.compiled import loops
+
+sort_slots = np.errstate(over="ignore")(loops.sort_slots)
+INTERPRETED = loops.Loops(sort_slots, loops.count_links, loops.count_visits, loops.enter, loops.refill)
+KINDS = (np.dtype(np.uint8), np.dtype(np.uint16))
+
+
+def run_loops(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on runs of any size are counted in this way: numpy, interpreted or compiled (skips without numba)."""
+    if way == "numpy":
+        monkeypatch.setattr(loops, "LEAST_TOKENS", 2**62)
+        monkeypatch.setattr(loops, "_READY", {})
+        return
+    monkeypatch.setattr(loops, "LEAST_TOKENS", 0)
+    if way == "interpreted":
+        monkeypatch.setattr(loops, "_READY", dict.fromkeys(KINDS, INTERPRETED))
+        return
+    pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    made = {kind: _COMPILED.setdefault(kind, loops._compiled(kind)) for kind in KINDS if kind not in _COMPILED}
+    assert None not in made.values(), "numba is there, and compiles"
+    monkeypatch.setattr(loops, "_READY", dict(_COMPILED))
+
+
+_COMPILED: dict[np.dtype, loops.Loops | None] = {}
