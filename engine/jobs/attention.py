@@ -140,4 +140,4 @@ class AttentionJob:
 
 
 def _wanted(request: AttentionRequest) -> SamplesWanted:
-    return SamplesWanted(model=request.model, run=request.run, sample=request.sample)
+    return SamplesWanted.model_validate(request.model_dump())

@@ -195,7 +195,7 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
     id_type = types.uint8 if id_dtype.itemsize == 1 else types.uint16
     ids = given(id_type, 3)
     i4, i8, u8 = types.int32, types.int64, types.uint64
-    signatures = {
+    signatures: dict[Callable[..., Any], Any] = {
         sort_slots: types.int64(given(id_type, 2), filled(id_type, 2)),
         count_links: types.void(ids, filled(i8, 3)),
         count_visits: types.void(ids, given(i8, 1), filled(i8, 3)),
@@ -211,4 +211,5 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
             made = numba.njit(signature)(plain)
         return made
 
-    return Loops(*map(compiled, (sort_slots, count_links, count_visits, enter, refill)))
+    every: tuple[Callable[..., Any], ...] = (sort_slots, count_links, count_visits, enter, refill)
+    return Loops(*map(compiled, every))

@@ -44,8 +44,8 @@ def pack(ids_nV: np.ndarray, layout: Layout) -> pa.FixedSizeListArray:
 
 def _squeezed(ids_nV: np.ndarray, bits: int) -> np.ndarray:
     """Words (n, V/8) of (n, V) bytes: of every eight, neighbours are joined to pairs, fours and eights of ``bits``."""
-    eights = np.ascontiguousarray(ids_nV, dtype=np.uint8).view("<u8")
-    words = np.empty(eights.shape, dtype="<u8")
+    eights: np.ndarray = np.ascontiguousarray(ids_nV, dtype=np.uint8).view("<u8")
+    words: np.ndarray = np.empty(eights.shape, dtype="<u8")
     high = np.empty((min(len(words), ROWS_AT_ONCE), words.shape[1]), dtype="<u8")
     for start in range(0, len(words), ROWS_AT_ONCE):
         source, low = eights[start : start + ROWS_AT_ONCE], words[start : start + ROWS_AT_ONCE]
