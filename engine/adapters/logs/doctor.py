@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, lowest, unrecorded
 from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
@@ -76,7 +76,7 @@ class Survey:
         """Read one checked piece."""
         ids = piece.ids
         self.largest = max(self.largest, int(ids.max()))
-        if int(ids.min()) < 0:
+        if lowest(ids) < 0:
             self.missing_S += unrecorded(ids).sum(axis=0)
             unused = ids == UNUSED
             self.unused_S += unused.sum(axis=(0, 2))

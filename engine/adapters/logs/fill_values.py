@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece, lowest, unrecorded
 
 FILL_VALUES = (0, 255, 65_535, 2**32 - 1)
 EMPTY = "{n} token{s} without any decision {are} left out: every slot of every layer holds a fill value"
@@ -37,7 +37,7 @@ def without_fills(piece: Piece, partial: bool, experts: int | None = None) -> Pi
     if experts is not None and int(ids.max()) >= experts:
         no_expert = np.isin(ids, [value for value in FILL_VALUES if value >= experts])
         ids = np.where(no_expert, UNUSED, ids.astype(np.int64)) if no_expert.any() else ids
-    if int(ids.min()) >= 0:
+    if lowest(ids) >= 0:
         return piece
     alone = ids == UNRECORDED
     if partial or ids.shape[2] > 1:

@@ -22,7 +22,7 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece, lowest
 from tokenpaths.engine.adapters.logs.routing_log import Log, few_reasons
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
@@ -337,7 +337,7 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
     weights = _joined(parts).astype(np.float32) if parts else even_weights(ids)
     if parts:
         np.clip(weights, 0, 1, out=weights)
-    if int(ids.min()) < 0:
+    if lowest(ids) < 0:
         assert stand_ins is not None, "experts alone have no number below 0"
         ids, weights = _with_stand_ins(ids, weights, stand_ins, even=not parts)
     elif parts and not (weights[:, :, 1:] <= weights[:, :, :-1]).all():

@@ -239,6 +239,11 @@ def widened(rows: np.ndarray, top_k: int, fill: int = UNUSED) -> np.ndarray:
     return np.concatenate([wide, np.full((*rows.shape[:-1], missing), fill, dtype=wide.dtype)], axis=-1)
 
 
+def lowest(ids: np.ndarray) -> int:
+    """The smallest id; 0 of a type that holds none below."""
+    return 0 if ids.dtype.kind == "u" else int(ids.min())
+
+
 def unrecorded(ids: np.ndarray) -> np.ndarray:
     """(t, S) bool: steps without a decision in ids (t, S, K)."""
     missing: np.ndarray = (ids == UNRECORDED).all(axis=2)
@@ -280,7 +285,7 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarra
 def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray | None:
     """As ``check_piece``."""
     ids, most = piece.ids, experts or MOST_EXPERTS
-    low, high = int(ids.min()), int(ids.max())
+    low, high = lowest(ids), int(ids.max())
     missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
     wrong = ((ids < 0) & (ids != UNUSED)) | (ids >= most) if low < 0 or high >= most else None
     if wrong is not None and missing is not None:

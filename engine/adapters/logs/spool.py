@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces import Piece, lowest
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_free
 
@@ -48,7 +48,7 @@ class PieceSpool:
             return
         row = {name: value for name in _NAMES if (value := getattr(piece, name)) is not None}
         ids = piece.ids
-        low, high = int(ids.min()), int(ids.max())
+        low, high = lowest(ids), int(ids.max())
         kind = np.int32 if low < 0 or high >= 2**16 else np.uint8 if high < 256 else np.uint16
         row["ids"] = np.ascontiguousarray(ids, dtype=kind)
         self._held.append(row)
