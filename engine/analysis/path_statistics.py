@@ -5,6 +5,7 @@ Shapes: n ribbons, S steps, K slots, V = S·K visits, P distinct paths.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +16,8 @@ from tokenpaths.engine.analysis.compiled.loops import SORTED, ready
 
 _STEPS_AT_ONCE = 65_536
 """steps whose slots stay in the processor's cache while they are sorted"""
+_PATHS_AT_ONCE = 65_536
+"""paths whose logarithms are held at once"""
 
 
 def canonical(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray, "n V"]:
@@ -126,8 +129,16 @@ def rank_order(ribbons: Integer[np.ndarray, "P V"], counts: Int[np.ndarray, " P"
 
 def effective_paths(counts: Int[np.ndarray, " P"]) -> float:
     """exp H(π), the effective number of paths: exp(−Σ p ln p) with p = count / Σ count; 1 … P."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))
+    total, sum_p_log_p = counts.sum(), 0.0
+    for part in _parts(len(counts)):
+        shares = counts[part][counts[part] > 0] / total
+        sum_p_log_p += float((shares * np.log(shares)).sum())
+    return float(np.exp(-sum_p_log_p))
+
+
+def _parts(size: int) -> Iterator[slice]:
+    """Of millions of paths, so many at once: arrays of all logarithms would be most of the memory of an import."""
+    return (slice(start, min(start + _PATHS_AT_ONCE, size)) for start in range(0, size, _PATHS_AT_ONCE))
 
 
 @dataclass(frozen=True)
@@ -145,27 +156,31 @@ def rank_frequency_fit(counts: Int[np.ndarray, " P"]) -> RankFit:
     """
     if len(counts) < 2:
         return RankFit(None, None)
-    x, y = np.log(np.arange(1, len(counts) + 1)), counts.astype(np.float64)
-    return _line_through(x, np.log(y, out=y))
+    return _line_through(
+        len(counts), lambda part: (np.log(np.arange(part.start + 1, part.stop + 1)), np.log(counts[part]))
+    )
 
 
 def least_squares(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> RankFit:
     """The line through n points (x, y); equal y have slope 0 and no r²."""
-    return _line_through(x.copy(), y.copy())
+    return _line_through(len(x), lambda part: (x[part], y[part]))
 
 
-def _line_through(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> RankFit:
-    """``least_squares`` in place, as of millions of paths a copy would be most of the memory."""
-    x -= x.mean()
-    y -= y.mean()
-    product = x * y
-    covariance = product.sum()
-    slope = float(covariance / np.multiply(x, x, out=product).sum())
-    total = float(np.multiply(y, y, out=product).sum())
+def _line_through(size: int, points: Callable[[slice], tuple[np.ndarray, np.ndarray]]) -> RankFit:
+    """``least_squares`` of ``points`` of each part of ``size``, which are asked for twice: means, squares."""
+    sum_x = sum_y = 0.0
+    for part in _parts(size):
+        x, y = points(part)
+        sum_x, sum_y = sum_x + float(x.sum()), sum_y + float(y.sum())
+    across = covariance = total = 0.0
+    for part in _parts(size):
+        x, y = points(part)
+        x, y = x - sum_x / size, y - sum_y / size
+        across, total = across + float((x * x).sum()), total + float((y * y).sum())
+        covariance += float((x * y).sum())
     if total < 1e-12:
         return RankFit(0.0, None)
-    residual = np.subtract(y, np.multiply(slope, x, out=product), out=product)
-    return RankFit(slope, 1.0 - float(np.multiply(residual, residual, out=product).sum()) / total)
+    return RankFit(covariance / across, covariance / across * covariance / total)
 
 
 def log_spaced_ranks(num_paths: int, most: int = 200) -> Int[np.ndarray, " R"]:

@@ -43,8 +43,8 @@ from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
 DUCKDB_MEGABYTES = 2000
 PACKED_MEGABYTES = 200
 """the same where ribbons are packed: DuckDB keeps what it wrote up to its limit, and sorts little of it"""
-ANSWER_MEGABYTES = 500
-"""of the reader that works out the slow answers of such a run"""
+ANSWER_MEGABYTES = 150
+"""of the reader that works out the slow answers of such a run: what it has read stays in memory up to its limit"""
 FLUSH_TOKENS = 65_536
 """tokens buffered for one insert; a run that never reaches this number gets a file with small blocks"""
 

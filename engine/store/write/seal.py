@@ -198,7 +198,13 @@ def first_rows_of_paths(con: duckdb.DuckDBPyConnection, layout: Layout, book: Pa
 
 def rank_by_count(counts: np.ndarray) -> np.ndarray:
     """path_id of each rank (P,), int32: the most frequent first, equal ones in the order of their numbers."""
-    return np.argsort(-counts, kind="stable").astype(np.int32)
+    # Most paths of such a run have one token, so all but the rarest are few.
+    rarest = counts == counts.min(initial=np.iinfo(counts.dtype).max)
+    order = np.empty(len(counts), dtype=np.int32)
+    others = np.flatnonzero(~rarest)
+    order[: len(others)] = others[np.argsort(-counts[others], kind="stable")]
+    order[len(others) :] = np.flatnonzero(rarest)
+    return order
 
 
 def _path_table(

@@ -43,8 +43,10 @@ def write_nulls(
     _fit(con, "observed", counts)
     write_counts(con, "observed", counts)
     drawn = _thinned(counts, layout)
+    del counts
     places = np.flatnonzero(drawn)
-    null_counts, used = _independent(layout, book, order[places], drawn[places])
+    drawn = drawn[places]
+    null_counts, used = _independent(layout, book, order[places], drawn)
     _write_null(con, "independent", -np.sort(-null_counts), used)
     if twin is not None:
         write_twin_null(con, twin)
@@ -105,8 +107,11 @@ def _independent(
             # Multiplied before it is added, so that the same choices at two steps do not change places unseen.
             sums *= np.uint64(_STEP_FACTOR)
             sums += hashes_n
+    # The numbers of a few steps take more memory than all that follows.
+    del room_sP, hashes_sP, hashes_P, hashes_n
     sums.sort()
     ends = np.flatnonzero(np.append(sums[1:] != sums[:-1], True))
+    del sums
     return np.diff(ends, prepend=-1), used
 
 

@@ -109,6 +109,14 @@ def test_the_rank_frequency_slope_is_scipys_regression(sealed, name):
     )
 
 
+def test_paths_that_are_summed_part_by_part_give_scipys_regression_and_entropy():
+    counts = -np.sort(-np.random.default_rng(3).zipf(1.4, 200_001).clip(max=10**6))
+    line = scipy.stats.linregress(np.log(np.arange(1, len(counts) + 1)), np.log(counts))
+    fit = rank_frequency_fit(counts)
+    assert (fit.slope, fit.r2) == pytest.approx((line.slope, line.rvalue**2), rel=1e-9)
+    assert effective_paths(counts) == pytest.approx(math.exp(scipy.stats.entropy(counts)), rel=1e-9)
+
+
 @BOTH
 def test_slopes_at_equal_numbers_of_tokens_are_those_of_drawn_tokens(sealed, name):
     """Of the whole run by SciPy; thinned: the mean over runs whose tokens Python draws one by one."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.runs import make
@@ -18,6 +19,7 @@ from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.write import seal_answers as sealed
+from tokenpaths.engine.store.write.seal import rank_by_count
 from tokenpaths.engine.store.write.writer import RunWriter
 
 
@@ -156,3 +158,10 @@ def test_a_process_that_gives_signs_of_life_is_waited_for(tmp_path: Path, monkey
     (tmp_path / "done.json").unlink()
     with pytest.raises(UserError, match="process 0, which merges the parts, was not heard of for 0.4 seconds"):
         other.outcome()
+
+
+@pytest.mark.parametrize("most", [1, 2, 40])
+@pytest.mark.parametrize("num_paths", [1, 2, 1_000])
+def test_paths_are_ranked_by_count_and_then_by_number(num_paths: int, most: int):
+    counts = np.random.default_rng(num_paths).integers(1, most + 1, num_paths)
+    assert rank_by_count(counts).tolist() == sorted(range(num_paths), key=lambda path: (-counts[path], path))
