@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from tests.frontend.test_detour_page import detour_api
 from tests.frontend.test_gate_worth_page import finished
 from tests.support.pages import showing
-from tokenpaths.frontend.charts.attention import attention_chart
+from tokenpaths.frontend.charts.families.attention import attention_chart
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
-from tokenpaths.frontend.charts.attention import attention_chart
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.families.attention import attention_chart
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.tables import Column, plain_table
