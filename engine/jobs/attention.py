@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
 from tokenpaths.engine.edits.reroute_request import SamplesWanted
 from tokenpaths.engine.jobs.registry import JobContext, Progress, write_artifact
-from tokenpaths.engine.jobs.reroute_data import check_same_weights, check_samples, samples_of
+from tokenpaths.engine.jobs.reroute_data import check_family, check_same_weights, check_samples, samples_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,10 +53,7 @@ class AttentionJob:
     def check(cls, request: AttentionRequest, context: JobContext) -> None:
         """Refuse a model of another family, a missing run or sample, one of the other modality."""
         outline = context.outline(request.model)
-        family = getattr(outline, "family", None)
-        if family != FAMILY:
-            what = f"is of the family {family}" if family else "routes to experts, which have no attention"
-            raise UserError(f"{request.model} {what}; only modules of a DNA attend", field="model")
+        check_family(request.model, outline, FAMILY, "modules of a DNA attend")
         check_samples(_wanted(request), context, outline.modality)
 
     @classmethod

@@ -41,6 +41,14 @@ class Source:
     """number of samples of the run that they are drawn from; None: they are not from a run"""
 
 
+def check_family(model: str, outline: Any, family: str, only: str) -> None:
+    """Refuse a model of another family; ``only`` says which ones have what was asked for (``field`` is ``model``)."""
+    found = getattr(outline, "family", None)
+    if found != family:
+        what = f"is of the family {found}" if found else "routes to experts"
+        raise UserError(f"{model} {what}; only {only}", field="model")
+
+
 def check_samples(request: SamplesWanted, context: JobContext, modality: Any) -> None:
     """Refuse a missing run, sample or data set, and one of another modality than the model's (``field`` names it)."""
     if request.run is None:

@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.frontend.test_detour_page import detour_api
+from tests.frontend.test_family_pages import headers
 from tests.frontend.test_gate_worth_page import finished
 from tests.support.pages import showing
 from tokenpaths.frontend.charts.families.attention import attention_chart
@@ -24,10 +25,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def show(api: str, monkeypatch: pytest.MonkeyPatch):
     with showing(api, monkeypatch, timeout=200, view="samples") as draw:
         yield draw
-
-
-def headers(page: AppTest) -> list[str]:
-    return [one.value for one in page.subheader]
 
 
 def tables(page: AppTest) -> str:

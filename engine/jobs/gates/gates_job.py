@@ -19,7 +19,15 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.jobs.gates.gates_request import GatesRequest
 from tokenpaths.engine.jobs.registry import JobContext, Progress, write_artifact
-from tokenpaths.engine.jobs.reroute_data import STATE, Reading, begun_for, check_samples, load_state, samples_of
+from tokenpaths.engine.jobs.reroute_data import (
+    STATE,
+    Reading,
+    begun_for,
+    check_family,
+    check_samples,
+    load_state,
+    samples_of,
+)
 
 if TYPE_CHECKING:
     from tokenpaths.engine.edits.prepared import PreparedSet
@@ -43,10 +51,7 @@ class GatesJob:
     def check(cls, request: GatesRequest, context: JobContext) -> None:
         """Refuse a model of another family, missing data, a text that is not there, gates that no run has."""
         outline = context.outline(request.model)
-        family = getattr(outline, "family", None)
-        if family != FAMILY:
-            what = f"is of the family {family}" if family else "routes to experts"
-            raise UserError(f"{request.model} {what}; only Directional Routing has gates to measure", field="model")
+        check_family(request.model, outline, FAMILY, "Directional Routing has gates to measure")
         check_samples(request, context, outline.modality)
         if request.run is not None and request.sample is not None:
             with context.open_run(request.run) as run:
