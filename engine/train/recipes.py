@@ -142,6 +142,24 @@ RECIPES: dict[str, Recipe] = {
             ),
             **_TRAIN_VISION,
         ),
+        # DNA-n: attention and MLP are modules of their own, so that a step is half a block. 11 steps, a tenth of them
+        # skipped, and the backbone: 6 active blocks if both kinds are taken equally often.
+        Recipe(
+            name="dna-n-vision-top1",
+            model=DNAConfig(
+                **(_VISION | {"steps": 11}),
+                width=192,
+                heads=3,
+                mlp_width=768,
+                top_k=1,
+                attentions=12,
+                mlps=12,
+                identities=2,
+                skip_ratio=0.1,
+                skip_speed=1e-3,
+            ),
+            **_TRAIN_VISION,
+        ),
         # 7 active blocks of width 160.
         Recipe(name="dna-text-top1", model=DNAConfig(**_TEXT, steps=6, top_k=1, transformers=14), **_TRAIN_TEXT),
         # 6.6 active blocks of width 160 after 30 % skipping.
@@ -150,6 +168,8 @@ RECIPES: dict[str, Recipe] = {
             model=DNAConfig(**_TEXT, steps=4, top_k=2, transformers=14, identities=4, skip_ratio=0.3, skip_speed=1e-3),
             **_TRAIN_TEXT,
         ),
+        # The same without skipping: 9 active blocks.
+        Recipe(name="dna-text-top2", model=DNAConfig(**_TEXT, steps=4, top_k=2, transformers=14), **_TRAIN_TEXT),
     )
 }
 RECIPES["dense-vision"] = RECIPES["dna-vision-top1"].dense_twin().model_copy(update={"name": "dense-vision"})

@@ -327,12 +327,13 @@ def test_routed_and_dense_twins_meet_equal_parameters():
     from tokenpaths.engine.train.dna_card import active_params
 
     for name, dense in (
-        ("vision-top1", "vision"),
-        ("vision-top2-skip", "vision"),
-        ("text-top1", "text"),
-        ("text-top2-skip", "text"),
+        ("dna-vision-top1", "vision"),
+        ("dna-vision-top2-skip", "vision"),
+        ("dna-n-vision-top1", "vision"),
+        ("dna-text-top1", "text"),
+        ("dna-text-top2-skip", "text"),
     ):
-        routed = active_params(RECIPES[f"dna-{name}"].model)
+        routed = active_params(RECIPES[name].model)
         assert routed == pytest.approx(active_params(RECIPES[f"dense-{dense}"].model), rel=0.07)
 
 
