@@ -45,6 +45,10 @@ class Words:
     glued_n: Bool[np.ndarray, " n"] | None = None
     """a letter, digit or ``_`` follows at once, as after the stop of ``self.msg`` or ``3.14``; None: not known"""
 
+    def of(self, places: np.ndarray) -> Words:
+        """The words of some of the tokens."""
+        return Words(self.names, self.codes_n[places], None if self.glued_n is None else self.glued_n[places])
+
     def of_kind(self, kind: str) -> Bool[np.ndarray, " n"]:
         """Tokens whose word is of ``kind``. A stop inside a name or a number ends no sentence."""
         mask_n = of_kind(self.names, kind)[self.codes_n] if len(self.names) else np.zeros(len(self.codes_n), dtype=bool)

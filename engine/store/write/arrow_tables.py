@@ -330,6 +330,14 @@ def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> N
         con.unregister("incoming")
 
 
+def create_like(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
+    """A new table with the names and types of ``rows``, and these rows."""
+    con.register("incoming", rows.slice(0, 0))
+    con.execute(f"CREATE TABLE {table} AS SELECT * FROM incoming")
+    con.unregister("incoming")
+    insert_rows(con, table, rows)
+
+
 def insert_columns(con: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, object]) -> None:
     """``insert_rows`` for columns by name."""
     insert_rows(con, table, pa.table(dict(columns)))

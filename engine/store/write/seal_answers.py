@@ -1,5 +1,7 @@
 """Computes expensive answers when a large run is sealed, into table ``answer`` (read by ``ask.sealed_answers``).
 
+The tables of ``file.drawn_tables`` are added with them.
+
 Runs below ``LEAST_TOKENS`` tokens get none: their answers are computed on demand.
 """
 
@@ -12,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import answer_key
+from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES
 from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
-from tokenpaths.engine.store.write.arrow_tables import insert_columns
+from tokenpaths.engine.store.write.arrow_tables import create_like, insert_columns, one_thread
+from tokenpaths.engine.store.write.seal_drawn import drawn_rows
 
 LEAST_TOKENS = 1_000_000
 MEGABYTES = 2000
@@ -47,9 +52,9 @@ def seal_answers(
         Any exception of ``on_question``, and KeyboardInterrupt: nothing is added then.
         RunFileError, duckdb.Error, OSError: the answers could not be written, or the file not be read.
     """
-    rows = _answers(file, run_id, questions, on_question, megabytes, folder)
+    rows, tables = _answers(file, run_id, questions, on_question, megabytes, folder)
     try:
-        _add(file, rows)
+        _add(file, rows, tables)
     except BaseException:
         # What was not taken into the file itself lies beside it, and goes.
         file.with_name(file.name + ".wal").unlink(missing_ok=True)
@@ -63,9 +68,10 @@ def _answers(
     on_question: Callable[[int, int], None],
     megabytes: int,
     folder: Path | None,
-) -> dict[str, list[str]]:
-    """Columns of table ``answer``."""
+) -> tuple[dict[str, list[str]], dict[str, pa.Table]]:
+    """Columns of table ``answer``, and the rows of the drawn tables that the file has not."""
     rows: dict[str, list[str]] = {"question": [], "arguments": [], "answer": []}
+    tables: dict[str, pa.Table] = {}
     ends = time.monotonic() + PATIENCE_S
     connection = Connection(file, PATIENCE_S, memory_megabytes=megabytes, spill_folder=folder)
     try:
@@ -91,19 +97,27 @@ def _answers(
             name, whole = answer_key(question.question, function, run, (), arguments)  # type: ignore[attr-defined]
             for column, value in zip(rows.values(), (name, whole, answer), strict=True):
                 column.append(value)
+        connection.time_limit_s = PATIENCE_S
+        if run.tables_there.isdisjoint(DRAWN_TABLES):
+            tables |= drawn_rows(run)
     finally:
         connection.close()
-    return rows
+    return rows, tables
 
 
-def _add(file: Path, rows: dict[str, list[str]]) -> None:
+def _add(file: Path, rows: dict[str, list[str]], tables: dict[str, pa.Table]) -> None:
     check_free(file.parent)
     con = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "memory_limit": "500MB"})
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r")
         con.execute("USE r")
+        con.execute("BEGIN")
         insert_columns(con, "answer", rows)
+        with one_thread(con):
+            for name, table in tables.items():
+                create_like(con, name, table)
+        con.execute("COMMIT")
         con.execute("CHECKPOINT")
     finally:
         con.close()

@@ -18,7 +18,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
 from tokenpaths.engine.store.ask.several_runs.series import numbers_of, relation_note, same_numbering, untrained_numbers
 from tokenpaths.engine.store.ask.tables import queries
-from tokenpaths.engine.store.ask.tables.excerpts import finite
+from tokenpaths.engine.store.ask.tables.excerpts import finite, sample_answers
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.ask.topics.overview import card
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
@@ -245,10 +245,7 @@ def _most(
     order = order[np.abs(change[order]) > 1e-9]
     if not len(order):
         return []
-    query = queries.some_samples(
-        pairs["sample_a"].iloc[order].tolist(), "sample, label, source, left(text, 160), image IS NOT NULL"
-    )
-    heads = {number: head for number, *head in run.rows(query)}
+    heads = sample_answers(run, pairs["sample_a"].iloc[order].tolist())
     return [
         {
             "sample": sample,
@@ -256,7 +253,7 @@ def _most(
             "a": float(values_a[i]),
             "b": float(values_b[i]),
             "difference": float(change[i]),
-            **dict(zip(("label", "source", "snippet", "has_image"), heads[sample], strict=True)),
+            **{name: heads[sample][name] for name in ("label", "source", "snippet", "has_image")},
         }
         for i, sample, partner in zip(
             order.tolist(), *(pairs[name].iloc[order].tolist() for name in ("sample_a", "sample_b")), strict=True

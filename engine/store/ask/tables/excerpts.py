@@ -12,6 +12,9 @@ from PIL import Image
 
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.data.images import MAX_PIXELS
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.file.drawn_tables import HEADS
 from tokenpaths.engine.store.file.schema import Layout
 
 CONTEXT_CHARACTERS = 60
@@ -51,8 +54,14 @@ def whole_ribbon(ribbon: Sequence[Sequence[int]], layout: Layout) -> np.ndarray:
 
 
 def sample_answer(row: Sequence[Any]) -> dict[str, Any]:
-    """One row of ``queries.sample_page``."""
+    """One row of ``queries.sample_heads``."""
     return dict(zip(SAMPLE_FIELDS, row, strict=True))
+
+
+def sample_answers(run: RunFile, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """These samples as lists show them, by number."""
+    query = queries.sample_heads(numbers, together=HEADS in run.tables_there)
+    return {row[0]: sample_answer(row) for row in run.rows(query)}
 
 
 def patch_box(size: tuple[int, int], grid: tuple[int, int], row: int, col: int) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.columns import PATHS
+from tokenpaths.engine.store.file.drawn_tables import HEAD_CHARACTERS, HEADS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
 from tokenpaths.engine.store.file.path_pages import with_ribbons
@@ -16,14 +17,16 @@ from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
 """``drawn``: a fixed random order; its first rows are a random sample of all"""
-SNIPPET_CHARACTERS = 160
 MOST_STRETCHES = 64
 """ranges of samples that are queried separately"""
 NEAR = 64
 """gap between sample numbers up to which they are queried together"""
+PACKED_TEXTS = 2048
+"""texts that DuckDB compresses as one piece: where texts are read, the gap"""
+_SNIPPET = f"left(text, {HEAD_CHARACTERS})"
 _SAMPLE_ROW = (
     "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
-    f"left(text, {SNIPPET_CHARACTERS}) AS snippet, image IS NOT NULL AS has_image, source"
+    f"{_SNIPPET} AS snippet, image IS NOT NULL AS has_image, source"
 )
 
 
@@ -217,17 +220,17 @@ def some_paths(layout: Layout, ranks: Sequence[int]) -> Query:
     return Query(f"SELECT rank, ribbon, count, cdf, first_member FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
-def some_samples(numbers: Sequence[int], columns: str) -> Query:
-    """``columns`` of these samples, ordered by number if ``sample`` is one of them.
+def some_samples(numbers: Sequence[int], columns: str, table: str = "sample") -> Query:
+    """``columns`` of these samples in ``table``, ordered by number if ``sample`` is one of them.
 
     Each range of nearby numbers is a query of its own, so that only its blocks are read. A single list of many numbers
     would read the texts of all samples, but is faster for very many ranges once they are in memory.
     """
     order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
-    stretches = _stretches(numbers)
+    stretches = _stretches(numbers, PACKED_TEXTS if "text" in columns else NEAR)
     if len(stretches) > MOST_STRETCHES:
-        marks = ", ".join("?" * len(numbers))
-        return Query(f"SELECT {columns} FROM sample WHERE sample IN ({marks}){order}", tuple(numbers))
+        listed = f"SELECT {columns} FROM {table} WHERE sample IN (SELECT unnest(?)){order}"
+        return Query(listed, (list(numbers),))
     parts, parameters = [], []
     for stretch in stretches:
         where = "sample BETWEEN ? AND ?"
@@ -235,15 +238,15 @@ def some_samples(numbers: Sequence[int], columns: str) -> Query:
         if len(stretch) <= stretch[-1] - stretch[0]:
             where += f" AND sample IN ({', '.join('?' * len(stretch))})"
             parameters += stretch
-        parts.append(f"(SELECT {columns} FROM sample WHERE {where})")
+        parts.append(f"(SELECT {columns} FROM {table} WHERE {where})")
     return Query(f"SELECT * FROM ({' UNION ALL '.join(parts)}){order}", tuple(parameters))
 
 
-def _stretches(numbers: Sequence[int]) -> list[list[int]]:
-    """Ascending numbers in groups with gaps of at most ``NEAR``."""
+def _stretches(numbers: Sequence[int], near: int) -> list[list[int]]:
+    """Ascending numbers in groups with gaps of at most ``near``."""
     stretches: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if stretches and number - stretches[-1][-1] <= NEAR:
+        if stretches and number - stretches[-1][-1] <= near:
             stretches[-1].append(number)
         else:
             stretches.append([number])
@@ -284,11 +287,22 @@ def sample_page(condition: Query, order: str, descending: bool, limit: int, offs
     )
 
 
-def sample_heads(numbers: Sequence[int]) -> Query:
-    """Rows of these samples for ``excerpts.sample_answer``, ordered by number."""
+def sample_heads(numbers: Sequence[int], *, together: bool) -> Query:
+    """Rows of these samples for ``excerpts.sample_answer``, ordered by number.
+
+    ``together``: the beginnings of texts have a table of their own, so that the texts are not read.
+    """
     if not numbers:
         return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
-    return some_samples(numbers, _SAMPLE_ROW)
+    if not together:
+        return some_samples(numbers, _SAMPLE_ROW)
+    rows = some_samples(numbers, _SAMPLE_ROW.replace(_SNIPPET, "NULL"))
+    heads = some_samples(numbers, "sample, head", HEADS)
+    return Query(
+        f"SELECT row.* REPLACE (head AS snippet) FROM ({rows.sql}) AS row JOIN ({heads.sql}) USING (sample) "
+        "ORDER BY sample",
+        (*rows.parameters, *heads.parameters),
+    )
 
 
 def count_samples(condition: Query) -> Query:

@@ -20,6 +20,7 @@ import numpy as np
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
+from tokenpaths.engine.store.file.drawn_tables import DRAWN_PATHS, DRAWN_TOKENS, DRAWN_WORDS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.schema import Layout
@@ -57,6 +58,8 @@ class TokenTable:
     num_modules: int
     """M of the run: no token need choose its last modules"""
     counted: dict[str, Any]
+    known_words: Words | None = None
+    """the word of each token, where the file holds it"""
     cache: dict[str, Any] = field(default_factory=dict)
     """derived values of these tokens, cached by other questions"""
 
@@ -82,6 +85,7 @@ class TokenTable:
             label_N=self.label_N[chosen],
             path_n=self.path_n[keep],
             counted={**counted, "exact": counted["num_tokens"] == counted["of_tokens"]},
+            known_words=None if self.known_words is None else self.known_words.of(np.flatnonzero(keep)),
             cache={},
         )
 
@@ -93,6 +97,7 @@ class TokenTable:
             sample_n=self.sample_n[places],
             path_n=self.path_n[places],
             counted={**self.counted, "num_tokens": len(places), "exact": len(places) == self.counted["of_tokens"]},
+            known_words=None if self.known_words is None else self.known_words.of(places),
             cache={},
         )
 
@@ -158,21 +163,23 @@ class TokenTable:
     @cached_property
     def has_texts(self) -> bool:
         """Whether tokens have character spans in a text."""
+        if self.known_words is not None:
+            return True
         return "char_start" in self.columns and bool((self.columns["char_start"] >= 0).any()) and any(self._texts)
 
     @cached_property
     def words(self) -> Words | None:
         """The word around each token; None if the run has no texts."""
-        if not self.has_texts:
-            return None
+        if self.known_words is not None or not self.has_texts:
+            return self.known_words
         start, end = self.columns["char_start"], self.columns["char_end"]
         return words_of_tokens(self._texts, self.sample_n, start, end)
 
     def words_of(self, places: np.ndarray) -> Words | None:
         """The words around some tokens, given by their indices; reads only the text around them."""
         most = self.counted["exact"] and 4 * len(places) > self.num_tokens
-        if not self.has_texts or "words" in self.__dict__ or most:
-            return None if self.words is None else Words(self.words.names, self.words.codes_n[places])
+        if not self.has_texts or self.known_words is not None or "words" in self.__dict__ or most:
+            return None if self.words is None else self.words.of(places)
         texts, starts, ends = [], [], []
         columns = (self.sample_n, self.columns["char_start"], self.columns["char_end"])
         for sample, start, end in zip(*(values[places].tolist() for values in columns), strict=True):
@@ -197,13 +204,17 @@ class TokenTable:
 
     @cached_property
     def _texts(self) -> list[str]:
-        text_of = dict(self._rows("SELECT sample, text FROM sample WHERE text IS NOT NULL"))
-        return [text_of.get(int(number), "") for number in self.samples_N]
+        numbers = self.samples_N.tolist()
+        drawn = len(numbers) < self.counted["of_samples"]
+        only = "AND sample IN (SELECT unnest(?))" if drawn else ""
+        sql = f"SELECT sample, text FROM sample WHERE text IS NOT NULL {only}"
+        text_of = dict(self._rows(sql, *([numbers] if drawn else [])))
+        return [text_of.get(number, "") for number in numbers]
 
-    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def _rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         run = self.run()
         assert run is not None, "asked after its run was let go of"
-        return run.rows(Query(sql))
+        return run.rows(Query(sql, parameters))
 
 
 _TABLES: weakref.WeakKeyDictionary[RunFile, TokenTable] = weakref.WeakKeyDictionary()
@@ -218,7 +229,7 @@ def tokens_of(run: RunFile) -> TokenTable:
             _TABLES[run] = table
             return table
     # Read without the lock: two that ask at once both read, which is harmless.
-    table = read_token_table(run)
+    table = sealed_token_table(run) or read_token_table(run)
     with _LOCK:
         while len(_TABLES) >= CACHED_RUNS:
             _TABLES.pop(next(iter(_TABLES)))
@@ -254,6 +265,48 @@ def read_token_table(run: RunFile, most: int | None = None) -> TokenTable:
         chosen = np.sort(order[: int(np.searchsorted(np.cumsum(np.minimum(sizes[order], most)), most)) + 1])
         condition = Query("token < ? AND sample IN (SELECT unnest(?))", (most, samples_N[chosen].tolist()))
     return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+
+
+def sealed_token_table(run: RunFile) -> TokenTable | None:
+    """``read_token_table`` of a run whose file holds the drawn tokens together; None for other runs."""
+    if DRAWN_TOKENS not in run.tables_there:
+        return None
+    rows = run.arrays(Query("SELECT sample, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
+    # By their full names: where labels are merged the others are views, which have no rowid.
+    columns = run.arrays(Query(f"SELECT * FROM r.main.{DRAWN_TOKENS} ORDER BY rowid"))
+    paths = run.arrays(Query(f"SELECT * FROM r.main.{DRAWN_PATHS} ORDER BY rowid"))
+    names = tuple(name for (name,) in run.rows(Query(f"SELECT name FROM r.main.{DRAWN_WORDS} ORDER BY rowid")))
+    layout, path_n = run.layout, columns.pop("path")
+    words = Words(names, columns.pop("word"), columns.pop("glued")) if names else None
+    numbers, first, sample_n, sizes = np.unique(
+        columns.pop("sample"), return_index=True, return_inverse=True, return_counts=True
+    )
+    token_n = np.arange(len(path_n)) - np.repeat(first, sizes)
+    columns |= {"place": run.first_rows[numbers][sample_n] + token_n, "token": token_n.astype(np.int32)}
+    if "char_end" in columns:
+        columns["char_end"] += columns["char_start"]
+    ribbons = np.frombuffer(b"".join(paths["ribbon"]), dtype=layout.id_dtype)
+    return TokenTable(
+        run=weakref.ref(run),
+        sample_n=sample_n.astype(np.int32),
+        columns=columns,
+        samples_N=numbers.astype(np.int64),
+        label_N=rows["label"][np.searchsorted(rows["sample"], numbers)].astype(np.int64),
+        path_n=path_n,
+        rank_P=paths["rank"],
+        compute_P=paths["compute"],
+        reuse_P=paths["reuse"],
+        ribbon_PSK=ribbons.reshape(-1, layout.num_steps, layout.top_k),
+        num_modules=layout.num_modules,
+        counted={
+            "num_tokens": len(path_n),
+            "of_tokens": int(run.row["num_tokens"]),
+            "num_samples": len(numbers),
+            "of_samples": int(run.row["num_samples"]),
+            "exact": len(path_n) == run.row["num_tokens"],
+        },
+        known_words=words,
+    )
 
 
 def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> TokenTable:

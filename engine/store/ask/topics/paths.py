@@ -26,6 +26,7 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
+from tokenpaths.engine.store.file.drawn_tables import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
@@ -331,14 +332,10 @@ def examples(
 def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
     """Each of these paths with tokens on it, in the order of ``ranks``; reads each text and picture once."""
     heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(run.layout, ranks))}
-    pairs_of = {}
-    for rank, (_, count, _, first_member) in heads.items():
-        chosen: Any = range(count)
-        if count > limit:
-            chosen = np.random.default_rng([abs(seed), rank]).choice(count, limit, replace=False).tolist()
-        pairs_of[rank] = _members(run, sorted(place + first_member for place in chosen), rank)
-    pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
-    excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
+    shown = sealed_examples(run, ranks, limit, seed)
+    shown |= drawn_examples(
+        run, {rank: (count, first) for rank, (_, count, _, first) in heads.items() if rank not in shown}, limit, seed
+    )
     return [
         {
             "rank": rank,
@@ -347,19 +344,57 @@ def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> 
             "share": heads[rank][1] / run.row["num_tokens"],
             "cdf": heads[rank][2],
             **ink,
-            "examples": [excerpts[pair] for pair in pairs_of[rank]],
+            "examples": sorted(shown[rank], key=lambda row: (row["sample"], row["token"])),
         }
         for rank, ink in zip(ranks, run.shares.ink_of(ranks), strict=True)
     ]
 
 
+Example = dict[str, Any]
+"""one token of a path, see ``samples.shown_at``"""
+
+
+def drawn_examples(
+    run: RunFile, paths: Mapping[int, tuple[int, int]], limit: int, seed: int
+) -> dict[int, list[Example]]:
+    """At most ``limit`` tokens of each path in the order of a seeded draw; ``paths``: rank → number of tokens, and row
+    of the first in ``member``. A shorter draw is the beginning of a longer one, up to ``EXAMPLES_EACH``.
+    """
+    pairs_of = {}
+    for rank, (count, first) in paths.items():
+        size = min(count, max(limit, EXAMPLES_EACH))
+        chosen = np.random.default_rng([abs(seed), rank]).choice(count, size, replace=False)[:limit]
+        pairs_of[rank] = _members(run, (chosen + first).tolist(), rank)
+    pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
+    excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
+    return {rank: [excerpts[pair] for pair in of_path] for rank, of_path in pairs_of.items()}
+
+
+def sealed_examples(run: RunFile, ranks: list[int], limit: int, seed: int) -> dict[int, list[Example]]:
+    """``drawn_examples`` of those of these paths whose examples the file holds together."""
+    if limit > EXAMPLES_EACH or seed != EXAMPLE_SEED or EXAMPLES not in run.tables_there:
+        return {}
+    columns = "rank, sample, token, token_id, label, before, text, after"
+    marks = ", ".join("?" * len(ranks))
+    found: dict[int, list[Example]] = {}
+    query = Query(f"SELECT {columns} FROM {EXAMPLES} WHERE rank IN ({marks}) AND place < ?", (*ranks, limit))
+    for rank, sample, token, token_id, label, *context in run.rows(query):
+        example = {"sample": sample, "token": token, "token_id": token_id, "label": run.merged_names.get(label, label)}
+        example |= zip(("before", "text", "after"), context, strict=True)
+        found.setdefault(rank, []).append(example)
+    return found
+
+
 def _members(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """(sample, token) in reading order of these rows of ``path_member``, all of ``rank``.
+    """(sample, token) of these rows of ``path_member``, all of ``rank``.
 
     Uses the first rows of all samples from ``RunFile``; the view would sort them.
     """
     # The rank lets DuckDB skip to the rows.
-    sql = f"SELECT row FROM {MEMBERS} WHERE rank = ? AND rowid IN ({', '.join('?' * len(places))})"
-    rows = np.sort(run.arrays(Query(sql, (rank, *places)))["row"])
+    marks = ", ".join("?" * len(places))
+    sql = f"SELECT rowid::BIGINT AS place, row FROM {MEMBERS} WHERE rank = ? AND rowid IN ({marks})"
+    found = run.arrays(Query(sql, (rank, *places)))
+    order = np.argsort(found["place"])[np.argsort(np.argsort(places))]
+    rows = found["row"][order]
     samples = np.searchsorted(run.first_rows, rows, side="right") - 1
     return list(zip(samples.tolist(), (rows - run.first_rows[samples]).tolist(), strict=True))

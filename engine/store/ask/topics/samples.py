@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     open_picture,
     patch_uri,
     sample_answer,
+    sample_answers,
     text_context,
     used_modules,
 )
@@ -56,6 +57,8 @@ FROM ending JOIN {} USING (path_id) GROUP BY token_id ORDER BY count DESC, token
 """
 """token_id, count, num_paths, rank and count of its path; number of samples and of token ids in total"""
 TOKENS_AT_ONCE = 200
+TOKENS_LOOKED_UP = 2000
+"""most tokens that are looked up one by one; for more, all of the run are read once"""
 """tokens per query: DuckDB 2.0 is slow over thousands of branches"""
 
 
@@ -97,7 +100,7 @@ def samples(
         numbers = list(range(offset, min(offset + limit, total)))  # samples are numbered without gaps
     else:
         numbers = [n for (n,) in run.rows(queries.sample_page(condition, order, descending, limit, offset))]
-    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers))}
+    heads = sample_answers(run, numbers)
     return {
         "run": run.run_id,
         "total": total,
@@ -249,31 +252,44 @@ def token_text(token: dict[str, Any], text: str | None, texts: dict[int, str]) -
     return texts.get(token["token_id"])
 
 
-def shown_at(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Patches, or tokens in their contexts, of these (sample, token), in reading order."""
+def shown_at(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place] | None = None) -> list[dict[str, Any]]:
+    """Tokens by sample and position: patches of images, or tokens with their neighbours; ``pairs`` in reading order.
+
+    ``places``: of these tokens, where they are known: row and column, or both ends in the text and the vocabulary id.
+    """
     if not pairs:
         return []
-    return _patches(run, pairs) if run.row["modality"] == "vision" else _contexts(run, pairs)
+    vision = run.row["modality"] == "vision"
+    if places is None:
+        places = _places(run, pairs, ("row", "col") if vision else ("char_start", "char_end", "token_id"))
+    return _patches(run, pairs, places) if vision else _contexts(run, pairs, places)
 
 
-def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """``sample, token`` and ``columns`` of these tokens, in reading order."""
-    rows = []
+Place = tuple[int | None, ...]
+
+
+def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[Place]:
+    """``columns`` of these tokens, in reading order."""
+    rows: list[tuple[Any, ...]] = []
+    if len(pairs) > TOKENS_LOOKED_UP:
+        samples, tokens = np.array(pairs).T
+        numbers = (run.first_rows[samples] + tokens).tolist()
+        listed = f"SELECT {', '.join(columns)} FROM token WHERE rowid IN (SELECT unnest(?))"
+        return run.rows(Query(f"{listed} ORDER BY rowid", (numbers,)))
     for start in range(0, len(pairs), TOKENS_AT_ONCE):
         part = pairs[start : start + TOKENS_AT_ONCE]
         places = [value for sample, token in part for value in (sample, int(run.first_rows[sample]) + token)]
         rows += run.rows(Query(tokens_sql(columns, len(part)), tuple(places)))
-    return rows
+    return [row[2:] for row in rows]
 
 
-def _patches(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _patches(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     columns = "sample, label, image, grid_rows, grid_cols"
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, columns))}
-    places = _places(run, pairs, ("row", "col"))
     pictures = {number: open_picture(row[1]) for number, row in rows.items() if row[1] is not None}
     answer = []
-    for sample, token, row, col in places:
+    for (sample, token), (row, col) in zip(pairs, places, strict=True):
         label, _, grid_rows, grid_cols = rows[sample]
         whole = sample in pictures and grid_rows and row is not None and col is not None
         patch = patch_uri(pictures[sample], (grid_rows, grid_cols), row, col) if whole else None
@@ -281,13 +297,12 @@ def _patches(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]
     return answer
 
 
-def _contexts(run: RunFile, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _contexts(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, text"))}
-    places = _places(run, pairs, ("char_start", "char_end", "token_id"))
-    texts = vocabulary(run, [row[4] for row in places if row[4] is not None])
+    texts = vocabulary(run, [place[2] for place in places if place[2] is not None])
     answer = []
-    for sample, token, start, end, token_id in places:
+    for (sample, token), (start, end, token_id) in zip(pairs, places, strict=True):
         label, text = rows[sample]
         if text is not None and start is not None and end is not None:
             context = text_context(text, start, end)

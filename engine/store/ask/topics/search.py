@@ -168,9 +168,12 @@ def _examples(run: RunFile, table: TokenTable, chosen: np.ndarray, limit: int, s
     samples = table.samples_N[table.sample_n[chosen]].tolist()
     pairs = list(zip(samples, table.columns["token"][chosen].tolist(), strict=True))
     ranks = table.rank_P[table.path_n[chosen]].tolist()
+    names = ("grid_row", "col") if run.row["modality"] == "vision" else ("char_start", "char_end", "token_id")
+    known = [table.columns[name][chosen].tolist() if name in table.columns else [-1] * len(pairs) for name in names]
+    places = [tuple(None if value < 0 else value for value in place) for place in zip(*known, strict=True)]
     return [
         {**shown, "rank": rank, **ink}
-        for rank, shown, ink in zip(ranks, shown_at(run, pairs), run.shares.ink_of(ranks), strict=True)
+        for rank, shown, ink in zip(ranks, shown_at(run, pairs, places), run.shares.ink_of(ranks), strict=True)
     ]
 
 

@@ -21,7 +21,13 @@ from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries, sample_profiles
-from tokenpaths.engine.store.ask.tables.excerpts import SAMPLE_FIELDS, nested_ribbon, open_picture, sample_answer
+from tokenpaths.engine.store.ask.tables.excerpts import (
+    SAMPLE_FIELDS,
+    nested_ribbon,
+    open_picture,
+    sample_answer,
+    sample_answers,
+)
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
@@ -65,7 +71,7 @@ def similar_samples(
     ((own,),) = [list(piece) for _, piece in counted_profiles(run, np.array([sample]))]
     compare = _by_bounds if sample_profiles.has_profiles(run) else _by_all
     chosen, distances, median, num_identical = compare(run, sample, own, min(limit, num_samples - 1))
-    head = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(chosen.tolist()))}
+    head = sample_answers(run, chosen.tolist())
     return {
         "run": run.run_id,
         "sample": sample,
@@ -129,7 +135,7 @@ def samples_near(run: RunFile, own: np.ndarray, limit: int) -> list[dict[str, An
         return []
     distance = np.concatenate([profile_distance(own, piece) for _, piece in counted_profiles(run, near)])
     best = nearest(distance, limit)
-    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(near[best].tolist()))}
+    heads = sample_answers(run, near[best].tolist())
     pairs = zip(near[best].tolist(), distance[best].tolist(), strict=True)
     return [heads[number] | {"distance": apart} for number, apart in pairs]
 
@@ -253,7 +259,7 @@ def map_answer(
     run: RunFile, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
 ) -> dict[str, Any]:
     """A map as returned by the API: one point per sample with its label, snippet and, if requested, thumbnail."""
-    heads = {row[0]: sample_answer(row) for row in run.rows(queries.sample_heads(numbers.tolist()))}
+    heads = sample_answers(run, numbers.tolist())
     pictures = _thumbnails(run, numbers) if thumbnails else {}
     names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
     return {

@@ -1,0 +1,140 @@
+"""Tables that large runs get for what pages read from many places: every answer is the one without them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.runs import make
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables import token_table
+from tokenpaths.engine.store.file import drawn_tables
+from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
+from tokenpaths.engine.store.write import seal_drawn
+from tokenpaths.engine.store.write.seal_answers import seal_answers
+
+MADE: dict[str, dict[str, Any]] = {
+    "texts": {"samples": 60, "modality": "text"},
+    "two slots": {"samples": 60, "modality": "text", "top_k": 2},
+    "images": {"samples": 40},
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens_are_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(token_table, "MOST_TOKENS", 150)
+    for module in (drawn_tables, seal_drawn.drawn):
+        monkeypatch.setattr(module, "EXAMPLE_RANKS", 7)
+    monkeypatch.setattr(seal_drawn, "RANKS_AT_ONCE", 3)
+
+
+@pytest.fixture(params=MADE)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Run, Run]]:
+    """The same run without and with the tables."""
+    files = [make("run", **MADE[request.param]).write(tmp_path / name) for name in ("without", "with")]
+    seal_answers(files[1], "run", lambda run: iter(()))
+    with Run.open(files[0]) as run, Run.open(files[1]) as other:
+        assert run.tables_there.isdisjoint(DRAWN_TABLES)
+        yield run, other
+
+
+def test_the_drawn_tokens_are_those_of_the_draw(pair: tuple[Run, Run]):
+    run, other = pair
+    drawn, sealed = token_table.read_token_table(run), token_table.sealed_token_table(other)
+    assert sealed is not None
+    assert token_table.sealed_token_table(run) is None
+    assert not drawn.counted["exact"]
+    for name in ("counted", "num_modules"):
+        assert getattr(sealed, name) == getattr(drawn, name)
+    assert sealed.columns.keys() == drawn.columns.keys()
+    arrays = {field.name for field in dataclasses.fields(drawn) if field.name[-2:] in ("_n", "_N", "_P")}
+    assert len(arrays) == 7
+    for one, two in (
+        *((sealed.columns[name], values) for name, values in drawn.columns.items()),
+        *((getattr(sealed, name), getattr(drawn, name)) for name in (*arrays, "ribbon_PSK")),
+    ):
+        assert one.dtype == two.dtype
+        assert np.array_equal(one, two)
+    assert (sealed.words is None) == (drawn.words is None)
+    if drawn.words is not None and sealed.words is not None:
+        assert sealed.words.names == drawn.words.names
+        assert np.array_equal(sealed.words.codes_n, drawn.words.codes_n)
+        assert np.array_equal(sealed.words.glued_n, drawn.words.glued_n)
+
+
+def test_questions_answer_as_without(pair: tuple[Run, Run]):
+    run, other = pair
+    texts = run.row["modality"] == "text"
+    word = token_table.tokens_of(run).words.names[3] if texts else None
+    asked = (
+        lambda run: run.search_tokens(q=word, ranks=(1, 40), examples=200),
+        lambda run: run.search_tokens(kind="punctuation" if texts else "edge"),
+        lambda run: run.samples(order="reuse", descending=True, limit=50),
+        lambda run: run.samples(order="drawn", limit=3),
+        lambda run: run.similar_samples(3, limit=40),
+        lambda run: run.similar_tokens(2, 1, limit=5),
+        lambda run: run.knowledge(),
+        lambda run: run.summaries(),
+        lambda run: run.map(),
+    )
+    for ask in asked:
+        assert ask(other) == ask(run)
+
+
+@pytest.mark.parametrize("limit", [1, 4, 60, 61, 200])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_examples_are_those_of_the_draw(pair: tuple[Run, Run], limit: int, seed: int):
+    run, other = pair
+    for rank in range(1, 10):
+        found = other.examples(rank, limit=limit, seed=seed)
+        assert found == run.examples(rank, limit=limit, seed=seed)
+        assert len(found["examples"]) == min(limit, found["count"])
+        shorter = run.examples(rank, limit=max(1, limit // 2), seed=seed)["examples"]
+        if limit <= drawn_tables.EXAMPLES_EACH:
+            assert all(example in found["examples"] for example in shorter), "a shorter draw is part of a longer one"
+
+
+def test_labels_are_merged_in_them_as_elsewhere(tmp_path: Path):
+    made = make("run", modality="text", samples=60)
+    for batch in made.batches:
+        spelled = [(record.label or "a") + " " * (i % 2) for i, record in enumerate(batch.samples)]
+        batch.samples[:] = [
+            dataclasses.replace(record, label=label) for record, label in zip(batch.samples, spelled, strict=True)
+        ]
+    files = [made.write(tmp_path / name) for name in ("without", "with")]
+    seal_answers(files[1], "run", lambda run: iter(()))
+    with Run.open(files[0]) as run, Run.open(files[1]) as other:
+        for ask in (
+            lambda run, **how: run.examples(1, **how),
+            lambda run, **how: run.samples(**how),
+            lambda run, **how: run.search_tokens(ranks=(1, 5), **how),
+        ):
+            assert ask(other, labels="merged") == ask(run, labels="merged") != ask(run)
+
+
+def test_which_runs_get_which_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def tables(name: str, **made: Any) -> set[str]:
+        file = make(name, **made).write(tmp_path)
+        seal_answers(file, name, lambda run: iter(()))
+        with Run.open(file) as run:
+            return set(DRAWN_TABLES) & run.tables_there
+
+    assert tables("texts", samples=60, modality="text") == set(DRAWN_TABLES)
+    assert tables("images", samples=40) == set(DRAWN_TABLES) - {HEADS, EXAMPLES}
+    packed = {"samples": 30, "modality": "text", "steps": 20, "modules": 12, "top_k": 4}
+    assert DRAWN_TOKENS not in tables("packed", **packed), "ribbons that do not repeat are not written twice"
+    monkeypatch.setattr(token_table, "MOST_TOKENS", 10**6)
+    assert tables("whole", samples=60, modality="text") == {HEADS, EXAMPLES}, "all of it fits memory"
+
+
+def test_a_second_sealing_leaves_them(tmp_path: Path):
+    file = make("run", modality="text", samples=60).write(tmp_path)
+    for _ in range(2):
+        seal_answers(file, "run", lambda run: iter(()))
+    with Run.open(file) as run:
+        assert set(DRAWN_TABLES) <= run.tables_there
