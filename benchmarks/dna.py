@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.dna_choices import observe
-from benchmarks.dna_figures import image_figures, text_figures
+from benchmarks.dna_figures import image_figures, kinds_of_modules, text_figures
 from benchmarks.measure import kept_document, report
 from benchmarks.resampling import interval, weighted_correlation
 from tokenpaths.engine.base.files import SHIPPED_MODELS
@@ -42,12 +42,45 @@ def measure(name: str, folder: Path, num_twins: int) -> dict[str, Any]:
         found = image_figures(model, samples, trained, twins)
     else:
         found = text_figures(model, samples, data, trained, twins)
+    attention_M = np.array([module.kind == "attention" for module in model.module_table()])
+    if attention_M.any():
+        found |= kinds_of_modules(trained, twins, attention_M)
     return found | {
         "sha256": model.sha256,
         "validation": model.checkpoint.validation,
         "minutes": round((time.monotonic() - began) / 60, 1),
         "command": COMMAND,
     }
+
+
+def skipping(folder: Path, without: Path) -> dict[str, Any]:
+    """The loss of the text network that skips less that of the one in ``without``, which does not."""
+    skips = load_model("dna-text-top2-skip", [SHIPPED_MODELS], device="cpu")
+    other = load_model(without.name, [without.parent], device="cpu")
+    samples = list(open_dataset(str(folder / skips.checkpoint.validation["file"]), skips.modality))
+    losses, predictions_b = [], None
+    for model in (skips, other):
+        data = prepare(model, samples)
+        observed = observe(model, data, outputs=True)
+        losses.append(observed.loss_b)
+        # A text's last token has no next one; texts longer than a window are cut, and every window ends so.
+        predictions_b = np.bincount(observed.sample_n, minlength=observed.num_samples).astype(float)
+    return paired_loss(losses[0], losses[1], predictions_b) | {
+        "loss": [model.checkpoint.validation["loss"] for model in (skips, other)],
+        "accuracy": [model.checkpoint.validation["accuracy"] for model in (skips, other)],
+        "predictions": other.checkpoint.validation["count"],
+        "samples": len(samples),
+        "training": {key: other.checkpoint.training[key] for key in ("command", "machine", "wall_seconds")},
+        "sha256": other.sha256,
+    }
+
+
+def paired_loss(first_b: np.ndarray, second_b: np.ndarray, tokens_b: np.ndarray) -> dict[str, float]:
+    """Mean over tokens of the first loss less the second, with the interval over samples, in nats."""
+    known = np.isfinite(first_b) & np.isfinite(second_b)
+    apart, tokens = (first_b - second_b)[known], tokens_b[known]
+    value, low, high = interval(lambda c: float((apart * tokens * c).sum() / (tokens * c).sum()), len(apart))
+    return {"value": value, "low": low, "high": high}
 
 
 def between(results: dict[str, Any]) -> dict[str, Any]:
@@ -67,14 +100,18 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--twins", type=int, default=5, help="untrained networks of each architecture")
     parser.add_argument("--models", nargs="*", help="measure only these, keep the others as they are")
+    parser.add_argument("--without-skip", type=Path, help="folder of a trained dna-text-top2")
     arguments = parser.parse_args()
     checkpoints = [read_checkpoint(p.parent) for p in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"))]
-    results = kept_document("dna")["results"].get("models", {})
+    kept = kept_document("dna")["results"]
+    results, skips = kept.get("models", {}), kept.get("skipping")
+    if arguments.without_skip:
+        skips = skipping(arguments.data, arguments.without_skip)
     for name in (c.name for c in checkpoints if c.family == "dna"):
         if not arguments.models or name in arguments.models:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             results[name] = measure(name, arguments.data, arguments.twins)
-    report("dna", COMMAND, {"models": results, "between": between(results)}, quiet=True)
+    report("dna", COMMAND, {"models": results, "between": between(results), "skipping": skips}, quiet=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from benchmarks.dna_choices import Observed
 from benchmarks.resampling import interval, tenths_apart, weighted_correlation, weighted_mean
@@ -56,6 +56,31 @@ def alike(
 def diversity(observed: Observed) -> list[float]:
     """Effective top-k of each step, of modules that do work; at most √M."""
     return [effective_top_k(counts) for counts in observed.visits.sum(axis=0)]
+
+
+def attention_by_step(observed: Observed, attention_M: Bool[np.ndarray, " M"], counts: np.ndarray) -> np.ndarray:
+    """(S,) share of attention among the visits to modules that do work."""
+    visits = np.einsum("b,bsm->sm", counts, observed.visits)
+    shares: np.ndarray = visits[:, attention_M].sum(axis=1) / visits.sum(axis=1)
+    return shares
+
+
+def kinds_of_modules(trained: Observed, twins: list[Observed], attention_M: Bool[np.ndarray, " M"]) -> dict[str, Any]:
+    """Where attention is chosen, of a network whose modules are attention or MLP."""
+    half = trained.active.shape[0] // 2
+
+    def early(observed: Observed, counts: np.ndarray) -> float:
+        shares = attention_by_step(observed, attention_M, counts)
+        return float(shares[:half].mean() - shares[-half:].mean())
+
+    def steps(observed: Observed) -> list[float]:
+        ones = np.ones(observed.num_samples, dtype=np.int64)
+        return attention_by_step(observed, attention_M, ones).tolist()
+
+    return {
+        "attention_by_step": {"value": steps(trained), "untrained": [steps(twin) for twin in twins]},
+        "attention_early": effect(early, trained, twins),
+    }
 
 
 def diversity_gain(observed: Observed, counts: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -50,6 +51,9 @@ def test_both_distributions_together_have_every_model():
     assert wheel_models() == set(re.findall(r"data/models/([\w-]+) ", manifest))
     sums = (SHIPPED_MODELS / "SHA256SUMS").read_text()
     assert set(re.findall(r"  ([\w-]+)/", sums)) == {path.parent.name for path in SHIPPED_MODELS.glob("*/config.json")}
+    for digest, name in map(str.split, sums.splitlines()):
+        with open(SHIPPED_MODELS / name, "rb") as file:
+            assert hashlib.file_digest(file, "sha256").hexdigest() == digest, f"{name} was trained again"
 
 
 def test_every_file_that_is_no_code_is_in_the_source_distribution():

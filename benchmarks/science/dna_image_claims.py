@@ -7,7 +7,20 @@ from typing import Any
 
 from benchmarks.measure import kept_document
 from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, verdict, within
-from benchmarks.science.dna_rows import LINE, VISION, WORDS, dead, dense, diverse, known, knows, law, slopes, tenths
+from benchmarks.science.dna_rows import (
+    DNA_N,
+    LINE,
+    VISION,
+    WORDS,
+    dead,
+    dense,
+    diverse,
+    known,
+    knows,
+    law,
+    slopes,
+    tenths,
+)
 
 
 def vision(results: dict[str, Any]) -> list[Claim]:
@@ -159,6 +172,7 @@ def vision(results: dict[str, Any]) -> list[Claim]:
             rule="the interval lies above 0",
         ),
         dead(VISION, models),
+        _kinds(models.get(DNA_N)),
         *_dreams(),
         Claim(
             "figures 4 and 14: texture at early steps, a sharp transition to objects",
@@ -177,6 +191,23 @@ def _beside_dense(model: dict[str, Any]) -> str:
 
 def _rare_and_common(model: dict[str, Any]) -> str:
     return f"{spanned(model['alike_rare'])} and {spanned(model['alike_common'])}"
+
+
+def _kinds(measured: dict[str, Any] | None) -> Claim:
+    claim = "appendix F: attention early, MLP late, where modules are one or the other"
+    if measured is None:
+        return Claim(claim, "said", "no network of such modules (DNA-n) was trained", NONE, rule="–", basis="–")
+    steps, early = measured["attention_by_step"]["value"], measured["attention_early"]
+    return Claim(
+        claim,
+        "said",
+        "share of attention by step: "
+        + ", ".join(share(value, 0) for value in steps)
+        + f"{LINE}first half of the steps less the last half: {spanned(early, 2)}",
+        verdict(above(early) and early["low"] > max(early["untrained"]), opposite=below(early)),
+        rule="the interval lies above 0 and above all untrained networks",
+        basis=f"1 network, {measured['twins']} untrained; {measured['samples']:,} images",
+    )
 
 
 def _dreams() -> list[Claim]:

@@ -10,6 +10,7 @@ from benchmarks.measure import kept_document
 from benchmarks.science.claims import Claim, above, below, minus, share, spanned, untrained, verdict
 
 VISION = ("dna-vision-top1", "dna-vision-top2-skip")
+DNA_N = "dna-n-vision-top1"
 TEXT = ("dna-text-top1", "dna-text-top2-skip")
 LINE = "<br>"
 """a new line inside of a cell"""

@@ -150,7 +150,7 @@ def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.loop import train
 
     recipe, directional = _shortened(recipe, order.iterations), recipe.family == "directional"
-    twin = read_twin(order.dense_twin) if order.dense_twin and not directional else None
+    twin = read_twin(order.dense_twin, recipe.model) if order.dense_twin and not directional else None
     tokenizer = order.tokenizer or (SHARED_TOKENIZER if directional else None)
     with order.stage(f"reading {recipe.train_file}"):
         corpus, val = load_corpora(recipe, order.data, tokenizer, order.work)

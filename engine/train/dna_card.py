@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.dna_config import DNAConfig
 from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card, section
@@ -15,9 +16,23 @@ SOURCES = {
 }
 
 
-def read_twin(folder: Path) -> dict[str, Any]:
-    """Active parameters and validation numbers of the dense twin in ``folder``."""
+def read_twin(folder: Path, of: DNAConfig) -> dict[str, Any]:
+    """Active parameters and validation numbers of the dense twin in ``folder``; or of a routed model that has the twin
+    of ``of``, which is not trained again then.
+
+    Raises:
+        UserError: the model in ``folder`` has another twin, or none.
+    """
     checkpoint = read_checkpoint(folder)
+    if checkpoint.config.steps:
+        twin: dict[str, Any] | None = checkpoint.validation.get("dense_twin")
+        if twin is None or checkpoint.config.dense_twin() != of.dense_twin():
+            raise UserError(
+                f"{checkpoint.name} is routed, and its card has no numbers of the dense twin of this model; give the "
+                "folder of the twin itself",
+                field="dense_twin",
+            )
+        return twin
     numbers = {name: value for name, value in checkpoint.validation.items() if name != "file"}
     return {"active_params": active_params(checkpoint.config)} | numbers
 

@@ -24,6 +24,7 @@ OF_MODEL = {
     "raytracing-cifar10": ("bundled:photos",),
     "hmodel-languages": ("bundled:languages",),
     "dna-vision-top1": ("bundled:pictures", "bundled:photos", "bundled:scenes"),
+    "dna-n-vision-top1": ("bundled:photos",),
     # The causal twin of directional-text, for comparisons: trace it when you want to see it.
     "directional-text-prefix": (),
 }

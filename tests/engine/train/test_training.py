@@ -15,6 +15,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.families.checkpoint_config import CARD, WEIGHTS, CheckpointError, read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA, DNAConfig
@@ -141,7 +142,7 @@ def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
     twin = train(twin_recipe, train_set, val_set, tmp_path / "d", device=CPU)
     finish(twin, train_set, val_set, tmp_path / "dense", "command d")
     out = tmp_path / "models" / "v"
-    numbers = finish(run, train_set, val_set, out, "tokenpaths train v", read_twin(tmp_path / "dense"))
+    numbers = finish(run, train_set, val_set, out, "tokenpaths train v", read_twin(tmp_path / "dense", recipe.model))
 
     checkpoint = read_checkpoint(out)
     assert checkpoint.config == VISION
@@ -313,6 +314,14 @@ def test_a_pass_over_the_text_reads_every_window_once(data, tmp_path):
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         seen += [tuple(row) for row in inputs.tolist()]
     assert len(seen) == len(set(seen)) == windows // recipe.batch_size * recipe.batch_size
+
+
+def test_the_numbers_of_a_twin_may_come_from_a_model_that_has_the_same():
+    shipped = SHIPPED_MODELS / "dna-vision-top1"
+    numbers = read_twin(shipped, RECIPES["dna-n-vision-top1"].model)
+    assert numbers == read_checkpoint(shipped).validation["dense_twin"]
+    with pytest.raises(UserError, match="routed, and its card has no numbers"):
+        read_twin(shipped, RECIPES["dna-text-top1"].model)
 
 
 @pytest.mark.parametrize("name", RECIPES)
