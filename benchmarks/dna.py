@@ -29,6 +29,8 @@ from tokenpaths.engine.tracing.loaded_model import load_model
 
 COMMAND = "python -m benchmarks.dna --data <data folder>"
 
+TRAINED_SO = "tokenpaths train {} --data <data folder> --threads 1 --tokenizer <dna-text-top1's tokenizer.json>"
+
 
 def measure(name: str, folder: Path, num_twins: int) -> dict[str, Any]:
     """Every figure of one checkpoint."""
@@ -70,7 +72,8 @@ def skipping(folder: Path, without: Path) -> dict[str, Any]:
         "accuracy": [model.checkpoint.validation["accuracy"] for model in (skips, other)],
         "predictions": other.checkpoint.validation["count"],
         "samples": len(samples),
-        "training": {key: other.checkpoint.training[key] for key in ("command", "machine", "wall_seconds")},
+        "training": {key: other.checkpoint.training[key] for key in ("machine", "wall_seconds")}
+        | {"command": TRAINED_SO.format(other.name)},
         "sha256": other.sha256,
     }
 

@@ -171,14 +171,16 @@ def _skipping(measured: dict[str, Any] | None) -> Claim:
     paper = "table 3: 2.784 nats with 30\u00a0% skipped, 2.674 without"
     if not measured:
         return Claim(claim, paper, "no top-2 network without skipping was trained", NONE, rule="–", basis="–")
-    skips, other = measured["loss"]
+    (skips, other), training = measured["loss"], measured["training"]
     return Claim(
         claim,
         paper,
         f"{skips:.3f} nats with 30\u00a0% skipped, {other:.3f} without; {spanned(measured, 3)} more a token",
         verdict(below(measured, 0.11)),
         rule="the interval of the difference lies below the paper's 0.11 nats",
-        basis=f"1 network each; {measured['samples']:,} texts, {measured['predictions']:,} predictions",
+        basis=f"1 network each; {measured['samples']:,} texts, {measured['predictions']:,} predictions; the second network "
+        f"is not shipped: `{training['command']}`, {training['wall_seconds'] / 3600:.1f} h on {training['machine']}, then "
+        "this page's command with `--without-skip <its folder>`",
     )
 
 

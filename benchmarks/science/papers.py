@@ -51,7 +51,7 @@ PAPERS = (
             Table("dna", dna_image_claims.vision, dna_rows.images, "### Images"),
             Table("dna", dna_text_claims.text, dna_rows.texts, "### Texts"),
         ),
-        (*dna_rows.VISION, *dna_rows.TEXT),
+        (*dna_rows.VISION, dna_rows.DNA_N, *dna_rows.TEXT),
         (
             _ONE_SEED,
             "Five and six routed steps instead of eleven to twenty-four, 50 classes instead of 1,000, less than an "

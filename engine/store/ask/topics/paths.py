@@ -230,6 +230,7 @@ def law(
             "A row for each kind and number of tokens: num_paths, slope, window_slope and their deviations.",
         )
     },
+    sealed=lambda run: [{}],
 )
 def slopes(
     run: RunFile,
