@@ -178,9 +178,9 @@ def _skipping(measured: dict[str, Any] | None) -> Claim:
         f"{skips:.3f} nats with 30\u00a0% skipped, {other:.3f} without; {spanned(measured, 3)} more a token",
         verdict(below(measured, 0.11)),
         rule="the interval of the difference lies below the paper's 0.11 nats",
-        basis=f"1 network each; {measured['samples']:,} texts, {measured['predictions']:,} predictions; the second network "
-        f"is not shipped: `{training['command']}`, {training['wall_seconds'] / 3600:.1f} h on {training['machine']}, then "
-        "this page's command with `--without-skip <its folder>`",
+        basis=f"1 network each; {measured['samples']:,} texts, {measured['predictions']:,} predictions; the second "
+        f"is not shipped: `{training['command']}`, {training['wall_seconds'] / 3600:.1f} h on {training['machine']}, "
+        "then this page's command with `--without-skip <its folder>`",
     )
 
 

@@ -1,7 +1,7 @@
 """Lookup of expensive answers that were computed when the run was sealed (table ``answer``).
 
 A row is one question with all of its arguments and the answer as JSON. The same function computes the answer at sealing
-(``write.seal_answers``) and for arguments that are not in the table, so there is no second implementation.
+(``write.large.seal_answers``) and for arguments that are not in the table, so there is no second implementation.
 """
 
 from __future__ import annotations

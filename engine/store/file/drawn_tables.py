@@ -1,7 +1,7 @@
 """Tables of large runs that hold together what lies far apart in the file: pages read a few blocks, not hundreds.
 
 They hold what the same functions read from the other tables, and a file is complete without them. Sealing adds them to
-runs of ``write.seal_answers.LEAST_TOKENS`` tokens or more, where they apply:
+runs of ``write.large.seal_answers.LEAST_TOKENS`` tokens or more, where they apply:
 
 ``drawn_token``   the tokens of the seeded draw (``ask.tables.token_table``) in reading order, with the word of each
 ``drawn_path``    their paths by rank, with ribbons as bytes

@@ -26,9 +26,9 @@ from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.base_tables import Plan, plan_of
 from tokenpaths.engine.store.intake.consistency import check_counts, check_tables
 from tokenpaths.engine.store.write.arrow_tables import insert_rows, one_thread
+from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, FLUSH_TOKENS, create_file, temporary_folder
 from tokenpaths.engine.store.write.seal import derive_tables, label_table
-from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
 
 OnProgress = Callable[[float], None]
 """called with the finished share of the whole, 0 to 1"""

@@ -32,9 +32,9 @@ from tokenpaths.engine.store.file.schema import (
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
+from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
-from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows

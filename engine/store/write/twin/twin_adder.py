@@ -22,8 +22,8 @@ from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.open_file import expected_length, open_read_only
+from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
-from tokenpaths.engine.store.write.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.seal_knowledge import associate
 from tokenpaths.engine.store.write.seal_nulls import write_twin_null
 from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths

@@ -32,7 +32,7 @@ from tokenpaths.engine.store.ask.topics.things.naming import (
     name_things,
     summaries,
 )
-from tokenpaths.engine.store.write.seal_answers import seal_answers
+from tokenpaths.engine.store.write.large.seal_answers import seal_answers
 
 
 def attributes(made: RunArrays, run: Run) -> dict[tuple[str, str], np.ndarray]:

@@ -15,8 +15,8 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
 from tokenpaths.engine.store.file import drawn_tables
 from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
-from tokenpaths.engine.store.write import seal_drawn
-from tokenpaths.engine.store.write.seal_answers import seal_answers
+from tokenpaths.engine.store.write.large import seal_drawn
+from tokenpaths.engine.store.write.large.seal_answers import seal_answers
 
 MADE: dict[str, dict[str, Any]] = {
     "texts": {"samples": 60, "modality": "text"},

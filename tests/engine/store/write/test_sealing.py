@@ -18,7 +18,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.verification import verify_run
-from tokenpaths.engine.store.write import seal_answers as sealed
+from tokenpaths.engine.store.write.large import seal_answers as sealed
 from tokenpaths.engine.store.write.seal import rank_by_count
 from tokenpaths.engine.store.write.writer import RunWriter
 

@@ -22,7 +22,7 @@ from tokenpaths.engine.store.ask.sealed_answers import answer_key
 from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES
 from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
 from tokenpaths.engine.store.write.arrow_tables import create_like, insert_columns, one_thread
-from tokenpaths.engine.store.write.seal_drawn import drawn_rows
+from tokenpaths.engine.store.write.large.seal_drawn import drawn_rows
 
 LEAST_TOKENS = 1_000_000
 MEGABYTES = 2000
