@@ -265,7 +265,8 @@ def shown_at(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]
     return _patches(run, pairs, places) if vision else _contexts(run, pairs, places)
 
 
-Place = tuple[int | None, ...]
+Place = tuple[Any, ...]
+"""row and column of a patch, or first and last character and vocabulary id; None where unknown"""
 
 
 def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[Place]:
