@@ -188,7 +188,7 @@ def small_flow(
     steps = layout.steps or [0]
     reach = min(layout.radius, 0.42 * (width - 50.0) / max(1, len(steps) - 1)) + 3.0
     # padding, so that circles at both ends are not cut off
-    left, right, top = max(34.0, 22.0 + reach), max(16.0, reach), 18.0
+    left, right, top = max(54.0 if layout.several_kinds else 34.0, 22.0 + reach), max(16.0, reach), 18.0
     gap = (width - left - right) / max(1, len(steps) - 1)
     radius = min(1.0, 0.42 * gap / layout.radius)
     x = {step: round(left + gap * place, 1) for place, step in enumerate(steps)}
@@ -247,11 +247,11 @@ def _link(link: Link, x: Mapping[int, float], top: float, scale: float) -> dict[
 
 def _row_labels(layout: FlowLayout, top: float) -> list[dict[str, Any]]:
     """Labels of the rows, thinned so that they do not overlap; without rows (own modules) only those of “other”."""
-    kinds = {node.module: node.kind for node in layout.nodes}
+    words = layout.row_words()
     thin = max(1, -(-len(layout.row_of) * 12 // int(layout.height)))
     others = {y for (_, module), y in layout.place.items() if module == OTHER}
     return [
-        {"y": round(y + top, 1), "label": {"identity": "skip", "other": "other"}.get(kinds[module], str(module))}
+        {"y": round(y + top, 1), "label": words[module]}
         for place, (module, y) in enumerate(layout.row_of.items())
         if place % thin == 0
     ] or [{"y": round(y + top, 1), "label": "other"} for y in others]

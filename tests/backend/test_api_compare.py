@@ -167,9 +167,13 @@ def test_a_map_is_a_job_that_ends_or_is_cancelled(pairs: Served) -> None:
     plane = pairs.get("/runs/texts/map").json()
     assert made["points"][0].keys() == plane["points"][0].keys()
     assert (made["method"], made["explained"], made["num_samples"]) == ("tsne", None, 40)
-    long = asked(perplexity=8, iterations=5000)
-    until(long, "running")
-    pairs.client.delete(f"/api/v1/jobs/{long}")
-    assert until(long, "cancelled", "succeeded")["state"] == "cancelled"
+
+    def cancelled() -> bool:
+        long = asked(perplexity=8, iterations=5000)
+        until(long, "running", "succeeded")
+        pairs.client.delete(f"/api/v1/jobs/{long}")
+        return bool(until(long, "cancelled", "succeeded")["state"] == "cancelled")
+
+    assert any(cancelled() for _ in range(5)), "one may end before it is told to"
     answer = pairs.client.post("/api/v1/jobs", json={"kind": "map", "request": {"run": "one"}})
     assert "t-SNE needs four" in problem(answer, 422, "request.run")["detail"]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.runs import open_run
 from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
+from tokenpaths.frontend.components.explorer_data import small_flow
 
 
 def dense_flow(modules: int = 60, steps: int = 4, tokens: int = 3000) -> dict[str, Any]:
@@ -148,3 +149,16 @@ def test_of_many_links_the_smallest_are_left_out_and_counted():
     spread = [{**link, "count": 1.5} for link in many]
     assert least_share({**flow, "links": few + spread}) == 0.001
     assert least_share({**flow, "links": [{**link, "count": 0.3} for link in many * 2]}) == 0
+
+
+def test_rows_say_their_kind_where_attention_and_mlp_are_modules_of_their_own(flow):
+    plain = flow_layout(flow)
+    assert not plain.several_kinds
+    assert [plain.row_words()[module] for module in (0, 1, 7)] == ["0", "1", "skip"]
+    kinds = {0: "attention", 1: "mlp", 2: "identity", 3: "transformer"}
+    mixed_nodes = [node | {"kind": kinds.get(node["module"], "mlp")} for node in flow["nodes"]]
+    mixed = flow_layout(flow | {"nodes": mixed_nodes})
+    words = mixed.row_words()
+    assert {module: words[module] for module in range(4)} == {0: "0 attn", 1: "1 MLP", 2: "skip", 3: "3"}
+    small = small_flow(flow | {"nodes": mixed_nodes})
+    assert {"0 attn", "1 MLP", "skip"} <= {row["label"] for row in small["rows"]}

@@ -362,7 +362,7 @@ def axes(layout: FlowLayout) -> tuple[alt.X, alt.Y]:
 def domain(layout: FlowLayout, right: float = 0.35) -> list[float]:
     """Domain of x, with room for the row labels at the left."""
     first, last = (layout.steps[0], layout.steps[-1]) if layout.steps else (0, 1)
-    room = max(1, last - first) / (7 if layout.own else 12)  # “busiest” is longer than a number
+    room = max(1, last - first) / (7 if layout.own or layout.several_kinds else 12)  # words are longer than numbers
     return [first - max(0.4, room), last + max(right, room / 2)]
 
 
@@ -375,16 +375,10 @@ def _step_axis(layout: FlowLayout) -> alt.Axis:
 
 def row_labels(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> alt.LayerChart | alt.FacetChart:
     """Module ids at the left, and a faint line per row to guide the eye."""
-    names = {node.module: node for node in layout.nodes}
+    words_of = layout.row_words()
     every = max(1, -(-len(layout.row_of) * 11 // max(1, int(layout.height))))
-    words_of = {"identity": "skip", "other": "other"}
     table = [
-        {
-            "y": layout.row_of[module],
-            "label": words_of.get(names[module].kind, str(module)),
-            "x": domain(layout)[0],
-            "x2": domain(layout)[1],
-        }
+        {"y": layout.row_of[module], "label": words_of[module], "x": domain(layout)[0], "x2": domain(layout)[1]}
         for place, module in enumerate(layout.row_of)
         if place % every == 0
     ]

@@ -83,6 +83,18 @@ class FlowLayout:
     place: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
     """y of each drawn (step, module)"""
 
+    @property
+    def several_kinds(self) -> bool:
+        """Whether attention and MLP are modules of their own, so that rows say which they are."""
+        return {"attention", "mlp"} <= {node.kind for node in self.nodes}
+
+    def row_words(self) -> dict[int, str]:
+        """What stands at the left of each row, by module."""
+        kinds, several = {node.module: node.kind for node in self.nodes}, self.several_kinds
+        word = {"identity": "skip", "other": "other"}
+        behind = {"attention": " attn", "mlp": " MLP"} if several else {}
+        return {module: word.get(kind, f"{module}{behind.get(kind, '')}") for module, kind in kinds.items()}
+
     def y_of(self, module: int, step: int | None = None) -> float:
         """y of a module's row, drawn or not: a merged one is at “other”, an unused one below all."""
         if step is not None and (step, module) in self.place:
