@@ -182,6 +182,28 @@ CREATE TABLE usage (step INTEGER, module INTEGER, count BIGINT, weight DOUBLE, l
 """
 
 
+# Tables of large runs that hold together what lies far apart in the file: pages read a few blocks, not hundreds. They
+# hold what the same functions read from the other tables, and a file is complete without them. Sealing adds them to
+# runs of ``write.large.seal_answers.LEAST_TOKENS`` tokens or more, where they apply.
+DRAWN_TOKENS = "drawn_token"
+"""the tokens of the seeded draw (``ask.tables.token_table``) in reading order, with the word of each"""
+DRAWN_PATHS = "drawn_path"
+"""their paths by rank, with ribbons as bytes"""
+DRAWN_WORDS = "drawn_word"
+"""the words, in the order of their numbers"""
+HEADS = "sample_head"
+"""the beginning of each text"""
+EXAMPLES = "path_example"
+"""tokens of the most frequent paths between their neighbours, in the order in which they are drawn"""
+DRAWN_TABLES = (DRAWN_TOKENS, DRAWN_PATHS, DRAWN_WORDS, HEADS, EXAMPLES)
+HEAD_CHARACTERS = 160
+"""of a text in ``sample_head``, and in lists of samples"""
+EXAMPLE_RANKS = 1000
+"""paths with rows in ``path_example``"""
+EXAMPLES_EACH = 60
+EXAMPLE_SEED = 0
+"""the seed of the draw that ``path_example`` holds"""
+
 LOAD_TABLE = """
 CREATE TABLE load (step INTEGER, time BIGINT, label_id INTEGER, module INTEGER, count BIGINT);
 """

@@ -14,8 +14,7 @@ from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.data.images import MAX_PIXELS
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
-from tokenpaths.engine.store.file.drawn_tables import HEADS
-from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.schema import HEADS, Layout
 
 CONTEXT_CHARACTERS = 60
 SAMPLE_FIELDS = (

@@ -20,10 +20,9 @@ import numpy as np
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
-from tokenpaths.engine.store.file.drawn_tables import DRAWN_PATHS, DRAWN_TOKENS, DRAWN_WORDS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
-from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.schema import DRAWN_PATHS, DRAWN_TOKENS, DRAWN_WORDS, Layout
 
 MOST_TOKENS = 1_000_000
 MOST_BYTES = 64 * 2**20

@@ -26,7 +26,6 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
-from tokenpaths.engine.store.file.drawn_tables import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
@@ -36,6 +35,7 @@ from tokenpaths.engine.store.file.filters import (
     token_condition,
 )
 from tokenpaths.engine.store.file.path_pages import TOP_ROWS
+from tokenpaths.engine.store.file.schema import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 
 if TYPE_CHECKING:
     from tokenpaths.engine.analysis.power_law import Histogram, Verdict

@@ -1,6 +1,6 @@
 """Computes expensive answers when a large run is sealed, into table ``answer`` (read by ``ask.sealed_answers``).
 
-The tables of ``file.drawn_tables`` are added with them.
+The tables of ``file.schema`` (``DRAWN_TABLES``) are added with them.
 
 Runs below ``LEAST_TOKENS`` tokens get none: their answers are computed on demand.
 """
@@ -19,8 +19,8 @@ import pyarrow as pa
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import answer_key
-from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES
 from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
+from tokenpaths.engine.store.file.schema import DRAWN_TABLES
 from tokenpaths.engine.store.write.arrow_tables import create_like, insert_columns, one_thread
 from tokenpaths.engine.store.write.large.seal_drawn import drawn_rows
 

@@ -1,4 +1,4 @@
-"""The tables of ``file.drawn_tables``, from the closed file of a large run by the functions that answer without them.
+"""Fills ``DRAWN_TABLES`` from the closed file of a large run, by the functions that answer without them.
 
 Shapes: n drawn tokens, P paths of them.
 """
@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, most_tokens, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import drawn_examples
-from tokenpaths.engine.store.file import drawn_tables as drawn
+from tokenpaths.engine.store.file import schema as drawn
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support.runs import make
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
-from tokenpaths.engine.store.file import drawn_tables
-from tokenpaths.engine.store.file.drawn_tables import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
+from tokenpaths.engine.store.file import schema
+from tokenpaths.engine.store.file.schema import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
 from tokenpaths.engine.store.write.large import seal_drawn
 from tokenpaths.engine.store.write.large.seal_answers import seal_answers
 
@@ -28,8 +28,7 @@ MADE: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _few_tokens_are_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(token_table, "MOST_TOKENS", 150)
-    for module in (drawn_tables, seal_drawn.drawn):
-        monkeypatch.setattr(module, "EXAMPLE_RANKS", 7)
+    monkeypatch.setattr(schema, "EXAMPLE_RANKS", 7)
     monkeypatch.setattr(seal_drawn, "RANKS_AT_ONCE", 3)
 
 
@@ -95,7 +94,7 @@ def test_examples_are_those_of_the_draw(pair: tuple[Run, Run], limit: int, seed:
         assert found == run.examples(rank, limit=limit, seed=seed)
         assert len(found["examples"]) == min(limit, found["count"])
         shorter = run.examples(rank, limit=max(1, limit // 2), seed=seed)["examples"]
-        if limit <= drawn_tables.EXAMPLES_EACH:
+        if limit <= schema.EXAMPLES_EACH:
             assert all(example in found["examples"] for example in shorter), "a shorter draw is part of a longer one"
 
 
