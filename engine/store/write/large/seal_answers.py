@@ -97,12 +97,24 @@ def _answers(
             name, whole = answer_key(question.question, function, run, (), arguments)  # type: ignore[attr-defined]
             for column, value in zip(rows.values(), (name, whole, answer), strict=True):
                 column.append(value)
-        connection.time_limit_s = PATIENCE_S
-        if run.tables_there.isdisjoint(DRAWN_TABLES):
-            tables |= drawn_rows(run)
+        left = ends - time.monotonic()
+        if left > 0 and run.tables_there.isdisjoint(DRAWN_TABLES):
+            on_question(len(calls), len(calls))
+            connection.time_limit_s = left
+            tables = _drawn(run)
     finally:
         connection.close()
     return rows, tables
+
+
+def _drawn(run: RunFile) -> dict[str, pa.Table]:
+    """All drawn tables that apply to the run, or none: without them questions take longer, no more."""
+    try:
+        return dict(drawn_rows(run))
+    except Exception as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
+        return {}
 
 
 def _add(file: Path, rows: dict[str, list[str]], tables: dict[str, pa.Table]) -> None:

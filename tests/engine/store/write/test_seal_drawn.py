@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from tests.support.runs import make
+from tokenpaths.engine.base.errors import NotEnoughMemory
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
+from tokenpaths.engine.store.ask.topics.knowledge import knowledge
 from tokenpaths.engine.store.file import schema
+from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
 from tokenpaths.engine.store.write.large import seal_drawn
 from tokenpaths.engine.store.write.large.seal_answers import seal_answers
@@ -137,3 +140,31 @@ def test_a_second_sealing_leaves_them(tmp_path: Path):
         seal_answers(file, "run", lambda run: iter(()))
     with Run.open(file) as run:
         assert set(DRAWN_TABLES) <= run.tables_there
+
+
+@pytest.mark.parametrize("error", [MemoryError, ValueError, NotEnoughMemory])
+def test_what_goes_wrong_in_them_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+):
+    def fails(run: Run) -> None:
+        raise error("no room")
+
+    file = make("run", modality="text", samples=60).write(tmp_path)
+    monkeypatch.setattr(seal_drawn, "_examples", fails)
+    seal_answers(file, "run", lambda run: [(knowledge, {})])
+    with Run.open(file) as run:
+        assert run.tables_there.isdisjoint(DRAWN_TABLES)
+        assert run.rows(Query("SELECT count(*) FROM answer")) == [(1,)]
+        assert len(run.examples(1)["examples"]) > 0
+
+
+def test_interrupted_they_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(run: Run) -> None:
+        raise RuntimeError("Query interrupted")
+
+    file = make("run", modality="text", samples=60).write(tmp_path)
+    monkeypatch.setattr(seal_drawn, "_heads", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        seal_answers(file, "run", lambda run: iter(()))
+    with Run.open(file) as run:
+        assert run.tables_there.isdisjoint(DRAWN_TABLES)
