@@ -77,9 +77,10 @@ def _answers(
     try:
         run = RunFile(file, connection)
         run.run_id = run_id
-        calls = list(questions(run))
+        calls, to_draw = list(questions(run)), run.tables_there.isdisjoint(DRAWN_TABLES)
+        total = len(calls) + to_draw
         for done, (question, arguments) in enumerate(calls):
-            on_question(done, len(calls))
+            on_question(done, total)
             left = ends - time.monotonic()
             if left <= 0:
                 break
@@ -98,8 +99,8 @@ def _answers(
             for column, value in zip(rows.values(), (name, whole, answer), strict=True):
                 column.append(value)
         left = ends - time.monotonic()
-        if left > 0 and run.tables_there.isdisjoint(DRAWN_TABLES):
-            on_question(len(calls), len(calls))
+        if to_draw and left > 0:
+            on_question(len(calls), total)
             connection.time_limit_s = left
             tables = _drawn(run)
     finally:
