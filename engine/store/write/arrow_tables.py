@@ -143,11 +143,11 @@ def own_token_columns(
         if batch.loss is not None:
             arrays["loss"] = _nan_is_null(batch.loss)
     if batch.margins is not None:
-        arrays |= dict(zip(MARGIN_COLUMNS, map(_blobs, batch.margins), strict=True))
+        arrays |= dict(zip(MARGIN_COLUMNS, map(blobs, batch.margins), strict=True))
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
-        arrays["ids"] = _blobs(ids_nV) if layout.of_shard else pack(ids_nV, layout)
-        arrays["weights"] = _blobs(batch.weights)
+        arrays["ids"] = blobs(ids_nV) if layout.of_shard else pack(ids_nV, layout)
+        arrays["weights"] = blobs(batch.weights)
     else:
         # Transposed once, every column is contiguous and goes to Arrow without another copy.
         if not layout.by_path:
@@ -290,7 +290,7 @@ def _minus_one_is_null(values: np.ndarray) -> pa.Array:
     return pa.array(values, mask=unknown) if unknown.any() else pa.array(values)
 
 
-def _blobs(rows: np.ndarray) -> pa.Array:
+def blobs(rows: np.ndarray) -> pa.Array:
     """One fixed-size binary value for each row of (n, V)."""
     if rows.dtype == np.uint8 and rows.size and not any(rows.strides):
         rows = _same_bytes(int(rows[0, 0]), 1 << (len(rows) - 1).bit_length(), rows.shape[1])[: len(rows)]

@@ -16,6 +16,7 @@ from tokenpaths.engine.store.ask.topics.paths import drawn_examples
 from tokenpaths.engine.store.file import schema as drawn
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.write.arrow_tables import blobs
 
 RANKS_AT_ONCE = 250
 """paths whose examples are read together: the texts of their samples are in memory"""
@@ -43,10 +44,8 @@ def _draw(run: RunFile, table: TokenTable) -> Iterator[tuple[str, pa.Table]]:
         glued = np.zeros(table.num_tokens, dtype=bool) if words.glued_n is None else words.glued_n
         columns |= {"word": words.codes_n.astype(np.int32), "glued": glued}
     yield drawn.DRAWN_TOKENS, pa.table(columns)
-    ribbons = np.ascontiguousarray(table.ribbon_PSK.reshape(len(table.rank_P), -1))
-    width = ribbons.shape[1] * ribbons.itemsize
-    blobs = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(ribbons), [None, pa.py_buffer(ribbons)])
-    paths = {"rank": table.rank_P, "compute": table.compute_P, "reuse": table.reuse_P, "ribbon": blobs}
+    ribbons = blobs(table.ribbon_PSK.reshape(len(table.rank_P), -1))
+    paths = {"rank": table.rank_P, "compute": table.compute_P, "reuse": table.reuse_P, "ribbon": ribbons}
     yield drawn.DRAWN_PATHS, pa.table(paths)
     yield drawn.DRAWN_WORDS, pa.table({"name": pa.array([] if words is None else words.names, pa.string())})
 
