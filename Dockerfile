@@ -15,7 +15,7 @@ RUN pip install --no-cache-dir -c constraints.txt -e . && useradd --create-home 
     && mkdir /data && chown tokenpaths /data
 USER tokenpaths
 # Threads of a product that wait for each other sleep: containers share cores (docs/decisions.md).
-ENV OMP_WAIT_POLICY=passive
+ENV OMP_WAIT_POLICY=passive OPENBLAS_THREAD_TIMEOUT=4
 # Read-only but for the volume and /tmp: caches of libraries go there.
 ENV TOKENPATHS_DATA_DIR=/data HOME=/tmp PYTHONDONTWRITEBYTECODE=1
 VOLUME /data

@@ -1,15 +1,18 @@
 """What *Towards Distributed Neural Architectures* claims of paths, compute and reuse, on the shipped checkpoints.
 
-    python -m benchmarks.dna --data <data folder> [--twins 5] [--models NAME …]
+    python -m benchmarks.dna --data <data folder> [--twins 5] [--models NAME …] [--anew FOLDER]
 
 Each checkpoint, and untrained networks of the same architecture, route the validation file of its recipe; every figure
 is worked out from the choices of all tokens. Intervals are of 95 %, by resampling samples, and of one trained network:
-they say nothing about others trained alike. ``docs/science/dna.md`` is written from the result by ``make science``.
+they say nothing about others trained alike. ``--anew`` measures those too: checkpoints of the same recipes under other
+seeds (``tokenpaths train NAME --seed 1``), which are not shipped. ``docs/science/dna.md`` is written from the result by
+``make science``.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -32,10 +35,13 @@ COMMAND = "python -m benchmarks.dna --data <data folder>"
 TRAINED_SO = "tokenpaths train {} --data <data folder> --threads 1 --tokenizer <dna-text-top1's tokenizer.json>"
 
 
-def measure(name: str, folder: Path, num_twins: int) -> dict[str, Any]:
-    """Every figure of one checkpoint."""
+SEEDED = re.compile(r"(?P<name>.+)-seed(?P<seed>[0-9]+)")
+
+
+def measure(name: str, folder: Path, num_twins: int, models: Path = SHIPPED_MODELS) -> dict[str, Any]:
+    """Every figure of one checkpoint in ``models``, from the samples in ``folder``."""
     began = time.monotonic()
-    model = load_model(name, [SHIPPED_MODELS], device="cpu")
+    model = load_model(name, [models], device="cpu")
     samples = list(open_dataset(str(folder / model.checkpoint.validation["file"]), model.modality))
     data = prepare(model, samples)
     trained = observe(model, data, outputs=True)
@@ -53,6 +59,24 @@ def measure(name: str, folder: Path, num_twins: int) -> dict[str, Any]:
         "minutes": round((time.monotonic() - began) / 60, 1),
         "command": COMMAND,
     }
+
+
+def trained_anew(folder: Path, models: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """By seed, the figures of the checkpoints in ``models`` whose names end in ``-seed1`` and the like.
+
+    Untrained networks are those of the shipped checkpoint: none is routed here.
+    """
+    found = {seed: dict(of_seed) for seed, of_seed in kept.items()}
+    for checkpoint in sorted(models.iterdir()):
+        if not (match := SEEDED.fullmatch(checkpoint.name)) or not (checkpoint / CONFIG).exists():
+            continue
+        print(f"measuring {checkpoint.name} …", file=sys.stderr, flush=True)
+        training = read_checkpoint(checkpoint).training
+        figures = measure(checkpoint.name, folder, 0, models)
+        found.setdefault(match["seed"], {})[match["name"]] = figures | {
+            "training": {key: training[key] for key in ("machine", "wall_seconds")} | {"seed": int(match["seed"])}
+        }
+    return found
 
 
 def skipping(folder: Path, without: Path) -> dict[str, Any]:
@@ -104,17 +128,27 @@ def main() -> None:
     parser.add_argument("--twins", type=int, default=5, help="untrained networks of each architecture")
     parser.add_argument("--models", nargs="*", help="measure only these, keep the others as they are")
     parser.add_argument("--without-skip", type=Path, help="folder of a trained dna-text-top2")
+    parser.add_argument("--anew", type=Path, help="folder of checkpoints under other seeds: NAME-seed1 …")
     arguments = parser.parse_args()
     checkpoints = [read_checkpoint(p.parent) for p in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"))]
     kept = kept_document("dna")["results"]
-    results, skips = kept.get("models", {}), kept.get("skipping")
+    results, skips, anew = kept.get("models", {}), kept.get("skipping"), kept.get("anew", {})
+    if arguments.anew:
+        anew = trained_anew(arguments.data, arguments.anew, anew)
     if arguments.without_skip:
         skips = skipping(arguments.data, arguments.without_skip)
     for name in (c.name for c in checkpoints if c.family == "dna"):
-        if not arguments.models or name in arguments.models:
+        if name in arguments.models if arguments.models is not None else not arguments.anew:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             results[name] = measure(name, arguments.data, arguments.twins)
-    report("dna", COMMAND, {"models": results, "between": between(results), "skipping": skips}, quiet=True)
+    document = {
+        "models": results,
+        "between": between(results),
+        "skipping": skips,
+        "anew": anew,
+        "between_anew": {seed: between(models) for seed, models in anew.items()},
+    }
+    report("dna", COMMAND, document, quiet=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Dreaming speed beside a loop that works as lucent does: CPU time of an iteration for each image, as ratios.
 
-    python -m benchmarks.dream_speed [--repeats 7] [--only shipped|paper|promise]
+    python -m benchmarks.dream_speed [--repeats 7] [--only shipped|paper|promise|precision]
 
 The twin below is our own and follows lucent's way of working: one image at a time, a forward pass through the whole
 network with a hook on every layer, a chain of separate transforms, ``loss.backward()`` on a model in ``eval`` mode
@@ -10,6 +10,9 @@ take turns, and process time is counted, because the cores of the machine may be
 
 *promise*: the row of ``make bench``, milliseconds on the clock with all cores for an image and an iteration of eight
 dreams of all eleven steps at 224×224, beside the twin's one image.
+
+*precision*: the same batch of eight in bfloat16 beside float32: time, the gradient of each dream's picture at the
+start, and what dreams of the shipped network have reached in the end, measured in float32.
 
 *strip*: the dreams of S = 1 … S_max, which is what a figure is made of; *deepest*: those of S_max alone, where there is
 little to stop early. Batches of eight are eight images of one S.
@@ -34,6 +37,8 @@ from torch.nn import functional as F
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row
 from tokenpaths.engine.base.model_folders import models_folders
+from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
@@ -43,6 +48,9 @@ from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.loaded_model import load_model
 
 BATCH = 8
+PRECISIONS = ("float32", "bfloat16")
+REACHED, REACHED_ITERATIONS = 32, 512
+"""images dreamt to compare what is reached in both precisions, and for how long"""
 SETTINGS = ImageSettings()
 PAPER = DNAConfig(
     modality="vision", width=384, heads=6, mlp_width=1536, backbone=1, steps=11, transformers=18, num_classes=1000
@@ -190,6 +198,64 @@ def measure_promise(repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_precision(repeats: int) -> dict[str, Any]:
+    """Dreams in bfloat16 beside those in float32, of both networks."""
+    return {name: _precisions(name, repeats) for name in SIZES}
+
+
+def _precisions(name: str, repeats: int) -> dict[str, Any]:
+    make, iterations, _ = SIZES[name]
+    model = make()
+    torch.manual_seed(1)
+    side, deepest = model.config.image_size, model.config.steps
+    originals = _originals() if name == "shipped" else torch.randn(BATCH, 3, side, side)
+    with torch.no_grad():
+        ids = model.trace(originals).module_ids.long()
+    wanted = [Dream(Choices(row, range(deepest)), number=i) for i, row in enumerate(ids)]
+
+    def batch(precision: str, dreams: list[Dream], count: int = 2048) -> ImageDreams:
+        return ImageDreams(model, dreams, SETTINGS.model_copy(update={"precision": precision, "iterations": count}))
+
+    at_work = {precision: batch(precision, wanted[:BATCH]) for precision in PRECISIONS}
+    seconds = in_turn({p: partial(one.run, iterations) for p, one in at_work.items()}, repeats, iterations * BATCH)
+    gradients = []
+    for precision in PRECISIONS:
+        begun = batch(precision, wanted[:BATCH])
+        begun.run(1)
+        # Adam's mean after one iteration is a tenth of the gradient.
+        mean = torch.view_as_real(begun.mean) if begun.mean.is_complex() else begun.mean
+        gradients.append(mean.flatten(1))
+    cosines = F.cosine_similarity(*gradients).tolist()
+    found: dict[str, Any] = {
+        "bfloat16 / float32": ratio(seconds, "bfloat16", "float32"),
+        "milliseconds an image": {p: round(1000 * statistics.median(seconds[p]), 1) for p in PRECISIONS},
+        "gradient cosine": {"least": round(min(cosines), 4), "median": round(statistics.median(cosines), 4)},
+    }
+    if name == "shipped":
+        for precision in PRECISIONS:
+            reached = []
+            for start in range(0, len(wanted), BATCH):
+                dreams = batch(precision, wanted[start : start + BATCH], REACHED_ITERATIONS)
+                dreams.run(REACHED_ITERATIONS)
+                reached += dreams.examine()
+                print(f"{precision} {start + BATCH}/{len(wanted)}", file=sys.stderr, flush=True)
+            found[precision] = {
+                "dreams": len(reached),
+                "iterations": REACHED_ITERATIONS,
+                "objective": round(statistics.fmean(row["objective"] for row in reached), 4),
+                "matched": round(statistics.fmean(row["matched_choices"] for row in reached), 4),
+            }
+    return found
+
+
+def _originals() -> Tensor:
+    """The bundled scenes, as the shipped network sees them."""
+    model = load_model("dna-vision-top1", models_folders(), "cpu").model
+    samples = list(open_dataset("bundled:scenes", "vision"))[:REACHED]
+    views = [torch.from_numpy(model_view(sample.image, model.config.image_size)) for sample in samples]
+    return normalise(torch.stack(views).permute(0, 3, 1, 2))
+
+
 def rows(document: dict[str, Any]) -> list[Row]:
     """The table's row of a kept result."""
     one = document["results"].get("promise")
@@ -215,7 +281,8 @@ def in_turn(variants: dict[str, Callable[[], None]], repeats: int, iterations: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=(*SIZES, "promise"), help="only this; the kept result keeps the others")
+    parts = (*SIZES, "promise", "precision")
+    parser.add_argument("--only", choices=parts, help="only this; the kept result keeps the others")
     arguments = parser.parse_args()
     kept = RESULTS / "dream_speed.json"
     results = json.loads(kept.read_text())["results"] if kept.is_file() and arguments.only else {}
@@ -225,6 +292,11 @@ def main() -> None:
             report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)
             return
     torch.set_num_threads(1)
+    if arguments.only in (None, "precision"):
+        results["precision"] = measure_precision(arguments.repeats)
+        if arguments.only:
+            report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)
+            return
     for name in (arguments.only,) if arguments.only else SIZES:
         results[name] = measure(name, arguments.repeats)
     report("dream_speed", f"python -m benchmarks.dream_speed --repeats {arguments.repeats}", results)

@@ -32,6 +32,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
 WORK = Path(__file__).resolve().parent.parent / "build" / "importance"
 BEGIN, END = "<!-- tables: python -m benchmarks.importance --page -->", "<!-- end of tables -->"
 SHARES = (0.1, 0.25, 0.5)
+MOST_BYTES = 3 << 30
+"""of outputs of the unchanged model that are kept for all rows"""
 BUNDLED = {
     "dna-vision": "bundled:scenes",
     "raytracing-cifar10": "bundled:scenes",
@@ -77,7 +79,7 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
     limit = limit or SHORT.get(source, LIMITS[loaded.modality])
     dataset = open_dataset(source, loaded.modality, limit=limit)
     data = prepare(loaded, dataset)
-    unchanged = Unchanged(loaded, data)
+    unchanged = Unchanged(loaded, data, MOST_BYTES)
     usage = usage_of(loaded, data, unchanged)
     rows = module_rows(loaded.module_table(), config.num_steps)
     rows += share_rows(usage, SHARES, loaded.choices(), loaded.must_leave)

@@ -1,6 +1,6 @@
 """What importing a large log costs: rate, peak memory and file size, of a synthetic log of 16 layers × 8 of 64 experts.
 
-    python -m benchmarks.importing --tokens 1000000 [--work FOLDER] [--format npy|parquet|npz]
+    python -m benchmarks.importing --tokens 1000000 [--work FOLDER] [--format npy|parquet|npz] [--confined]
 
 Not a model's output: a token follows one of a few thousand prototype ribbons and leaves it at some layers, the more
 so the later; some experts are liked more. Nearly every ribbon is distinct, as in real mixtures of this size. The log
@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+from tokenpaths.engine.base.thread_waiting import wait_asleep
 
 LAYERS, EXPERTS, TOP_K = 16, 64, 8
 SHARD_TOKENS = 500_000
@@ -84,8 +86,9 @@ def _write_parquet(file: Path, ids: np.ndarray, weights: np.ndarray | None, samp
     pq.write_table(pa.table(columns).replace_schema_metadata({"tokenpaths": about}), file, row_group_size=65_536)
 
 
-def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
-    """Import and measure, in this process."""
+def import_it(folder: Path, runs_dir: Path, confined: bool) -> dict[str, float]:
+    """Import and measure, in this process, and in the confined child that reads if ``confined``."""
+    from tokenpaths.engine.adapters.logs.confined_log import READERS, open_confined_log
     from tokenpaths.engine.adapters.logs.formats import open_log
     from tokenpaths.engine.adapters.logs.importing import import_log
     from tokenpaths.engine.store.write import run_filler
@@ -99,25 +102,31 @@ def import_it(folder: Path, runs_dir: Path) -> dict[str, float]:
 
     run_filler.build_summaries = timed
     started = time.perf_counter()
-    path = import_log(open_log(folder, experts=EXPERTS), runs_dir, "imported", overwrite=True)
+    log = (open_confined_log if confined else open_log)(folder, experts=EXPERTS)
+    path = import_log(log, runs_dir, "imported", overwrite=True)
     done = time.perf_counter()
+    with READERS.one() as reader:
+        reader.close()  # the system counts a child's time when it has ended
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "seconds": round(done - started, 1),
         "seconds_reading": round(moments["read"] - started, 1),
         "seconds_sealing": round(done - moments["read"], 1),
-        "cpu_seconds": round(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), 1),
+        "cpu_seconds": round(
+            sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)), 1
+        ),
         "peak_bytes": peak,
         "run_bytes": path.stat().st_size,
     }
 
 
-def measure(tokens: int, kind: str, weights: bool, work: Path) -> dict[str, object]:
+def measure(tokens: int, kind: str, weights: bool, confined: bool, work: Path) -> dict[str, object]:
     with tempfile.TemporaryDirectory(dir=work) as folder:
         log, runs = Path(folder) / "log", Path(folder) / "runs"
         log.mkdir()
         log_bytes = write_log(log, tokens, kind, weights)
         command = [sys.executable, "-m", "benchmarks.importing", "--only", str(log), "--work", str(runs)]
+        command += ["--confined"] * confined
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         from tokenpaths.engine.store.ask.run import Run
@@ -131,6 +140,7 @@ def measure(tokens: int, kind: str, weights: bool, work: Path) -> dict[str, obje
         "top_k": TOP_K,
         "format": kind,
         "weights": weights,
+        "confined": confined,
         "paths": card["num_paths"],
         "log_bytes": log_bytes,
         **found,
@@ -146,16 +156,19 @@ def main() -> None:
     parser.add_argument("--format", choices=("npy", "npz", "parquet"), default="npy")
     parser.add_argument("--weights", action="store_true", help="with a weight for each id (not in npy)")
     parser.add_argument("--work", type=Path, default=None, help="folder for the log and the run")
+    parser.add_argument("--confined", action="store_true", help="read in a confined child, as `tokenpaths import` does")
     parser.add_argument("--only", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:
-        print(json.dumps(import_it(arguments.only, arguments.work)))
+        print(json.dumps(import_it(arguments.only, arguments.work, arguments.confined)))
         return
+    wait_asleep()  # as all commands do
     from benchmarks.measure import report
 
-    results = [measure(tokens, arguments.format, arguments.weights, arguments.work) for tokens in arguments.tokens]
+    of = (arguments.format, arguments.weights, arguments.confined, arguments.work)
+    results = [measure(tokens, *of) for tokens in arguments.tokens]
     sizes = " ".join(str(tokens) for tokens in arguments.tokens)
-    flags = f" --format {arguments.format}" + (" --weights" if arguments.weights else "")
+    flags = f" --format {arguments.format}" + " --weights" * arguments.weights + " --confined" * arguments.confined
     report("importing", f"python -m benchmarks.importing --tokens {sizes}{flags}", results)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from benchmarks import dna_choices, dna_figures, dream_tests
 from benchmarks.science import __main__ as science
-from benchmarks.science.claims import VERDICTS, above, below, spanned, verdict
+from benchmarks.science import dna_rows
+from benchmarks.science.claims import VERDICTS, Claim, above, agreed, below, spanned, verdict
 
 MODULES = sorted(file for file in Path(science.__file__).parent.glob("*.py") if "Claim(" in file.read_text("utf-8"))
 
@@ -52,6 +54,36 @@ def test_verdicts_and_spans():
     assert spanned(effect) == "−0.50 (−0.75 … −0.25), untrained 0.25 … 0.50"
     assert below(effect)
     assert not above(effect)
+
+
+def test_trainings_that_disagree_hold_in_part():
+    assert [
+        agreed(row) for row in (("holds", "holds"), ("holds", "not at this scale"), ("partly", "the opposite"))
+    ] == ["holds", "partly", "partly"]
+    assert agreed(("the opposite", "not at this scale")) == "not at this scale"
+    one = Claim("c", "p", "o", "holds", "r", "1 network each; 5 images")
+    both = one.with_others([replace(one, verdict="not at this scale")])
+    assert both.line("") == "| c | **partly**<br>(holds, not at this scale) | o | p | 2 networks each; 5 images | r |"
+    assert one.with_others([one]).line("").startswith("| c | **holds**<br>(in all 2) |")
+
+
+def test_networks_trained_anew_stand_beside_the_untrained_ones_of_the_shipped():
+    shipped = {"alike": {"value": 1.0, "untrained": [0.5]}, "validation": {"loss": 1, "dense_twin": {"loss": 2}}}
+    rest = dict.fromkeys(dna_rows.VISION, shipped)
+    own = {"alike": {"value": 3.0, "untrained": []}, "validation": {"loss": 4}}
+    results = {
+        "models": rest,
+        "between": {"vision": 1, "text": 2},
+        "anew": {"2": {dna_rows.VISION[0]: own}, "1": dict.fromkeys(dna_rows.VISION, own)},
+        "between_anew": {"1": {"vision": 5}, "2": {}},
+    }
+    found = dna_rows.images_anew(results)
+    assert list(found) == ["1"]  # of seed 2 one network is missing
+    assert found["1"]["models"][dna_rows.VISION[0]] == {
+        "alike": {"value": 3.0, "untrained": [0.5]},
+        "validation": {"loss": 4, "dense_twin": {"loss": 2}},
+    }
+    assert found["1"]["between"] == {"vision": 5, "text": 2}
 
 
 def test_likeness_of_a_path_counts_pairs_of_different_images():
@@ -106,7 +138,7 @@ def test_no_cell_breaks_its_table():
     for page in science.pages().values():
         rows = [line for line in page.splitlines() if line.startswith("|")]
         widths = [line.count("|") for line in rows]
-        assert set(widths) <= {3, 7}  # verdicts; papers; claims and networks
+        assert set(widths) <= {3, 4, 7}  # verdicts; networks trained anew; papers, claims and networks
 
 
 def test_outputs_are_means_over_the_predictions_of_a_sample():

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import kept_document
-from benchmarks.science.claims import VERDICTS, Claim, Paper, Table, minus, share
+from benchmarks.science import dna_rows
+from benchmarks.science.claims import VERDICTS, Claim, Paper, Table, minus, several, share
 from benchmarks.science.papers import PAPERS
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 
@@ -26,7 +27,7 @@ table measures it again.
 
 | verdict | means |
 |---|---|
-| *holds* | in every setting that the row names |
+| *holds* | in every setting that the row names, and in every training of it |
 | *partly* | in some of them |
 | *not at this scale* | it did not show with these recipes, which does not make it false |
 | *the opposite* | the other way round, beyond chance, wherever it was measured |
@@ -50,8 +51,21 @@ def index_page() -> str:
 
 
 def rows_of(table: Table) -> list[Claim]:
-    """The claims of one table, from what its benchmark measured last."""
-    return table.rows(kept_document(table.benchmark)["results"])
+    """The claims of one table, from what its benchmark measured last; with the verdicts of networks trained anew."""
+    results = kept_document(table.benchmark)["results"]
+    others = list(anew_of(table).values())
+    return [
+        row.with_others([rows[row.claim] for rows in others]) if row.trained and others else row
+        for row in table.rows(results)
+    ]
+
+
+def anew_of(table: Table) -> dict[str, dict[str, Claim]]:
+    """By seed, the claims that networks trained anew can answer, by their words."""
+    results = kept_document(table.benchmark)["results"]
+    return {
+        seed: {row.claim: row for row in table.rows(own) if row.trained} for seed, own in table.anew(results).items()
+    }
 
 
 def paper_page(paper: Paper) -> str:
@@ -62,13 +76,26 @@ def paper_page(paper: Paper) -> str:
         lines += [table.about, ""] if table.about else []
         lines += ["| claim | verdict | ours | paper | rests on | holds if |", "|---|---|---|---|---|---|"]
         basis = table.basis(document["results"])
-        lines += [row.line(basis) for row in rows_of(table)]
-        lines += [""]
+        rows = rows_of(table)
+        basis = several(basis, max((len(row.verdicts) for row in rows), default=1))
+        lines += [row.line(basis) for row in rows]
+        lines += ["", *_anew_lines(table)]
         if table.benchmark not in {later.benchmark for later in paper.tables[place:]}:
             lines += [_measured(document), ""]
     lines += _model_lines(paper)
     lines += ["## Limits", "", *(f"- {limit}" for limit in paper.limits), ""]
     return "\n".join(lines)
+
+
+def _anew_lines(table: Table) -> list[str]:
+    """What networks trained anew give, seed by seed."""
+    lines = []
+    for seed, rows in anew_of(table).items():
+        lines += [f"**Trained anew under seed {seed}**, with the same data and recipes; not shipped.", ""]
+        lines += ["| claim | verdict | ours |", "|---|---|---|"]
+        lines += [f"| {row.claim} | {row.verdict} | {row.ours} |" for row in rows.values()]
+        lines += [""]
+    return lines
 
 
 def _measured(document: dict[str, Any]) -> str:
@@ -90,7 +117,8 @@ def _model_lines(paper: Paper) -> list[str]:
         "| checkpoint | held-out loss (nats) | accuracy | predictions | dense or matched twin | trained |",
         "|---|---|---|---|---|---|",
     ]
-    measured = kept_document("dna")["results"].get("models", {})
+    results = kept_document("dna")["results"]
+    measured = results.get("models", {})
     for name in paper.models:
         card = json.loads((SHIPPED_MODELS / name / "config.json").read_text(encoding="utf-8"))
         held_out, training = card["validation"], card["training"]
@@ -102,7 +130,22 @@ def _model_lines(paper: Paper) -> list[str]:
             f"{_with_interval(held_out, measured.get(name), 'accuracy')} | {held_out['count']:,} | {beside} | "
             f"{hours:.1f} h on {training['machine']}: `{training['command']}` |"
         )
+        for seed, models in results.get("anew", {}).items():
+            if name in models:
+                lines.append(_line_anew(name, int(seed), models[name], beside))
     return [*lines, ""]
+
+
+def _line_anew(name: str, seed: int, measured: dict[str, Any], beside: str) -> str:
+    """A network trained anew, in the table of networks."""
+    held_out, training = measured["validation"], measured["training"]
+    tokenizer = " --tokenizer <dna-text-top1's tokenizer.json>" if name in dna_rows.TEXT else ""
+    return (
+        f"| {name}, seed {seed} (not shipped) | {_with_interval(held_out, measured, 'loss')} | "
+        f"{_with_interval(held_out, measured, 'accuracy')} | {held_out['count']:,} | {beside} | "
+        f"{training['wall_seconds'] / 3600:.1f} h on {training['machine']}: `tokenpaths train {name} --seed {seed} "
+        f"--data <data folder> --threads 1{tokenizer}` |"
+    )
 
 
 def _with_interval(held_out: dict[str, Any], measured: dict[str, Any] | None, key: str) -> str:

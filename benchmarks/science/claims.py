@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 YES, PARTLY, NO, OPPOSITE, NONE = VERDICTS = ("holds", "partly", "not at this scale", "the opposite", "not tested")
@@ -22,11 +22,27 @@ class Claim:
     """what ours has to show for *holds*, in each setting"""
     basis: str = ""
     """what ours rests on, where that differs from the rest of its table: networks, samples, data"""
+    trained: bool = True
+    """whether networks trained anew can answer it; False: it rests on other measurements"""
+    verdicts: tuple[str, ...] = ()
+    """of each training, where there are several"""
 
     def line(self, basis: str) -> str:
-        return (
-            f"| {self.claim} | **{self.verdict}** | {self.ours} | {self.paper} | {self.basis or basis} | {self.rule} |"
-        )
+        said = f"**{self.verdict}**"
+        if len(self.verdicts) > 1:
+            same = len(set(self.verdicts)) == 1
+            said += f"<br>({'in all' if same else ', '.join(self.verdicts)}{f' {len(self.verdicts)}' * same})"
+        return f"| {self.claim} | {said} | {self.ours} | {self.paper} | {self.basis or basis} | {self.rule} |"
+
+    def with_others(self, others: Sequence[Claim]) -> Claim:
+        """The claim with the verdicts of networks trained anew."""
+        verdicts = (self.verdict, *(other.verdict for other in others))
+        return replace(self, verdict=agreed(verdicts), verdicts=verdicts, basis=several(self.basis, len(verdicts)))
+
+
+def untested(claim: str, paper: str, why: str) -> Claim:
+    """A claim that nothing here can tell."""
+    return Claim(claim, paper, why, NONE, rule="–", basis="–", trained=False)
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,8 @@ class Table:
     basis: Callable[[dict[str, Any]], str]
     """networks, samples and data behind every row that names none of its own"""
     about: str = ""
+    anew: Callable[[dict[str, Any]], dict[str, dict[str, Any]]] = lambda results: {}
+    """results of the same form by seed, of networks trained anew"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,18 @@ def verdict(*settings: bool, opposite: bool = False) -> str:
     if all(settings):
         return YES
     return PARTLY if any(settings) else OPPOSITE if opposite else NO
+
+
+def several(basis: str, trainings: int) -> str:
+    """What rows rest on where networks were trained so often."""
+    return basis if trainings < 2 else basis.replace("1 network ", f"{trainings} networks ")
+
+
+def agreed(verdicts: Sequence[str]) -> str:
+    """One verdict of several trainings: theirs if it is the same, *partly* if it holds in some of them, else *no*."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return PARTLY if {YES, PARTLY} & set(verdicts) else NO
 
 
 def share(value: float, digits: int = 1) -> str:

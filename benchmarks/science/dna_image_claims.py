@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.measure import kept_document
-from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, verdict, within
+from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, untested, verdict, within
 from benchmarks.science.dna_rows import (
     DNA_N,
     LINE,
@@ -174,13 +174,10 @@ def vision(results: dict[str, Any]) -> list[Claim]:
         dead(VISION, models),
         _kinds(models.get(DNA_N)),
         *_dreams(),
-        Claim(
+        untested(
             "figures 4 and 14: texture at early steps, a sharp transition to objects",
             "between steps 6 and 7",
             "dreams keep the class too seldom to date it; the page of dreams shows each step of three images",
-            NONE,
-            rule="–",
-            basis="–",
         ),
     ]
 
@@ -196,7 +193,9 @@ def _rare_and_common(model: dict[str, Any]) -> str:
 def _kinds(measured: dict[str, Any] | None) -> Claim:
     claim = "appendix F: attention early, MLP late, where modules are one or the other"
     if measured is None:
-        return Claim(claim, "said", "no network of such modules (DNA-n) was trained", NONE, rule="–", basis="–")
+        return Claim(
+            claim, "said", "no network of such modules (DNA-n) was trained", NONE, rule="–", basis="–", trained=False
+        )
     steps, early = measured["attention_by_step"]["value"], measured["attention_early"]
     return Claim(
         claim,
@@ -207,6 +206,7 @@ def _kinds(measured: dict[str, Any] | None) -> Claim:
         verdict(above(early) and early["low"] > max(early["untrained"]), opposite=below(early)),
         rule="the interval lies above 0 and above all untrained networks",
         basis=f"1 network, {measured['twins']} untrained; {measured['samples']:,} images",
+        trained=False,
     )
 
 
@@ -214,7 +214,7 @@ def _dreams() -> list[Claim]:
     """Figures 4, 5 and 15, from dreams of images that the network never saw."""
     kept = {name: row for name, row in kept_document("dream_tests")["results"].items() if name in VISION}
     if not kept:
-        return [Claim("figures 4, 5 and 15: dreams", "shown in pictures", "not dreamt yet", NONE, rule="–", basis="–")]
+        return [untested("figures 4, 5 and 15: dreams", "shown in pictures", "not dreamt yet")]
     images = f"{next(iter(kept.values()))['images']} images"
     iterations = f"{next(iter(kept.values()))['settings']['iterations']} of the paper's 2,048 iterations"
     grouped = f"{next(iter(kept.values()))['grouped']} images whose box has an edge"
@@ -256,6 +256,7 @@ def _dreams() -> list[Claim]:
             ),
             rule="above chance, and more than half",
             basis=f"{images} and {iterations}, 1 network each",
+            trained=False,
         ),
         Claim(
             "figures 5 and 15: with the pixels of boundary patches as context, their choices bring the object back",
@@ -266,5 +267,6 @@ def _dreams() -> list[Claim]:
             ),
             rule="both differences above 0",
             basis=f"{grouped} and {iterations}, 1 network each",
+            trained=False,
         ),
     ]

@@ -32,6 +32,41 @@ def _basis(model: dict[str, Any] | None, what: str) -> str:
     return f"1 network each, {model['twins']} untrained; {model['samples']:,} {what}" if model else "–"
 
 
+def images_anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As ``results``, of the networks for images that were trained under other seeds."""
+    return _anew(results, VISION)
+
+
+def texts_anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As ``results``, of the networks for texts that were trained under other seeds."""
+    return _anew(results, TEXT)
+
+
+def _anew(results: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """By seed, if all its networks were trained; untrained networks and dense twins are those of the shipped ones."""
+    found = {}
+    for seed, models in sorted(results.get("anew", {}).items(), key=lambda item: int(item[0])):
+        if all(name in models for name in names):
+            own = {name: _beside(models[name], results["models"][name]) for name in names}
+            found[seed] = {
+                **results,
+                "models": results["models"] | own,
+                "between": results["between"] | results["between_anew"][seed],
+            }
+    return found
+
+
+def _beside(figures: Any, shipped: Any) -> Any:
+    """Figures with what only those of the shipped network have: untrained networks, and the dense twin."""
+    if not isinstance(figures, dict) or not isinstance(shipped, dict):
+        return figures
+    filled = {key: _beside(value, shipped.get(key)) for key, value in figures.items()}
+    for key in ("untrained", "untrained_law", "dense_twin"):
+        if key in shipped and not filled.get(key):
+            filled[key] = shipped[key]
+    return filled
+
+
 def dense(model: dict[str, Any]) -> dict[str, Any]:
     """The dense twin as the card has it."""
     twin: dict[str, Any] = model["validation"]["dense_twin"]
@@ -115,6 +150,7 @@ def slopes(names: tuple[str, ...]) -> Claim:
         verdict(*steeper, opposite=not any(steeper)),
         rule="trained below untrained",
         basis="1 network and 1 untrained each",
+        trained=False,
     )
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, untrained, verdict, within
+from benchmarks.science.claims import NONE, Claim, above, below, share, spanned, untested, untrained, verdict, within
 from benchmarks.science.dna_rows import LINE, TEXT, VISION, WORDS, dead, dense, diverse, known, knows, law, slopes
 
 
@@ -115,6 +115,7 @@ def text(results: dict[str, Any]) -> list[Claim]:
             NONE,
             rule="–",
             basis=f"top2; {read}",
+            trained=False,
         ),
         Claim(
             "figure 12: two models reuse modules on unrelated texts",
@@ -170,7 +171,9 @@ def _skipping(measured: dict[str, Any] | None) -> Claim:
     claim = "less compute costs little: a network that skips beside one that does not"
     paper = "table 3: 2.784 nats with 30\u00a0% skipped, 2.674 without"
     if not measured:
-        return Claim(claim, paper, "no top-2 network without skipping was trained", NONE, rule="–", basis="–")
+        return Claim(
+            claim, paper, "no top-2 network without skipping was trained", NONE, rule="–", basis="–", trained=False
+        )
     (skips, other), training = measured["loss"], measured["training"]
     return Claim(
         claim,
@@ -181,18 +184,16 @@ def _skipping(measured: dict[str, Any] | None) -> Claim:
         basis=f"1 network each; {measured['samples']:,} texts, {measured['predictions']:,} predictions; the second "
         f"is not shipped: `{training['command']}`, {training['wall_seconds'] / 3600:.1f} h on {training['machine']}, "
         "then this page's command with `--without-skip <its folder>`",
+        trained=False,
     )
 
 
 def _untested() -> list[Claim]:
     return [
-        Claim(
+        untested(
             "table 3: downstream tasks",
             "ARC, BoolQ, HellaSwag, LAMBADA, PIQA, RACE, WikiText",
             "not tried with networks of this size",
-            NONE,
-            rule="–",
-            basis="–",
         )
     ]
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
@@ -53,6 +54,13 @@ class ImageDreams:
             raise UserError(f"A {model.family} model for texts has no image to dream", field="model")
         self.model, self.dreams, self.settings = model, list(dreams), settings
         self.device = next(model.parameters()).device
+        self._low_precision = settings.precision == "bfloat16"
+        has_bfloat16 = cpu_has_bfloat16() if self.device.type == "cpu" else self.device.type == "cuda"
+        if self._low_precision and not has_bfloat16:
+            raise UserError(
+                "This device has no bfloat16 products, so that dreams in it would be slower: take precision float32",
+                field="image.precision",
+            )
         self.side, self.channels = config.image_size, config.channels
         self.jitter = settings.jitter * getattr(config, "patch_size", self.side / 14)
         self.iteration = 0
@@ -106,7 +114,8 @@ class ImageDreams:
         ]
         spectrum = self.spectrum.requires_grad_()
         pictures = self._compose(to_pictures(spectrum))
-        seen = look(self.model, disturb(self._normal(pictures), draws), self._needs)
+        with mixed_precision(self.device, self._low_precision):
+            seen = look(self.model, disturb(self._normal(pictures), draws), self._needs)
         values = torch.stack([d.objective.value(s).float() for d, s in zip(self.dreams, seen, strict=True)])
         loss = settings.total_variation * total_variation(pictures).sum() - values.sum()
         (gradient,) = torch.autograd.grad(loss, spectrum)

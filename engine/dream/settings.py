@@ -5,6 +5,8 @@ Source: Distributed Neural Architectures, appendix C.1.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_ITERATIONS = 65_536
@@ -38,6 +40,11 @@ class ImageSettings(BaseModel):
     total_variation: float = Field(default=0.01, ge=0, le=100, allow_inf_nan=False, description="its coefficient")
     spread: float = Field(
         default=0.01, gt=0, le=10, allow_inf_nan=False, description="spread of the first coefficients"
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the network's products while it dreams: bfloat16 is faster where the processor or GPU has it, "
+        "and gives another picture; what the dream is worth is always measured in float32",
     )
 
 

@@ -26,8 +26,8 @@ from tokenpaths.engine.models.family import Traced
 from tokenpaths.engine.tracing.traceable import Traceable, edits_of
 
 TOP = 5
-CHUNK_ROWS = 512
-"""rows whose probabilities are in memory at once"""
+CHUNK_ROWS = 128
+"""rows whose probabilities are in memory at once: of a vocabulary of 8,192 four megabytes, which stay in the cache"""
 
 
 @dataclass
@@ -195,12 +195,10 @@ def measure_effect(model: Traceable, data: PreparedSet, unchanged: Unchanged | N
 
 
 class Unchanged:
-    """Outputs of the unchanged model per batch: cached in memory if small, otherwise recomputed."""
+    """Outputs of the unchanged model per batch: cached in memory up to ``most_bytes``, otherwise recomputed."""
 
-    MOST_BYTES = 1 << 28
-
-    def __init__(self, model: Traceable, data: PreparedSet) -> None:
-        self._model, self._data = model.without_controls(), data
+    def __init__(self, model: Traceable, data: PreparedSet, most_bytes: int = 1 << 28) -> None:
+        self._model, self._data, self._most_bytes = model.without_controls(), data, most_bytes
         self._kept: dict[int, Traced] = {}
         self._bytes = 0
 
@@ -209,7 +207,7 @@ class Unchanged:
             return self._kept[place]
         traced = self._model.run(self._data.batches[place])
         size = traced.logits.numel() * traced.logits.element_size()
-        if self._bytes + size <= self.MOST_BYTES:
+        if self._bytes + size <= self._most_bytes:
             self._kept[place] = traced
             self._bytes += size
         return traced

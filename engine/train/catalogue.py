@@ -41,6 +41,8 @@ class Order:
     device: torch.device
     iterations: int | None
     """None: as many as the recipe says"""
+    seed: int | None
+    """None: the recipe's"""
     workers: int
     """processes that share the paths of a DiPaCo; 0: none but this one"""
     command: str
@@ -108,8 +110,10 @@ def find_training(name: str) -> Training:
     return recipes[name]
 
 
-def _shortened(recipe: Any, iterations: int | None) -> Any:
-    return recipe if iterations is None else recipe.model_copy(update={"iterations": iterations})
+def _as_ordered(recipe: Any, order: Order) -> Any:
+    """The recipe with the length and the seed that were asked for."""
+    asked = {"iterations": order.iterations, "seed": order.seed}
+    return recipe.model_copy(update={key: value for key, value in asked.items() if value is not None})
 
 
 def _only_its_length(order: Order, name: str) -> None:
@@ -149,7 +153,7 @@ def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.dna_card import read_twin
     from tokenpaths.engine.train.loop import train
 
-    recipe, directional = _shortened(recipe, order.iterations), recipe.family == "directional"
+    recipe, directional = _as_ordered(recipe, order), recipe.family == "directional"
     twin = read_twin(order.dense_twin, recipe.model) if order.dense_twin and not directional else None
     tokenizer = order.tokenizer or (SHARED_TOKENIZER if directional else None)
     with order.stage(f"reading {recipe.train_file}"):
@@ -205,7 +209,7 @@ def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.hmodel_recipes import load_languages, ship, tokenizer_for
     from tokenpaths.engine.train.loop import train
 
-    recipe = _shortened(recipe, order.iterations)
+    recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {recipe.train_file}"):
         languages = load_languages(order.data)
         order.work.mkdir(parents=True, exist_ok=True)
@@ -245,6 +249,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
 
     _only_its_length(order, recipe.name)
+    recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {FILES[0]}"):
         tokenizer = TextTokenizer.load(order.tokenizer or SHARED_TOKENIZER)
         documents, val = (load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in FILES)
@@ -282,6 +287,7 @@ def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.train_raytracing import finish, train
 
     _only_its_length(order, recipe.name)
+    recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {recipe.data}"):
         corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
     done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)

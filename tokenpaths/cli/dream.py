@@ -50,6 +50,9 @@ class DreamOptions:
     class_index: Annotated[int | None, typer.Option("--class", help="A class by its number.", min=0)] = None
     iterations: Annotated[int | None, typer.Option(help="How many [default: 2048 for images, 64 for texts].")] = None
     rate: Annotated[float | None, typer.Option(help="Adam's rate for images [default: 0.001].")] = None
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="Dream images with products in bfloat16: faster, another picture.")
+    ] = False
     first: Annotated[
         int | None, typer.Option(help="Of a text's choices: the token that the dream begins with.", min=0)
     ] = None
@@ -123,8 +126,9 @@ def _request(options: DreamOptions) -> dict[str, Any]:
         target |= {"group": group, "scores": "logits" if options.logits else "probs"}
     names = ("model", "run", "sample", "data", "row", "seed")
     values = _without_none({name: getattr(options, name) for name in names} | {"target": _without_none(target)})
+    precision = "bfloat16" if options.bfloat16 else None
     return values | {
-        "image": _without_none({"iterations": options.iterations, "rate": options.rate}),
+        "image": _without_none({"iterations": options.iterations, "rate": options.rate, "precision": precision}),
         "text": _without_none({"iterations": options.iterations, "length": options.length, "fluency": options.fluency}),
     }
 
@@ -142,7 +146,7 @@ def _with_flags(message: str) -> str:
     return f"`--{_FLAGS.get(name, name)}`: {message[match.end() :]}"
 
 
-_FLAGS = {"steps": "step", "index": "class"}
+_FLAGS = {"steps": "step", "index": "class", "precision": "bfloat16"}
 """options that have another name than the last part of their field"""
 
 

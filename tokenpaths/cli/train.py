@@ -39,6 +39,13 @@ class TrainOptions:
         Path | None, typer.Option(help="Checkpoint folder of the dense twin, for its numbers on the card.")
     ] = None
     iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Another seed than the recipe's, for its weights and the order of its batches; folders are named so.",
+            min=0,
+        ),
+    ] = None
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.", min=1)] = None
     workers: Annotated[
@@ -66,13 +73,14 @@ def train(options: TrainOptions) -> None:
         typer.echo("docs/training.md says which files each reads from --data, and how to make them of your own data.")
         return
     chosen = find_training(recipe)
+    named = recipe if options.seed is None else f"{recipe}-seed{options.seed}"
     if not data.is_dir():
         raise UserError(f"there is no folder {data}; --data is where the recipe's files lie", field="data")
     if out is None:
         from tokenpaths.backend.settings import load_settings
 
         # Never over a shipped checkpoint; there, `trace` and the page find it before the shipped one.
-        out = load_settings().data_dir / "models" / recipe
+        out = load_settings().data_dir / "models" / named
     import torch
 
     from tokenpaths.cli.support.progress_bar import waiting
@@ -80,16 +88,17 @@ def train(options: TrainOptions) -> None:
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    with _Follower(recipe) as follower:
+    with _Follower(named) as follower:
         numbers = chosen.carry_out(
             Order(
                 data=data,
                 out=out,
-                work=options.work / recipe,
+                work=options.work / named,
                 tokenizer=options.tokenizer,
                 dense_twin=options.dense_twin,
                 device=pick_device(options.device),
                 iterations=options.iterations,
+                seed=options.seed,
                 workers=options.workers,
                 command=shlex.join(["tokenpaths", *sys.argv[1:]]),
                 on_progress=follower.hear,

@@ -44,6 +44,8 @@ class Log:
     note: str = ""
     checked: bool = False
     """the pieces that ``read`` yields are cut and checked already, by a confined child"""
+    spool: PieceSpool | None = None
+    """what the first reading kept for the second"""
     survey: Survey | None = None
     """what the whole log says, once it has been read (``counting``)"""
     beside: tuple[Path, ...] = ()
@@ -57,6 +59,9 @@ class Log:
         Raises:
             UserError: the log is invalid; the message names file and line or row.
         """
+        if self.spool is not None and self.spool.whole:
+            yield from self.spool.pieces()
+            return
         if self.checked:
             yield from self.read()
             return
@@ -81,10 +86,10 @@ class Log:
     def counted(self, folder: Path | None = None) -> Log:
         """The log with its survey and its number of experts: the whole log is read once.
 
-        What was read is kept in a temporary file, from which ``pieces`` of the returned log reads.
+        What was read is kept in temporary files, from which ``pieces`` of the returned log reads the next time.
 
         Args:
-            folder: of that file; by default the system's temporary folder.
+            folder: of these files; by default the system's temporary folder.
 
         Raises:
             UserError: as ``pieces``.
@@ -103,7 +108,7 @@ class Log:
         if not survey.tokens:
             raise UserError(f"{self.file}: holds no token", field="file")
         survey.finish()
-        log = replace(self, read=spool.pieces, checked=True) if spool.whole else self
+        log = replace(self, spool=spool)
         if self.experts is not None:
             return replace(log, survey=survey)
         guess = f"{survey.experts} experts a layer: the largest id in the log, there may be more"

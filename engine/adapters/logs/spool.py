@@ -1,7 +1,8 @@
-"""What the first reading of a log decoded and checked, kept for the second one in an unnamed temporary file.
+"""What the first reading of a log decoded and checked, kept for the second one in unnamed temporary files.
 
-The file lies in the folder of the runs, holds about a byte an id, and the operating system deletes it when the import
-ends. Without space for it a log is read from its own file once more.
+They lie in the folder of the runs, hold about a byte an id, and are given back one by one as they are read: memory that
+the system had for them serves the run that is written meanwhile. Without space for them, and when it is read once more,
+a log is read from its own file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,25 +24,57 @@ from tokenpaths.engine.base.files import check_free
 
 HELD_BYTES = 4 << 20
 """bytes of ids that are written at once"""
+FILE_BYTES = 64 << 20
+"""of one file, from which on there is another"""
 _NAMES = tuple(field.name for field in fields(Piece) if field.name not in ("locate", "ordered"))
 
 
+@dataclass
+class _Part:
+    """One of the files."""
+
+    file: IO[bytes]
+    chunks: list[list[int]] = field(default_factory=list)
+    """one behind the other: the bytes of the pieces, then of each of their arrays"""
+    num_bytes: int = 0
+
+    def write(self, held: list[dict[str, Any]]) -> None:
+        """Append a chunk."""
+        # Arrays go to the file as they lie: a copy of a log in memory costs as much as the file does.
+        arrays: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(held, protocol=5, buffer_callback=arrays.append)
+        parts = [memoryview(head), *(array.raw() for array in arrays)]
+        for part in parts:
+            self.file.write(part)
+        self.file.flush()
+        self.chunks.append([part.nbytes for part in parts])
+        self.num_bytes += sum(self.chunks[-1])
+
+    def rows(self) -> Iterator[list[dict[str, Any]]]:
+        """The chunks, whose arrays cannot be written to."""
+        offset = 0
+        for sizes in self.chunks:
+            chunk = memoryview(os.pread(self.file.fileno(), sum(sizes), offset))
+            starts = accumulate(sizes, initial=0)
+            head, *arrays = (chunk[start : start + size] for start, size in zip(starts, sizes, strict=False))
+            yield pickle.loads(head, buffers=arrays)
+            offset += len(chunk)
+
+
 class PieceSpool:
-    """Checked pieces in the order in which they came; ``pieces`` reads them as often as it is called.
+    """Checked pieces in the order in which they came; ``pieces`` reads them once.
 
     Of a piece whose layers have lines of their own, only the line of its first token is kept.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """``folder``: of the file; None: the system's temporary folder."""
+        """``folder``: of the files; None: the system's temporary folder."""
         self._folder = folder if folder is not None and folder.is_dir() else Path(tempfile.gettempdir())
-        self._file: IO[bytes] | None = None
-        self._chunks: list[tuple[int, int]] = []
+        self._parts: list[_Part] = []
         self._held: list[dict[str, Any]] = []
         self._held_bytes = 0
-        self._end = 0
         self.whole = True
-        """False once there was no space: what was kept is given up"""
+        """False once there was no space, or what was kept has been read: then it is given up"""
 
     def add(self, piece: Piece) -> None:
         """Keep one checked piece."""
@@ -59,24 +93,25 @@ class PieceSpool:
     def _write(self) -> None:
         try:
             check_free(self._folder)
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - as long as the object
-            data = pickle.dumps(self._held, protocol=5)
-            self._file.write(data)
-            self._file.flush()
+            if not self._parts or self._parts[-1].num_bytes >= FILE_BYTES:
+                self._parts.append(_Part(tempfile.TemporaryFile(dir=self._folder)))  # noqa: SIM115
+            self._parts[-1].write(self._held)
         except (OSError, UserError):  # no space: a log can be read twice
-            self.whole, self._file, self._chunks = False, None, []
-        else:
-            self._chunks.append((self._end, len(data)))
-            self._end += len(data)
+            self.whole, self._parts = False, []
         self._held, self._held_bytes = [], 0
 
     def pieces(self) -> Iterator[Piece]:
-        """The pieces from the beginning; only for a spool that is ``whole``."""
-        for offset, size in self._chunks:
-            assert self._file is not None, "chunks were written"
-            yield from map(_piece, pickle.loads(os.pread(self._file.fileno(), size, offset)))
-        yield from map(_piece, self._held)
+        """The pieces from the beginning, whose arrays cannot be written to; only of a spool that is ``whole``."""
+        assert self.whole, "what was read is given back"
+        self.whole = False
+        parts, self._parts = self._parts[::-1], []
+        held, self._held = self._held, []
+        while parts:
+            part = parts.pop()
+            with part.file:
+                for rows in part.rows():
+                    yield from map(_piece, rows)
+        yield from map(_piece, held)
 
 
 def _piece(row: dict[str, Any]) -> Piece:

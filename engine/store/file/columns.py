@@ -7,6 +7,7 @@ token:
   keep the order of values; the error is at most 1/4000 of 1 + |x| (half a level is 1/4095, the rest is the rounding of
   logarithms). Zero and infinity are exact.
 - the first row of its sample instead of its position: ``token`` is the row minus that.
+- NULL instead of packed weights that are all 1/K, as of a log without any: ``Layout.even_weights`` reads them.
 - the offset of its first character in the concatenated texts of the run, the offset at which its own text begins, and
   its length.
 
@@ -100,8 +101,8 @@ def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [held for name, kind in columns for held in instead.get(name, [(name, kind)])]
 
 
-def read_sql(name: str) -> str:
-    """SQL for a column of ``token`` in terms of those of ``token_coded``."""
+def read_sql(name: str, even_weights: str = "") -> str:
+    """SQL for a column of ``token`` in terms of those of ``token_coded``; ``even_weights`` as of the ``Layout``."""
     start = "(char_place - char_first)"
     read = {
         "token": "(rowid - first_row)::INTEGER",
@@ -110,17 +111,18 @@ def read_sql(name: str) -> str:
         f"WHEN char_length < {START_UNKNOWN} THEN {start} + char_length - ({START_UNKNOWN}) "
         f"WHEN char_length = {START_UNKNOWN} THEN {start} END)::INTEGER",
         **{measure: value_sql(code_column(measure)) for measure in MEASURES},
+        **({"weights": f"coalesce(weights, {even_weights})"} if even_weights else {}),
     }
     return read.get(name, name)
 
 
-def view_sql(columns: Sequence[tuple[str, str]]) -> str:
+def view_sql(columns: Sequence[tuple[str, str]], even_weights: str = "") -> str:
     """SQL that creates the view ``token`` with ``columns``, and its row number as ``rowid``."""
-    columns_sql = [f"{read_sql(name)} AS {name}" for name, _ in columns]
+    columns_sql = [f"{read_sql(name, even_weights)} AS {name}" for name, _ in columns]
     return f"CREATE VIEW token AS SELECT rowid, {', '.join(columns_sql)} FROM {TABLE};\n"
 
 
-def tokens_sql(columns: Sequence[str], num: int) -> str:
+def tokens_sql(columns: Sequence[str], num: int, even_weights: str = "") -> str:
     """sample, token and ``columns`` of ``num`` tokens, in reading order; parameters: sample and row of each.
 
     One lookup per token, so that only the blocks with its sample are scanned. Coded columns are read first and decoded
@@ -128,7 +130,7 @@ def tokens_sql(columns: Sequence[str], num: int) -> str:
     """
     held = [name for name, _ in coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
     one = f"(SELECT sample, rowid, {', '.join(held)} FROM {TABLE} WHERE sample = ? AND rowid = ?)"
-    read = ", ".join(f"{read_sql(name)} AS {name}" for name in ("token", *columns))
+    read = ", ".join(f"{read_sql(name, even_weights)} AS {name}" for name in ("token", *columns))
     return f"SELECT sample, {read} FROM ({' UNION ALL '.join([one] * num)}) ORDER BY rowid"
 
 

@@ -7,6 +7,9 @@ equal counts are ranked by their ribbons. *Unique*, where ribbons are long and m
 counts ranked, in the order of their first tokens. The view ``path`` has ribbons in both; it decodes them in SQL, so
 what needs none reads ``path_coded``, and what needs many of them ``ask.tables.path_ribbons``.
 
+The column ``cdf`` is worked out from sums of counts when it is read: as numbers of its own it would take eight bytes a
+path.
+
 ``path_coded`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page``
 holds rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is not compressed, as DuckDB
 compresses 2048 rows together and would decompress them all for one. ``path_count`` holds how many paths have each
@@ -29,16 +32,19 @@ from tokenpaths.engine.store.file.packed_ids import ribbon_sql
 from tokenpaths.engine.store.file.schema import Layout
 
 DICTIONARY, UNIQUE = "dictionary", "unique"
+CALCULATED = "cdf"
+"""column of ``path_coded`` that the file does not hold"""
 PAGE_PATHS = 1024
 PAGES_AT_ONCE = 256
 TOP_ROWS = 1000
 
 
-def path_table(layout: Layout) -> str:
-    """SQL that creates ``path_coded`` and ``path``."""
+def path_table(layout: Layout, num_tokens: int) -> str:
+    """SQL that creates ``path_coded`` and ``path`` of a run of so many tokens."""
     own = "first_token BIGINT" if layout.unique else f"ribbon {layout.id_type}[]"
     return (
-        f"CREATE TABLE {PATHS} (path_id INTEGER, rank INTEGER, {own}, count BIGINT, cdf DOUBLE, "
+        f"CREATE TABLE {PATHS} (path_id INTEGER, rank INTEGER, {own}, count BIGINT, "
+        f"cdf DOUBLE GENERATED ALWAYS AS ((first_member + count) / {num_tokens}) VIRTUAL, "
         "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE);\n"
         f"CREATE VIEW path AS SELECT * FROM {with_ribbons(layout, f'SELECT rowid, * FROM {PATHS}')};\n"
     )

@@ -59,6 +59,16 @@ class Layout:
         return self.visits > WIDEST_COLUMN_LAYOUT
 
     @property
+    def even_level(self) -> int:
+        """The 8-bit weight of 1/K."""
+        return int(self.weights.encode(np.array([1 / self.top_k]))[0])
+
+    @property
+    def even_weights(self) -> str:
+        """SQL of packed weights that are all 1/K, which ``token_coded`` holds as NULL; empty where none are packed."""
+        return f"repeat('\\x{self.even_level:02X}'::BLOB, {self.visits})" if self.packed else ""
+
+    @property
     def id_bits(self) -> int:
         """Bits of an id in a word of ``ids``."""
         return max(1, (self.num_modules - 1).bit_length())
@@ -261,4 +271,4 @@ def create_tables(layout: Layout, info: RunInfo) -> str:
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
         for table, columns in tables
     )
-    return wide + coded.view_sql(columns) + _SMALL_TABLES
+    return wide + coded.view_sql(columns, layout.even_weights) + _SMALL_TABLES

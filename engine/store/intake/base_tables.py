@@ -87,7 +87,7 @@ class Plan:
     @property
     def tables_sql(self) -> str:
         """SQL that creates the copied tables, and the views and tables that a writer creates with them."""
-        of_tokens = create_tables(self.layout, self.info) + CREATE_SOFT + path_table(self.layout)
+        of_tokens = create_tables(self.layout, self.info) + CREATE_SOFT + path_table(self.layout, self.num_tokens)
         return of_tokens + (LOAD_TABLE if self.load_only else "")
 
     def longest(self, table: str, column: str) -> int:

@@ -24,6 +24,7 @@ from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length
+from tokenpaths.engine.store.file.path_pages import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
     LONGEST,
     LONGEST_TEXT,
@@ -207,7 +208,7 @@ def _check_lengths(con: duckdb.DuckDBPyConnection, plan: Plan | None, table: str
 
 def _batches(con: duckdb.DuckDBPyConnection, plan: Plan, table: str) -> Iterator[pa.Table]:
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // _check_lengths(con, plan, table)))
-    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table))
+    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table) if (table, name) != (PATHS, CALCULATED))
     for batch in con.execute(f"SELECT {names} FROM {_named(table)}").to_arrow_reader(rows):
         if batch.num_rows:
             yield pa.Table.from_batches([batch])

@@ -147,7 +147,8 @@ def own_token_columns(
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
         arrays["ids"] = blobs(ids_nV) if layout.of_shard else pack(ids_nV, layout)
-        arrays["weights"] = blobs(batch.weights)
+        even = not layout.of_shard and _all_are(batch.weights, layout.even_level)
+        arrays["weights"] = pa.nulls(n, pa.binary()) if even else blobs(batch.weights)
     else:
         # Transposed once, every column is contiguous and goes to Arrow without another copy.
         if not layout.by_path:
@@ -273,6 +274,12 @@ def search_key(sample: SampleRecord) -> str | None:
     if all((getattr(sample, name) or "").isascii() for name in _FOLDED_FIELDS):
         return None
     return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
+
+
+def _all_are(levels: np.ndarray, level: int) -> bool:
+    """Whether all ``levels`` are this one; without a look at each where one stands for all."""
+    of = levels if any(levels.strides) else levels[:1, :1]
+    return bool((of == level).all())
 
 
 @lru_cache(maxsize=1)

@@ -47,6 +47,8 @@ ANSWER_MEGABYTES = 150
 """of the reader that works out the slow answers of such a run: what it has read stays in memory up to its limit"""
 FLUSH_TOKENS = 65_536
 """tokens buffered for one insert; a run that never reaches this number gets a file with small blocks"""
+HELD_SAMPLE_BYTES = 1 << 20
+"""samples buffered for one insert, until the last"""
 
 
 class RunFiller:
@@ -179,8 +181,8 @@ class RunFiller:
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
 
-    def _flush(self, block_bytes: int) -> None:
-        """Insert the buffered rows; the first call creates the file with blocks of this size."""
+    def _flush(self, block_bytes: int, *, last: bool = False) -> None:
+        """Insert the buffered rows; the first call creates the file with blocks of this size, the last leaves none."""
         check_free(self._file.parent)
         if self.con is None:
             tables = create_tables(self.layout, self.info) + CREATE_SOFT
@@ -188,13 +190,17 @@ class RunFiller:
             self.con = create_file(self._file, tables, block_bytes, megabytes)
         with one_thread(self.con):
             for table, parts in self._pending.items():
+                if table == "sample":
+                    if not last and sum(rows.nbytes for rows in parts) < HELD_SAMPLE_BYTES:
+                        continue  # a few rows of each batch: to insert them takes longer than all else of them
+                    parts[:] = [pa.concat_tables(parts)] if parts else []
                 while parts:
                     insert_rows(self.con, table, parts.pop(0))
         self._pending_tokens = 0
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
-        self._flush(SMALL_BLOCK_BYTES)
+        self._flush(SMALL_BLOCK_BYTES, last=True)
         self.book.complete()
         self.twin_paths = self._twin_of_run()
         assert self.con is not None

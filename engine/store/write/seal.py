@@ -211,9 +211,9 @@ def _path_table(
     con: duckdb.DuckDBPyConnection, layout: Layout, totals: Totals, order: np.ndarray, first_rows: np.ndarray | None
 ) -> None:
     """``path_coded`` in rank order; ``first_member`` is the rowid of its first row in ``member``."""
-    con.execute(path_table(layout))
+    con.execute(path_table(layout, totals.book.num_tokens))
     names, top = _top_labels(con, totals.book.num_paths)
-    before, num_tokens = 0, totals.book.num_tokens
+    before = 0
     for start in range(0, len(order), TAKE_ROWS):
         path_ids = order[start : start + TAKE_ROWS]
         counts = totals.book.counts()[path_ids]
@@ -222,7 +222,6 @@ def _path_table(
             "path_id": path_ids,
             "rank": np.arange(start + 1, start + len(path_ids) + 1, dtype=np.int32),
             "count": counts,
-            "cdf": up_to / num_tokens,
             "compute": totals.compute[path_ids],
             "reuse": totals.reuse[path_ids],
             "first_member": up_to - counts,

@@ -26,6 +26,8 @@ NULL_SEED = 0
 INDEPENDENT_BYTES = 256 * 2**20
 """memory for the ribbons of the null model with independent steps; for larger runs it is drawn for as many tokens as
 fit (26 million of ten steps), and ``num_tokens`` gives their number"""
+PACKED_TOKENS = 1_000_000
+"""the same for packed ribbons: of those hardly two tokens share one, and a million say it as surely as more"""
 MOST_AT_ONCE = 10**9
 STEPS_AT_ONCE = 4
 """steps whose choices are held as numbers, eight bytes a drawn token each"""
@@ -74,13 +76,32 @@ def _thinned(counts: np.ndarray, layout: Layout) -> np.ndarray:
     From a thousand million tokens on, which numpy cannot draw from at once, tokens are drawn independently, so that the
     number of drawn tokens varies by about its square root.
     """
-    most = INDEPENDENT_BYTES // (layout.visits * layout.id_dtype.itemsize)
-    if counts.sum() <= most:
+    most, total = INDEPENDENT_BYTES // (layout.visits * layout.id_dtype.itemsize), int(counts.sum())
+    most = min(most, PACKED_TOKENS) if layout.packed else most
+    if total <= most:
         return counts
     rng = np.random.default_rng(NULL_SEED)
-    if counts.sum() >= MOST_AT_ONCE:
-        return rng.binomial(counts, most / counts.sum())
+    if total >= MOST_AT_ONCE:
+        return rng.binomial(counts, most / total)
+    if total <= 2 * len(counts):
+        return _drawn_by_parts(counts, most, rng)
     return rng.multivariate_hypergeometric(counts, most, method="marginals")
+
+
+def _drawn_by_parts(counts: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """As ``multivariate_hypergeometric``, ten times as fast where most counts are 1: tokens are drawn, not counts.
+
+    The parts share ``most`` as a draw from all tokens would, and each draws its own.
+    """
+    drawn = np.zeros_like(counts)
+    starts = range(0, len(counts), CHUNK_ROWS)
+    tokens = np.add.reduceat(counts, list(starts))
+    for start, num in zip(starts, rng.multivariate_hypergeometric(tokens, most), strict=True):
+        part = counts[start : start + CHUNK_ROWS]
+        chosen = rng.choice(int(part.sum()), num, replace=False, shuffle=False)
+        owner = chosen if len(part) == part.sum() else np.searchsorted(np.cumsum(part), chosen, side="right")
+        drawn[start : start + CHUNK_ROWS] = np.bincount(owner, minlength=len(part))
+    return drawn
 
 
 def _independent(

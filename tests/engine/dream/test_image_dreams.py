@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import tiny_config
+from tokenpaths.engine.base.device import cpu_has_bfloat16
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, follow_path
@@ -244,6 +245,33 @@ def test_a_dream_that_was_stopped_goes_on_bit_for_bit(model: DNA, ids: torch.Ten
     assert torch.equal(again.curves(), through.curves())
     with pytest.raises(UserError, match="holds dreams of shape"):
         ImageDreams(model, _dreams(ids)[:1], SETTINGS).load(state)
+
+
+@pytest.mark.skipif(not cpu_has_bfloat16(), reason="a processor with bfloat16 products")
+def test_dreams_in_bfloat16_climb_the_same_hill(model: DNA, ids: torch.Tensor) -> None:
+    made = {}
+    for precision in ("float32", "bfloat16", "bfloat16"):
+        settings = SETTINGS.model_copy(update={"precision": precision})
+        dreams = ImageDreams(model, [Dream(Choices(ids[0], range(3)), seed=5)], settings)
+        dreams.run(1)
+        first = dreams.mean.clone().flatten().abs()
+        dreams.run(20)
+        made.setdefault(precision, []).append((first, dreams.pictures(), dreams.curves()))
+    (wide,), (low, again) = made["float32"], made["bfloat16"]
+    assert torch.equal(low[1], again[1])  # the same seed gives the same bits here too
+    assert not torch.equal(low[1], wide[1])
+    assert torch.nn.functional.cosine_similarity(low[0], wide[0], dim=0) > 0.9
+    assert low[2][-1] > low[2][0]
+    torch.testing.assert_close(low[2][-1], wide[2][-1], atol=0.1, rtol=0)
+
+
+def test_a_processor_without_bfloat16_products_says_so(
+    model: DNA, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenpaths.engine.dream.image_loop.cpu_has_bfloat16", lambda: False)
+    with pytest.raises(UserError, match="take precision float32") as refused:
+        ImageDreams(model, [Dream(Choices(ids[0], range(1)))], SETTINGS.model_copy(update={"precision": "bfloat16"}))
+    assert refused.value.field == "image.precision"
 
 
 def test_a_block_of_a_raytracing_network_can_be_dreamed() -> None:

@@ -116,6 +116,19 @@ def test_a_second_call_goes_on_and_changes_nothing(small: Path) -> None:
     assert (train(small, "directional-text", *options) / "model.safetensors").read_bytes() == first
 
 
+def test_another_seed_gives_another_network_in_a_folder_of_its_own(small: Path) -> None:
+    options = ("--tokenizer", str(small / "tokenizer.json"))
+    first = train(small, "directional-text", *options)
+    weights = (first / "model.safetensors").read_bytes()
+    other = train(small, "directional-text", *options, "--seed", "1")
+    assert (other / "model.safetensors").read_bytes() != weights
+    assert read_checkpoint(other).training["recipe"]["seed"] == 1
+    assert {folder.name for folder in (small / "work").iterdir() if folder.is_dir()} == {
+        "directional-text",
+        "directional-text-seed1",
+    }
+
+
 @pytest.mark.parametrize("name", ["dipaco-2x2", "raytracing-digits"])
 def test_a_length_that_is_part_of_the_recipe_is_refused(small: Path, name: str, capsys) -> None:
     arguments = ["--data", str(small / "data"), "--work", str(small / "work"), "--iterations", "3"]

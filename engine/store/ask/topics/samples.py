@@ -280,7 +280,7 @@ def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]
     for start in range(0, len(pairs), TOKENS_AT_ONCE):
         part = pairs[start : start + TOKENS_AT_ONCE]
         places = [value for sample, token in part for value in (sample, int(run.first_rows[sample]) + token)]
-        rows += run.rows(Query(tokens_sql(columns, len(part)), tuple(places)))
+        rows += run.rows(Query(tokens_sql(columns, len(part), run.layout.even_weights), tuple(places)))
     return [row[2:] for row in rows]
 
 

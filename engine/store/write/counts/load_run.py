@@ -134,7 +134,9 @@ def _each_once(load: LoadParts) -> LoadParts:
 def _fill(partial: Path, info: RunInfo, modules: Sequence[ModuleInfo], load: LoadParts) -> None:
     block = LARGE_BLOCK_BYTES if load.counts.size > LARGE_CELLS else SMALL_BLOCK_BYTES
     layout = layout_for(info, modules)
-    con = create_file(partial, create_tables(layout, info) + CREATE_SOFT + path_table(layout) + LOAD_TABLE, block)
+    tokens = num_tokens(load.counts.sum(axis=0), load.top_k) or 1
+    tables = create_tables(layout, info) + CREATE_SOFT + path_table(layout, tokens) + LOAD_TABLE
+    con = create_file(partial, tables, block)
     try:
         names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
         columns: dict[str, Any] = {name: [getattr(module, name) for module in modules] for name in names}

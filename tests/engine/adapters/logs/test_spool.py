@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -33,18 +35,26 @@ def same(one: Piece, other: Piece) -> bool:
     )
 
 
-@pytest.mark.parametrize("held", [1, 1 << 20], ids=["on disk", "in memory"])
-def test_pieces_come_back_as_often_as_they_are_asked_for(
-    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("held", "of_a_file"), [(1, 1), (1, 1 << 20), (1 << 20, 1)], ids=["on disk", "in one file", "in memory"]
+)
+def test_pieces_come_back_once_and_their_files_are_closed(
+    held: int, of_a_file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool, "HELD_BYTES", held)
+    monkeypatch.setattr(spool, "FILE_BYTES", of_a_file)
+    opened: list[IO[bytes]] = []
+    make = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **where: opened.append(make(**where)) or opened[-1])
     kept = PieceSpool(tmp_path)
     for piece in pieces():
         kept.add(piece)
-    first, second = kept.pieces(), kept.pieces()
-    for own, one, other in zip(pieces(), first, second, strict=True):
-        assert same(own, one)
+    assert len(opened) == (0 if held > 1 else len(pieces()) if of_a_file == 1 else 1)
+    for number, (own, other) in enumerate(zip(pieces(), kept.pieces(), strict=True)):
         assert same(own, other)
+        assert all(file.closed for file in opened[:number]) or of_a_file > 1
+    assert all(file.closed for file in opened)
+    assert not kept.whole
     assert not list(tmp_path.iterdir())
 
 
@@ -56,6 +66,14 @@ def test_a_log_is_decoded_once(tmp_path: Path) -> None:
     counted = log.counted(tmp_path)
     (tmp_path / "log.npy").unlink()
     assert all(same(a, b) for a, b in zip(own, counted.pieces(), strict=True))
+
+
+def test_a_log_that_is_read_once_more_is_read_from_its_file(tmp_path: Path) -> None:
+    plain = [[0, 1], [2, 3], [1, 3]]
+    np.save(tmp_path / "log.npy", np.array([plain, plain, plain[::-1]]))
+    counted = open_log(tmp_path / "log.npy", experts=4).counted(tmp_path)
+    first = list(counted.pieces())
+    assert all(same(a, b) for a, b in zip(first, counted.pieces(), strict=True))
 
 
 def test_without_space_the_log_itself_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
