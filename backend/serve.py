@@ -36,7 +36,7 @@ from tokenpaths.backend.logs import say_all_counts, set_up_logging
 from tokenpaths.backend.settings import Settings, load_settings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import never_make
-from tokenpaths.engine.base.thread_waiting import wait_asleep
+from tokenpaths.engine.base.shared_cores import stand_back, wait_asleep
 
 GRACE_SECONDS = 5
 FIRST = ("pandas", "PIL.Image", "tokenpaths.engine.store.ask.run")
@@ -160,8 +160,8 @@ def main(arguments: list[str]) -> int:
     if hasattr(signal, "SIGUSR1"):  # `tokenpaths up` asks a hung process where its threads stand before it ends it
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     server = server_of(app, host, port, stall_s=settings.send_stall_seconds)
-    if arguments == ["worker"] and hasattr(os, "nice"):  # not available on Windows
-        os.nice(settings.worker_nice)
+    if arguments == ["worker"]:
+        stand_back(settings.worker_nice)
     if arguments == ["api"]:
         preload()
         request_count = functools.partial(getattr, server.server_state, "total_requests")

@@ -24,10 +24,12 @@ from benchmarks.dna_choices import observe
 from benchmarks.dna_figures import image_figures, kinds_of_modules, text_figures
 from benchmarks.measure import kept_document, report
 from benchmarks.resampling import interval, weighted_correlation
+from benchmarks.science.dna_rows import TEXT, VISION
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.edits.prepared import prepare
-from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import CONFIG, TOKENIZER, read_checkpoint
 from tokenpaths.engine.tracing.loaded_model import load_model
 
 COMMAND = "python -m benchmarks.dna --data <data folder>"
@@ -71,12 +73,34 @@ def trained_anew(folder: Path, models: Path, kept: dict[str, Any]) -> dict[str, 
         if not (match := SEEDED.fullmatch(checkpoint.name)) or not (checkpoint / CONFIG).exists():
             continue
         print(f"measuring {checkpoint.name} …", file=sys.stderr, flush=True)
-        training = read_checkpoint(checkpoint).training
+        training = check_anew(checkpoint, SHIPPED_MODELS / match["name"], int(match["seed"]))
         figures = measure(checkpoint.name, folder, 0, models)
         found.setdefault(match["seed"], {})[match["name"]] = figures | {
             "training": {key: training[key] for key in ("machine", "wall_seconds")} | {"seed": int(match["seed"])}
         }
     return found
+
+
+def check_anew(folder: Path, shipped: Path, seed: int) -> dict[str, Any]:
+    """What the checkpoint says of its training.
+
+    Raises:
+        UserError: it is not the shipped network's recipe under this seed, or has another tokenizer.
+    """
+    own, other = (read_checkpoint(at) for at in (folder, shipped))
+    recipes = [dict(one.training["recipe"]) for one in (own, other)]
+    seeds = [recipe.pop("seed") for recipe in recipes]
+    tokenizers = [(at / TOKENIZER).read_bytes() if (at / TOKENIZER).exists() else b"" for at in (folder, shipped)]
+    told = recipes[0].keys() & recipes[1].keys()  # cards of earlier versions lack what was added since
+    if (
+        any(recipes[0][key] != recipes[1][key] for key in told)
+        or own.config != other.config
+        or tokenizers[0] != tokenizers[1]
+    ):
+        raise UserError(f"{folder.name} is no network of {other.name}'s recipe, size and tokenizer")
+    if seeds[0] != seed or seeds[1] == seed:
+        raise UserError(f"{folder.name} was trained under seed {seeds[0]}, {other.name} under {seeds[1]}")
+    return own.training
 
 
 def skipping(folder: Path, without: Path) -> dict[str, Any]:
@@ -113,10 +137,9 @@ def paired_loss(first_b: np.ndarray, second_b: np.ndarray, tokens_b: np.ndarray)
 def between(results: dict[str, Any]) -> dict[str, Any]:
     """Whether two models of one modality reuse modules on the same samples."""
     found = {}
-    for kind in ("vision", "text"):
-        pair = [one["reuse_b"] for name, one in results.items() if name.startswith(f"dna-{kind}")]
-        if len(pair) == 2:
-            x, y = (np.array(one) for one in pair)
+    for kind, names in (("vision", VISION), ("text", TEXT)):
+        if all(name in results for name in names):
+            x, y = (np.array(results[name]["reuse_b"]) for name in names)
             value, low, high = interval(lambda c, x=x, y=y: weighted_correlation(x, y, c), len(x))
             found[kind] = {"value": value, "low": low, "high": high, "samples": len(x)}
     return found

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenpaths.engine.base.thread_waiting import wait_asleep
+from tokenpaths.engine.base.shared_cores import wait_asleep
 
 LAYERS, EXPERTS, TOP_K = 16, 64, 8
 SHARD_TOKENS = 500_000

@@ -34,6 +34,8 @@ from benchmarks.measure import forget, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
 from benchmarks.table import Row
 from tests.support.runs.synthetic import SyntheticRun, count, write_run
+from tokenpaths.backend.settings import Settings
+from tokenpaths.engine.base.shared_cores import stand_back
 from tokenpaths.engine.store.file.open_file import open_read_only
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -219,7 +221,7 @@ def writing(folder: Path, tokens: int) -> Iterator[None]:
 
     def work() -> None:
         while not stop.is_set():
-            running[:] = [in_process(BESIDE, folder, tokens)]
+            running[:] = [in_process(BESIDE, folder, tokens, start_new_session=True)]
             running[0].communicate()
 
     thread = threading.Thread(target=work)
@@ -343,6 +345,8 @@ def main() -> None:
     parser.add_argument("--step", choices=[RUN, BESIDE, "ingest", "peers"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
+    if options.step == BESIDE:
+        stand_back(Settings().worker_nice)  # as the worker does, in a session of its own
     if options.step in (RUN, BESIDE):
         where = folder / ("runs" if options.step == RUN else BESIDE)
         print(json.dumps(build(SyntheticRun(options.step, options.tokens), where)))

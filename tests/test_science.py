@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_networks_trained_anew_stand_beside_the_untrained_ones_of_the_shipped():
         "alike": {"value": 3.0, "untrained": [0.5]},
         "validation": {"loss": 4, "dense_twin": {"loss": 2}},
     }
-    assert found["1"]["between"] == {"vision": 5, "text": 2}
+    assert found["1"]["between"] == {"vision": 5}  # never the shipped pair's
 
 
 def test_likeness_of_a_path_counts_pairs_of_different_images():
@@ -201,3 +202,28 @@ def test_repeated_visits_are_told_from_first_ones():
     assert found == pytest.approx([again - first])
     alone = observed(np.array([[0, 1], [1, 2]])[:, :, None], np.zeros(2, dtype=int))
     assert np.isnan(dna_figures.repeats_attend_more(alone)).all()
+
+
+def test_only_the_same_recipe_under_another_seed_counts_as_trained_anew(tmp_path):
+    from benchmarks.dna import check_anew
+    from tokenpaths.engine.base.errors import UserError
+    from tokenpaths.engine.base.files import SHIPPED_MODELS
+
+    shipped = SHIPPED_MODELS / "dna-vision-top1"
+    config = json.loads((shipped / "config.json").read_text(encoding="utf-8"))
+
+    def trained(name: str, **changes) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        recipe = config["training"]["recipe"] | changes
+        document = config | {"training": config["training"] | {"recipe": recipe}}
+        (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+        return folder
+
+    assert check_anew(trained("dna-vision-top1-seed1", seed=1), shipped, 1)["recipe"]["seed"] == 1
+    with pytest.raises(UserError, match="was trained under seed 0"):
+        check_anew(trained("dna-vision-top1-seed0"), shipped, 0)
+    with pytest.raises(UserError, match="was trained under seed 3"):
+        check_anew(trained("dna-vision-top1-seed2", seed=3), shipped, 2)
+    with pytest.raises(UserError, match="no network of dna-vision-top1's recipe"):
+        check_anew(trained("dna-vision-top1-seed5", seed=5, batch_size=7), shipped, 5)

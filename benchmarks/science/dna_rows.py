@@ -48,11 +48,8 @@ def _anew(results: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str
     for seed, models in sorted(results.get("anew", {}).items(), key=lambda item: int(item[0])):
         if all(name in models for name in names):
             own = {name: _beside(models[name], results["models"][name]) for name in names}
-            found[seed] = {
-                **results,
-                "models": results["models"] | own,
-                "between": results["between"] | results["between_anew"][seed],
-            }
+            pairs = results["between_anew"][seed]
+            found[seed] = {**results, "models": results["models"] | own, "between": pairs}
     return found
 
 

@@ -18,6 +18,7 @@ from io import BufferedIOBase
 from typing import Any
 
 from tokenpaths.engine.base.errors import NotEnoughMemory, UserError
+from tokenpaths.engine.base.shared_cores import stand_back
 from tokenpaths.engine.confined.limits import Limits, confine
 from tokenpaths.engine.confined.messages import read_message, write_message
 from tokenpaths.engine.confined.syscalls import die_with_parent, refuse_the_rest
@@ -68,6 +69,7 @@ def serve(function: Callable[..., Any], limits: Limits, answers: BufferedIOBase)
 def main(entry: str, limits: str) -> None:
     """Import ``entry`` (``module:function``) and serve it under ``limits`` (JSON)."""
     die_with_parent()  # without the parent nothing would stop a call that takes too long
+    stand_back()  # as far as the parent does: it is in a session of its own
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print, when they are imported or later, must not mix with the answers
     module, _, name = entry.partition(":")

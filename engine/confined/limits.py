@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from tokenpaths.engine.base.thread_waiting import BLAS_TIMEOUT, POLICY
+from tokenpaths.engine.base.shared_cores import BLAS_TIMEOUT, POLICY
 
 KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "TMPDIR")
 """environment variables that a child needs to start; excludes tokens and secrets"""

@@ -109,13 +109,15 @@ def _context(target: Mapping[str, Any]) -> str:
 
 
 def _settings(request: Mapping[str, Any]) -> list[str]:
-    """Iterations and rate where they are not the usual ones, and the seed."""
+    """Iterations, rate and precision where they are not the usual ones, and the seed."""
     image, text, usual = request.get("image") or {}, request.get("text") or {}, ImageSettings()
     parts = []
     if image.get("iterations", usual.iterations) != usual.iterations:
         parts.append(f"{image['iterations']:,} iterations")
     if image.get("rate", usual.rate) != usual.rate:
         parts.append(f"rate {image['rate']:g}")
+    if image.get("precision", usual.precision) != usual.precision:
+        parts.append(f"in {image['precision']}")
     if text.get("iterations", TextSettings().iterations) != TextSettings().iterations:
         parts.append(f"{text['iterations']:,} rounds")
     if request.get("seed"):

@@ -80,7 +80,7 @@ class Choices(Objective):
         for step, chosen_NK in zip(self.steps, self._chosen, strict=True):
             scores_TM = getattr(seen, self.of)[step]
             scores_NM = scores_TM if self.tokens is None else scores_TM[self.tokens]
-            parts.append(scores_NM.gather(-1, chosen_NK).sum())
+            parts.append(scores_NM.gather(-1, chosen_NK).float().sum())
         return torch.stack(parts).sum()
 
     def matched(self, seen: Seen) -> tuple[float, float]:

@@ -287,7 +287,8 @@ def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.train_raytracing import finish, train
 
     _only_its_length(order, recipe.name)
-    recipe = _as_ordered(recipe, order)
+    # Its states lie in folders of its name, beside those of the convolutions that all seeds share.
+    recipe = _as_ordered(recipe, order).model_copy(update={"name": order.work.name})
     with order.stage(f"reading {recipe.data}"):
         corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
     done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)

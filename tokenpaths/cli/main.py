@@ -34,7 +34,7 @@ from tokenpaths.cli.trace import trace
 from tokenpaths.cli.train import train
 from tokenpaths.cli.up import up
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.thread_waiting import wait_asleep
+from tokenpaths.engine.base.shared_cores import wait_asleep
 
 HELP = """See, measure and compare the paths that tokens take through routed neural networks.
 

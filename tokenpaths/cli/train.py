@@ -44,6 +44,7 @@ class TrainOptions:
         typer.Option(
             help="Another seed than the recipe's, for its weights and the order of its batches; folders are named so.",
             min=0,
+            max=2**31 - 1,
         ),
     ] = None
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None

@@ -59,8 +59,8 @@ class Log:
         Raises:
             UserError: the log is invalid; the message names file and line or row.
         """
-        if self.spool is not None and self.spool.whole:
-            yield from self.spool.pieces()
+        if self.spool is not None and (kept := self.spool.take()) is not None:
+            yield from kept
             return
         if self.checked:
             yield from self.read()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -24,8 +25,8 @@ from tokenpaths.engine.base.files import check_free
 
 HELD_BYTES = 4 << 20
 """bytes of ids that are written at once"""
-FILE_BYTES = 64 << 20
-"""of one file, from which on there is another"""
+FILE_BYTES, FILES_OF_A_SIZE = 64 << 20, 16
+"""of one file, from which on there is another; doubled after so many, for each takes a descriptor"""
 _NAMES = tuple(field.name for field in fields(Piece) if field.name not in ("locate", "ordered"))
 
 
@@ -62,7 +63,7 @@ class _Part:
 
 
 class PieceSpool:
-    """Checked pieces in the order in which they came; ``pieces`` reads them once.
+    """Checked pieces in the order in which they came; whoever takes them first reads them, once.
 
     Of a piece whose layers have lines of their own, only the line of its first token is kept.
     """
@@ -73,12 +74,12 @@ class PieceSpool:
         self._parts: list[_Part] = []
         self._held: list[dict[str, Any]] = []
         self._held_bytes = 0
-        self.whole = True
-        """False once there was no space, or what was kept has been read: then it is given up"""
+        self._whole = True
+        self._lock = threading.Lock()
 
     def add(self, piece: Piece) -> None:
         """Keep one checked piece."""
-        if not self.whole:
+        if not self._whole:
             return
         row = {name: value for name in _NAMES if (value := getattr(piece, name)) is not None}
         ids = piece.ids
@@ -93,25 +94,34 @@ class PieceSpool:
     def _write(self) -> None:
         try:
             check_free(self._folder)
-            if not self._parts or self._parts[-1].num_bytes >= FILE_BYTES:
+            most = FILE_BYTES << (len(self._parts) // FILES_OF_A_SIZE)
+            if not self._parts or self._parts[-1].num_bytes >= most:
                 self._parts.append(_Part(tempfile.TemporaryFile(dir=self._folder)))  # noqa: SIM115
             self._parts[-1].write(self._held)
         except (OSError, UserError):  # no space: a log can be read twice
-            self.whole, self._parts = False, []
+            self._whole, self._parts = False, []
         self._held, self._held_bytes = [], 0
 
-    def pieces(self) -> Iterator[Piece]:
-        """The pieces from the beginning, whose arrays cannot be written to; only of a spool that is ``whole``."""
-        assert self.whole, "what was read is given back"
-        self.whole = False
+    def take(self) -> Iterator[Piece] | None:
+        """The pieces from the beginning, whose arrays cannot be written to; None if there was no space for them, or
+        they were taken before."""
+        with self._lock:
+            if not self._whole:
+                return None
+            self._whole = False
         parts, self._parts = self._parts[::-1], []
         held, self._held = self._held, []
-        while parts:
-            part = parts.pop()
-            with part.file:
-                for rows in part.rows():
-                    yield from map(_piece, rows)
-        yield from map(_piece, held)
+        return _read(parts, held)
+
+
+def _read(parts: list[_Part], held: list[dict[str, Any]]) -> Iterator[Piece]:
+    """The pieces of ``parts``, the last one first, each of which is closed when it is read; then those ``held``."""
+    while parts:
+        part = parts.pop()
+        with part.file:
+            for rows in part.rows():
+                yield from map(_piece, rows)
+    yield from map(_piece, held)
 
 
 def _piece(row: dict[str, Any]) -> Piece:

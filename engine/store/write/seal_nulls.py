@@ -98,6 +98,9 @@ def _drawn_by_parts(counts: np.ndarray, most: int, rng: np.random.Generator) -> 
     tokens = np.add.reduceat(counts, list(starts))
     for start, num in zip(starts, rng.multivariate_hypergeometric(tokens, most), strict=True):
         part = counts[start : start + CHUNK_ROWS]
+        if part.sum() > 4 * len(part):  # the most frequent paths: their tokens are too many to be drawn from
+            drawn[start : start + CHUNK_ROWS] = rng.multivariate_hypergeometric(part, num, method="marginals")
+            continue
         chosen = rng.choice(int(part.sum()), num, replace=False, shuffle=False)
         owner = chosen if len(part) == part.sum() else np.searchsorted(np.cumsum(part), chosen, side="right")
         drawn[start : start + CHUNK_ROWS] = np.bincount(owner, minlength=len(part))

@@ -129,6 +129,22 @@ def test_another_seed_gives_another_network_in_a_folder_of_its_own(small: Path) 
     }
 
 
+def test_seeds_of_a_raytracing_network_share_nothing_but_its_convolutions(small: Path) -> None:
+    weights = {seed: (train(small, "raytracing-digits", *seed) / "model.safetensors").read_bytes() for seed in SEEDS}
+    assert weights[()] != weights["--seed", "1"]
+    assert {folder.name.partition("raytracing-digits")[2] for folder in (small / "work").glob("raytracing-*")} == {
+        "",
+        "-twin",
+        "-used-twin",
+        "-seed1",
+        "-seed1-twin",
+        "-seed1-used-twin",
+    }
+
+
+SEEDS: tuple[tuple[str, ...], ...] = ((), ("--seed", "1"))
+
+
 @pytest.mark.parametrize("name", ["dipaco-2x2", "raytracing-digits"])
 def test_a_length_that_is_part_of_the_recipe_is_refused(small: Path, name: str, capsys) -> None:
     arguments = ["--data", str(small / "data"), "--work", str(small / "work"), "--iterations", "3"]

@@ -1,0 +1,43 @@
+"""How this program's processes share cores: idle threads sleep, and what runs in the background stands back. No torch,
+no numpy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+POLICY = "OMP_WAIT_POLICY"
+OTHERS = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""finer settings of OpenMP libraries: who set one of them has decided"""
+BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
+"""logarithm of the cycles that OpenBLAS's threads (of numpy, SciPy) spin; 26 by itself, tens of milliseconds"""
+SESSION_GROUP = Path("/proc/self/autogroup")
+"""where Linux keeps the priority of a session's processes as a whole"""
+
+
+def wait_asleep() -> None:
+    """Let idle threads sleep while they wait, unless the environment says otherwise.
+
+    A spinning thread takes the core that the other one waits for: where cores are shared the same trace takes two to
+    five times as long. Both libraries read the environment when they are loaded, so call this before torch and numpy
+    are imported. Child processes inherit it.
+    """
+    if not any(name in os.environ for name in OTHERS):
+        os.environ.setdefault(POLICY, "passive")
+    os.environ.setdefault(BLAS_TIMEOUT, "4")
+
+
+def stand_back(by: int = 0) -> None:
+    """Raise this process's ``nice`` by so much, and let other sessions have the cores first, too.
+
+    Linux shares cores between sessions first (``sched_autogroup``), and looks at ``nice`` only within one. A service
+    has a session of its own, so that ``nice`` alone changes nothing for the others. A child in a new session calls this
+    with 0: it inherits the number, and its session knows nothing of it yet.
+    """
+    if not hasattr(os, "nice"):  # Windows
+        return
+    niceness = os.nice(by)
+    # Not there on other systems and without that kind of scheduler; written ten times a second at most.
+    with contextlib.suppress(OSError):
+        SESSION_GROUP.write_text(str(niceness), encoding="ascii")

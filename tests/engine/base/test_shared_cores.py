@@ -1,0 +1,53 @@
+"""Processes of the background let others have the cores first, also those of other sessions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenpaths.engine.base import shared_cores
+
+REPORT = """
+import os
+from pathlib import Path
+from tokenpaths.engine.base.shared_cores import SESSION_GROUP, stand_back
+stand_back({by})
+print(os.nice(0), SESSION_GROUP.read_text().split("nice ")[1].strip() if SESSION_GROUP.exists() else os.nice(0))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="no niceness on this system")
+@pytest.mark.parametrize("by", [0, 3])
+def test_a_session_stands_back_as_far_as_its_process(by: int) -> None:
+    child = subprocess.run(
+        ["nice", "-n", "4", sys.executable, "-c", REPORT.format(by=by)],
+        capture_output=True,
+        text=True,
+        check=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    wanted = str(min(19, os.nice(0) + 4 + by))
+    assert child.stdout.split() == [wanted, wanted]
+
+
+def test_a_system_without_such_groups_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_cores, "SESSION_GROUP", tmp_path / "nothing" / "there")
+    shared_cores.stand_back(0)
+
+
+def test_threads_sleep_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (shared_cores.POLICY, shared_cores.BLAS_TIMEOUT, *shared_cores.OTHERS):
+        monkeypatch.delenv(name, raising=False)
+    shared_cores.wait_asleep()
+    assert (os.environ[shared_cores.POLICY], os.environ[shared_cores.BLAS_TIMEOUT]) == ("passive", "4")
+    monkeypatch.setenv(shared_cores.BLAS_TIMEOUT, "20")
+    monkeypatch.delenv(shared_cores.POLICY)
+    monkeypatch.setenv(shared_cores.OTHERS[0], "5")
+    shared_cores.wait_asleep()
+    assert shared_cores.POLICY not in os.environ
+    assert os.environ[shared_cores.BLAS_TIMEOUT] == "20"
