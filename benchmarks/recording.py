@@ -5,7 +5,8 @@
 The same shipped checkpoint on the same batches, interleaved; "recorded" is everything that
 ``tokenpaths trace`` adds to the forward pass per token, writer thread included. One thread, process time; "plain again"
 is the same pass once more, the noise of the machine. What is looked for is smaller than that noise, so the added work
-is timed by itself too ("share"): recording and shaping of a batch whose pass is over, and writing it, over the pass.
+is timed by itself too ("share"): recording and shaping of a batch whose pass is over, and writing it, over the pass;
+with the margin of each choice and its runner-up, which all traces have, and without.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from benchmarks.table import Row, worst
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.base.records import RunInfo, SampleRecord, TraceBatch
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.family import Traced, compact_decisions
+from tokenpaths.engine.models.family import Traced, compact_decisions, compact_margins
 from tokenpaths.engine.store.write.writer import RunWriter
 from tokenpaths.engine.tracing.loaded_model import load_model, to_host
 
@@ -38,14 +40,22 @@ def batch_of(model: DNA, inputs: torch.Tensor) -> TraceBatch:
     return shaped(model, to_host(model.trace(inputs)))
 
 
+def decided(made: Any, batch: int, margins: bool) -> Traced:
+    """What a trace records of a pass that is over."""
+    more = compact_margins(made.decisions, batch) if margins else {}
+    return to_host(Traced(made.logits, *compact_decisions(made.decisions, batch), **more))
+
+
 def shaped(model: DNA, recording: Traced) -> TraceBatch:
     samples, tokens = recording.module_ids.shape[:2]
+    of_choices = {"margin": recording.margin, "runner_up": recording.runner_up}
     return TraceBatch(
         samples=[SampleRecord(num_tokens=tokens) for _ in range(samples)],
         module_ids=recording.module_ids.flatten(0, 1).numpy(),
         weights=recording.weights.flatten(0, 1).numpy(),
         gate_entropy=recording.gate_entropy.flatten(0, 1).numpy(),
         flops=model.token_flops(recording.module_ids).flatten().numpy(),
+        **{name: value.flatten(0, 1).numpy() for name, value in of_choices.items() if value is not None},
     )
 
 
@@ -69,7 +79,8 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
             checkpoint_sha256="",
             engine_version="",
         )
-        writer = RunWriter(Path(folder), info, model.module_table())
+        writer = RunWriter(Path(folder), replace(info, scores=True), model.module_table())
+        without = RunWriter(Path(folder), replace(info, run_id="without"), model.module_table())
 
         def plain() -> None:
             with torch.inference_mode():
@@ -83,12 +94,12 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
             with torch.inference_mode():
                 writer.write(batch_of(model, inputs))
 
-        def added(write: bool) -> None:
+        def added(write: bool, margins: bool) -> None:
             """What stands behind the pass, with the decisions of the pass before."""
             with torch.inference_mode():
-                ready = shaped(model, to_host(Traced(made.logits, *compact_decisions(made.decisions, batch))))
+                ready = shaped(model, decided(made, batch, margins))
                 if write:
-                    writer.write(ready)
+                    (writer if margins else without).write(ready)
 
         with torch.inference_mode():
             made = model(inputs)
@@ -97,15 +108,18 @@ def measure(model: DNA, batch: int, repeats: int) -> dict:
             "recorded": in_memory,
             "written": with_writer,
             "plain again": plain,
-            "added": partial(added, False),
-            "added, written": partial(added, True),
+            "added": partial(added, False, True),
+            "added, written": partial(added, True, True),
+            "added without margins": partial(added, False, False),
+            "added without margins, written": partial(added, True, False),
         }
         seconds = interleaved(variants, repeats, 2, time.process_time)
         writer.abort()
+        without.abort()
     return {
         "batch": batch,
         "plain again/plain": ratio(seconds, "plain again", "plain"),
-        "share": {name: ratio(seconds, name, "plain", 5) for name in ("added", "added, written")},
+        "share": {name: ratio(seconds, name, "plain", 5) for name in variants if name.startswith("added")},
         "recorded/plain": ratio(seconds, "recorded", "plain"),
         "recorded and written/plain": ratio(seconds, "written", "plain"),
     }

@@ -6,6 +6,7 @@ Shapes: n ribbons, S steps, K slots, M modules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
@@ -49,15 +50,45 @@ def _visited_units(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarr
     return visited
 
 
+@dataclass(frozen=True)
+class Work:
+    """The counts that compute and reuse of ribbons are made of, (n,) each."""
+
+    active: np.ndarray
+    """slots whose module does work"""
+    known: np.ndarray
+    """slots whose decision is known"""
+    distinct: np.ndarray
+    """modules among the active ones, each once"""
+
+    @classmethod
+    def of(cls, module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Work:
+        visited_nV = np.sort(_visited_units(module_ids, units), axis=1)
+        active_nV = visited_nV >= 0
+        first_nV = np.ones_like(active_nV)
+        first_nV[:, 1:] = visited_nV[:, 1:] != visited_nV[:, :-1]
+        counted = (active_nV, visited_nV != UNKNOWN, first_nV & active_nV)
+        return cls(*(flags.sum(axis=1, dtype=np.int32) for flags in counted))
+
+    @property
+    def compute(self) -> Float[np.ndarray, " n"]:
+        """active slots / known slots, 1 where none is known."""
+        share: np.ndarray = np.where(self.known == 0, 1.0, self.active / np.maximum(self.known, 1))
+        return share
+
+    @property
+    def reuse(self) -> Float[np.ndarray, " n"]:
+        """1 − distinct modules / active slots, 0 where none is active."""
+        share: np.ndarray = np.where(self.active == 0, 0.0, 1.0 - self.distinct / np.maximum(self.active, 1))
+        return share
+
+
 def compute(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
     """compute = active slots / known slots (S·K where all are known), in [0, 1]; 1 = never skipped.
 
     Identity modules and unused slots are not active.
     """
-    visited_nV = _visited_units(module_ids, units)
-    known_n = (visited_nV != UNKNOWN).sum(axis=1)
-    share: np.ndarray = np.where(known_n == 0, 1.0, (visited_nV >= 0).sum(axis=1) / np.maximum(known_n, 1))
-    return share
+    return Work.of(module_ids, units).compute
 
 
 def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"]) -> Float[np.ndarray, " n"]:
@@ -65,13 +96,7 @@ def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"
 
     A ribbon without any active visit reuses nothing: 0.
     """
-    visited_nV = np.sort(_visited_units(module_ids, units), axis=1)
-    active_nV = visited_nV >= 0
-    first_nV = np.ones_like(active_nV)
-    first_nV[:, 1:] = visited_nV[:, 1:] != visited_nV[:, :-1]
-    visits_n = active_nV.sum(axis=1)
-    distinct_n = (first_nV & active_nV).sum(axis=1)
-    return np.where(visits_n == 0, 0.0, 1.0 - distinct_n / np.maximum(visits_n, 1))
+    return Work.of(module_ids, units).reuse
 
 
 def flops_table(modules: Sequence[ModuleInfo], num_steps: int, num_modules: int) -> np.ndarray:

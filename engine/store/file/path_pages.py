@@ -7,8 +7,8 @@ equal counts are ranked by their ribbons. *Unique*, where ribbons are long and m
 counts ranked, in the order of their first tokens. The view ``path`` has ribbons in both; it decodes them in SQL, so
 what needs none reads ``path_coded``, and what needs many of them ``ask.tables.path_ribbons``.
 
-The column ``cdf`` is worked out from sums of counts when it is read: as numbers of its own it would take eight bytes a
-path.
+The columns ``cdf``, ``compute`` and ``reuse`` are worked out from counts when they are read: as numbers of their own
+each would take up to eight bytes a path.
 
 ``path_coded`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page``
 holds rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is not compressed, as DuckDB
@@ -32,8 +32,10 @@ from tokenpaths.engine.store.file.packed_ids import ribbon_sql
 from tokenpaths.engine.store.file.schema import Layout
 
 DICTIONARY, UNIQUE = "dictionary", "unique"
-CALCULATED = "cdf"
-"""column of ``path_coded`` that the file does not hold"""
+CALCULATED = ("cdf", "compute", "reuse")
+"""columns of ``path_coded`` that the file does not hold"""
+WORK_COLUMNS = ("active", "known", "distinct_active")
+"""columns of ``path_coded`` that compute and reuse are worked out from, as ``ribbon_costs.Work``"""
 PAGE_PATHS = 1024
 PAGES_AT_ONCE = 256
 TOP_ROWS = 1000
@@ -45,8 +47,12 @@ def path_table(layout: Layout, num_tokens: int) -> str:
     return (
         f"CREATE TABLE {PATHS} (path_id INTEGER, rank INTEGER, {own}, count BIGINT, "
         f"cdf DOUBLE GENERATED ALWAYS AS ((first_member + count) / {num_tokens}) VIRTUAL, "
-        "compute DOUBLE, reuse DOUBLE, first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE);\n"
-        f"CREATE VIEW path AS SELECT * FROM {with_ribbons(layout, f'SELECT rowid, * FROM {PATHS}')};\n"
+        "compute DOUBLE GENERATED ALWAYS AS (CASE WHEN known = 0 THEN 1 ELSE active / known END) VIRTUAL, "
+        "reuse DOUBLE GENERATED ALWAYS AS (CASE WHEN active = 0 THEN 0 ELSE 1 - distinct_active / active END) VIRTUAL, "
+        "first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE, "
+        f"{', '.join(f'{name} INTEGER' for name in WORK_COLUMNS)});\n"
+        f"CREATE VIEW path AS SELECT * EXCLUDE ({', '.join(WORK_COLUMNS)}) "
+        f"FROM {with_ribbons(layout, f'SELECT rowid, * FROM {PATHS}')};\n"
     )
 
 

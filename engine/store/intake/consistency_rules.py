@@ -229,7 +229,8 @@ def _path_rules(plan: Plan) -> Iterator[tuple[str, str]]:
         "the order and sums of paths",
         "SELECT 1 FROM (SELECT *, sum(count) OVER (ORDER BY rowid)::BIGINT AS up_to, "
         f"lag(count) OVER (ORDER BY rowid) AS above FROM {PATHS}) WHERE count > above "
-        f"OR first_member IS DISTINCT FROM up_to - count OR {_finite('compute', 'reuse', low=0)}",
+        f"OR first_member IS DISTINCT FROM up_to - count OR NOT coalesce(active BETWEEN 0 AND known "
+        f"AND known BETWEEN 0 AND {plan.layout.visits} AND distinct_active BETWEEN 0 AND active, false)",
     )
     yield (
         "labels of paths",

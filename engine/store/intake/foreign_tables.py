@@ -208,7 +208,7 @@ def _check_lengths(con: duckdb.DuckDBPyConnection, plan: Plan | None, table: str
 
 def _batches(con: duckdb.DuckDBPyConnection, plan: Plan, table: str) -> Iterator[pa.Table]:
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // _check_lengths(con, plan, table)))
-    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table) if (table, name) != (PATHS, CALCULATED))
+    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table) if table != PATHS or name not in CALCULATED)
     for batch in con.execute(f"SELECT {names} FROM {_named(table)}").to_arrow_reader(rows):
         if batch.num_rows:
             yield pa.Table.from_batches([batch])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.analysis.ribbon_costs import NOTHING, compute, flops_of, flops_table, module_units, reuse
+from tokenpaths.engine.analysis.ribbon_costs import NOTHING, Work, flops_of, flops_table, module_units
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.questions import page_questions
@@ -77,8 +78,7 @@ class RunFiller:
         self._first_char = 0
         self.soft = SoftSums()
         self._no_reuse = _each_its_own(self.available, self.units)
-        self._compute_P = Growing(np.float64)
-        self._reuse_P = Growing(np.float64)
+        self._work_P = [Growing(np.int32) for _ in fields(Work)]
         self.con: duckdb.DuckDBPyConnection | None = None
         self._file = file
         self._pending: dict[str, list[pa.Table]] = {
@@ -93,6 +93,7 @@ class RunFiller:
         first_row = self.book.num_tokens
         path_ids, new_rows = self.book.add(batch.ids, batch.sorted_ids)
         self._measure(new_rows)
+        work = self._work_of(path_ids)
         common: dict[str, Any] = {
             "first_sample": self.num_samples,
             "label_ids": np.array(
@@ -110,16 +111,7 @@ class RunFiller:
         )
         self._hold(columns.TABLE, rows)
         self._sum_loss(batch)
-        self._hold(
-            "sample",
-            sample_table(
-                batch,
-                first_row=first_row,
-                compute=self._of_paths(self._compute_P, 1.0)[path_ids],
-                reuse=self._of_paths(self._reuse_P, 0.0)[path_ids],
-                **common,
-            ),
-        )
+        self._hold("sample", sample_table(batch, first_row=first_row, compute=work.compute, reuse=work.reuse, **common))
         if self.visits is not None:
             self.visits = self.visits.add(common["label_ids"], batch)
         if self.even_flows is not None:
@@ -167,16 +159,18 @@ class RunFiller:
         self.twin.add(ids)
 
     def _measure(self, new_rows: np.ndarray) -> None:
-        """Compute and reuse of new paths, evaluated once per path."""
+        """The work of new paths, counted once per path."""
         if self._no_reuse:
             return
         ribbons = new_rows.reshape(-1, self.layout.num_steps, self.layout.top_k)
-        self._compute_P.append(compute(ribbons, self.units))
-        self._reuse_P.append(reuse(ribbons, self.units))
+        for measured, values in zip(self._work_P, vars(Work.of(ribbons, self.units)).values(), strict=True):
+            measured.append(values)
 
-    def _of_paths(self, measured: Growing, constant: float) -> np.ndarray:
-        """(P,) compute or reuse by path_id; a single number for all if every visit is to another module."""
-        return np.broadcast_to(np.float64(constant), (self.book.num_paths,)) if self._no_reuse else measured.values
+    def _work_of(self, path_ids: np.ndarray) -> Work:
+        """The work of these paths; one number for all if every visit is to another module."""
+        if self._no_reuse:
+            return Work(*[np.broadcast_to(np.int32(self.layout.visits), path_ids.shape)] * 3)
+        return Work(*(measured.values[path_ids] for measured in self._work_P))
 
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
@@ -210,8 +204,7 @@ class RunFiller:
         totals = Totals(
             book=self.book,
             twin=self.twin_paths,
-            compute=self._of_paths(self._compute_P, 1.0),
-            reuse=self._of_paths(self._reuse_P, 0.0),
+            work=self._work_of,
             labels=self.labels,
             entropy=self.entropy,
             loss=self.loss,
@@ -231,7 +224,7 @@ class RunFiller:
         # What was summed up on the way is in the file now; the answers need the memory.
         del totals
         self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
-        self._compute_P, self._reuse_P, self.visits = Growing(np.float64), Growing(np.float64), None
+        self._work_P, self.visits = [], None
         self.even_flows, self.profiles = None, ProfilePages(self.layout)
         shutil.rmtree(temporary_folder(self._file), ignore_errors=True)
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenpaths.engine.analysis.distribution import describe_sorted
+from tokenpaths.engine.analysis.ribbon_costs import Work
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.tables.queries import level_counts
 from tokenpaths.engine.store.ask.topics.distributions import SEALED_BINS
@@ -25,7 +26,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
-from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, path_table
+from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, WORK_COLUMNS, path_table
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array
@@ -66,9 +67,8 @@ class Totals:
 
     book: PathDictionary
     twin: TwinPaths | None
-    compute: np.ndarray
-    """(P,) by path_id, like ``reuse``"""
-    reuse: np.ndarray
+    work: Callable[[np.ndarray], Work]
+    """of paths by their ids"""
     labels: dict[str, int]
     entropy: dict[int, np.ndarray]
     """label_id (−1 = none) -> (2, S): number of tokens with known gate entropy, and its sum in nats"""
@@ -218,12 +218,12 @@ def _path_table(
         path_ids = order[start : start + TAKE_ROWS]
         counts = totals.book.counts()[path_ids]
         up_to = before + np.cumsum(counts)
+        work = totals.work(path_ids)
         columns = {
             "path_id": path_ids,
             "rank": np.arange(start + 1, start + len(path_ids) + 1, dtype=np.int32),
             "count": counts,
-            "compute": totals.compute[path_ids],
-            "reuse": totals.reuse[path_ids],
+            **dict(zip(WORK_COLUMNS, vars(work).values(), strict=True)),
             "first_member": up_to - counts,
         }
         if first_rows is not None:
