@@ -49,7 +49,7 @@ from tokenpaths.engine.tracing.loaded_model import load_model
 
 BATCH = 8
 PRECISIONS = ("float32", "bfloat16")
-REACHED, REACHED_ITERATIONS = 32, 512
+REACHED, REACHED_ITERATIONS = 16, 256
 """images dreamt to compare what is reached in both precisions, and for how long"""
 SETTINGS = ImageSettings()
 PAPER = DNAConfig(
@@ -183,16 +183,21 @@ def measure_promise(repeats: int) -> dict[str, Any]:
     side, deepest = model.config.image_size, model.config.steps
     with torch.no_grad():
         ids = model.trace(torch.randn(BATCH, 3, side, side)).module_ids.long()
-    batch = ImageDreams(model, [Dream(Choices(ids[i], range(deepest)), number=i) for i in range(BATCH)], SETTINGS)
+    wanted = [Dream(Choices(ids[i], range(deepest)), number=i) for i in range(BATCH)]
+    batch = ImageDreams(model, wanted, SETTINGS)
+    low = ImageDreams(model, wanted, SETTINGS.model_copy(update={"precision": "bfloat16"}))
     hooked = HookedLoop(model, ids[0], deepest, SETTINGS)
-    seconds = interleaved({"batch": lambda: batch.run(1), "hooked, frozen": lambda: hooked.run(1)}, repeats)
+    variants = {"batch": lambda: batch.run(1), "bfloat16": lambda: low.run(1), "hooked, frozen": lambda: hooked.run(1)}
+    seconds = interleaved(variants, repeats)
     per_image = {
         "batch": [1000 * t / BATCH for t in seconds["batch"]],
+        "bfloat16": [1000 * t / BATCH for t in seconds["bfloat16"]],
         "hooked, frozen": [1000 * t for t in seconds["hooked, frozen"]],
     }
     low, middle, high = statistics.quantiles(per_image["batch"], n=4, method="inclusive")
     return {
         "milliseconds": {"median": round(middle, 1), "q25": round(low, 1), "q75": round(high, 1), "repeats": repeats},
+        "bfloat16, milliseconds": round(statistics.median(per_image["bfloat16"]), 1),
         "hooked, frozen, milliseconds": round(statistics.median(per_image["hooked, frozen"]), 1),
         "threads": torch.get_num_threads(),
     }
