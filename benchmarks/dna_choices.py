@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from tokenpaths.engine.analysis.path_statistics import canonical, unique_rows
-from tokenpaths.engine.analysis.ribbon_costs import compute, module_units, reuse
+from tokenpaths.engine.analysis.ribbon_costs import Work, module_units
 from tokenpaths.engine.edits.prepared import PreparedSet
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
@@ -88,9 +88,8 @@ def observe(model: LoadedModel, data: PreparedSet, *, outputs: bool) -> Observed
         print(f"{model.name} {number + 1}/{len(data.batches)}", end="\r", file=sys.stderr, flush=True)
     ids_nSK = np.concatenate(ids)
     _, units = module_units(model.module_table(), model.num_steps, model.num_modules)
-    observed = Observed(
-        ids_nSK, np.concatenate(owners).astype(np.int64), compute(ids_nSK, units), reuse(ids_nSK, units), units >= 0
-    )
+    work = Work.of(ids_nSK, units)
+    observed = Observed(ids_nSK, np.concatenate(owners).astype(np.int64), work.compute, work.reuse, units >= 0)
     if outputs:
         observed.loss_b, observed.correct_b, observed.confidence_b = sums[1:] / np.maximum(1, sums[0])
     return observed

@@ -213,7 +213,7 @@ def _precisions(name: str, repeats: int) -> dict[str, Any]:
     model = make()
     torch.manual_seed(1)
     side, deepest = model.config.image_size, model.config.steps
-    originals = _originals() if name == "shipped" else torch.randn(BATCH, 3, side, side)
+    originals = _originals(side) if name == "shipped" else torch.randn(BATCH, 3, side, side)
     with torch.no_grad():
         ids = model.trace(originals).module_ids.long()
     wanted = [Dream(Choices(row, range(deepest)), number=i) for i, row in enumerate(ids)]
@@ -253,11 +253,10 @@ def _precisions(name: str, repeats: int) -> dict[str, Any]:
     return found
 
 
-def _originals() -> Tensor:
-    """The bundled scenes, as the shipped network sees them."""
-    model = load_model("dna-vision-top1", models_folders(), "cpu").model
+def _originals(side: int) -> Tensor:
+    """The bundled scenes, as a network of this size of picture sees them."""
     samples = list(open_dataset("bundled:scenes", "vision"))[:REACHED]
-    views = [torch.from_numpy(model_view(sample.image, model.config.image_size)) for sample in samples]
+    views = [torch.from_numpy(model_view(sample.image, side)) for sample in samples]
     return normalise(torch.stack(views).permute(0, 3, 1, 2))
 
 

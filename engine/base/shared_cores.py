@@ -12,6 +12,8 @@ OTHERS = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """finer settings of OpenMP libraries: who set one of them has decided"""
 BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 """logarithm of the cycles that OpenBLAS's threads (of numpy, SciPy) spin; 26 by itself, tens of milliseconds"""
+ASLEEP = {POLICY: "passive", BLAS_TIMEOUT: "4"}
+"""what lets idle threads sleep"""
 SESSION_GROUP = Path("/proc/self/autogroup")
 """where Linux keeps the priority of a session's processes as a whole"""
 
@@ -23,9 +25,9 @@ def wait_asleep() -> None:
     five times as long. Both libraries read the environment when they are loaded, so call this before torch and numpy
     are imported. Child processes inherit it.
     """
-    if not any(name in os.environ for name in OTHERS):
-        os.environ.setdefault(POLICY, "passive")
-    os.environ.setdefault(BLAS_TIMEOUT, "4")
+    for name, value in ASLEEP.items():
+        if name != POLICY or not any(other in os.environ for other in OTHERS):
+            os.environ.setdefault(name, value)
 
 
 def stand_back(by: int = 0) -> None:

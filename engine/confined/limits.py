@@ -7,13 +7,12 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from tokenpaths.engine.base.shared_cores import BLAS_TIMEOUT, POLICY
+from tokenpaths.engine.base.shared_cores import ASLEEP
 
 KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "TMPDIR")
 """environment variables that a child needs to start; excludes tokens and secrets"""
 _LEAN = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """allocators that reserve no address space in advance, which is what is limited"""
-_ASLEEP = {POLICY: "passive", BLAS_TIMEOUT: "4"}
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -80,5 +79,5 @@ def _address_space() -> int:
 
 def child_environment(*, threads: bool = False) -> dict[str, str]:
     """The environment of a child: what it needs to start, and no thread pools unless it may start threads."""
-    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ} | _LEAN | _ASLEEP
+    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ} | _LEAN | ASLEEP
     return kept if threads else kept | dict.fromkeys(_ONE_THREAD, "1") | {"TOKENIZERS_PARALLELISM": "false"}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.ribbon_costs import compute, flops_of, reuse
+from tokenpaths.engine.analysis.ribbon_costs import Work, flops_of
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import (
     MAX_INT,
@@ -167,13 +167,14 @@ def _tokens(run: RunFile, sample: int, num_tokens: int) -> tuple[list[dict[str, 
         ids, levels = ribbons.reshape(shape), np.stack(arrays[1:], axis=1).reshape(shape)
     else:
         ids, levels = ribbons_of(run.layout, arrays)
+    work = Work.of(ids, run.units)
     of_path = {
         "rank": ranks,
         "cdf": run.shares.cdf(ranks),
         "cdf_middle": run.shares.cdf_middle(ranks),
         "path_tokens": run.shares.counts_of(ranks),
-        "compute": compute(ids, run.units),
-        "reuse": reuse(ids, run.units),
+        "compute": work.compute,
+        "reuse": work.reuse,
     }
     usual = flops_of(run.flops, ids).tolist()
     for token, flops, *values in zip(tokens, usual, *(part.tolist() for part in of_path.values()), strict=True):
