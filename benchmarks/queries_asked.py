@@ -185,7 +185,7 @@ QUESTIONS: tuple[Question, ...] = (
         "similar ribbons",
         "similar_tokens",
         "compare",
-        lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 8, "each": 12}),
+        lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 6, "each": 4}),
     ),
     Question("power law", "law", "paths", _fixed("/paths/law", draws=0)),
     Question("slopes at equal sizes", "slopes", "paths", _fixed("/paths/slopes")),

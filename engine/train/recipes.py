@@ -126,6 +126,19 @@ RECIPES: dict[str, Recipe] = {
             model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
             **_TRAIN_VISION,
         ),
+        # The same for 60 epochs, where mixed images pay.
+        Recipe(
+            name="dna-vision-top1-long",
+            model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
+            **(
+                _TRAIN_VISION
+                | {
+                    "iterations": 11_700,
+                    "warmup": 500,
+                    "augment": AugmentConfig(crop_padding=8, jitter=0.3, erase=0.25, mix=0.5),
+                }
+            ),
+        ),
         # 8.5 active blocks of width 160 after 25 % skipping: 2.61 M active block parameters.
         Recipe(
             name="dna-vision-top2-skip",

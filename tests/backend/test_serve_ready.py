@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import fastapi.routing
 import pytest
 
 from tokenpaths.backend import serve
+from tokenpaths.backend.app import create_app
+from tokenpaths.backend.settings import Settings
 
 
 def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
@@ -24,8 +28,21 @@ def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
 def test_a_first_question_finds_its_libraries_loaded():
     names = [*serve.FIRST, "anyio._backends._asyncio", "duckdb"]
     code = (
-        "import sys; from tokenpaths.backend import serve; serve.preload(); "
+        "import sys; from fastapi import FastAPI; from tokenpaths.backend import serve; serve.preload(FastAPI()); "
         f"print([name in sys.modules for name in {names!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([True] * len(names))
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_first_question_finds_its_routes_worked_out(ready: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    app, late = create_app(Settings(data_dir=tmp_path)), []
+    work_out = fastapi.routing.get_dependant
+    if ready:
+        serve.work_out_routes(app)
+    monkeypatch.setattr(fastapi.routing, "get_dependant", lambda **k: late.append(k["path"]) or work_out(**k))
+    asked = {"type": "http", "method": "GET", "path": "/api/v1/runs/demo/usage", "root_path": "", "headers": []}
+    for route in app.routes:
+        route.matches(asked)
+    assert bool(late) is not ready

@@ -235,11 +235,7 @@ class RunFile:
         columns = "page, ranks, ribbons" if layout.by_path else "page, ranks"
         for start in range(0, len(pages), PAGES_AT_ONCE):
             chunk = pages[start : start + PAGES_AT_ONCE]
-            if len(chunk) == int(chunk[-1] - chunk[0]) + 1:
-                where, parameters = "page BETWEEN ? AND ?", (int(chunk[0]), int(chunk[-1]))
-            else:  # a list of values is looked up in the rows; a join would build a table of them first
-                where, parameters = f"page IN ({', '.join('?' * len(chunk))})", tuple(chunk.tolist())
-            rows = self.rows(Query(f"SELECT {columns} FROM path_page WHERE {where} ORDER BY page", parameters))
+            rows = self.rows(queries.looked_up(columns, "path_page", "page", chunk.tolist()))
             here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
             parts = [decode_ranks(row[1], layout) for row in rows]
             sizes = np.array([len(part) for part in parts])

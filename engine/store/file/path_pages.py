@@ -96,10 +96,11 @@ class Shares:
         self._tokens = np.cumsum(counts * num_paths)
         self._num_tokens = num_tokens
 
-    def counts(self) -> np.ndarray:
-        """(P,) tokens of each path, by rank."""
+    def counts(self, least: int = 1) -> np.ndarray:
+        """Tokens of each path by rank, as far as they are at least ``least``: (P,) for 1."""
         narrow = np.int32 if self._counts.max(initial=0) < 2**31 else np.int64
-        return np.repeat(self._counts.astype(narrow), np.diff(self._last, prepend=0))
+        many = self._counts >= least
+        return np.repeat(self._counts[many].astype(narrow), np.diff(self._last, prepend=0)[many])
 
     def cdf(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on the paths of rank 1 … r."""

@@ -16,7 +16,7 @@ import numpy as np
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
-from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.flow_counter import bytes_of
 from tokenpaths.engine.store.file.path_pages import PAGES_AT_ONCE
 
 MOST_HELD_BYTES = 128 * 2**20
@@ -34,9 +34,10 @@ class Part:
     """number of further tokens"""
 
     @classmethod
-    def of(cls, rank_P: np.ndarray, ids_VP: np.ndarray, count_P: np.ndarray) -> Part:
-        often = np.flatnonzero(count_P > 1)
-        return cls(rank_P, ids_VP, often.astype(np.int32), (count_P[often] - 1).astype(np.float64))
+    def of(cls, rank_P: np.ndarray, ids_VP: np.ndarray, counts: np.ndarray) -> Part:
+        """``counts``: tokens of the paths by rank, as far as they are more than one."""
+        often = np.flatnonzero(rank_P <= len(counts))
+        return cls(rank_P, ids_VP, often.astype(np.int32), (counts[rank_P[often] - 1] - 1).astype(np.float64))
 
     @property
     def num_bytes(self) -> int:
@@ -101,22 +102,18 @@ def ribbon_parts(run: RunFile) -> Iterator[Part]:
 
 
 def _from_pages(run: RunFile) -> Iterator[Part]:
-    """In order of path ids, as bytes used without conversion."""
-    layout, counts = run.layout, run.shares.counts()
-    ((num_pages,),) = run.rows(Query("SELECT count(*) FROM path_page"))
-    for first in range(0, num_pages, PAGES_AT_ONCE):
-        rows = run.rows(
-            Query(
-                "SELECT ranks, ribbons FROM path_page WHERE page BETWEEN ? AND ? ORDER BY page",
-                (first, first + PAGES_AT_ONCE - 1),
-            )
-        )
-        ranks = np.frombuffer(b"".join(row[0] for row in rows), dtype="<i4")
-        ids = np.frombuffer(b"".join(row[1] for row in rows), dtype=layout.id_dtype).reshape(-1, layout.visits)
-        yield Part.of(ranks, np.ascontiguousarray(ids.T), counts[ranks - 1])
+    """In the order in which pages lie, as bytes used without conversion."""
+    layout, counts = run.layout, run.shares.counts(least=2)
+    with run.cursor() as cursor:
+        # One query without an order: to sort pages copies them.
+        for pages in cursor.execute("SELECT ranks, ribbons FROM path_page").to_arrow_reader(PAGES_AT_ONCE):
+            ranks = bytes_of(pages.column("ranks")).view("<i4")
+            ids = bytes_of(pages.column("ribbons")).view(layout.id_dtype).reshape(-1, layout.visits)
+            yield Part.of(ranks, np.ascontiguousarray(ids.T), counts)
 
 
 def _from_table(run: RunFile) -> Iterator[Part]:
     """For layouts whose pages hold no ribbons."""
-    for columns, ids_PV in path_ribbons(run, "rank, count"):
-        yield Part.of(columns["rank"].astype(np.int32), np.ascontiguousarray(ids_PV.T), columns["count"])
+    counts = run.shares.counts(least=2)
+    for columns, ids_PV in path_ribbons(run, "rank"):
+        yield Part.of(columns["rank"].astype(np.int32), np.ascontiguousarray(ids_PV.T), counts)

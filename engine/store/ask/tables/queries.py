@@ -219,6 +219,22 @@ def some_paths(layout: Layout, ranks: Sequence[int]) -> Query:
     return Query(f"SELECT rank, ribbon, count, cdf, first_member FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
+def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: int = 1) -> Query:
+    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in its order; one query per value.
+
+    A list of values, however it is written, reads all rows of a column that is not compressed: only a single value, or
+    a range, is compared before the other columns are read.
+
+    Args:
+        apart: what neighbouring keys of the table differ by.
+    """
+    if values[-1] - values[0] == apart * (len(values) - 1):
+        where = f"WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
+        return Query(f"SELECT {columns} FROM {table} {where}", (values[0], values[-1]))
+    one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
+    return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))}) ORDER BY {key}", tuple(values))
+
+
 def some_samples(numbers: Sequence[int], columns: str, table: str = "sample") -> Query:
     """``columns`` of these samples in ``table``, ordered by number if ``sample`` is one of them.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.profile_pages import Page, page_samples
@@ -50,13 +51,8 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
         firsts = list(range(0, num_samples, size))
     for start in range(0, len(firsts), PAGES_AT_ONCE):
         part = firsts[start : start + PAGES_AT_ONCE]
-        rows = run.rows(
-            Query(
-                "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample IN "
-                f"({', '.join('?' * len(part))}) ORDER BY first_sample",
-                tuple(part),
-            )
-        )
+        columns = "first_sample, num_samples, counts, places, large"
+        rows = run.rows(queries.looked_up(columns, "profile_page", "first_sample", part, size))
         # Before anything is unpacked: a file of a stranger may say that a page holds any number of samples.
         if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
             raise _damaged(run)

@@ -365,7 +365,7 @@ def drawn_examples(
     for rank, (count, first) in paths.items():
         size = min(count, max(limit, EXAMPLES_EACH))
         chosen = np.random.default_rng([abs(seed), rank]).choice(count, size, replace=False)[:limit]
-        pairs_of[rank] = _members(run, (chosen + first).tolist(), rank)
+        pairs_of[rank] = members_at(run, (chosen + first).tolist(), rank)
     pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
     excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
     return {rank: [excerpts[pair] for pair in of_path] for rank, of_path in pairs_of.items()}
@@ -386,7 +386,7 @@ def sealed_examples(run: RunFile, ranks: list[int], limit: int, seed: int) -> di
     return found
 
 
-def _members(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
+def members_at(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
     """(sample, token) of these rows of ``path_member``, all of ``rank``.
 
     Uses the first rows of all samples from ``RunFile``; the view would sort them.

@@ -262,7 +262,7 @@ def shown_at(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]
         return []
     vision = run.row["modality"] == "vision"
     if places is None:
-        places = _places(run, pairs, ("row", "col") if vision else ("char_start", "char_end", "token_id"))
+        places = columns_at(run, pairs, ("row", "col") if vision else ("char_start", "char_end", "token_id"))
     return _patches(run, pairs, places) if vision else _contexts(run, pairs, places)
 
 
@@ -270,7 +270,7 @@ Place = tuple[Any, ...]
 """row and column of a patch, or first and last character and vocabulary id; None where unknown"""
 
 
-def _places(run: RunFile, pairs: list[tuple[int, int]], columns: tuple[str, ...]) -> list[Place]:
+def columns_at(run: RunFile, pairs: list[tuple[int, int]], columns: Sequence[str]) -> list[Place]:
     """``columns`` of these tokens, in reading order."""
     rows: list[tuple[Any, ...]] = []
     if len(pairs) > TOKENS_LOOKED_UP:

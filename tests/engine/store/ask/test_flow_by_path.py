@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
 from tests.support.naive_store import Case
 from tests.support.runs import make
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables.queries import looked_up
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.file.filters import Filters, Query, token_condition
 from tokenpaths.engine.store.file.flow_counter import FlowCounter, flow_sql, usage_sql, with_modules
@@ -20,6 +22,18 @@ from tokenpaths.engine.store.file.path_pages import Shares
 def test_counts_of_paths_past_32_bits_stay_counts():
     shares = Shares(np.array([3 * 10**9, 2]), np.array([1, 2]), 3 * 10**9 + 4)
     assert shares.counts().tolist() == [3 * 10**9, 2, 2]
+    assert shares.counts(least=3).tolist() == [3 * 10**9]
+    assert shares.counts(least=10**10).tolist() == []
+
+
+@pytest.mark.parametrize("values", [[4], [0, 1, 2], [0, 2, 5], [3, 6, 9], [1, 70]])
+@pytest.mark.parametrize("apart", [1, 3])
+def test_rows_are_looked_up_one_by_one_or_as_a_range(values: list[int], apart: int):
+    con = duckdb.connect()
+    con.execute(f"CREATE TABLE t AS SELECT range * {apart} AS key, 'row ' || range AS text FROM range(50)")
+    query = looked_up("text, key", "t", "key", values, apart)
+    wanted = [(f"row {key // apart}", key) for key in values if key < 50 * apart and key % apart == 0]
+    assert con.execute(query.sql, list(query.parameters)).fetchall() == wanted
 
 
 def test_paths_are_looked_up_as_the_table_has_them(case: Case):

@@ -119,7 +119,13 @@ def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_pat
     with Run.open(made.write(tmp_path)) as run:
         module = run.usage()["usage"][0]
         answer, frequent = run.module(f"0.{module['module']}"), run.path(1)
+        of_few = []
+        for very_few in (0, in_full.FEW_TOKENS):  # all by one query, and one by one
+            monkeypatch.setattr(in_full, "VERY_FEW_TOKENS", very_few)
+            of_few.append([run.path(rank) for rank in range(1, 6)])
+        assert of_few[0] == of_few[1]
         monkeypatch.setattr(in_full, "FEW_TOKENS", 1)
+        monkeypatch.setattr(in_full, "VERY_FEW_TOKENS", 0)
         by_sample = run.path(1)
     assert 0 < answer["compared"]["num_tokens"] < answer["compared"]["of_tokens"] == module["count"]
     assert answer["strongest"]

@@ -10,7 +10,7 @@ Shapes: n tokens, S steps, K slots, V = S·K visits.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
-from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, path_rows, with_merged_top
-from tokenpaths.engine.store.ask.topics.samples import shown_at, weights_recorded
+from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, members_at, path_rows, with_merged_top
+from tokenpaths.engine.store.ask.topics.samples import columns_at, shown_at, weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
@@ -35,7 +35,9 @@ from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
 MOST_EXAMPLES = 60
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
 FEW_TOKENS = 1000
-"""on a path: looked up one by one, so that a rare path of a large run needs no sample"""
+"""on a path: all are read, so that a rare path of a large run needs no sample"""
+VERY_FEW_TOKENS = 32
+"""on a path: looked up one by one"""
 MOST_PACKED = 20_000
 """tokens whose packed weights are read"""
 NOT_RECORDED = "The source recorded no weights, so no token is the strongest: these are drawn."
@@ -290,14 +292,19 @@ def _strongest_of_path(
     source = "token_sample" if sampled else "token"
     if sampled and count <= FEW_TOKENS:
         source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
-    fetched = f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}"
+    fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", parameters)
+    few = _rows_of_path(run, rank, columns) if sampled and count <= VERY_FEW_TOKENS else None
     if layout.packed:
-        rows = run.rows(Query(f"{fetched} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters))
+        drawn = Query(f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters)
+        rows = run.rows(drawn) if few is None else few
         places = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
         flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=np.uint8)
         levels_nV = flat.reshape(len(rows), layout.visits)
+    elif few is not None:
+        places = np.array([row[:2] for row in few], dtype=np.int64)
+        levels_nV = np.array([row[2:] for row in few], dtype=np.uint8)
     else:
-        arrays = run.arrays(Query(fetched, parameters))
+        arrays = run.arrays(fetched)
         places = np.stack([arrays.pop("sample"), arrays.pop("token")], axis=1).astype(np.int64)
         levels_nV = np.stack(list(arrays.values()), axis=1)
     top_nS = levels_nV.reshape(len(places), layout.num_steps, layout.top_k).max(axis=2)
@@ -305,6 +312,13 @@ def _strongest_of_path(
         logs = np.log(layout.weights.decode(np.arange(256)))
     strength = logs[top_nS[:, steps]].sum(axis=1)
     return _best(run, places, strength, np.exp(strength / max(len(steps), 1)), count, limit, seed)
+
+
+def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """sample, token and ``columns`` of all tokens of a path, in reading order."""
+    ((_, _, count, _, first),) = run.rows(queries.some_paths(run.layout, [rank]))
+    pairs = sorted(members_at(run, range(first, first + count), rank))
+    return [(*pair, *row) for pair, row in zip(pairs, columns_at(run, pairs, columns), strict=True)]
 
 
 def _best(
