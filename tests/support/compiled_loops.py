@@ -7,8 +7,16 @@ import pytest
 
 from tokenpaths.engine.analysis.compiled import loops
 
-sort_slots = np.errstate(over="ignore")(loops.sort_slots)
-INTERPRETED = loops.Loops(sort_slots, loops.count_links, loops.count_visits, loops.enter, loops.refill)
+wraps_around = np.errstate(over="ignore")
+INTERPRETED = loops.Loops(
+    wraps_around(loops.sort_slots),
+    loops.count_links,
+    loops.count_visits,
+    loops.count_chains,
+    wraps_around(loops.count_distinct),
+    loops.enter,
+    loops.refill,
+)
 KINDS = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 

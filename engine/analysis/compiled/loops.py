@@ -1,8 +1,10 @@
-"""Compiled loops for runs of several hundred thousand tokens: sorted slots, flows, visits, numbers of paths by hash.
+"""Compiled loops for runs of several hundred thousand tokens: sorted slots, flows, visits, numbers of paths by hash,
+distinct paths of samples.
 
 They need numba (``pip install tokenpaths[fast]``). Without it, below ``LEAST_TOKENS``, and wherever compiling fails,
-their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``seal_flows.EvenFlows``,
-``path_dictionary.HashIndex``. Both give the same numbers, so a run may go from one to the other between two batches.
+their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``seal_flows.EvenFlows`` and ``Visits``,
+``path_dictionary.HashIndex``, ``arrow_tables.distinct_paths``. Both give the same numbers, so a run may go from one to
+the other between two batches.
 
 The functions are plain Python until ``loops`` compiles them, once a process: half a second if numba can keep machine
 code in a folder (``__pycache__`` here, or the user's cache), three seconds each time if it cannot.
@@ -40,6 +42,8 @@ class Loops:
     sort_slots: Callable[..., int]
     count_links: Callable[..., None]
     count_visits: Callable[..., None]
+    count_chains: Callable[..., None]
+    count_distinct: Callable[..., None]
     enter: Callable[..., int]
     refill: Callable[..., None]
 
@@ -115,6 +119,47 @@ def count_visits(ids: np.ndarray, sample_n: np.ndarray, visits: np.ndarray) -> N
             row = visits[sample_n[token], step]
             for slot in range(top_k):
                 row[ids[token, step, slot]] += 1
+
+
+def count_chains(
+    ids: np.ndarray, weights: np.ndarray, stop: int, links: np.ndarray, tokens: np.ndarray, levels: np.ndarray
+) -> None:
+    """Add the visits of tokens ``ids`` (n, S) with 8-bit ``weights`` (n, S) to ``tokens`` (S, M) and ``levels`` (S, M),
+    and the pairs of ids below ``stop`` that follow each other to ``links`` (S − 1, M, M)."""
+    num_tokens, num_steps = ids.shape
+    for token in range(num_tokens):
+        before = stop
+        for step in range(num_steps):
+            module = ids[token, step]
+            tokens[step, module] += 1
+            levels[step, module] += weights[token, step]
+            if before < stop and module < stop:
+                links[step - 1, before, module] += 1
+            before = module
+
+
+def count_distinct(
+    path_ids: np.ndarray, lengths: np.ndarray, keys: np.ndarray, owners: np.ndarray, distinct: np.ndarray
+) -> None:
+    """The number of distinct ``path_ids`` (n,) of each of the consecutive samples of ``lengths`` (B,), in ``distinct``.
+
+    ``keys`` and ``owners``: room of a power of two, more than the longest sample has tokens; ``owners`` hold −1.
+    """
+    mask = np.uint64(len(keys) - 1)
+    first = 0
+    for sample in range(len(lengths)):
+        count = 0
+        for token in range(first, first + lengths[sample]):
+            path = path_ids[token]
+            place = ((np.uint64(path) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & mask
+            while owners[place] == sample and keys[place] != path:
+                place = (place + np.uint64(1)) & mask
+            if owners[place] != sample:
+                owners[place] = sample
+                keys[place] = path
+                count += 1
+        distinct[sample] = count
+        first += lengths[sample]
 
 
 def enter(slots: np.ndarray, known: np.ndarray, hashes: np.ndarray, first: int, numbers: np.ndarray) -> int:
@@ -199,6 +244,10 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
         sort_slots: types.int64(given(id_type, 2), filled(id_type, 2)),
         count_links: types.void(ids, filled(i8, 3)),
         count_visits: types.void(ids, given(i8, 1), filled(i8, 3)),
+        count_chains: types.void(
+            given(id_type, 2), given(types.uint8, 2), i8, filled(i8, 3), filled(i8, 2), filled(i8, 2)
+        ),
+        count_distinct: types.void(given(i4, 1), given(i8, 1), filled(i4, 1), filled(i4, 1), filled(i4, 1)),
         enter: i8(filled(i4, 1), filled(u8, 1), given(u8, 1), i8, filled(i4, 1)),
         refill: types.void(filled(i4, 1), filled(u8, 1), given(i4, 1)),
     }
@@ -211,5 +260,4 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
             made = numba.njit(signature)(plain)
         return made
 
-    every: tuple[Callable[..., Any], ...] = (sort_slots, count_links, count_visits, enter, refill)
-    return Loops(*map(compiled, every))
+    return Loops(*map(compiled, signatures))

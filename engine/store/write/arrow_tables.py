@@ -17,6 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from tokenpaths.engine.analysis.compiled.loops import ready
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.packed_ids import pack
@@ -227,11 +228,6 @@ def sample_table(
     """Rows of ``sample``, with the means over each sample's tokens in double precision."""
     samples, lengths = batch.samples, batch.lengths
     starts = np.cumsum(lengths) - lengths
-    owner_n = np.repeat(np.arange(len(lengths)), lengths)
-    distinct = lengths
-    if (path_ids[1:] <= path_ids[:-1]).any():  # otherwise no two are equal
-        pairs = np.unique(owner_n * (int(path_ids.max()) + 1) + path_ids)
-        distinct = np.bincount(pairs // (int(path_ids.max()) + 1), minlength=len(lengths))
     return pa.table(
         {
             **own_sample_columns(batch, first_sample),
@@ -240,10 +236,26 @@ def sample_table(
             "gate_entropy": _means(batch.gate_entropy, starts),
             "compute": np.add.reduceat(compute, starts) / lengths,
             "reuse": np.add.reduceat(reuse, starts) / lengths,
-            "num_distinct_paths": distinct.astype(np.int32),
+            "num_distinct_paths": distinct_paths(path_ids, lengths),
             "search": pa.array([search_key(s) for s in samples], pa.string()),
         }
     )
+
+
+def distinct_paths(path_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """(B,) int32 number of distinct ``path_ids`` (n,) of consecutive samples of these lengths."""
+    if not (path_ids[1:] <= path_ids[:-1]).any():  # then no two are equal
+        return lengths.astype(np.int32)
+    if (compiled := ready(np.dtype(np.uint8)) or ready(np.dtype(np.uint16))) is not None:
+        room = 1 << int(2 * lengths.max()).bit_length()
+        distinct = np.empty(len(lengths), dtype=np.int32)
+        keys, owners = np.empty(room, dtype=np.int32), np.full(room, -1, dtype=np.int32)
+        compiled.count_distinct(path_ids.astype(np.int32, copy=False), lengths, keys, owners, distinct)
+        return distinct
+    several = int(path_ids.max()) + 1
+    pairs = np.unique(np.repeat(np.arange(len(lengths)), lengths) * several + path_ids)
+    counted: np.ndarray = np.bincount(pairs // several, minlength=len(lengths)).astype(np.int32)
+    return counted
 
 
 def sample_losses(batch: CompactBatch, starts: np.ndarray) -> Sequence[float | None]:

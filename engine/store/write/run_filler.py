@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ class RunFiller:
             **{soft.table: [] for soft in SOFT_TABLES.values()},
         }
         self._pending_tokens = 0
+        self._inserter = ThreadPoolExecutor(1, thread_name_prefix=f"insert {info.run_id}")
+        self._inserted: Future[None] | None = None
+        """of the rows that were handed over last"""
 
     def add(self, batch: CompactBatch) -> None:
         """Store one batch of whole samples."""
@@ -176,21 +180,33 @@ class RunFiller:
         self._pending[table].append(rows)
 
     def _flush(self, block_bytes: int, *, last: bool = False) -> None:
-        """Insert the buffered rows; the first call creates the file with blocks of this size, the last leaves none."""
+        """Insert the buffered rows; the first call creates the file with blocks of this size, the last leaves none.
+
+        A thread inserts them while the next ones are numbered, and is waited for before it gets more.
+        """
+        self._wait_for_rows()
         check_free(self._file.parent)
         if self.con is None:
             tables = create_tables(self.layout, self.info) + CREATE_SOFT
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
             self.con = create_file(self._file, tables, block_bytes, megabytes)
-        with one_thread(self.con):
-            for table, parts in self._pending.items():
-                if table == "sample":
-                    if not last and sum(rows.nbytes for rows in parts) < HELD_SAMPLE_BYTES:
-                        continue  # a few rows of each batch: to insert them takes longer than all else of them
-                    parts[:] = [pa.concat_tables(parts)] if parts else []
-                while parts:
-                    insert_rows(self.con, table, parts.pop(0))
+        rows: dict[str, list[pa.Table]] = {}
+        for table, parts in self._pending.items():
+            if table == "sample" and not last and sum(part.nbytes for part in parts) < HELD_SAMPLE_BYTES:
+                continue  # a few rows of each batch: to insert them takes longer than all else of them
+            rows[table] = [pa.concat_tables(parts)] if table == "sample" and parts else list(parts)
+            parts.clear()
         self._pending_tokens = 0
+        self._inserted = self._inserter.submit(_insert, self.con, rows)
+        if last:
+            self._wait_for_rows()
+            self._inserter.shutdown()
+
+    def _wait_for_rows(self) -> None:
+        """Until what was handed over is inserted; raises what went wrong with it."""
+        inserted, self._inserted = self._inserted, None
+        if inserted is not None:
+            inserted.result()
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
@@ -252,7 +268,17 @@ class RunFiller:
         if self.con is not None:
             with contextlib.suppress(duckdb.Error):
                 self.con.interrupt()  # after Ctrl-C its threads work on: to close would wait for them
+            self._inserter.shutdown()
+            with contextlib.suppress(duckdb.Error):
                 self.con.close()
+
+
+def _insert(con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
+    """Insert the rows of these tables, each of which is let go of when it is in the file."""
+    with one_thread(con):
+        for table, parts in rows.items():
+            while parts:
+                insert_rows(con, table, parts.pop(0))
 
 
 def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:

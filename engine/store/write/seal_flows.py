@@ -156,12 +156,15 @@ class Visits:
         self._modules = slice(layout.unused_from)
         """ids that are modules: unused slots have no links"""
         self.by_label: dict[int, Counts] = {}
+        self._num_tokens = 0
 
     def add(self, label_ids: np.ndarray, batch: CompactBatch) -> Visits | None:
         """Count a batch with these ``label_ids`` of samples; None once the counters would exceed ``MOST_BYTES``."""
-        label_n = np.repeat(label_ids, batch.lengths)
-        size, ids = self.num_modules, batch.ids[:, :, 0].astype(np.int64)
-        for label in np.unique(label_ids).tolist():
+        label_n, size = np.repeat(label_ids, batch.lengths), self.num_modules
+        self._num_tokens += batch.num_tokens
+        compiled = loops(batch.ids.dtype, self._num_tokens)
+        present = np.unique(label_ids).tolist()
+        for label in present:
             counts = self.by_label.get(label)
             if counts is None:
                 shape = (self.num_steps, size)
@@ -173,18 +176,27 @@ class Visits:
                 if (len(self.by_label) + 1) * sum(part.nbytes for part in counts) > MOST_BYTES:
                     return None
                 self.by_label[label] = counts
-            member = slice(None) if len(self.by_label) == 1 and len(np.unique(label_ids)) == 1 else label_n == label
-            chosen, levels = ids[member], batch.weights[member]
-            for step in range(self.num_steps):
-                here = chosen[:, step]
-                counts.tokens[step] += np.bincount(here, minlength=size)
-                # Sums of whole numbers in float64 are exact below 2**53.
-                counts.levels[step] += np.bincount(here, levels[:, step], minlength=size).astype(np.int64)
-                if step + 1 < self.num_steps:
-                    links = np.bincount(here * size + chosen[:, step + 1], minlength=size * size)
-                    modules = self._modules, self._modules
-                    counts.links[step][modules] += links.reshape(size, size)[modules]
+            member = slice(None) if len(present) == 1 else label_n == label
+            ids, levels = batch.ids[member, :, 0], batch.weights[member]
+            if compiled is None:
+                self._count(ids.astype(np.int64), levels, counts)
+            else:
+                stop = size if self._modules.stop is None else self._modules.stop
+                compiled.count_chains(np.ascontiguousarray(ids), np.ascontiguousarray(levels), stop, *counts)
         return self
+
+    def _count(self, ids: np.ndarray, levels: np.ndarray, counts: Counts) -> None:
+        """Add tokens with ``ids`` and ``levels`` (n, S)."""
+        size = self.num_modules
+        for step in range(self.num_steps):
+            here = ids[:, step]
+            counts.tokens[step] += np.bincount(here, minlength=size)
+            # Sums of whole numbers in float64 are exact below 2**53.
+            counts.levels[step] += np.bincount(here, levels[:, step], minlength=size).astype(np.int64)
+            if step + 1 < self.num_steps:
+                links = np.bincount(here * size + ids[:, step + 1], minlength=size * size)
+                modules = self._modules, self._modules
+                counts.links[step][modules] += links.reshape(size, size)[modules]
 
     def total(self) -> Counts:
         """All tokens."""

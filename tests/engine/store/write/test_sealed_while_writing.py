@@ -15,9 +15,9 @@ from tokenpaths.engine.store.file import profile_pages
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.write import seal_flows, seal_nulls, seal_pages
-from tokenpaths.engine.store.write.arrow_tables import CompactBatch, one_thread
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, distinct_paths, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
-from tokenpaths.engine.store.write.seal_flows import EvenFlows
+from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_members, write_profiles
 
 LAYOUTS = [Layout(6, 4, 20), Layout(1, 2, 5), Layout(4, 3, 7), Layout(3, 2, 300)]
@@ -71,6 +71,40 @@ def test_even_flows_are_those_of_the_chunked_counter(
             found = con.execute(f"SELECT * EXCLUDE (label_id) FROM {table} WHERE label_id = {label}").fetchall()
             assert [row[: keys + 1] for row in found] == [row[: keys + 1] for row in rows]
             assert np.allclose([row[-1] for row in found], [row[-1] for row in rows], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", [Layout(5, 1, 6, by_path=True), Layout(4, 1, 6, by_path=True, unused_from=4)])
+def test_chains_of_one_slot_are_those_of_the_chunked_counter(
+    layout: Layout, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_loops(way, monkeypatch)
+    visits, labels = Visits(layout), [np.array([0, -1, 1]), np.array([1])]
+    batches = [batch(layout, [60, 1, 90], 1), batch(layout, [70], 2)]
+    naive = FlowCounter(layout, range(layout.num_steps - 1))
+    for of_batch, one in zip(labels, batches, strict=True):
+        one.weights[:] = np.random.default_rng(len(of_batch)).integers(0, 256, one.weights.shape)
+        assert visits.add(of_batch, one) is visits
+        naive.add(one.ids, one.weights.reshape(one.ids.shape))
+    total = visits.total()
+    assert sorted(visits.by_label) == [-1, 0, 1]
+    assert total.tokens.tolist() == naive.usage_count.tolist()
+    assert np.allclose(total.levels / layout.weights.whole, naive.usage_weight, rtol=1e-9)
+    step, source, target = np.nonzero(total.links)
+    links = zip(step.tolist(), source.tolist(), target.tolist(), total.links[step, source, target], strict=True)
+    assert sorted(links) == sorted(row[:4] for row in naive.flow_rows())
+    assert visits.by_label[0].tokens.sum() == 60 * layout.num_steps
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_distinct_paths_of_samples_are_counted_in_every_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_loops(way, monkeypatch)
+    lengths = np.array([1, 40, 3, 300, 2])
+    for most in (1, 7, 2**31):
+        path_ids = np.random.default_rng(0).integers(0, most, lengths.sum()).astype(np.int32)
+        wanted = [len(np.unique(part)) for part in np.split(path_ids, np.cumsum(lengths)[:-1])]
+        assert distinct_paths(path_ids, lengths).tolist() == wanted
+    assert distinct_paths(np.arange(346, dtype=np.int32), lengths).tolist() == lengths.tolist()
 
 
 def test_weights_that_differ_are_left_to_the_sealing() -> None:
