@@ -73,7 +73,7 @@ def wished(*given: str) -> dict[str, str]:
         ("group:drawn", "draw:5"),
         ("of:path", "rank:4"),
         ("of:module", "module:2", "step:1"),
-        ("of:class", "index:2"),
+        ("of:class", "index:2", "precision:bfloat16"),
         ("until:nine", "draw:x", "iterations:7"),
     ],
 )
@@ -181,7 +181,7 @@ def test_bytes_of_one_character_are_one_piece() -> None:
         (RUN, ("group:path", "context:both", "until:2", "form:single", "scores:logits")),
         (RUN, ("group:picked", "picked:3.1")),
         (RUN, ("group:drawn", "draw:5", "iterations:100")),
-        (RUN, ("of:class", "index:2")),
+        (RUN, ("of:class", "index:2", "precision:bfloat16")),
         (RUN, ("of:module", "module:2", "step:1")),
         (RUN, ("of:path", "rank:4")),
         (RUN | {"modality": "text"}, ("of:choices", "first:7", "length:20", "group:picked", "picked:8")),
@@ -281,6 +281,9 @@ def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
         "request": {"image": {"iterations": 500}},
     }
     assert expected_of(job) == pytest.approx(20)
+    faster = job | {"request": {"image": {"iterations": 500, "precision": "bfloat16"}}}
+    assert expected_of(faster) == pytest.approx(13)
+    assert "about 13 s on one core" in cost_words(True, 500, 2, 12, None, "bfloat16")
     assert pace([job, job | {"attempts": 2, "finished_at": "2026-01-02T00:00:00+00:00"}]) == pytest.approx(3)
     assert pace([]) is None
     assert "about 60 s by the time that earlier dreams" in cost_words(True, 500, 2, 12, 3.0)

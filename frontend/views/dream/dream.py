@@ -168,6 +168,18 @@ def _ask(
             if image
             else "In each round the gradient proposes words, and the one that really helps most is taken.",
         )
+        if image:
+            _option(
+                st.segmented_control,
+                "precision",
+                "Products of the network",
+                options["precision"],
+                ["float32", "bfloat16"],
+                format_func={"float32": "exact", "bfloat16": "faster"}.get,
+                width="stretch",
+                help="Faster: in bfloat16, two thirds of the time where the processor has it, and another picture. What "
+                "a dream is worth is measured exactly in both.",
+            )
         todo = missing(options, chosen, run["modality"], among)
         st.button(
             "Dream",
@@ -178,7 +190,9 @@ def _ask(
             on_click=lambda: queue("dream", request_of(run, options, number, chosen)),
         )
         length = len(among) if among is not None else int(options["length"])
-        st.caption(todo or cost_words(image, iterations, _dreams(run, options), length, measured))
+        st.caption(
+            todo or cost_words(image, iterations, _dreams(run, options), length, measured, options["precision"])
+        )
 
 
 def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:

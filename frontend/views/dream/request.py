@@ -32,6 +32,7 @@ DEFAULTS: dict[str, str] = {
     "context": "without",
     "scores": "probs",
     "iterations": "",
+    "precision": "float32",
     "module": "0",
     "step": "-1",
     "index": "0",
@@ -40,7 +41,12 @@ DEFAULTS: dict[str, str] = {
     "first": "0",
     "length": "12",
 }
-ALLOWED = {"form": ("cumulative", "single"), "context": ("without", "with", "both"), "scores": ("probs", "logits")}
+ALLOWED = {
+    "form": ("cumulative", "single"),
+    "context": ("without", "with", "both"),
+    "scores": ("probs", "logits"),
+    "precision": ("float32", "bfloat16"),
+}
 NUMBERS = ("draw", "until", "iterations", "module", "step", "index", "rank", "first", "length")
 IMAGE_ITERATIONS = (64, 128, 256, 512, 1024, 2048)
 TEXT_ITERATIONS = (16, 32, 64, 128)
@@ -69,6 +75,8 @@ AT = {
 }
 IMAGE_SECONDS = 0.02
 """core seconds per iteration of one image dream"""
+BFLOAT16_TIME = 0.65
+"""of it with products in bfloat16 (``python -m benchmarks.dream_speed``)"""
 SCAN_SECONDS = 0.00035
 """core seconds per token of the bundled texts scanned"""
 SWAP_SECONDS = 0.0004
@@ -137,7 +145,9 @@ def options_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
     of, group = target["of"], target.get("group") or {}
     settings = request.get("image" if image else "text") or {}
     values: dict[str, object] = {"of": of, "scores": target.get("scores"), "iterations": settings.get("iterations")}
-    if not image:
+    if image:
+        values |= {"precision": settings.get("precision")}
+    else:
         values |= {"length": settings.get("length"), "first": target.get("first")}
     until: Sequence[int] = target.get("until") or ()
     steps: Sequence[int] = target.get("steps") or ()
@@ -249,11 +259,13 @@ def request_of(
     of = options["of"]
     target: dict[str, Any] = {"of": of}
     request: dict[str, Any] = {"model": run["model"], "target": target}
-    iterations = {"iterations": int(options["iterations"])}
-    request["image" if run["modality"] == "vision" else "text"] = iterations
+    settings: dict[str, Any] = {"iterations": int(options["iterations"])}
+    request["image" if run["modality"] == "vision" else "text"] = settings
     if run["modality"] == "text":
-        iterations["length"] = int(options["length"])
+        settings["length"] = int(options["length"])
     else:
+        if options["precision"] != DEFAULTS["precision"]:
+            settings["precision"] = options["precision"]
         request["frame_every"] = max(64, int(options["iterations"]) // 16 // 64 * 64)
     if of in ("choices", "path", "module"):
         target["scores"] = options["scores"]
@@ -300,9 +312,9 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def image_seconds(iterations: int, dreams: int) -> float:
+def image_seconds(iterations: int, dreams: int, precision: str = "float32") -> float:
     """Expected core seconds of a batch of image dreams."""
-    return IMAGE_SECONDS * iterations * dreams
+    return IMAGE_SECONDS * iterations * dreams * (BFLOAT16_TIME if precision == "bfloat16" else 1)
 
 
 def text_seconds(rounds: int, length: int, text: Mapping[str, Any] | None = None) -> tuple[float, float]:
@@ -336,16 +348,19 @@ def expected_of(job: Mapping[str, Any]) -> float:
         text = request.get("text") or {}
         rounds = job["progress"]["done"] if job["progress"]["unit"] == "rounds" else text.get("iterations", 0)
         return sum(text_seconds(rounds, int(text.get("length") or 12), text))
-    return image_seconds(int((request.get("image") or {}).get("iterations") or 0), len(dreams))
+    image = request.get("image") or {}
+    return image_seconds(int(image.get("iterations") or 0), len(dreams), image.get("precision") or "float32")
 
 
-def cost_words(image: bool, iterations: int, dreams: int, length: int, measured: float | None) -> str:
+def cost_words(
+    image: bool, iterations: int, dreams: int, length: int, measured: float | None, precision: str = "float32"
+) -> str:
     """The expected duration in a sentence or two."""
     by = "by the time that earlier dreams of this model took here" if measured else "on one core, for a shipped model"
     times = measured or 1.0
     if image:
         what = "One dream" if dreams == 1 else f"{dreams} dreams as one batch"
-        return f"{what}, about {_time(times * image_seconds(iterations, dreams))} {by}."
+        return f"{what}, about {_time(times * image_seconds(iterations, dreams, precision))} {by}."
     scan, rounds = text_seconds(iterations, length)
     return (
         f"Two parts: looking through the bundled texts, about {_time(times * scan)}, then at most {iterations:,} "
