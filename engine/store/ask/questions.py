@@ -8,6 +8,7 @@ from typing import Any
 from tokenpaths.engine.store.ask import export
 from tokenpaths.engine.store.ask.question import Question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.many_runs import at_equal_tokens, most_tokens
 from tokenpaths.engine.store.ask.several_runs.sample_matching import samples_fingerprint
 from tokenpaths.engine.store.ask.topics import (
     alikeness,
@@ -65,3 +66,4 @@ def page_questions(run: RunFile) -> Iterator[tuple[Callable[..., dict[str, Any]]
             for arguments in question.sealed(run):
                 yield question.function, arguments
     yield samples_fingerprint, {}
+    yield at_equal_tokens, {"num_tokens": most_tokens([run])}

@@ -31,7 +31,7 @@ from tokenpaths.engine.store.write.run_filler import RunFiller, temporary_folder
 from tokenpaths.engine.store.write.seal import NUM_STAGES
 from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
 
-QUEUE_BATCHES = 4
+QUEUE_BATCHES = 2
 _Item = CompactBatch | np.ndarray
 """a batch, or ribbons of the twin"""
 

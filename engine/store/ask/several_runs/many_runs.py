@@ -29,6 +29,7 @@ from tokenpaths.engine.analysis.power_law import Histogram
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Pairing, pair_samples
 from tokenpaths.engine.store.ask.tables import queries
@@ -99,8 +100,7 @@ def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
         raise UserError(f"{len(names)} runs were given, 1 to {MOST_RUNS} can stand side by side", field="runs")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{twice[0]!r} was given twice: give each run once", field="runs")
-    with_tokens = [int(run.row["num_tokens"]) for run in runs if run.load_only is None]
-    equal_tokens = min([MOST_TOKENS, *with_tokens]) if with_tokens else 0
+    equal_tokens = most_tokens(runs)
     everyone = [numbers_of_run(run, equal_tokens) for run in runs]
     first = everyone[0]
     pairings = [None, *(_pairing(first.run, other.run) for other in everyone[1:])]
@@ -140,10 +140,12 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     for name, column in (OUTCOME | WORK).items():
         weights, values = _weighted(one, column)
         one.errors[name] = mean_error(values, weights) if one.values[name] is not None else None
-    observed, twin = fit(run)["observed"], fit(run)["untrained"]
+    fitted = fit(run)
+    observed, twin = fitted["observed"], fitted["untrained"]
     one.values |= {name: observed[name] for name in PATHS}
-    one.values |= dict(zip(EQUAL, _at_equal_tokens(run, equal_tokens), strict=True))
-    one.errors |= _errors_by_halves(run, one.samples, equal_tokens)
+    at_equal = at_equal_tokens(run, equal_tokens)
+    one.values |= at_equal["values"]
+    one.errors |= at_equal["errors"]
     if twin is not None and (rows := run.rows(queries.null_usage("untrained"))):
         one.untrained = {name: twin[name] for name in PATHS}
         one.untrained |= _balance(counts_of_step(rows, run.bank, run.layout.num_steps))
@@ -171,7 +173,24 @@ def _balance(counts: Sequence[np.ndarray]) -> dict[str, float | None]:
     }
 
 
-def _at_equal_tokens(run: RunFile, num_tokens: int) -> tuple[float | None, ...]:
+@sealed("at_equal_tokens")
+def at_equal_tokens(run: RunFile, num_tokens: int) -> dict[str, Any]:
+    """``values`` of ``EQUAL`` of a run thinned to ``num_tokens``, and ``errors`` of these and of ``BALANCE``.
+
+    Half a second of a hundred million tokens: thinning draws for every path, and halves are drawn from all over it.
+    """
+    values = dict(zip(EQUAL, _thinned_values(run, num_tokens), strict=True))
+    samples = run.arrays(Query("SELECT first_row, num_tokens FROM sample ORDER BY sample"))
+    return {"run": run.run_id, "values": values, "errors": _errors_by_halves(run, samples, num_tokens)}
+
+
+def most_tokens(runs: Sequence[RunFile]) -> int:
+    """How many tokens each of these runs has at least, up to ``MOST_TOKENS``; 0 where none has tokens."""
+    with_tokens = [int(run.row["num_tokens"]) for run in runs if run.load_only is None]
+    return min([MOST_TOKENS, *with_tokens]) if with_tokens else 0
+
+
+def _thinned_values(run: RunFile, num_tokens: int) -> tuple[float | None, ...]:
     """``EQUAL`` of a run thinned to ``num_tokens``: means over ``THINNED`` draws; exact where it has no more."""
     rows = run.rows(queries.sealed_counts("observed"))
     histogram = Histogram(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
