@@ -96,10 +96,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("paths by compute", "paths", "paths", _fixed("/paths", limit=100, order="compute")),
     Question("paths by reuse", "paths", "paths", _fixed("/paths", limit=100, order="reuse")),
     Question(
-        "12 examples of a path",
-        "examples",
-        "home",
-        lambda r, a: (f"/paths/{_rank(r, a)}/examples", {"limit": 12}),
+        "12 examples of a path", "examples", "home", lambda r, a: (f"/paths/{_rank(r, a)}/examples", {"limit": 12})
     ),
     Question("samples", "samples", "sample, compute", _fixed("/samples", limit=100)),
     Question(

@@ -29,9 +29,16 @@ LOOK_SECONDS = 20.0
 """time limit of the first inspection of a file; it takes milliseconds unless the file was crafted to take longer"""
 
 
+def connect(config: dict[str, str | bool | int | float | list[str]] | None = None) -> duckdb.DuckDBPyConnection:
+    """A private in-memory database; without DuckDB's own bars, which it draws wherever Python is asked by hand."""
+    con = duckdb.connect(":memory:", config=config or {})
+    con.execute("SET enable_progress_bar = false")
+    return con
+
+
 def warm_up() -> None:
     """Trigger the lazy imports of DuckDB, Arrow and numpy that a first query needs; touches no file."""
-    con = duckdb.connect(":memory:", config=_CONFIG)
+    con = connect(_CONFIG)
     try:
         con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
         cursor = con.cursor()
@@ -62,7 +69,7 @@ def open_read_only(
     own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
     if spill_folder is not None:
         own["temp_directory"] = str(spill_folder)
-    con = duckdb.connect(":memory:", config=_CONFIG | own)
+    con = connect(_CONFIG | own)
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import duckdb
-
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.open_file import connect
 from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, path_table
 from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
@@ -183,7 +182,7 @@ TABLE_SQL = "SELECT table_name, sql FROM duckdb_tables() WHERE database_name = ?
 
 def expected_sql(tables_sql: str) -> dict[str, str]:
     """Table → its SQL as DuckDB writes it, for the tables that ``tables_sql`` creates."""
-    with duckdb.connect(":memory:") as con:
+    with connect() as con:
         con.execute(tables_sql)
         return dict(con.execute(TABLE_SQL, ["memory"]).fetchall())
 

@@ -23,7 +23,7 @@ from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError
 from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
-from tokenpaths.engine.store.file.open_file import check_bytes, check_length
+from tokenpaths.engine.store.file.open_file import check_bytes, check_length, connect
 from tokenpaths.engine.store.file.path_pages import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
     LONGEST,
@@ -99,7 +99,7 @@ def _opened(file: Path, identity: str, megabytes: int) -> Iterator[duckdb.DuckDB
             "memory_limit": f"{megabytes}MB",
             "threads": 2,
         }
-        with duckdb.connect(":memory:", config=config) as con:
+        with connect(config) as con:
             try:
                 address = f"{folder}/{descriptor}" if folder is not None else str(file).replace("'", "''")
                 con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")

@@ -23,6 +23,7 @@ from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
+from tokenpaths.engine.store.file.open_file import connect
 from tokenpaths.engine.store.file.schema import (
     LARGE_BLOCK_BYTES,
     ROW_GROUP,
@@ -299,7 +300,7 @@ def create_file(
         # A row group is compressed and written when it is full: five in memory are more than all else that is held.
         "write_buffer_row_group_count": 1,
     }
-    con = duckdb.connect(":memory:", config=config)
+    con = connect(config)
     attached = str(file).replace("'", "''")
     options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
     con.execute(f"ATTACH '{attached}' AS r ({options})")

@@ -190,9 +190,7 @@ def _ask(
             on_click=lambda: queue("dream", request_of(run, options, number, chosen)),
         )
         length = len(among) if among is not None else int(options["length"])
-        st.caption(
-            todo or cost_words(image, iterations, _dreams(run, options), length, measured, options["precision"])
-        )
+        st.caption(todo or cost_words(image, iterations, _dreams(run, options), length, measured, options["precision"]))
 
 
 def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from tokenpaths.engine.base.files import check_free
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import answer_key
-from tokenpaths.engine.store.file.open_file import Connection, is_interrupt
+from tokenpaths.engine.store.file.open_file import Connection, connect, is_interrupt
 from tokenpaths.engine.store.file.schema import DRAWN_TABLES
 from tokenpaths.engine.store.write.arrow_tables import create_like, insert_columns, one_thread
 from tokenpaths.engine.store.write.large.seal_drawn import drawn_rows
@@ -120,7 +119,7 @@ def _drawn(run: RunFile) -> dict[str, pa.Table]:
 
 def _add(file: Path, rows: dict[str, list[str]], tables: dict[str, pa.Table]) -> None:
     check_free(file.parent)
-    con = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "memory_limit": "500MB"})
+    con = connect({"python_enable_replacements": "false", "memory_limit": "500MB"})
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r")

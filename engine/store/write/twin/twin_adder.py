@@ -21,7 +21,7 @@ from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, identi
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.columns import PATHS
-from tokenpaths.engine.store.file.open_file import expected_length, open_read_only
+from tokenpaths.engine.store.file.open_file import connect, expected_length, open_read_only
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
 from tokenpaths.engine.store.write.seal_knowledge import associate
@@ -110,7 +110,7 @@ class TwinAdder(SealedOnce):
             "temp_directory": temporary_folder(self.partial_file),
             "threads": 1,
         }
-        con = duckdb.connect(":memory:", config=config)
+        con = connect(config)
         try:
             address = str(self.partial_file).replace("'", "''")
             con.execute(f"ATTACH '{address}' AS r")
@@ -152,7 +152,7 @@ class TwinAdder(SealedOnce):
 
 def _pad(file: Path) -> None:
     """Give the file its full length: DuckDB counts free blocks at the end that it has not written yet."""
-    with duckdb.connect(":memory:") as con:
+    with connect() as con:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
         length = expected_length(con)

@@ -18,7 +18,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from tests.support.naive_store import Case
-from tests.support.runs import make_run
+from tests.support.runs import make, make_run
 from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
@@ -299,3 +299,15 @@ def test_ctrl_c_ends_a_question_at_once(sealed: Path, tmp_path: Path):
     command = [sys.executable, "-c", CTRL_C, str(sealed), str(endless)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["stopped", "stopped"], done.stderr
+
+
+def test_no_bars_are_drawn_but_ours(tmp_path: Path) -> None:
+    file = make("r", "text").write(tmp_path)
+    code = (
+        "import sys; from tokenpaths.engine.store.file.open_file import open_read_only as opened; "
+        "print(opened(__import__('pathlib').Path(sys.argv[1])).cursor().execute("
+        "\"SELECT current_setting('enable_progress_bar')\").fetchall())"
+    )
+    # Code that is no file is what DuckDB takes for somebody who types, or a notebook.
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[(False,)]"
