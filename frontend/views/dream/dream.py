@@ -172,7 +172,7 @@ def _ask(
             _option(
                 st.segmented_control,
                 "precision",
-                "Products of the network",
+                "Arithmetic",
                 options["precision"],
                 ["float32", "bfloat16"],
                 format_func={"float32": "exact", "bfloat16": "faster"}.get,
