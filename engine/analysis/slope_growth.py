@@ -65,9 +65,12 @@ def thinned(histogram: Histogram, share: float, rng: np.random.Generator) -> Int
             chances = binom.pmf(np.arange(value + 1), value, share)
             left.append(np.repeat(kept, rng.multinomial(paths, chances / chances.sum())[1:]))
         else:
-            left.append(rng.binomial(value, share, paths))
+            drawn = rng.binomial(value, share, paths)
+            left.append(drawn[drawn > 0])
     counts = np.concatenate(left) if left else np.zeros(0, dtype=np.int64)
-    return np.sort(counts[counts > 0])[::-1].astype(np.int64)
+    left.clear()
+    counts.sort()  # in place: these are as many numbers as there are paths
+    return counts[::-1]
 
 
 def sizes_up_to(num_tokens: int) -> list[int]:

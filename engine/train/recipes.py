@@ -126,7 +126,7 @@ RECIPES: dict[str, Recipe] = {
             model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
             **_TRAIN_VISION,
         ),
-        # The same for 60 epochs, where mixed images pay.
+        # The same for 60 epochs, half of whose batches are mixed.
         Recipe(
             name="dna-vision-top1-long",
             model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),

@@ -61,9 +61,10 @@ QUESTIONS: list[Question] = [
 def page_questions(run: RunFile) -> Iterator[tuple[Callable[..., dict[str, Any]], dict[str, Any]]]:
     """Questions, with arguments, whose answers are computed at sealing: those that the page asks when it opens a large
     run."""
+    # First, as it takes a hundred megabytes for a moment, and what the others read stays in memory.
+    yield at_equal_tokens, {"num_tokens": most_tokens([run])}
     for question in QUESTIONS:
         if question.sealed is not None:
             for arguments in question.sealed(run):
                 yield question.function, arguments
     yield samples_fingerprint, {}
-    yield at_equal_tokens, {"num_tokens": most_tokens([run])}

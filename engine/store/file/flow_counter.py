@@ -173,7 +173,7 @@ def ribbons_of(layout: Layout, columns: Sequence[Any]) -> tuple[np.ndarray, np.n
     n = len(columns[0])
     shape = (n, layout.num_steps, layout.top_k)
     if layout.packed:
-        return unpack(columns[0], layout).reshape(shape), bytes_of(columns[1]).reshape(shape)
+        return unpack(columns[0], layout).reshape(shape), bytes_of(columns[1], layout.visits).reshape(shape)
     ids = np.stack(columns[: layout.visits], axis=1)
     levels = np.stack(columns[layout.visits :], axis=1)
     return ids.reshape(shape), levels.reshape(shape)
@@ -188,11 +188,12 @@ def read_chunks(
             yield list(batch.columns) if layout.packed else [column.to_numpy() for column in batch.columns]
 
 
-def bytes_of(column: pa.Array | Sequence[bytes]) -> np.ndarray:
-    """The bytes of blobs one after the other; of Arrow's arrays without a copy."""
+def bytes_of(column: pa.Array | Sequence[bytes], width: int) -> np.ndarray:
+    """The bytes of blobs of ``width``, one after the other; of Arrow's arrays without a copy."""
     if not isinstance(column, pa.Array):
         return np.frombuffer(b"".join(column), dtype=np.uint8)
     offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    assert offsets[-1] - offsets[0] == width * len(column), "every packed ribbon has one width"
     return np.frombuffer(column.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,9 @@ class RunFiller:
             **{soft.table: [] for soft in SOFT_TABLES.values()},
         }
         self._pending_tokens = 0
-        self._inserter = ThreadPoolExecutor(1, thread_name_prefix=f"insert {info.run_id}")
-        self._inserted: Future[None] | None = None
+        self._inserting: threading.Thread | None = None
         """of the rows that were handed over last"""
+        self._insert_error: BaseException | None = None
 
     def add(self, batch: CompactBatch) -> None:
         """Store one batch of whole samples."""
@@ -185,7 +185,7 @@ class RunFiller:
 
         A thread inserts them while the next ones are numbered, and is waited for before it gets more.
         """
-        self._wait_for_rows()
+        self.wait_for_rows()
         check_free(self._file.parent)
         if self.con is None:
             tables = create_tables(self.layout, self.info) + CREATE_SOFT
@@ -198,16 +198,31 @@ class RunFiller:
             rows[table] = [pa.concat_tables(parts)] if table == "sample" and parts else list(parts)
             parts.clear()
         self._pending_tokens = 0
-        self._inserted = self._inserter.submit(_insert, self.con, rows)
+        # Not an executor, which takes nothing more once the main thread has ended.
+        name = f"insert {self.info.run_id}"
+        self._inserting = threading.Thread(target=self._insert, args=(self.con, rows), name=name, daemon=True)
+        self._inserting.start()
         if last:
-            self._wait_for_rows()
-            self._inserter.shutdown()
+            self.wait_for_rows()
 
-    def _wait_for_rows(self) -> None:
+    def _insert(self, con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
+        """Insert the rows of these tables, each of which is let go of when it is in the file."""
+        try:
+            with one_thread(con):
+                for table, parts in rows.items():
+                    while parts:
+                        insert_rows(con, table, parts.pop(0))
+        except BaseException as error:  # whatever it is: who waits raises it
+            self._insert_error = error
+
+    def wait_for_rows(self) -> None:
         """Until what was handed over is inserted; raises what went wrong with it."""
-        inserted, self._inserted = self._inserted, None
-        if inserted is not None:
-            inserted.result()
+        if self._inserting is not None:
+            self._inserting.join()
+            self._inserting = None
+        error, self._insert_error = self._insert_error, None
+        if error is not None:
+            raise error
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
@@ -269,17 +284,10 @@ class RunFiller:
         if self.con is not None:
             with contextlib.suppress(duckdb.Error):
                 self.con.interrupt()  # after Ctrl-C its threads work on: to close would wait for them
-            self._inserter.shutdown()
+            if self._inserting is not None:
+                self._inserting.join()
             with contextlib.suppress(duckdb.Error):
                 self.con.close()
-
-
-def _insert(con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
-    """Insert the rows of these tables, each of which is let go of when it is in the file."""
-    with one_thread(con):
-        for table, parts in rows.items():
-            while parts:
-                insert_rows(con, table, parts.pop(0))
 
 
 def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:

@@ -219,17 +219,24 @@ class RunWriter(SealedOnce):
     def _work(self) -> None:
         while True:
             item = self._queue.get()
-            if item is None or self._aborting.is_set():
+            if self._aborting.is_set():
                 return
             if self._failure is not None:
+                if item is None:
+                    return
                 continue  # Keep emptying the queue: the caller may be waiting to put.
             try:
+                if item is None:
+                    self._filler.wait_for_rows()
+                    return
                 if isinstance(item, CompactBatch):
                     self._filler.add(item)
                 else:
                     self._filler.add_twin(item)
             except BaseException as error:  # whatever it is: the caller would wait for this thread without end
                 self._failure = error
+                if item is None:
+                    return
 
 
 @contextlib.contextmanager

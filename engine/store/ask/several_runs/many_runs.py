@@ -196,11 +196,11 @@ def _thinned_values(run: RunFile, num_tokens: int) -> tuple[float | None, ...]:
     histogram = Histogram(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
     total = int(histogram.values @ histogram.paths)
     if num_tokens >= total:
-        draws = [np.repeat(histogram.values, histogram.paths)[::-1]]
+        numbers = [_of_paths(np.repeat(histogram.values, histogram.paths)[::-1])]
     else:
         rng = np.random.default_rng(0)
-        draws = [thinned(histogram, num_tokens / total, rng) for _ in range(THINNED)]
-    return tuple(None if np.isnan(value) else float(value) for value in np.mean([_of_paths(d) for d in draws], axis=0))
+        numbers = [_of_paths(thinned(histogram, num_tokens / total, rng)) for _ in range(THINNED)]
+    return tuple(None if np.isnan(value) else float(value) for value in np.mean(numbers, axis=0))
 
 
 def _of_paths(counts: np.ndarray) -> np.ndarray:

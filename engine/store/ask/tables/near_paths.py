@@ -16,7 +16,7 @@ import numpy as np
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
-from tokenpaths.engine.store.file.flow_counter import bytes_of
+from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.path_pages import PAGES_AT_ONCE
 
 MOST_HELD_BYTES = 128 * 2**20
@@ -102,14 +102,15 @@ def ribbon_parts(run: RunFile) -> Iterator[Part]:
 
 
 def _from_pages(run: RunFile) -> Iterator[Part]:
-    """In the order in which pages lie, as bytes used without conversion."""
+    """Some pages at a time, as bytes used without conversion; without an order, for to sort pages copies them."""
     layout, counts = run.layout, run.shares.counts(least=2)
-    with run.cursor() as cursor:
-        # One query without an order: to sort pages copies them.
-        for pages in cursor.execute("SELECT ranks, ribbons FROM path_page").to_arrow_reader(PAGES_AT_ONCE):
-            ranks = bytes_of(pages.column("ranks")).view("<i4")
-            ids = bytes_of(pages.column("ribbons")).view(layout.id_dtype).reshape(-1, layout.visits)
-            yield Part.of(ranks, np.ascontiguousarray(ids.T), counts)
+    ((num_pages,),) = run.rows(Query("SELECT count(*) FROM path_page"))
+    for first in range(0, num_pages, PAGES_AT_ONCE):
+        between = (first, first + PAGES_AT_ONCE - 1)
+        rows = run.rows(Query("SELECT ranks, ribbons FROM path_page WHERE page BETWEEN ? AND ?", between))
+        ranks = np.frombuffer(b"".join(row[0] for row in rows), dtype="<i4")
+        ids = np.frombuffer(b"".join(row[1] for row in rows), dtype=layout.id_dtype).reshape(-1, layout.visits)
+        yield Part.of(ranks, np.ascontiguousarray(ids.T), counts)
 
 
 def _from_table(run: RunFile) -> Iterator[Part]:

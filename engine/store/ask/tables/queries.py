@@ -228,9 +228,13 @@ def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: 
     Args:
         apart: what neighbouring keys of the table differ by.
     """
-    if values[-1] - values[0] == apart * (len(values) - 1):
-        where = f"WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
-        return Query(f"SELECT {columns} FROM {table} {where}", (values[0], values[-1]))
+    between, ends = f"{key} BETWEEN ? AND ?", (values[0], values[-1])
+    missing = (values[-1] - values[0]) // apart + 1 - len(values)
+    if not missing:
+        return Query(f"SELECT {columns} FROM {table} WHERE {between} ORDER BY {key}", ends)
+    if missing < len(values):  # few of the range are read for nothing
+        listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
+        return Query(f"SELECT {columns} FROM {table} WHERE {listed} ORDER BY {key}", (*ends, *values))
     one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
     return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))}) ORDER BY {key}", tuple(values))
 

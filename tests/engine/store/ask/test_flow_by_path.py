@@ -26,7 +26,7 @@ def test_counts_of_paths_past_32_bits_stay_counts():
     assert shares.counts(least=10**10).tolist() == []
 
 
-@pytest.mark.parametrize("values", [[4], [0, 1, 2], [0, 2, 5], [3, 6, 9], [1, 70]])
+@pytest.mark.parametrize("values", [[4], [0, 1, 2], [0, 1, 3], [0, 2, 5], [0, 3, 9], [3, 6, 9], [0, 3, 6, 12], [1, 70]])
 @pytest.mark.parametrize("apart", [1, 3])
 def test_rows_are_looked_up_one_by_one_or_as_a_range(values: list[int], apart: int):
     con = duckdb.connect()

@@ -305,9 +305,10 @@ def test_no_bars_are_drawn_but_ours(tmp_path: Path) -> None:
     file = make("r", "text").write(tmp_path)
     code = (
         "import sys; from tokenpaths.engine.store.file.open_file import open_read_only as opened; "
-        "print(opened(__import__('pathlib').Path(sys.argv[1])).cursor().execute("
-        "\"SELECT current_setting('enable_progress_bar')\").fetchall())"
+        "con = opened(__import__('pathlib').Path(sys.argv[1])); "
+        "setting = \"SELECT current_setting('enable_progress_bar')\"; "
+        "print(con.execute(setting).fetchall() + con.cursor().execute(setting).fetchall())"
     )
     # Code that is no file is what DuckDB takes for somebody who types, or a notebook.
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[(False,)]"
+    assert done.stdout.strip() == "[(False,), (False,)]"

@@ -293,7 +293,7 @@ def _strongest_of_path(
     if sampled and count <= FEW_TOKENS:
         source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
     fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", parameters)
-    few = _rows_of_path(run, rank, columns) if sampled and count <= VERY_FEW_TOKENS else None
+    few = _rows_of_path(run, rank, columns) if sampled and 0 < count <= VERY_FEW_TOKENS else None
     if layout.packed:
         drawn = Query(f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters)
         rows = run.rows(drawn) if few is None else few
