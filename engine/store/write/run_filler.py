@@ -44,7 +44,7 @@ from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
 
 DUCKDB_MEGABYTES = 2000
-PACKED_MEGABYTES = 200
+PACKED_MEGABYTES = 150
 """the same where ribbons are packed: DuckDB keeps what it wrote up to its limit, and sorts little of it"""
 ANSWER_MEGABYTES = 150
 """of the reader that works out the slow answers of such a run: what it has read stays in memory up to its limit"""
