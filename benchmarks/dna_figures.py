@@ -14,8 +14,8 @@ from benchmarks.resampling import interval, tenths_apart, weighted_correlation, 
 from tokenpaths.engine.analysis.association import nmi
 from tokenpaths.engine.analysis.load import effective_top_k
 from tokenpaths.engine.analysis.patches import patch_contrast
-from tokenpaths.engine.analysis.path_statistics import PathLikeness, canonical, unique_rows
-from tokenpaths.engine.analysis.power_law import Histogram, judge
+from tokenpaths.engine.analysis.path_statistics import Histogram, PathLikeness, canonical, unique_rows
+from tokenpaths.engine.analysis.power_law import judge
 from tokenpaths.engine.analysis.words import CLASSES, KINDS, of_kind, word_class
 from tokenpaths.engine.data.images import REGIONS, model_view, patch_regions
 from tokenpaths.engine.data.sources.sample import Sample

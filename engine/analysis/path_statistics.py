@@ -142,6 +142,27 @@ def _parts(size: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """How many paths were taken how often."""
+
+    values: Int[np.ndarray, " U"]
+    """different counts, rising"""
+    paths: Int[np.ndarray, " U"]
+    """paths with that count"""
+
+    @classmethod
+    def of(cls, counts: Integer[np.ndarray, " P"]) -> Histogram:
+        """Of the counts of all paths; those that nobody took are left out."""
+        values, paths = np.unique(counts[counts > 0].astype(np.int64), return_counts=True)
+        return cls(values, paths.astype(np.int64))
+
+    def tail(self, x_min: int) -> Histogram:
+        """Only paths with at least ``x_min`` tokens."""
+        keep = self.values >= x_min
+        return Histogram(self.values[keep], self.paths[keep])
+
+
+@dataclass(frozen=True)
 class RankFit:
     """Least-squares line through (ln rank, ln frequency); None where no line is determined."""
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int
 from scipy.special import erfc, log_ndtr, zeta
+
+from tokenpaths.engine.analysis.path_statistics import Histogram
 
 FEWEST = 50
 """paths at or above x_min below which nothing is fitted: estimates from fewer are biased (section 3.5)"""
@@ -28,27 +30,6 @@ _NUDGE = 1e-4
 _FAR = 50.0
 _TABLE = 20_000
 """counts above x_min that are drawn exactly; beyond, the continuous law rounded is as good (appendix D)"""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How many paths were taken how often."""
-
-    values: Int[np.ndarray, " U"]
-    """different counts, rising"""
-    paths: Int[np.ndarray, " U"]
-    """paths with that count"""
-
-    @classmethod
-    def of(cls, counts: Integer[np.ndarray, " P"]) -> Histogram:
-        """Of the counts of all paths; those that nobody took are left out."""
-        values, paths = np.unique(counts[counts > 0].astype(np.int64), return_counts=True)
-        return cls(values, paths.astype(np.int64))
-
-    def tail(self, x_min: int) -> Histogram:
-        """Only paths with at least ``x_min`` tokens."""
-        keep = self.values >= x_min
-        return Histogram(self.values[keep], self.paths[keep])
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int
 
-from tokenpaths.engine.analysis.path_statistics import RankFit, least_squares, rank_frequency_fit
-from tokenpaths.engine.analysis.power_law import Histogram
+from tokenpaths.engine.analysis.path_statistics import Histogram, RankFit, least_squares, rank_frequency_fit
 
 WINDOW: Final = (10, 1000)
 """first and last rank of the window"""

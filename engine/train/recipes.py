@@ -126,19 +126,6 @@ RECIPES: dict[str, Recipe] = {
             model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
             **_TRAIN_VISION,
         ),
-        # The same for 60 epochs, half of whose batches are mixed.
-        Recipe(
-            name="dna-vision-top1-long",
-            model=DNAConfig(**_VISION, width=192, heads=3, mlp_width=768, top_k=1, transformers=12),
-            **(
-                _TRAIN_VISION
-                | {
-                    "iterations": 11_700,
-                    "warmup": 500,
-                    "augment": AugmentConfig(crop_padding=8, jitter=0.3, erase=0.25, mix=0.5),
-                }
-            ),
-        ),
         # 8.5 active blocks of width 160 after 25 % skipping: 2.61 M active block parameters.
         Recipe(
             name="dna-vision-top2-skip",
@@ -187,5 +174,13 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="dna-text-top2", model=DNAConfig(**_TEXT, steps=4, top_k=2, transformers=14), **_TRAIN_TEXT),
     )
 }
+# 60 epochs, half of whose batches are mixed.
+_LONG: dict[str, Any] = {
+    "name": "dna-vision-top1-long",
+    "iterations": 11_700,
+    "warmup": 500,
+    "augment": RECIPES["dna-vision-top1"].augment.model_copy(update={"mix": 0.5}),
+}
+RECIPES["dna-vision-top1-long"] = RECIPES["dna-vision-top1"].model_copy(update=_LONG)
 RECIPES["dense-vision"] = RECIPES["dna-vision-top1"].dense_twin().model_copy(update={"name": "dense-vision"})
 RECIPES["dense-text"] = RECIPES["dna-text-top1"].dense_twin().model_copy(update={"name": "dense-text"})

@@ -260,4 +260,4 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
             made = numba.njit(signature)(plain)
         return made
 
-    return Loops(*map(compiled, signatures))
+    return Loops(**{function.__name__: compiled(function) for function in signatures})

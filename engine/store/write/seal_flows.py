@@ -99,32 +99,25 @@ def _insert_visits(con: duckdb.DuckDBPyConnection, layout: Layout, visits: Visit
     """Insert rows of ``flow`` and ``usage``: of all tokens, then of each label."""
     of_labels = [(label, counts) for label, counts in sorted(visits.by_label.items()) if label >= 0]
     for label, counts in [(ALL_LABELS, visits.total()), *of_labels]:
-        step, source, target = (place.astype(np.int32) for place in np.nonzero(counts.links))
-        num = counts.links[step, source, target].astype(np.float64)
-        insert_columns(
-            con,
-            "flow",
-            {
-                "step": step,
-                "source": source,
-                "target": target,
-                "count": num,
-                "weight": num,
-                "label_id": np.full(len(num), label, dtype=np.int32),
-            },
-        )
-        step, module = (place.astype(np.int32) for place in np.nonzero(counts.tokens))
-        insert_columns(
-            con,
-            "usage",
-            {
-                "step": step,
-                "module": module,
-                "count": counts.tokens[step, module],
-                "weight": counts.levels[step, module] / layout.weights.whole,
-                "label_id": np.full(len(step), label, dtype=np.int32),
-            },
-        )
+        _insert_grids(con, label, counts.links, 1, counts.tokens, counts.levels / layout.weights.whole)
+
+
+def _insert_grids(
+    con: duckdb.DuckDBPyConnection, label: int, links: np.ndarray, pairs: int, tokens: np.ndarray, weights: np.ndarray
+) -> None:
+    """Insert the rows of a label in ``flow``, by ``links`` (S − 1, M, M) of which a token counts ``pairs``, and in
+    ``usage``, by ``tokens`` (S, M) and their summed ``weights`` (S, M)."""
+    step, source, target = (place.astype(np.int32) for place in np.nonzero(links))
+    # Each of the pairs of a token counts alike, as its weight does where all weights are equal.
+    num = links[step, source, target] / pairs
+    label_id = np.full(len(num), label, dtype=np.int32)
+    flows = {"step": step, "source": source, "target": target, "count": num, "weight": num, "label_id": label_id}
+    insert_columns(con, "flow", flows)
+    step, module = (place.astype(np.int32) for place in np.nonzero(tokens))
+    count, weight = tokens[step, module], weights[step, module]
+    label_id = np.full(len(count), label, dtype=np.int32)
+    usage = {"step": step, "module": module, "count": count, "weight": weight, "label_id": label_id}
+    insert_columns(con, "usage", usage)
 
 
 def _count_one_by_one(
@@ -153,8 +146,8 @@ class Visits:
     def __init__(self, layout: Layout) -> None:
         assert layout.by_path, "levels of one slot are summed as whole numbers"
         self.num_steps, self.num_modules = layout.num_steps, layout.num_modules
-        self._modules = slice(layout.unused_from)
-        """ids that are modules: unused slots have no links"""
+        self._stop = layout.num_modules if layout.unused_from is None else layout.unused_from
+        """the ids below it are modules: unused slots have no links"""
         self.by_label: dict[int, Counts] = {}
         self._num_tokens = 0
 
@@ -181,13 +174,12 @@ class Visits:
             if compiled is None:
                 self._count(ids.astype(np.int64), levels, counts)
             else:
-                stop = size if self._modules.stop is None else self._modules.stop
-                compiled.count_chains(np.ascontiguousarray(ids), np.ascontiguousarray(levels), stop, *counts)
+                compiled.count_chains(np.ascontiguousarray(ids), np.ascontiguousarray(levels), self._stop, *counts)
         return self
 
     def _count(self, ids: np.ndarray, levels: np.ndarray, counts: Counts) -> None:
         """Add tokens with ``ids`` and ``levels`` (n, S)."""
-        size = self.num_modules
+        size, modules = self.num_modules, (slice(self._stop), slice(self._stop))
         for step in range(self.num_steps):
             here = ids[:, step]
             counts.tokens[step] += np.bincount(here, minlength=size)
@@ -195,7 +187,6 @@ class Visits:
             counts.levels[step] += np.bincount(here, levels[:, step], minlength=size).astype(np.int64)
             if step + 1 < self.num_steps:
                 links = np.bincount(here * size + ids[:, step + 1], minlength=size * size)
-                modules = self._modules, self._modules
                 counts.links[step][modules] += links.reshape(size, size)[modules]
 
     def total(self) -> Counts:
@@ -312,24 +303,8 @@ class EvenFlows:
             (ALL_LABELS, everything),
             *((label, (self.links[label], self.tokens[label])) for label in labels),
         ]:
-            links, tokens = np.asarray(links), np.asarray(tokens)
-            step, source, target = (place.astype(np.int32) for place in np.nonzero(links))
-            # Each of the K² pairs of a token counts 1/K², as its weight does where all weights are equal.
-            num = links[step, source, target] / self.layout.top_k**2
-            label_id = np.full(len(num), label, dtype=np.int32)
-            insert_columns(
-                con,
-                "flow",
-                {"step": step, "source": source, "target": target, "count": num, "weight": num, "label_id": label_id},
-            )
-            step, module = (place.astype(np.int32) for place in np.nonzero(tokens))
-            count = tokens[step, module]
-            label_id = np.full(len(count), label, dtype=np.int32)
-            insert_columns(
-                con,
-                "usage",
-                {"step": step, "module": module, "count": count, "weight": count * weight, "label_id": label_id},
-            )
+            tokens = np.asarray(tokens)
+            _insert_grids(con, label, np.asarray(links), self.layout.top_k**2, tokens, tokens * weight)
 
 
 def fits(layout: Layout) -> bool:

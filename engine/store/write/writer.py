@@ -217,26 +217,21 @@ class RunWriter(SealedOnce):
                 self._raise_failure()
 
     def _work(self) -> None:
-        while True:
+        last = False
+        while not last:
             item = self._queue.get()
-            if self._aborting.is_set():
-                return
-            if self._failure is not None:
-                if item is None:
-                    return
+            last = item is None or self._aborting.is_set()
+            if self._failure is not None or self._aborting.is_set():
                 continue  # Keep emptying the queue: the caller may be waiting to put.
             try:
                 if item is None:
                     self._filler.wait_for_rows()
-                    return
-                if isinstance(item, CompactBatch):
+                elif isinstance(item, CompactBatch):
                     self._filler.add(item)
                 else:
                     self._filler.add_twin(item)
             except BaseException as error:  # whatever it is: the caller would wait for this thread without end
                 self._failure = error
-                if item is None:
-                    return
 
 
 @contextlib.contextmanager

@@ -30,12 +30,13 @@ from tokenpaths.engine.analysis.expert_affinity import even_share, repetition_ba
 from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
 from tokenpaths.engine.analysis.paired_runs import agreement
 from tokenpaths.engine.analysis.path_statistics import (
+    Histogram,
     effective_paths,
     independent_steps,
     path_distance,
     rank_frequency_fit,
 )
-from tokenpaths.engine.analysis.power_law import Histogram, against_lognormal, fit_power_law, goodness_of_fit
+from tokenpaths.engine.analysis.power_law import against_lognormal, fit_power_law, goodness_of_fit
 from tokenpaths.engine.analysis.slope_growth import slope_growth, thinned, window_fit
 from tokenpaths.engine.store.ask.run import Run
 

@@ -25,7 +25,6 @@ from tokenpaths.engine.analysis.paired_runs import (
     mean_error,
     paired_difference,
 )
-from tokenpaths.engine.analysis.power_law import Histogram
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -35,7 +34,7 @@ from tokenpaths.engine.store.ask.several_runs.sample_matching import Pairing, pa
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_groups
 from tokenpaths.engine.store.ask.topics.overview import card
-from tokenpaths.engine.store.ask.topics.paths import fit
+from tokenpaths.engine.store.ask.topics.paths import fit, path_histogram
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.filters import Query
 
@@ -177,11 +176,10 @@ def _balance(counts: Sequence[np.ndarray]) -> dict[str, float | None]:
 def at_equal_tokens(run: RunFile, num_tokens: int) -> dict[str, Any]:
     """``values`` of ``EQUAL`` of a run thinned to ``num_tokens``, and ``errors`` of these and of ``BALANCE``.
 
-    Half a second of a hundred million tokens: thinning draws for every path, and halves are drawn from all over it.
+    Sealed, as thinning draws for every path and halves are drawn from all over the run.
     """
     values = dict(zip(EQUAL, _thinned_values(run, num_tokens), strict=True))
-    samples = run.arrays(Query("SELECT first_row, num_tokens FROM sample ORDER BY sample"))
-    return {"run": run.run_id, "values": values, "errors": _errors_by_halves(run, samples, num_tokens)}
+    return {"run": run.run_id, "values": values, "errors": _errors_by_halves(run, num_tokens)}
 
 
 def most_tokens(runs: Sequence[RunFile]) -> int:
@@ -192,8 +190,8 @@ def most_tokens(runs: Sequence[RunFile]) -> int:
 
 def _thinned_values(run: RunFile, num_tokens: int) -> tuple[float | None, ...]:
     """``EQUAL`` of a run thinned to ``num_tokens``: means over ``THINNED`` draws; exact where it has no more."""
-    rows = run.rows(queries.sealed_counts("observed"))
-    histogram = Histogram(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
+    histogram = path_histogram(run, "observed")
+    assert histogram is not None, "a sealed run has counts of its own paths"
     total = int(histogram.values @ histogram.paths)
     if num_tokens >= total:
         numbers = [_of_paths(np.repeat(histogram.values, histogram.paths)[::-1])]
@@ -209,13 +207,14 @@ def _of_paths(counts: np.ndarray) -> np.ndarray:
     return np.array([len(counts), path_statistics.effective_paths(counts), np.nan if slope is None else slope])
 
 
-def _errors_by_halves(run: RunFile, samples: dict[str, np.ndarray], equal_tokens: int) -> dict[str, float | None]:
+def _errors_by_halves(run: RunFile, equal_tokens: int) -> dict[str, float | None]:
     """Standard errors of ``EQUAL`` and ``BALANCE``, from random halves of the samples, or of a draw of stretches of
     them; scaled from the tokens drawn to those that the number is of.
     """
     names = (*EQUAL, *BALANCE)
     layout = run.layout
     most = min(DRAWN_TOKENS, max(1000, DRAWN_CHOICES // layout.visits))
+    samples = run.arrays(Query("SELECT first_row, num_tokens FROM sample ORDER BY sample"))
     group_n, ids_nSK = draw_groups(run, samples["first_row"], samples["num_tokens"], most)
     _, path_n = path_statistics.unique_rows(path_statistics.canonical(ids_nSK))
     num_paths, num_groups = int(path_n.max(initial=-1)) + 1, int(group_n.max(initial=-1)) + 1

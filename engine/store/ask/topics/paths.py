@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from tokenpaths.engine.analysis.path_statistics import Histogram
 from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask.question import (
     MAX_INT,
@@ -38,7 +39,7 @@ from tokenpaths.engine.store.file.path_pages import TOP_ROWS
 from tokenpaths.engine.store.file.schema import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 
 if TYPE_CHECKING:
-    from tokenpaths.engine.analysis.power_law import Histogram, Verdict
+    from tokenpaths.engine.analysis.power_law import Verdict
 
 MOST_ROWS = 1000
 MOST_EXAMPLES = 200
@@ -243,7 +244,7 @@ def slopes(
     """
     from tokenpaths.engine.analysis.slope_growth import WINDOW, sizes_up_to, slope_growth
 
-    histograms = {kind: histogram for kind in KINDS if (histogram := _histogram(run, kind)) is not None}
+    histograms = {kind: histogram for kind in KINDS if (histogram := path_histogram(run, kind)) is not None}
     sizes = sizes_up_to(min(int(one.values @ one.paths) for one in histograms.values()))
     points = {
         kind: [asdict(point) for point in slope_growth(one, sizes, draws, seed)] for kind, one in histograms.items()
@@ -271,16 +272,14 @@ def _points(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
     from tokenpaths.engine.analysis import power_law  # SciPy's optimisers, only for who asks
 
-    histogram = _histogram(run, kind)
+    histogram = path_histogram(run, kind)
     if histogram is None:
         return None
     return _law_answer(power_law.judge(histogram, draws, seed), histogram)
 
 
-def _histogram(run: RunFile, kind: str) -> Histogram | None:
+def path_histogram(run: RunFile, kind: str) -> Histogram | None:
     """How many paths were taken how often; None for a null that the run does not have."""
-    from tokenpaths.engine.analysis.power_law import Histogram
-
     rows = run.rows(queries.sealed_counts(kind))
     if not rows:
         return None

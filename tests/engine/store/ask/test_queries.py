@@ -126,7 +126,8 @@ def test_pages_of_paths_follow_each_other(case: Case, order: str):
 
 
 def test_the_law_is_that_of_the_counts(case: Case):
-    from tokenpaths.engine.analysis.power_law import Histogram, judge
+    from tokenpaths.engine.analysis.path_statistics import Histogram
+    from tokenpaths.engine.analysis.power_law import judge
 
     answer = case.run.law(draws=4, seed=3)
     counts = np.array([row["count"] for row in case.run.paths(limit=1000)["paths"]])
