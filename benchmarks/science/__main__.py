@@ -45,7 +45,7 @@ def index_page() -> str:
     """The list of papers, with how many claims got which verdict."""
     lines = [INDEX + "| paper | " + " | ".join(VERDICTS) + " |", "|---" * (len(VERDICTS) + 1) + "|"]
     for paper in PAPERS:
-        counts = Counter(row.verdict for table in paper.tables for row in rows_of(table))
+        counts = Counter(row.verdict for table in paper.tables if not table.again for row in rows_of(table))
         lines.append(f"| [{paper.title}]({paper.page}.md) | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
     return "\n".join([*lines, ""])
 

@@ -57,6 +57,8 @@ class Table:
     about: str = ""
     anew: Callable[[dict[str, Any]], dict[str, dict[str, Any]]] = lambda results: {}
     """results of the same form by seed, of networks trained anew"""
+    again: bool = False
+    """whether the claims are those of a table before it, of another network: the list of papers counts each once"""
 
 
 @dataclass(frozen=True)

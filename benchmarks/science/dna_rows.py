@@ -14,13 +14,20 @@ DNA_N = "dna-n-vision-top1"
 TEXT = ("dna-text-top1", "dna-text-top2-skip")
 LINE = "<br>"
 """a new line inside of a cell"""
+LONG = "dna-vision-top1-long"
 WORDS = {name: name.rpartition("dna-")[2].split("-", 1)[1].replace("-skip", "") for name in (*VISION, *TEXT)}
+WORDS[LONG] = "60 epochs"
 """how rows call a model: top1, top2"""
 
 
 def images(results: dict[str, Any]) -> str:
     """What most rows about images rest on."""
     return _basis(results["models"].get(VISION[0]), "images")
+
+
+def long_images(results: dict[str, Any]) -> str:
+    """What rows about the network that was trained for longer rest on."""
+    return _basis(results["models"].get(LONG), "images")
 
 
 def texts(results: dict[str, Any]) -> str:
@@ -62,6 +69,16 @@ def _beside(figures: Any, shipped: Any) -> Any:
         if key in shipped and not filled.get(key):
             filled[key] = shipped[key]
     return filled
+
+
+def shown(models: dict[str, Any], names: tuple[str, ...]) -> Callable[[Callable[[dict[str, Any]], str]], str]:
+    """Puts what is shown of each of these networks into a cell."""
+    return lambda show: LINE.join(f"{WORDS[name]}: {show(models[name])}" for name in names)
+
+
+def tested(models: dict[str, Any], names: tuple[str, ...]) -> Callable[[Callable[[dict[str, Any]], bool]], str]:
+    """The verdict on what each of these networks passes."""
+    return lambda test: verdict(*(test(models[name]) for name in names))
 
 
 def dense(model: dict[str, Any]) -> dict[str, Any]:
