@@ -1,5 +1,6 @@
-"""What shards cost: a run written whole, the same in N shards, and the shards sealed into one run, each in a process
-of its own that tells its time and its peak memory; at the end the two runs are compared row for row.
+"""What shards cost: a run written whole, the same in N shards, the shards sealed into one run, and into a run in parts
+by 1, 2 and 4 processes, each in a process of its own that tells its time and its peak memory; at the end the runs are
+compared row for row.
 
     python -m benchmarks.shards --tokens 1e6 --shards 4
 
@@ -19,16 +20,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support.runs.synthetic import SyntheticRun, batches_with_twins, count, number_of_batches
+from tokenpaths.cli.support.shard_workers import seal_workers
+from tokenpaths.engine.base.run_parts import parts_of
 from tokenpaths.engine.data.blocks import shard_rows
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.open_file import open_read_only
 from tokenpaths.engine.store.file.shard_format import Shard
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
+from tokenpaths.engine.store.write.parts.seal_in_parts import seal_in_parts
 from tokenpaths.engine.store.write.shard_writer import ShardWriter
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -94,31 +98,69 @@ def shards(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
     return {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "bytes": found.num_bytes, "bytes_of": tables}
 
 
-def seal(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
-    """The shards as one run: seconds of each stage, and the peak of memory at its end."""
-    clock, stages, peaks, last = Clock(), {}, {}, ["", time.perf_counter()]
+class Stages:
+    """Seconds of each stage of a sealing, and the peak of memory at its end."""
 
-    def told(progress: SealProgress) -> None:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, int] = {}
+        self._name, self._since = "", time.perf_counter()
+
+    def __call__(self, progress: SealProgress) -> None:
         name = "reading" if progress.unit == "tokens" else progress.stage.split(":")[0]
-        if name != last[0]:
-            now = time.perf_counter()
-            if last[0]:
-                stages[last[0]], peaks[last[0]] = round(now - last[1], 3), peak_mebibytes()
-            last[:] = [name, now]
+        if name != self._name:
+            self.end()
+            self._name = name
 
+    def end(self) -> None:
+        """Close the last stage."""
+        now = time.perf_counter()
+        if self._name:
+            self.seconds[self._name], self.peaks[self._name] = round(now - self._since, 3), peak_mebibytes()
+        self._since = now
+
+
+def seal(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
+    """The shards as one run."""
+    clock, stages = Clock(), Stages()
     with clock.counting():
-        file = seal_shards(find_shards([folder / "shards"]), folder / "sealed", on_progress=told)
-    stages[last[0]] = round(time.perf_counter() - last[1], 3)
+        file = seal_shards(find_shards([folder / "shards"]), folder / "sealed", on_progress=stages)
+    stages.end()
     with Run.open(file) as run:
         paths = run.card()["num_paths"]
     return {
         "seconds": clock.seconds,
         "cpu_seconds": clock.cpu_seconds,
-        "stages": stages,
-        "peaks": peaks,
+        "stages": stages.seconds,
+        "peaks": stages.peaks,
         "paths": paths,
         "bytes": file.stat().st_size,
     }
+
+
+def parts_by(workers: int) -> Callable[[SyntheticRun, Path, int], dict[str, Any]]:
+    """The shards as a run in parts, by so many processes."""
+
+    def step(spec: SyntheticRun, folder: Path, of: int) -> dict[str, Any]:
+        clock, stages = Clock(), Stages()
+        processes = seal_workers(workers, None)
+        assert processes is not None
+        with clock.counting():
+            found, runs_dir = find_shards([folder / "shards"]), folder / "parts"
+            file = seal_in_parts(found, runs_dir, processes, overwrite=True, on_progress=stages)
+        stages.end()
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "seconds": clock.seconds,
+            "cpu_seconds": clock.cpu_seconds + used.ru_utime + used.ru_stime,
+            "stages": stages.seconds,
+            "parallel_seconds": round(sum(stages.seconds.get(name, 0) for name in PARALLEL), 3),
+            "peak_MiB_of_a_worker": round(used.ru_maxrss / 1024),
+            "bytes": sum(part.stat().st_size for part in [file, *parts_of(file)]),
+            "bytes_beside_parts": file.stat().st_size,
+        }
+
+    return step
 
 
 def differing(first: Path, second: Path) -> list[str]:
@@ -129,7 +171,7 @@ def differing(first: Path, second: Path) -> list[str]:
     assert tables == [table for (table,) in other.execute(listed).fetchall()]
     found = []
     for table in tables:
-        columns = [name for name, *_ in one.execute(f"DESCRIBE {table}").fetchall() if name != "created_at"]
+        columns = [name for name, *_ in one.execute(f"DESCRIBE {table}").fetchall() if name not in NOT_COMPARED]
         # A view joins in no order of its own.
         ordered = " ORDER BY sample, token" if table == "token_sample" else ""
         sql = f"SELECT {', '.join(columns)} FROM {table}{ordered}"
@@ -145,7 +187,15 @@ def differing(first: Path, second: Path) -> list[str]:
     return found
 
 
-STEPS = {"whole": whole, "shards": shards, "seal": seal}
+PARALLEL = ("counting paths", "writing parts", "answers that take long")
+"""stages of a sealing in parts that its processes do"""
+NOT_COMPARED = ("created_at", "rowid")
+STEPS = {
+    "whole": whole,
+    "shards": shards,
+    "seal": seal,
+    **{f"parts_{workers}": parts_by(workers) for workers in (1, 2, 4)},
+}
 
 
 def main() -> None:
@@ -192,6 +242,7 @@ def main() -> None:
             if "bytes" in results[step]:
                 results[step]["bytes_per_token"] = round(results[step]["bytes"] / spec.tokens, 2)
         results["differing_tables"] = differing(folder / "whole" / "made.duckdb", folder / "sealed" / "made.duckdb")
+        results["differing_of_parts"] = differing(folder / "sealed" / "made.duckdb", folder / "parts" / "made.duckdb")
         results["load_after"] = round(os.getloadavg()[0], 1)
     if options.keep:
         from benchmarks.measure import report

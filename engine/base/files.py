@@ -60,6 +60,11 @@ def run_file(folder: Path, run_id: str) -> Path:
     return folder / f"{check_name(run_id, field='run')}{RUN_SUFFIX}"
 
 
+def partial_file(folder: Path, run_id: str) -> Path:
+    """Where the run ``run_id`` is written until it is complete: hidden from readers."""
+    return folder / f".{check_name(run_id, field='run')}.partial"
+
+
 def series_file(run: Path) -> Path:
     """Where a data folder keeps what a user said of the series of the run file ``run``, or of its copy."""
     return run.parent.parent / "run_series" / f"{run.stem}.json"

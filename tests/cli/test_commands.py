@@ -310,6 +310,10 @@ def test_progress_on_a_pipe_is_a_line_now_and_then(
     assert "samples/s" in shown
     assert "min left" in shown
     assert "3,200 tokens" in shown
+    resumed = progress_bar.Bar("training", 10_000, "it", first=9_000)
+    resumed._started -= 100  # what was done before the pause does not count
+    resumed.update(9_050)
+    assert "9,050/10,000 it, 0.5 it/s, 31.7 min left" in resumed.line()
     with progress_bar.bar("quick", 2, "samples"):
         pass
     assert capsys.readouterr().err == ""

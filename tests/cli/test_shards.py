@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -106,6 +107,55 @@ def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytes
     assert not elsewhere.exists()
     assert len(ribbons(home, "sealed")) > 9
     assert main(["seal", str(elsewhere), "--data-dir", data]) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for the worker")
+def test_shards_sealed_by_workers_are_the_run_of_one_process_and_packed_one_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = home / "data"
+    for shard in ("1/2", "2/2"):
+        assert main(arguments(home, "--run", "parted", "--shard", shard)) == 0
+    assert main(arguments(home, "--run", "whole")) == 0
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not killed:
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    if b"seal-piece\0write\x000\0" in process.read_bytes():
+                        killed.append(int(process.parent.name))
+                        os.kill(killed[0], signal.SIGKILL)
+                        return
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert main(["seal", "parted", "--workers", "2", "--data-dir", str(data)]) == 0, capsys.readouterr().err
+    assert killed
+    assert len(list((data / "runs").glob("parted.*.part"))) == 2
+    assert ribbons(home, "parted") == ribbons(home, "whole")
+    assert main(["doctor", "--data-dir", str(data)]) in (0, 1)
+    capsys.readouterr()
+    assert main(["pack", "parted", "--data-dir", str(data)]) == 0, capsys.readouterr().err
+    assert [path.name for path in (data / "runs").glob("*parted*")] == ["parted.duckdb"]
+    assert ribbons(home, "parted") == ribbons(home, "whole")
+    assert main(["pack", "parted", "--data-dir", str(data)]) == 2
+    assert "run 'parted' is in one file already" in capsys.readouterr().err
+    assert main(["pack", "nothing", "--data-dir", str(data)]) == 2
+    assert "there is no run 'nothing'" in capsys.readouterr().err
+    (data / "shards" / "parted" / "0002-of-0002" / "token.parquet").write_bytes(b"cut off")
+    assert main(["seal", "parted", "--run", "again", "--workers", "2", "--data-dir", str(data)]) == 2
+    assert "its manifest says" in capsys.readouterr().err
+    assert not list((data / "runs").glob("*again*"))
+
+
+def test_shards_are_sealed_by_ray(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    for shard in ("1/2", "2/2"):
+        assert main(arguments(home, "--run", "by-ray", "--shard", shard)) == 0
+    assert main(arguments(home, "--run", "whole-too")) == 0
+    assert main(["seal", "by-ray", "--ray", "local", "--data-dir", str(home / "data")]) == 0, capsys.readouterr().err
+    assert len(list((home / "data" / "runs").glob("by-ray.*.part"))) == 2
+    assert ribbons(home, "by-ray") == ribbons(home, "whole-too")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def _iterate(request: Any, folder: Path, context: JobContext) -> None:
         finished = False
         while not finished:  # a bar for each thing that is counted: stretches, then rounds
             unit = progress.unit
-            with bar(f"dream of {request.model}", progress.total, unit) as shown:
+            with bar(f"dream of {request.model}", progress.total, unit, max(0, progress.done - 1)) as shown:
                 while not progress.finished and progress.unit == unit:
                     shown.update(progress.done, progress.message)
                     progress = job.advance()

@@ -28,7 +28,7 @@ from tokenpaths.cli.import_log import import_log
 from tokenpaths.cli.jobs import jobs_app, worker
 from tokenpaths.cli.ls import ls, series
 from tokenpaths.cli.report import report
-from tokenpaths.cli.seal import seal
+from tokenpaths.cli.seal import pack, seal, seal_piece
 from tokenpaths.cli.support.terminal import plain_output
 from tokenpaths.cli.trace import trace
 from tokenpaths.cli.train import train
@@ -49,8 +49,25 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
-    for command in (up, worker, demo, trace, seal, dream, train, ls, series, export, figures, report, docs, doctor):
+    for command in (
+        up,
+        worker,
+        demo,
+        trace,
+        seal,
+        pack,
+        dream,
+        train,
+        ls,
+        series,
+        export,
+        figures,
+        report,
+        docs,
+        doctor,
+    ):
         app.command()(command)
+    app.command("seal-piece", hidden=True)(seal_piece)
     app.command("import")(import_log)  # a reserved word of Python
     app.add_typer(jobs_app(), name="jobs")
 

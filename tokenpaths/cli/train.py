@@ -132,7 +132,9 @@ class _Follower:
         if self._bar is None or progress.iterations != self._total:
             self._bars.close()
             self._total = progress.iterations
-            self._bar = self._bars.enter_context(bar(self.name, progress.iterations, "it"))
+            # Where it goes on, the first that is told is the next iteration.
+            before = max(0, progress.iteration - 1)
+            self._bar = self._bars.enter_context(bar(self.name, progress.iterations, "it", before))
         self._bar.update(progress.iteration, f"loss {progress.loss:.3f} {progress.note}")
         if progress.iteration >= progress.iterations:
             self._bars.close()

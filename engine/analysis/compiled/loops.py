@@ -2,7 +2,7 @@
 distinct paths of samples.
 
 They need numba (``pip install tokenpaths[fast]``). Without it, below ``LEAST_TOKENS``, and wherever compiling fails,
-their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``seal_flows.EvenFlows`` and ``Visits``,
+their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``while_writing.EvenFlows`` and ``Visits``,
 ``path_dictionary.HashIndex``, ``arrow_tables.distinct_paths``. Both give the same numbers, so a run may go from one to
 the other between two batches.
 

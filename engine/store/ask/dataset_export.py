@@ -158,8 +158,9 @@ def _rows(run: RunFile, table: str) -> Generator[pa.Table, None, None]:
 def _sample_rows(run: RunFile) -> Generator[pa.Table, None, None]:
     absent = "text" if run.row["modality"] == "vision" else "image, grid_rows, grid_cols"
     columns = f"t.* EXCLUDE (label_id, first_row, search, place, {absent})"
+    every = "COLUMNS(lambda c: c <> 'rowid')"  # which the samples of a run in parts list
     query = Query(
-        f"SELECT t.place, {columns} FROM (SELECT rowid AS place, * FROM sample WHERE rowid BETWEEN ? AND ?) AS t "
+        f"SELECT t.place, {columns} FROM (SELECT rowid AS place, {every} FROM sample WHERE rowid BETWEEN ? AND ?) AS t "
         "ORDER BY t.place"
     )
     for rows in export.ranges(run, query, "sample", export.range_rows("image", run.layout)):

@@ -12,8 +12,8 @@ from typing import Final
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.columns import MEMBERS, TABLE
-from tokenpaths.engine.store.file.open_file import Connection
-from tokenpaths.engine.store.file.schema import ALL_LABELS
+from tokenpaths.engine.store.file.open_file import Connection, has_parts
+from tokenpaths.engine.store.file.schema import ALL_LABELS, PART_TABLES
 
 SCHEMA: Final = "merged"
 LabelRow = tuple[int, str, int, int]
@@ -60,7 +60,10 @@ def merged_connection(
     new_id = f"[{', '.join(map(str, [ALL_LABELS, *ids]))}][label_id + 2]"
     merged = ", ".join(str(row[0]) for group in groups for row in group)
     moved = " ".join(f"WHEN {row[0]} THEN {_quoted(group[0][1])}" for group in groups for row in group[1:])
-    views = {name: f"SELECT {'rowid, ' if name in _WITH_ROWID else ''}* FROM r.main.{_name(name)}" for name in tables}
+    # Tables over parts are views, which list the number of the row with their columns.
+    listed = PART_TABLES if has_parts(connection) else ()
+    numbered = {name: "rowid, " if name in _WITH_ROWID and name not in listed else "" for name in tables}
+    views = {name: f"SELECT {numbered[name]}* FROM r.main.{_name(name)}" for name in tables}
     for name in _MAPPED:
         views[name] = views[name].replace("*", f"* REPLACE ({new_id} AS label_id)", 1)
     of_label = f"CASE label_id {moved} ELSE label END"

@@ -51,6 +51,14 @@ class HashSample:
             self._limit = self._parts[0]["hash"].max()
             self._kept = len(self._parts[0]["hash"])
 
+    def merge(self, columns: dict[str, np.ndarray]) -> None:
+        """Add ``columns`` of another sample of the same seed, of other tokens."""
+        self._parts.append(columns)
+        self._kept += len(columns["hash"])
+        if self._kept > 2 * self.size:
+            self._parts = [self.columns()]
+            self._kept = len(self._parts[0]["hash"])
+
     def columns(self) -> dict[str, np.ndarray]:
         """The sample (at most ``size`` rows), in hash order."""
         joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}

@@ -15,8 +15,11 @@ import pyarrow as pa
 
 from tokenpaths.engine.base.errors import NotEnoughMemory, QueryTimeout, RunFileError, RunNotFound, UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
+from tokenpaths.engine.base.run_parts import ALIAS, alias_of, part_file, parts_of, run_of
+from tokenpaths.engine.base.seal_marks import is_sealed_here
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.alarms import ALARMS
+from tokenpaths.engine.store.file.columns import TABLE
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -53,27 +56,31 @@ def warm_up() -> None:
 
 
 def open_read_only(
-    file: Path, *, memory_megabytes: int | None = None, spill_folder: Path | None = None
+    file: Path, *, memory_megabytes: int | None = None, spill_folder: Path | None = None, threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A connection that can read this one file and do nothing else outside its own memory.
+    """A connection that can read this one file, with its parts, and do nothing else outside its own memory.
 
     ``spill_folder`` takes what does not fit into ``memory_megabytes`` (default: 80 % of the machine's); without it
-    nothing is spilled. The file is attached to a private in-memory database: DuckDB keeps one instance per path and
-    process, so a connection to the path itself would go on showing a run that was overwritten.
+    nothing is spilled. ``threads`` (default: one a core) are DuckDB's. The file is attached to a private in-memory
+    database: DuckDB keeps one instance per path and process, so a connection to the path itself would go on showing a
+    run that was overwritten.
 
     Raises:
         RunNotFound: there is no such file.
         RunFileError: it is empty, truncated, damaged, newer than this program, or not a run.
     """
     check_bytes(file)
-    own = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
+    own: dict[str, Any] = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
     if spill_folder is not None:
         own["temp_directory"] = str(spill_folder)
+    if threads is not None:
+        own["threads"] = threads
     con = connect(_CONFIG | own)
     try:
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
         con.execute("USE r")
+        attach_parts(con, file)
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
         check_length(con, file)
@@ -93,6 +100,36 @@ def open_read_only(
         con.close()
         raise
     return con
+
+
+def attach_parts(con: duckdb.DuckDBPyConnection, file: Path, parts: Sequence[Path] | None = None) -> None:
+    """Attach the parts of the run ``file`` to read from; does nothing for a run in one file.
+
+    In a folder of runs only files that were sealed there are attached: nobody else's is opened by this program.
+
+    Args:
+        con: the connection.
+        file: the run.
+        parts: its parts, if they are known; otherwise those beside it.
+    """
+    for part in parts_of(file) if parts is None else parts:
+        if part.parent.name == "runs" and not is_sealed_here(part):
+            continue
+        address = str(part).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS {alias_of(part)} (READ_ONLY)")
+
+
+def _missing_part(error: duckdb.Error, file: Path) -> RunFileError | None:
+    """What is wrong if DuckDB knows nothing of a part that a view names; None if something else is."""
+    match = ALIAS.search(str(error))
+    if match is None:
+        return None
+    part = part_file(file.parent, run_of(file), match["seal"], int(match["number"]))
+    why = "was not written in this folder" if part.exists() else "is missing"
+    return RunFileError(
+        f"{file.name} is a run in parts, and {part.name} {why}: bring the one file that `tokenpaths pack` makes "
+        "of it, or seal its shards again"
+    )
 
 
 def check_bytes(file: Path) -> None:
@@ -149,7 +186,9 @@ def _check_schema(con: duckdb.DuckDBPyConnection, file: Path) -> None:
         raise RunFileError(
             f"{file.name} does not say within {LOOK_SECONDS:g} s what it holds: it is damaged or was made to do harm"
         ) from None
-    except (duckdb.CatalogException, duckdb.BinderException):
+    except (duckdb.CatalogException, duckdb.BinderException) as error:
+        if (missing := _missing_part(error, file)) is not None:
+            raise missing from None
         raise RunFileError(f"{file.name} is a DuckDB file, but no run: it has no table 'run' and 'token'") from None
     if len(rows) != 1:
         raise RunFileError(f"{file.name} holds {len(rows)} runs in its table 'run', it should be one")
@@ -169,8 +208,9 @@ class Connection:
         *,
         memory_megabytes: int | None = None,
         spill_folder: Path | None = None,
+        threads: int | None = None,
     ) -> None:
-        self._con = open_read_only(file, memory_megabytes=memory_megabytes, spill_folder=spill_folder)
+        self._con = open_read_only(file, memory_megabytes=memory_megabytes, spill_folder=spill_folder, threads=threads)
         self._file = file
         self.time_limit_s = time_limit_s
         """of each further query"""
@@ -235,6 +275,12 @@ class Connection:
         """Close the file; running queries finish first or fail with an error of ours."""
         with self._lock:
             self._con.close()
+
+
+def has_parts(connection: Connection) -> bool:
+    """Whether tokens and samples of a run lie in parts beside its file."""
+    sql = f"SELECT 1 FROM duckdb_views() WHERE database_name = 'r' AND view_name = '{TABLE}'"
+    return bool(connection.rows(sql))
 
 
 def is_interrupt(error: BaseException) -> bool:

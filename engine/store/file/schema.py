@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 from tokenpaths.engine.store.file.weight_codes import LINEAR, MARGIN_COLUMNS, WeightCode, code_for
 
 STORAGE_VERSION = "v1.2.0"
@@ -214,6 +215,12 @@ EXAMPLES_EACH = 60
 EXAMPLE_SEED = 0
 """the seed of the draw that ``path_example`` holds"""
 
+PART_TABLES = (coded.TABLE, "sample", *(soft.table for soft in SOFT_TABLES.values()))
+"""what the parts of a run hold (``base.run_parts``)"""
+ROW = "row_number"
+"""the number of a row in the whole run: a column in parts, which DuckDB finds by its zone maps; it takes no room, as it
+rises by one. The views over the parts call it ``rowid``"""
+
 LOAD_TABLE = """
 CREATE TABLE load (step INTEGER, time BIGINT, label_id INTEGER, module INTEGER, count BIGINT);
 """
@@ -265,10 +272,45 @@ def token_columns(layout: Layout, info: RunInfo) -> list[tuple[str, str]]:
 def create_tables(layout: Layout, info: RunInfo) -> str:
     """SQL that creates the tables filled while a run is written; ``path`` and ``path_member`` come at sealing."""
     columns = token_columns(layout, info)
-    samples = [(name, f"{kind} USING COMPRESSION zstd" if name in _TEXTS else kind) for name, kind in SAMPLE_COLUMNS]
-    tables = [(coded.TABLE, coded.coded_columns(columns)), ("sample", samples)]
-    wide = "".join(
+    return _wide_tables(columns) + coded.view_sql(columns, layout.even_weights) + _SMALL_TABLES
+
+
+def part_tables(layout: Layout, info: RunInfo) -> str:
+    """SQL that creates the tables of a part."""
+    number = (ROW, "BIGINT")
+    return _wide_tables(token_columns(layout, info), [number]) + "".join(
+        f"CREATE TABLE {soft.table} ({', '.join(f'{name} {kind}' for name, kind in [number, *soft.columns])});\n"
+        for soft in SOFT_TABLES.values()
+    )
+
+
+def tables_over_parts(layout: Layout, info: RunInfo, parts: Sequence[str]) -> str:
+    """As ``create_tables`` where tokens and samples lie in databases attached as ``parts``, one behind the other."""
+    views = ""
+    for table, names in _part_columns(layout, info).items():
+        each = (f"SELECT {', '.join([f'{ROW} AS rowid', *names])} FROM {part}.main.{table}" for part in parts)
+        views += f"CREATE VIEW {table} AS {' UNION ALL '.join(each)};\n"
+    return views + coded.view_sql(token_columns(layout, info), layout.even_weights) + _SMALL_TABLES
+
+
+def _part_columns(layout: Layout, info: RunInfo) -> dict[str, list[str]]:
+    """Names of the columns of the tables of a part, without that of row numbers."""
+    tokens = coded.coded_columns(token_columns(layout, info))
+    tables = {coded.TABLE: tokens, "sample": SAMPLE_COLUMNS} | {
+        soft.table: soft.columns for soft in SOFT_TABLES.values()
+    }
+    return {table: [name for name, _ in columns] for table, columns in tables.items()}
+
+
+def text_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The columns with how texts among them are compressed."""
+    return [(name, f"{kind} USING COMPRESSION zstd" if name in _TEXTS else kind) for name, kind in columns]
+
+
+def _wide_tables(columns: list[tuple[str, str]], before: Sequence[tuple[str, str]] = ()) -> str:
+    samples = text_columns(SAMPLE_COLUMNS)
+    tables = [(coded.TABLE, [*before, *coded.coded_columns(columns)]), ("sample", [*before, *samples])]
+    return "".join(
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
         for table, columns in tables
     )
-    return wide + coded.view_sql(columns, layout.even_weights) + _SMALL_TABLES

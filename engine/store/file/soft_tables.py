@@ -25,10 +25,14 @@ class SoftTable:
     sparse: bool = False
 
     @property
+    def columns(self) -> list[tuple[str, str]]:
+        """Name and SQL type of every column of the long table."""
+        return [("sample", "INTEGER"), *((axis, "SMALLINT") for axis in self.axes), (self.value, "FLOAT")]
+
+    @property
     def create(self) -> str:
         """SQL of the long table."""
-        columns = ", ".join(f"{axis} SMALLINT" for axis in self.axes)
-        return f"CREATE TABLE {self.table} (sample INTEGER, {columns}, {self.value} FLOAT);\n"
+        return f"CREATE TABLE {self.table} ({', '.join(f'{name} {kind}' for name, kind in self.columns)});\n"
 
 
 SOFT_TABLES: dict[str, SoftTable] = {
@@ -39,13 +43,15 @@ SOFT_TABLES: dict[str, SoftTable] = {
         SoftTable("blocks", "block", ("threshold_step", "block"), "rate", sparse=True),
     )
 }
-CREATE_SOFT = "".join(soft.create for soft in SOFT_TABLES.values()) + (
+CREATE_AROUND_SOFT = (
     "CREATE TABLE axis (axis VARCHAR, position INTEGER, name VARCHAR);\n"
     "CREATE TABLE soft_shape (kind VARCHAR, position INTEGER, size INTEGER);\n"
     "CREATE TABLE soft_summary (kind VARCHAR, label_id INTEGER, num_samples INTEGER, place INTEGER, "
     "mean DOUBLE, std DOUBLE);\n"
     "CREATE TABLE finding (name VARCHAR, answer VARCHAR);\n"
 )
+"""tables that describe and sum up the soft ones, and findings"""
+CREATE_SOFT = "".join(soft.create for soft in SOFT_TABLES.values()) + CREATE_AROUND_SOFT
 
 
 def read_shapes(cursor: duckdb.DuckDBPyConnection) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:

@@ -23,13 +23,17 @@ def verify_run(file: Path) -> dict[str, int]:
     """
     con = open_read_only(file)
     try:
-        tables = con.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'r' ORDER BY 1").fetchall()
-        rows = {}
-        for (table,) in tables:
+        tables = con.execute(
+            "SELECT database_name, table_name FROM duckdb_tables() "
+            "WHERE database_name = 'r' OR database_name LIKE 'part_%' ORDER BY 2, 1"
+        ).fetchall()
+        rows: dict[str, int] = {}
+        for database, table in tables:
             name = table.replace('"', '""')
             # The hash is of all columns, so none can be left out of the reading.
             key = {TABLE: "token", MEMBERS: "path_member"}.get(table, table)  # what people call them
-            ((rows[key], _),) = con.execute(f'SELECT count(*), bit_xor(hash(t)) FROM "{name}" t').fetchall()
+            sql = f'SELECT count(*), bit_xor(hash(t)) FROM {database}.main."{name}" t'
+            rows[key] = rows.get(key, 0) + con.execute(sql).fetchall()[0][0]
         counts = con.execute("SELECT num_samples, num_tokens FROM run").fetchall()[0]
     except duckdb.OutOfMemoryException as error:
         raise NotEnoughMemory(f"{file.name} needs more memory to be read to its end than there is") from error

@@ -133,6 +133,8 @@ def _value(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
 def _run_row(con: duckdb.DuckDBPyConnection) -> tuple[dict[str, Any], frozenset[str]]:
     """The row of ``run`` and the columns of ``token_coded``."""
     definitions = _definitions(con)
+    if _value(con, f"SELECT count(*) FROM duckdb_views() WHERE database_name = 'r' AND view_name = '{TABLE}'"):
+        raise RunFileError("it is a run in parts: bring the one file that `tokenpaths pack` makes of it where it is")
     if "run" not in definitions or not {TABLE, "token"} & set(definitions):
         raise RunFileError("it is a DuckDB file, but no run: it has no tables 'run' and 'token'")
     if definitions["run"] != run_sql():

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenpaths.engine.base.errors import RunFileError
+from tokenpaths.engine.base.run_parts import remove_parts
 from tokenpaths.engine.base.seal_marks import FRESH_SECONDS, forget_mark, identity_of, is_sealed_here
 from tokenpaths.engine.confined.limits import child_environment
 from tokenpaths.engine.store.intake.process import BUSY, RECORDS_VERSION, Outcome, Request, record_of
@@ -280,9 +281,10 @@ class RunGate:
             return {file.stem for file, _ in self._taking_in}
 
     def delete(self, file: Path) -> None:
-        """Delete the run ``file``, its mark and its copy; OSError if there is none."""
+        """Delete the run ``file``, its parts, its mark and its copy; OSError if there is none."""
         info = os.stat(file, follow_symlinks=False)
         file.unlink()
+        remove_parts(file)
         forget_mark(file, info)
         self._known.pop(file, None)
         self._refusals.pop(file, None)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import is_disk_full
-from tokenpaths.engine.base.records import DATA_SHA256
+from tokenpaths.engine.base.records import DATA_SHA256, ModuleInfo, RunInfo
 from tokenpaths.engine.data.labels import Remarks
 from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.file import SCHEMA_VERSION
@@ -138,11 +138,7 @@ def seal_shards(
         WriterFailed: the disk refused a write. No run is left in any of these cases.
     """
     _check_bytes(found, on_progress)
-    info, modules = read_about(found.folders[0])
-    info = replace(info, run_id=run_id or info.run_id)
-    info.findings[DATA_SHA256] = found.manifests[0].dataset_sha256
-    if notes := found.notes():
-        info.findings["notes"] = [*info.findings.get("notes", []), *notes]
+    info, modules = describe(found, run_id)
     layout = layout_for(info, modules, shard=True)
     done = 0
     try:
@@ -170,11 +166,26 @@ def seal_shards(
                     )
             return writer.seal(lambda name, at, of: on_progress(SealProgress(name, at, of, "stages")))
     except WriterFailed as error:
-        full = "the disk is full; " if is_disk_full(error) else ""
-        raise WriterFailed(
-            f"{error}; {full}nothing is left of the run, and the shards are as they were: make room and seal again",
-            field="data_dir",
-        ) from error
+        raise nothing_left(error) from error
+
+
+def nothing_left(error: WriterFailed) -> WriterFailed:
+    """What a sealing that the disk refused ends with."""
+    full = "the disk is full; " if is_disk_full(error) else ""
+    return WriterFailed(
+        f"{error}; {full}nothing is left of the run, and the shards are as they were: make room and seal again",
+        field="data_dir",
+    )
+
+
+def describe(found: ShardSet, run_id: str | None) -> tuple[RunInfo, list[ModuleInfo]]:
+    """The run and its modules, as the shards say."""
+    info, modules = read_about(found.folders[0])
+    info = replace(info, run_id=run_id or info.run_id)
+    info.findings[DATA_SHA256] = found.manifests[0].dataset_sha256
+    if notes := found.notes():
+        info.findings["notes"] = [*info.findings.get("notes", []), *notes]
+    return info, modules
 
 
 def _folders_in(place: Path) -> list[Path]:
@@ -283,7 +294,13 @@ def _check_bytes(found: ShardSet, on_progress: Callable[[SealProgress], None]) -
         done += num_bytes
         on_progress(SealProgress("checking sums", done, found.num_bytes, "bytes"))
 
+    check_files(found)
+    for folder, manifest in zip(found.folders, found.manifests, strict=True):
+        check_sums(folder, manifest, more)
+
+
+def check_files(found: ShardSet) -> None:
+    """ShardError if a shard lacks a file that every shard has."""
     for folder, manifest in zip(found.folders, found.manifests, strict=True):
         if missing := {ABOUT, "token.parquet", "sample.parquet", "batch.parquet"} - set(manifest.files):
             raise ShardError(f"{folder} has no {min(missing)}: trace {manifest.name} again", field="shards")
-        check_sums(folder, manifest, more)

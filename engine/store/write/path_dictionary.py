@@ -277,6 +277,20 @@ class PathDictionary:
         np.add.at(self._counts.values, path_ids[old], 1)
         return path_ids, np.concatenate([new_rows, *late]) if late else new_rows
 
+    def merge(self, rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Add distinct canonical ribbons (n, V) that so many tokens took each; returns the path_id of each (n,).
+
+        Dictionaries of consecutive parts of a run, merged in their order, number the paths as that of the whole run.
+        """
+        path_ids = np.empty(len(rows), dtype=np.int32)
+        for start in range(0, len(rows), TAKE_ROWS):
+            part = slice(start, start + TAKE_ROWS)
+            path_ids[part] = self.add(rows[part, None], rows[part])[0]
+        # Each was counted as one token of its own.
+        np.add.at(self._counts.values, path_ids, counts - 1)
+        self.num_tokens += int(counts.sum()) - len(counts)
+        return path_ids
+
     def load(self, ribbons: np.ndarray, counts: np.ndarray) -> None:
         """Append paths (n, V) that are numbered and counted already, in order; ``add`` does not find them."""
         self._rows.append(ribbons)

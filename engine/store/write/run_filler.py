@@ -23,7 +23,7 @@ from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
-from tokenpaths.engine.store.file.open_file import connect
+from tokenpaths.engine.store.file.open_file import attach_parts, connect
 from tokenpaths.engine.store.file.schema import (
     LARGE_BLOCK_BYTES,
     ROW_GROUP,
@@ -35,10 +35,10 @@ from tokenpaths.engine.store.file.schema import (
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
+from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
-from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
@@ -127,8 +127,7 @@ class RunFiller:
             self._hold(SOFT_TABLES[kind].table, soft_rows(kind, values, self.num_samples))
             self.soft.add(kind, values, common["label_ids"])
         for label, part in batch.entropy_sums.items():
-            label_id = -1 if label is None else self.labels[label]
-            self.entropy[label_id] = self.entropy.get(label_id, 0) + part
+            self.add_entropy(-1 if label is None else self.labels[label], part)
         chosen = self.sketch.choose(first_row, batch.num_tokens)
         ends = np.cumsum(batch.lengths)
         sample = np.searchsorted(ends, chosen, side="right")
@@ -152,6 +151,10 @@ class RunFiller:
         self._pending_tokens += batch.num_tokens
         if self._pending_tokens >= FLUSH_TOKENS:
             self._flush(LARGE_BLOCK_BYTES)
+
+    def add_entropy(self, label_id: int, part: np.ndarray) -> None:
+        """Add the numbers of tokens with known gate entropy, and its sums, (2, S)."""
+        self.entropy[label_id] = self.entropy.get(label_id, 0) + part
 
     def _sum_loss(self, batch: CompactBatch) -> None:
         """Add the number of tokens with a loss and the sum of their unrounded losses."""
@@ -180,6 +183,10 @@ class RunFiller:
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
 
+    def _tables(self) -> str:
+        """SQL of the tables of the file."""
+        return create_tables(self.layout, self.info) + CREATE_SOFT
+
     def _flush(self, block_bytes: int, *, last: bool = False) -> None:
         """Insert the buffered rows; the first call creates the file with blocks of this size, the last leaves none.
 
@@ -188,9 +195,8 @@ class RunFiller:
         self.wait_for_rows()
         check_free(self._file.parent)
         if self.con is None:
-            tables = create_tables(self.layout, self.info) + CREATE_SOFT
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
-            self.con = create_file(self._file, tables, block_bytes, megabytes)
+            self.con = create_file(self._file, self._tables(), block_bytes, megabytes)
         rows: dict[str, list[pa.Table]] = {}
         for table, parts in self._pending.items():
             if table == "sample" and not last and sum(part.nbytes for part in parts) < HELD_SAMPLE_BYTES:
@@ -258,6 +264,10 @@ class RunFiller:
         self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
         self._work_P, self.visits = [], None
         self.even_flows, self.profiles = None, ProfilePages(self.layout)
+        self.remove_temporary()
+
+    def remove_temporary(self) -> None:
+        """Delete what DuckDB put aside."""
         shutil.rmtree(temporary_folder(self._file), ignore_errors=True)
 
     def _twin_of_run(self) -> TwinPaths | None:
@@ -278,7 +288,7 @@ class RunFiller:
         try:
             seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=most, folder=folder)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.remove_temporary()
 
     def close(self) -> None:
         if self.con is not None:
@@ -297,9 +307,9 @@ def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
 
 
 def create_file(
-    file: Path, tables: str, block_bytes: int, megabytes: int = DUCKDB_MEGABYTES
+    file: Path, tables: str, block_bytes: int, megabytes: int = DUCKDB_MEGABYTES, parts: Sequence[Path] = ()
 ) -> duckdb.DuckDBPyConnection:
-    """A connection to the new run ``file`` with the ``tables`` of this SQL, in a transaction."""
+    """A connection to the new run ``file`` with the ``tables`` of this SQL, in a transaction; ``parts``: of the run."""
     config: dict[str, str | bool | int | float | list[str]] = {
         "python_enable_replacements": "false",
         # What sealing sorts beyond this goes to the disk, into a folder that ``remove_partial`` deletes.
@@ -313,6 +323,7 @@ def create_file(
     options = f"STORAGE_VERSION '{STORAGE_VERSION}', BLOCK_SIZE {block_bytes}, ROW_GROUP_SIZE {ROW_GROUP}"
     con.execute(f"ATTACH '{attached}' AS r ({options})")
     con.execute("USE r")
+    attach_parts(con, file, parts)
     con.execute(tables)
     # One transaction: row groups go straight to the file, without a detour through the WAL.
     con.execute("BEGIN")

@@ -30,9 +30,10 @@ from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, WORK_COL
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array
+from tokenpaths.engine.store.write.flows.seal_flows import write_flows
+from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_findings import write_findings
-from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits, write_flows
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
 from tokenpaths.engine.store.write.seal_nulls import write_nulls
 from tokenpaths.engine.store.write.seal_pages import (

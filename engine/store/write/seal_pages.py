@@ -6,6 +6,8 @@ Shapes: n tokens, P paths, S steps, M modules, D = S·M, V = S·K visits of a to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pyarrow as pa
 from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS, encode_ranks, with_ribbons
-from tokenpaths.engine.store.file.profile_pages import encode_page, page_samples
+from tokenpaths.engine.store.file.profile_pages import Page, encode_page, page_samples
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
@@ -140,13 +142,19 @@ def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, order: np.ndarray
 
 
 class ProfilePages:
-    """``profile_page`` made while batches arrive, with one page of counts in memory; as ``write_profiles``."""
+    """``profile_page`` made while batches arrive, with one page of counts in memory; as ``write_profiles``.
 
-    def __init__(self, layout: Layout) -> None:
+    ``first_sample``: of the run, for the pages of a part of it; pages begin where those of the whole run do.
+    """
+
+    def __init__(self, layout: Layout, first_sample: int = 0) -> None:
+        self._layout = layout
         self._size, self._width = page_samples(layout), layout.num_steps * layout.num_modules
         self._first_V = np.repeat(np.arange(layout.num_steps, dtype=np.int64) * layout.num_modules, layout.top_k)
         self._counts = np.zeros((0, self._width), dtype=np.int64)
         self._filled = 0
+        self._room = self._size - first_sample % self._size
+        """samples of the page that is being filled"""
         self._pages: list[tuple[int, tuple[bytes, bytes, bytes]]] = []
 
     def add(self, lengths: np.ndarray, ids: np.ndarray, counted: np.ndarray | None = None) -> None:
@@ -155,9 +163,9 @@ class ProfilePages:
         ids_nV = ids.reshape(len(ids), -1)
         begun = 0
         while begun < len(lengths):
-            if self._filled == self._size:
+            if self._filled == self._room:
                 self._end_page()
-            count = min(len(lengths) - begun, self._size - self._filled)
+            count = min(len(lengths) - begun, self._room - self._filled)
             if self._filled + count > len(self._counts):
                 larger = np.zeros((min(self._size, 2 * (self._filled + count)), self._width), dtype=np.int64)
                 larger[: self._filled] = self._counts[: self._filled]
@@ -173,15 +181,34 @@ class ProfilePages:
     def _end_page(self) -> None:
         self._pages.append((self._filled, encode_page(self._counts[: self._filled])))
         self._counts[:] = 0
-        self._filled = 0
+        self._filled, self._room = 0, self._size
+
+    def pages(self) -> list[tuple[int, tuple[bytes, bytes, bytes]]]:
+        """Number of samples and content of each page; the first and last may be parts of one."""
+        if self._filled:
+            self._end_page()
+        return self._pages
+
+    def add_pages(self, pages: Iterable[tuple[int, tuple[bytes, bytes, bytes]]]) -> None:
+        """Add ``pages`` of the samples that come next."""
+        for num_samples, encoded in pages:
+            if not self._filled and num_samples == self._size:
+                self._pages.append((num_samples, encoded))
+                continue
+            page = Page.of((0, num_samples, *encoded), self._layout)
+            counts = page.low_nD.astype(np.int64)
+            counts[page.rows, page.cells] = page.counts
+            self._counts = np.concatenate([self._counts[: self._filled], counts])
+            self._filled += num_samples
+            if self._filled == self._size:
+                self._end_page()
 
     def write(self, con: duckdb.DuckDBPyConnection, num_tokens: int) -> None:
         """Fill ``profile_page``, if a run of ``num_tokens`` has it."""
         if num_tokens < LEAST_TOKENS:
             return
-        self._end_page()
         first = 0
-        for num_samples, encoded in self._pages:
+        for num_samples, encoded in self.pages():
             _insert_page(con, first, num_samples, encoded)
             first += num_samples
 

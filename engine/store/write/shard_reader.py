@@ -26,6 +26,7 @@ TOKEN_ROWS = 65_536
 SAMPLE_ROWS = 64
 """samples decoded at once: each may hold a picture"""
 TWIN_ROWS = 262_144
+"""rows of ribbons alone"""
 
 
 def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[CompactBatch]:
@@ -53,6 +54,14 @@ def read_batches(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[C
             margins=_margins(columns, layout),
         )
         first_sample = stop
+
+
+def read_ribbons(folder: Path, layout: Layout) -> Iterator[np.ndarray]:
+    """Ribbons (n, S, K) of the tokens of a shard, in order, without anything else of them."""
+    file = pq.ParquetFile(folder / "token.parquet")
+    for rows in file.iter_batches(TWIN_ROWS, columns=ribbon_names(layout)):
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        yield _ribbons(columns, layout).reshape(-1, layout.num_steps, layout.top_k)
 
 
 def read_twin(folder: Path, manifest: Manifest, layout: Layout) -> Iterator[np.ndarray]:

@@ -5,7 +5,7 @@ Shapes: b samples, then the axes of the kind (``file.soft_tables``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import duckdb
 import numpy as np
@@ -45,9 +45,18 @@ class SoftSums:
         groups = {ALL_LABELS: np.ones(len(rows), dtype=bool)}
         groups |= {int(label): label_ids == label for label in np.unique(label_ids) if label >= 0}
         for label, member in groups.items():
-            count, total, squares = self._sums.get((kind, label), (0, 0.0, 0.0))
             part = rows[member]
-            self._sums[kind, label] = (count + len(part), total + part.sum(axis=0), squares + (part**2).sum(axis=0))
+            self.add_part(kind, label, len(part), part.sum(axis=0), (part**2).sum(axis=0))
+
+    def add_part(self, kind: str, label: int, num: int, sums: np.ndarray, sums_of_squares: np.ndarray) -> None:
+        """Add the sums of ``num`` samples."""
+        count, total, squares = self._sums.get((kind, label), (0, 0.0, 0.0))
+        self._sums[kind, label] = (count + num, total + sums, squares + sums_of_squares)
+
+    def parts(self) -> Iterator[tuple[str, int, int, np.ndarray, np.ndarray]]:
+        """Arguments of ``add_part`` that give these sums."""
+        for (kind, label), sums in self._sums.items():
+            yield kind, label, *sums
 
     def write(self, con: duckdb.DuckDBPyConnection, axes: Mapping[str, tuple[str, ...]]) -> None:
         """Fill ``soft_shape``, ``soft_summary`` and ``axis``."""

@@ -20,12 +20,13 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
-from tokenpaths.engine.base.files import HolderLock, rename_durably, run_file
+from tokenpaths.engine.base.files import HolderLock, partial_file, rename_durably, run_file
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
+from tokenpaths.engine.base.run_parts import parts_of, remove_parts
 from tokenpaths.engine.base.seal_marks import digest_of, mark_sealed
 from tokenpaths.engine.store.file.checks import check_batch, check_json, check_ribbons, check_run
-from tokenpaths.engine.store.file.open_file import is_interrupt, open_read_only
+from tokenpaths.engine.store.file.open_file import connect, is_interrupt, open_read_only
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, compact
 from tokenpaths.engine.store.write.run_filler import RunFiller, temporary_folder
 from tokenpaths.engine.store.write.seal import NUM_STAGES
@@ -39,23 +40,37 @@ _Item = CompactBatch | np.ndarray
 class RunWriter(SealedOnce):
     """Writes one run; a context manager that seals on success and leaves nothing behind on failure.
 
+    Args:
+        runs_dir: folder of the run files.
+        info, modules: what the run is.
+        overwrite: whether a run of the same name is replaced.
+        filler: makes what fills the file.
+        parts: the sealing that wrote its parts, of a run in parts; they are deleted where the run is not sealed.
+
     Raises:
         UserError: an invalid name, an existing run (without ``overwrite``), another writer of the same run, or an
             inconsistent description; nothing is created then.
     """
 
     def __init__(
-        self, runs_dir: Path, info: RunInfo, modules: Sequence[ModuleInfo], *, overwrite: bool = False
+        self,
+        runs_dir: Path,
+        info: RunInfo,
+        modules: Sequence[ModuleInfo],
+        *,
+        overwrite: bool = False,
+        filler: Callable[[Path, RunInfo, list[ModuleInfo]], RunFiller] = RunFiller,
+        parts: str | None = None,
     ) -> None:
         check_run(info, modules)
         check_json(info.config, "config")
         check_json(info.findings, "findings")
         check_json(info.weight_semantics, "weight_semantics")
-        self.info, self.modules, self.overwrite = info, list(modules), overwrite
+        self.info, self.modules, self.overwrite, self._parts = info, list(modules), overwrite, parts
         self._title = f"run {info.run_id!r}"
         self.file = run_file(Path(runs_dir), info.run_id)
         self._refuse_existing()
-        self.partial_file = self.file.with_name(f".{info.run_id}.partial")
+        self.partial_file = partial_file(self.file.parent, info.run_id)
         self._lock = HolderLock(self.file.with_name(f".{info.run_id}.lock"))
         claim(self.file.parent, self._lock, field="data_dir", instead="another data folder")
         self._failure: BaseException | None = None
@@ -63,7 +78,7 @@ class RunWriter(SealedOnce):
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize=QUEUE_BATCHES)
         try:
             remove_partial(self.partial_file)
-            self._filler = RunFiller(self.partial_file, info, self.modules)
+            self.filler = filler(self.partial_file, info, self.modules)
         except BaseException:
             self._lock.release()
             raise
@@ -78,14 +93,14 @@ class RunWriter(SealedOnce):
             WriterFailed: an earlier batch could not be stored (disk full, for example).
         """
         self._check_open()
-        sorted_nV = check_batch(batch, self.info, self._filler.available, self._filler.layout.unused_from)
+        sorted_nV = check_batch(batch, self.info, self.filler.available, self.filler.layout.unused_from)
         if batch.num_tokens:
-            self._put(compact(batch, self._filler.layout, self._filler.token_columns, sorted_nV))
+            self._put(compact(batch, self.filler.layout, self.filler.token_columns, sorted_nV))
 
     def write_compact(self, batch: CompactBatch) -> None:
         """``write`` for a checked and compacted batch, as of a shard. Raises as ``write``."""
         self._check_open()
-        check_ribbons(batch.ids, self.info, self._filler.available)
+        check_ribbons(batch.ids, self.info, self.filler.available)
         if batch.num_tokens:
             self._put(batch)
 
@@ -95,19 +110,19 @@ class RunWriter(SealedOnce):
         Stores their frequencies, and the paths of the hash sample used for associations.
         """
         self._check_open()
-        check_ribbons(np.asarray(module_ids), self.info, self._filler.available)
+        check_ribbons(np.asarray(module_ids), self.info, self.filler.available)
         if len(module_ids):
-            self._put(np.array(module_ids, dtype=self._filler.layout.id_dtype, order="C"))
+            self._put(np.array(module_ids, dtype=self.filler.layout.id_dtype, order="C"))
 
     def use_twin(self, twin: TwinPaths) -> None:
         """Give the run the paths of an untrained twin that was traced before; left out if of other tokens."""
         self._check_open()
-        self._filler.twin_paths = twin
+        self.filler.twin_paths = twin
 
     @property
     def twin_paths(self) -> TwinPaths | None:
         """Of the untrained twin, once the run is sealed; None without one."""
-        return self._filler.twin_paths
+        return self.filler.twin_paths
 
     def seal(self, on_stage: Callable[[str, int, int], None] = lambda name, done, of: None) -> Path:
         """Finish: summaries, checkpoint, fsync, rename to ``<runs_dir>/<run_id>.duckdb``.
@@ -126,10 +141,10 @@ class RunWriter(SealedOnce):
             self._put(None)
             self._thread.join()
             self._raise_failure()
-            if self._filler.num_samples == 0:
+            if self.filler.num_samples == 0:
                 raise UserError("nothing was traced: a run needs at least one sample")
             with _disk_trouble():
-                self._filler.finish(on_stage)
+                self.filler.finish(on_stage)
             stopped = self._add_answers(on_stage)
             self._refuse_existing()
             with _disk_trouble():
@@ -138,6 +153,7 @@ class RunWriter(SealedOnce):
                 rename_durably(self.partial_file, self.file)
                 with contextlib.suppress(OSError):  # deleted already
                     mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
+                remove_parts(self.file, lambda seal: seal != self._parts)  # of the run that it replaces
         except BaseException:
             self.abort()
             raise
@@ -153,7 +169,7 @@ class RunWriter(SealedOnce):
         Returns the exception that interrupted it from outside (Ctrl-C, or ``on_stage``): the caller raises it once the
         run has its name. After any other error, such as a full disk, the run has no such answers.
         """
-        if not self._filler.large:
+        if not self.filler.large:
             return None
         stopped: list[BaseException] = []
 
@@ -165,7 +181,7 @@ class RunWriter(SealedOnce):
                 raise
 
         try:
-            self._filler.add_answers(told)
+            self.filler.add_answers(told)
         except Exception as error:
             if is_interrupt(error):  # Ctrl-C, as DuckDB tells it
                 stopped[:] = [KeyboardInterrupt()]
@@ -189,8 +205,9 @@ class RunWriter(SealedOnce):
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         self._thread.join()
-        self._filler.close()
+        self.filler.close()
         remove_partial(self.partial_file)
+        remove_parts(self.file, lambda seal: seal == self._parts)
         self._lock.release()
 
     def _refuse_existing(self) -> None:
@@ -225,11 +242,11 @@ class RunWriter(SealedOnce):
                 continue  # Keep emptying the queue: the caller may be waiting to put.
             try:
                 if item is None:
-                    self._filler.wait_for_rows()
+                    self.filler.wait_for_rows()
                 elif isinstance(item, CompactBatch):
-                    self._filler.add(item)
+                    self.filler.add(item)
                 else:
-                    self._filler.add_twin(item)
+                    self.filler.add_twin(item)
             except BaseException as error:  # whatever it is: the caller would wait for this thread without end
                 self._failure = error
 
@@ -266,8 +283,24 @@ def remove_abandoned(runs_dir: Path) -> list[str]:
             if partial_file.exists():
                 removed.append(run_id)
             remove_partial(partial_file)
+            _remove_stale_parts(run_file(Path(runs_dir), run_id))
         except (UserError, OSError):  # somebody writes it, or it is not ours to delete
             continue
         finally:
             lock.release()
     return removed
+
+
+def _remove_stale_parts(file: Path) -> None:
+    """Delete parts that the run ``file`` does not name, as of a sealing that was killed; all, if there is no run."""
+    named = ""
+    if parts_of(file) and file.exists():
+        try:
+            with connect() as con:
+                address = str(file).replace("'", "''")
+                con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
+                rows = con.execute("SELECT sql FROM duckdb_views() WHERE database_name = 'r'").fetchall()
+        except duckdb.Error:
+            return  # whether it names them is not known
+        named = "".join(sql or "" for (sql,) in rows)
+    remove_parts(file, lambda seal: f"part_{seal}_" not in named)

@@ -42,11 +42,15 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """``update(done, note)`` as often as you like."""
+    """``update(done, note)`` as often as you like.
 
-    def __init__(self, label: str, total: int | None, unit: str) -> None:
+    ``first``: what was done before, of something that is resumed; it does not count for the rate.
+    """
+
+    def __init__(self, label: str, total: int | None, unit: str, first: int = 0) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done, self.note = 0, ""
+        self._first = first
         self._started = time.monotonic()
 
     def update(self, done: int, note: str = "") -> None:
@@ -58,9 +62,11 @@ class Bar:
         parts = []
         if self.done:
             of = f"/{self.total:,}" if self.total else ""
-            rate = self.done / max(seconds, 1e-9)
-            parts = [f"{self.done:,}{of} {self.unit}", f"{rate:,.3g} {self.unit}/s"]
-            if self.total and self.done < self.total:
+            rate = (self.done - self._first) / max(seconds, 1e-9)
+            parts = [f"{self.done:,}{of} {self.unit}"]
+            if rate > 0:
+                parts.append(f"{rate:,.3g} {self.unit}/s")
+            if rate > 0 and self.total and self.done < self.total:
                 parts.append(f"{(self.total - self.done) / rate / 60:.1f} min left")
         parts.append(f"{seconds:,.0f} s so far")
         return f"{self.label}: {', '.join(parts)} {self.note}".rstrip()
@@ -70,7 +76,7 @@ class _Drawn(Bar):
     """A bar on a terminal."""
 
     def __init__(self, label: str, total: int | None, unit: str, progress: Progress, task: TaskID) -> None:
-        super().__init__(label, total, unit)
+        super().__init__(label, total, unit)  # rich measures the rate itself
         self._progress, self._task = progress, task
 
     def update(self, done: int, note: str = "") -> None:
@@ -79,11 +85,11 @@ class _Drawn(Bar):
 
 
 @contextmanager
-def bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
+def bar(label: str, total: int | None, unit: str, first: int = 0) -> Iterator[Bar]:
     """A bar on stderr with rate and time left; on a pipe a line after two seconds, then every ten."""
     console = Console(file=raw_stream(sys.stderr))
     if not console.is_terminal:
-        with _lines(Bar(label, total, unit)) as lines:
+        with _lines(Bar(label, total, unit, first)) as lines:
             yield lines
         return
     columns = (
@@ -97,7 +103,7 @@ def bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console) as progress:
-        yield _Drawn(label, total, unit, progress, progress.add_task(label, total=total, note=""))
+        yield _Drawn(label, total, unit, progress, progress.add_task(label, total=total, completed=first, note=""))
 
 
 @contextmanager

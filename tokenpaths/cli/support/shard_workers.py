@@ -1,11 +1,13 @@
 """Shards on many workers: start them, repeat those that were lost, stop where no second try would help.
 
-A worker runs ``tokenpaths trace --shard i/N`` and nothing else, so whatever can run a command can be a cluster: here
-processes of this machine, and Ray. The workers share a folder for the shards.
+A worker runs ``tokenpaths trace --shard i/N``, or a piece of a sealing (``tokenpaths seal-piece``), and nothing else,
+so whatever can run a command can be a cluster: here processes of this machine, and Ray. The workers share a folder for
+the shards.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -16,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from tokenpaths.cli.support.processes import die_with_parent
@@ -23,6 +26,8 @@ from tokenpaths.engine.base.errors import UserError
 
 TRIES = 3
 """how often a shard is started before the run is given up"""
+IN_PARTS_TOKENS = 20_000_000
+"""a run of fewer tokens that is traced in shards by one command is sealed into one file"""
 _LOCAL = "local"
 _WRONG_INPUT = 2
 
@@ -71,8 +76,13 @@ def run_shards(
     of: int,
     on_progress: Callable[[Following], None] = lambda following: None,
     tries: int = TRIES,
+    *,
+    noun: str = "shard",
+    kept: str = "finished shards are kept: the same command goes on with the others",
 ) -> Following:
     """Run ``tokenpaths <arguments_of(shard)>`` for shards 1 … ``of``; a lost one is started again.
+
+    ``noun`` and ``kept`` are what a message calls a piece, and what it says of those that are finished.
 
     Raises:
         UserError: a shard was refused (exit code 2), or lost ``tries`` times. The others are stopped; finished ones
@@ -92,13 +102,11 @@ def run_shards(
                 following.done += 1
             elif outcome.code == _WRONG_INPUT:
                 raise UserError(
-                    f"shard {outcome.shard} of {of}: {outcome.last_line.removeprefix('tokenpaths: ')}", field="shards"
+                    f"{noun} {outcome.shard} of {of}: {outcome.last_line.removeprefix('tokenpaths: ')}", field="shards"
                 )
             elif following.tries[outcome.shard] >= tries:
                 raise UserError(
-                    f"shard {outcome.shard} of {of} was lost {tries} times ({_why(outcome)}); finished shards are "
-                    "kept: the same command goes on with the others",
-                    field="shards",
+                    f"{noun} {outcome.shard} of {of} was lost {tries} times ({_why(outcome)}); {kept}", field="shards"
                 )
             else:
                 following.lost += 1
@@ -188,7 +196,7 @@ class RayCluster:
                 log_to_driver=False,
                 include_dashboard=False if address == _LOCAL else None,
                 runtime_env=shared,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
@@ -255,3 +263,37 @@ def run_here(arguments: list[str]) -> tuple[int, str]:
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:500] if lines else ""
+
+
+@dataclass
+class CommandWorkers:
+    """Workers of a sealing: each piece is a command, on a cluster that is started anew for each pass."""
+
+    cluster: Callable[[], Cluster]
+    slots: int
+
+    def run(self, name: str, folder: Path, num: int, on_done: Callable[[int], None]) -> None:
+        """``engine.store.write.parts.workers.Workers.run``."""
+
+        def show(following: Following) -> None:
+            on_done(following.done)
+
+        def piece(number: int) -> list[str]:
+            return ["seal-piece", name, str(number - 1), str(folder)]
+
+        kept = "the shards are as they were: seal again"
+        run_shards(self.cluster(), piece, num, show, noun="piece", kept=kept)
+
+
+def seal_workers(workers: int | None, ray: str | None) -> CommandWorkers | None:
+    """The workers that ``--workers`` and ``--ray`` name; None where neither is given.
+
+    Raises:
+        UserError: there is no such cluster.
+    """
+    if ray is not None:
+        first = RayCluster(ray)
+        slots = first.slots
+        first.close()
+        return CommandWorkers(lambda: RayCluster(ray), slots)
+    return None if workers is None else CommandWorkers(lambda: LocalCluster(workers), workers)

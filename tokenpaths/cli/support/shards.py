@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.store.file.shard_format import Manifest
     from tokenpaths.engine.store.write.merge import ShardSet
+    from tokenpaths.engine.store.write.parts.workers import Workers
     from tokenpaths.engine.store.write.shard_writer import ShardWriter
 
 
@@ -148,7 +149,14 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
         UserError: a shard was refused, or lost too often; what is finished stays for the next try.
     """
     from tokenpaths.cli.support.progress_bar import bar
-    from tokenpaths.cli.support.shard_workers import Following, LocalCluster, RayCluster, run_shards
+    from tokenpaths.cli.support.shard_workers import (
+        IN_PARTS_TOKENS,
+        Following,
+        LocalCluster,
+        RayCluster,
+        run_shards,
+        seal_workers,
+    )
     from tokenpaths.engine.store.write.merge import find_shards
 
     run = context.params["run"]
@@ -168,7 +176,10 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
             progress.update(following.done, f"{following.lost} lost and started again" if following.lost else "")
 
         run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, show)
-    path = seal_with_bar(settings, find_shards([folder]), run, context.params["overwrite"], remove=True)
+    found = find_shards([folder])
+    # Of a smaller run one file is soon made, and easier to send.
+    sealing = seal_workers(workers, ray) if found.num_tokens >= IN_PARTS_TOKENS and (ray or workers > 1) else None
+    path = seal_with_bar(settings, found, run, context.params["overwrite"], remove=True, workers=sealing)
     # Left behind by dead workers; leave anything else alone.
     for left in folder.glob(".*-of-*.partial"):
         shutil.rmtree(left, ignore_errors=True)
@@ -211,10 +222,18 @@ def _refuse_other_numbers(folder: Path, shards: int) -> None:
         )
 
 
-def seal_with_bar(settings: Settings, shard_set: ShardSet, run: str | None, overwrite: bool, remove: bool) -> Path:
-    """Seal, with a bar for each part of the work; returns the run's file."""
+def seal_with_bar(
+    settings: Settings,
+    shard_set: ShardSet,
+    run: str | None,
+    overwrite: bool,
+    remove: bool,
+    workers: Workers | None = None,
+) -> Path:
+    """Seal, with a bar for each part of the work; returns the run's file. With ``workers`` it is a run in parts."""
     from tokenpaths.cli.support.progress_bar import bar
     from tokenpaths.engine.store.write.merge import SealProgress, seal_shards
+    from tokenpaths.engine.store.write.parts.seal_in_parts import seal_in_parts
     from tokenpaths.engine.store.write.writer import remove_abandoned
 
     name = run or shard_set.run_id
@@ -223,16 +242,29 @@ def seal_with_bar(settings: Settings, shard_set: ShardSet, run: str | None, over
     for note in shard_set.notes():
         typer.echo(f"note: {note}", err=True)
     shards = "1 shard" if len(shard_set.folders) == 1 else f"{len(shard_set.folders):,} shards"
-    total = shard_set.num_bytes + shard_set.num_tokens
-    with bar(f"sealing {shards}, {shard_set.num_tokens:,} tokens", total, "bytes and tokens") as shown:
+    sizes = {"bytes": shard_set.num_bytes, "tokens": shard_set.num_tokens}
+    total = sum(sizes.values()) if workers is None else 3 * len(shard_set.folders)
+    units = "bytes and tokens" if workers is None else "pieces"
+    with bar(f"sealing {shards}, {shard_set.num_tokens:,} tokens", total, units) as shown:
+        before: dict[str, int] = {}
+        """how much was done when each stage began"""
 
         def show(progress: SealProgress) -> None:
-            before = {"bytes": 0, "tokens": shard_set.num_bytes, "stages": total}[progress.unit]
-            done = before + (0 if progress.unit == "stages" else progress.done)
             of = f" ({progress.done + 1} of {progress.total})" if progress.unit == "stages" else ""
+            if progress.unit == "stages":
+                done = total
+            elif progress.unit == "pieces":
+                done = before.setdefault(progress.stage, len(before) * len(shard_set.folders)) + progress.done
+            else:
+                done = progress.done + (sizes["bytes"] if progress.unit == "tokens" else 0)
             shown.update(done, f"{progress.stage}{of}")
 
-        path = seal_shards(shard_set, settings.runs_dir, run_id=name, overwrite=overwrite, on_progress=show)
+        if workers is None:
+            path = seal_shards(shard_set, settings.runs_dir, run_id=name, overwrite=overwrite, on_progress=show)
+        else:
+            path = seal_in_parts(
+                shard_set, settings.runs_dir, workers, run_id=name, overwrite=overwrite, on_progress=show
+            )
     if remove:
         for folder in shard_set.folders:
             shutil.rmtree(folder, ignore_errors=True)

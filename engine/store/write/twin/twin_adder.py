@@ -15,13 +15,13 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
-from tokenpaths.engine.base.files import HolderLock, check_free, rename_durably
+from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, rename_durably
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, identity_of, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.ask.questions import page_questions
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.columns import PATHS
-from tokenpaths.engine.store.file.open_file import connect, expected_length, open_read_only
+from tokenpaths.engine.store.file.open_file import attach_parts, connect, expected_length, open_read_only
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
 from tokenpaths.engine.store.write.seal_knowledge import associate
@@ -45,7 +45,7 @@ class TwinAdder(SealedOnce):
     def __init__(self, file: Path, twin: TwinPaths) -> None:
         self.file, self.twin = file, twin
         self._title = f"the untrained twin of run {file.stem!r}"
-        self.partial_file = file.with_name(f".{file.stem}.partial")
+        self.partial_file = partial_file(file.parent, file.stem)
         try:
             self._before = os.stat(file)
         except OSError:
@@ -115,6 +115,7 @@ class TwinAdder(SealedOnce):
             address = str(self.partial_file).replace("'", "''")
             con.execute(f"ATTACH '{address}' AS r")
             con.execute("USE r")
+            attach_parts(con, self.partial_file)
             con.execute("BEGIN")
             write_twin_null(con, self.twin)
             sketch = _known_tokens(con)

@@ -60,10 +60,14 @@ class TwinCounter:
         layout: of the run.
         folder: where ribbons go that memory does not hold.
         known_tokens: size of the run's hash sample of tokens.
+        first_row: row of its first token in the run.
     """
 
-    def __init__(self, layout: Layout, folder: Path | None = None, known_tokens: int = KNOWN_TOKENS) -> None:
+    def __init__(
+        self, layout: Layout, folder: Path | None = None, known_tokens: int = KNOWN_TOKENS, first_row: int = 0
+    ) -> None:
         self.layout = layout
+        self._first_row = first_row
         self._book = PathDictionary(layout.id_dtype, folder)
         self._sketch = HashSample(known_tokens)
 
@@ -73,8 +77,22 @@ class TwinCounter:
 
     def add(self, ids: np.ndarray) -> None:
         """Count ribbons (n, S, K) of the next tokens."""
-        first_row = self._book.num_tokens
+        first_row = self._first_row + self._book.num_tokens
         self._sketch.add(first_row, {"path_id": self._book.add(ids)[0]})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What was counted, for ``add_arrays`` of the counter of the whole run; empty without tokens."""
+        if not self.num_tokens:
+            return {}
+        sketch = {f"known_{name}": values for name, values in self._sketch.columns().items()}
+        return {"ribbons": self._book.ribbons(), "counts": self._book.counts(), **sketch}
+
+    def add_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Count what ``arrays`` of another counter, of the tokens that come next, says."""
+        if not arrays:
+            return
+        numbers = self._book.merge(arrays["ribbons"], arrays["counts"])
+        self._sketch.merge({"hash": arrays["known_hash"], "path_id": numbers[arrays["known_path_id"]]})
 
     def paths(self) -> TwinPaths | None:
         """What was counted; None without tokens. Nothing may be added afterwards."""

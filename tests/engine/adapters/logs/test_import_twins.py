@@ -13,7 +13,8 @@ from tokenpaths.engine.adapters.logs import doctor, importing
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.write import seal_flows, seal_pages
+from tokenpaths.engine.store.write import seal_pages
+from tokenpaths.engine.store.write.flows import while_writing
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 
 TOKENS, LAYERS = 900, 9
@@ -72,7 +73,7 @@ def test_the_fast_ways_of_an_import_give_the_run_of_the_slow_ones(
     run_loops("numpy", monkeypatch)
     monkeypatch.setattr(PathDictionary, "_add_strangers", lambda *_: None)
     monkeypatch.setattr(seal_pages, "SORTED_TOKENS", 0)
-    monkeypatch.setattr(seal_flows, "MOST_BESIDE", 0)
+    monkeypatch.setattr(while_writing, "MOST_BESIDE", 0)
     monkeypatch.setattr(doctor, "_MOST_NARROW", 0)
     slow = import_log(open_log(log), tmp_path / "slow", "run")
     found, expected = contents(fast), contents(slow)

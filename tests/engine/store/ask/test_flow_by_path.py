@@ -104,7 +104,7 @@ def test_many_labels_are_counted_in_sql(tmp_path: Path, monkeypatch: pytest.Monk
     made = make("r")
     with Run.open(made.write(tmp_path / "whole")) as run:
         wanted = [run.rows(Query(f"SELECT * FROM {table} ORDER BY ALL")) for table in ("flow", "usage")]
-    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.MOST_BYTES", 4000)
+    monkeypatch.setattr("tokenpaths.engine.store.write.flows.while_writing.MOST_BYTES", 4000)
     with Run.open(made.write(tmp_path / "sql")) as run:
         assert [run.rows(Query(f"SELECT * FROM {table} ORDER BY ALL")) for table in ("flow", "usage")] == wanted
 

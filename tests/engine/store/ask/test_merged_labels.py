@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.asking import questions_of
 from tests.support.runs import make, make_soft
 from tests.support.runs.arrays import RunArrays
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.labels import label_key, look_alikes
-from tokenpaths.engine.store.ask.questions import QUESTIONS
 from tokenpaths.engine.store.ask.run import Run
 
 SPELLINGS = ("{}", "{}", " {}", "{} ", "{}\u200b")
@@ -76,36 +76,18 @@ def alike(one: Any, other: Any, where: str = "") -> None:
 
 def test_every_question_answers_as_if_the_labels_were_one(pair: tuple[Run, Run]) -> None:
     run, other = pair
-    labels = [None, *(row[1] for row in other.labels)]
     asked = 0
-    for question in QUESTIONS:
+    for question, arguments in questions_of(other):
         if question.name in ("info", "gap", "regions_to_paths"):
             continue
-        options: list[dict[str, Any]] = [{}]
-        for name, value in {"rank": 1, "sample": 0, "measure": "compute", "step": 0, "kind": None}.items():
-            if name in question.parameters:
-                options = [one | {name: value} for one in options]
-        if "per" in question.parameters:
-            options = [
-                {"measure": m, "per": p} for m in ("compute", "loss", "gate_entropy") for p in ("sample", "token")
-            ]
-        if "kind" in question.parameters:
-            kinds = list(other.soft_shapes) if "axes" in str(question.answer) or question.name == "soft" else [None]
-            options = [one | {"kind": kind} for one in options for kind in kinds or [None]]
-        if "label" in question.parameters:
-            options = [one | {"label": label} for one in options for label in labels]
-        if "through" in question.parameters:
-            options = [one | {"through": through} for one in options for through in ((), ((0, 1),))]
-        for arguments in options:
-            arguments = {k: v for k, v in arguments.items() if not (v is None and k == "kind")}
-            try:
-                right = getattr(other, question.name)(**arguments)
-            except (UserError, TypeError) as error:
-                with pytest.raises(type(error)):
-                    getattr(run, question.name)(**arguments, labels="merged")
-                continue
-            alike(getattr(run, question.name)(**arguments, labels="merged"), right, f"{question.name}({arguments})")
-            asked += 1
+        try:
+            right = getattr(other, question.name)(**arguments)
+        except (UserError, TypeError) as error:
+            with pytest.raises(type(error)):
+                getattr(run, question.name)(**arguments, labels="merged")
+            continue
+        alike(getattr(run, question.name)(**arguments, labels="merged"), right, f"{question.name}({arguments})")
+        asked += 1
     assert asked > 10
 
 

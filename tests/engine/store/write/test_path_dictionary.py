@@ -23,8 +23,8 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import path_dictionary
+from tokenpaths.engine.store.write.flows.packed_flows import PackedFlows, fits
 from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathDictionary, RowFile, word_hashes
-from tokenpaths.engine.store.write.seal_flows import PackedFlows, fits
 
 
 def some_batches(modules: int, steps: int, top_k: int, seed: int = 0) -> list[np.ndarray]:
@@ -189,7 +189,7 @@ def test_rows_go_to_the_disk_where_they_are_asked_to(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("levels", ["different", "even", "nothing"])
 @pytest.mark.parametrize("layout", [Layout(6, 4, 20), Layout(3, 2, 300), Layout(1, 2, 5)])
 def test_products_count_what_the_chunked_counter_counts(layout: Layout, levels: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.BLOCK_ROWS", 64)
+    monkeypatch.setattr("tokenpaths.engine.store.write.flows.packed_flows.BLOCK_ROWS", 64)
     rng = np.random.default_rng(1)
     shape = (200, layout.num_steps, layout.num_modules)
     ids = rng.random(shape).argsort(2)[:, :, : layout.top_k].astype(layout.id_dtype)
@@ -210,6 +210,6 @@ def test_labels_counted_in_several_passes_are_those_of_one(tmp_path: Path, monke
         labels = [None, *(row["label"] for row in run.info()["labels"])]
         assert len(labels) == 4
         once = [(run.flow(label=label), run.usage(label=label)) for label in labels]
-    monkeypatch.setattr("tokenpaths.engine.store.write.seal_flows.labels_at_once", lambda layout: 2)
+    monkeypatch.setattr("tokenpaths.engine.store.write.flows.packed_flows.labels_at_once", lambda layout: 2)
     with Run.open(made.write(tmp_path, overwrite=True)) as run:
         assert [(run.flow(label=label), run.usage(label=label)) for label in labels] == once

@@ -14,10 +14,11 @@ from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file import profile_pages
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
-from tokenpaths.engine.store.write import seal_flows, seal_nulls, seal_pages
+from tokenpaths.engine.store.write import seal_nulls, seal_pages
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, distinct_paths, one_thread
+from tokenpaths.engine.store.write.flows import while_writing
+from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
-from tokenpaths.engine.store.write.seal_flows import EvenFlows, Visits
 from tokenpaths.engine.store.write.seal_pages import ProfilePages, write_members, write_profiles
 
 LAYOUTS = [Layout(6, 4, 20), Layout(1, 2, 5), Layout(4, 3, 7), Layout(3, 2, 300)]
@@ -51,7 +52,7 @@ def test_even_flows_are_those_of_the_chunked_counter(
     layout: Layout, level: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_loops(way, monkeypatch)
-    monkeypatch.setattr(seal_flows, "EVEN_ROWS", 50)
+    monkeypatch.setattr(while_writing, "EVEN_ROWS", 50)
     batches = [batch(layout, [60, 1, 90], 1, level), batch(layout, [70], 2, level), batch(layout, [5, 6], 3, level)]
     labels = [np.array([0, -1, 1]), np.array([1]), np.array([-1, 0])]
     counted: EvenFlows | None = EvenFlows(layout)
@@ -127,8 +128,8 @@ def test_profiles_counted_on_the_way_are_those_of_the_tokens(way: str, monkeypat
     pages, book = ProfilePages(layout), PathDictionary(layout.id_dtype)
     on_the_way, afterwards = tables(), tables()
     afterwards.execute("CREATE TABLE token (sample INT, path_id INT)")
-    monkeypatch.setattr(seal_flows, "EVEN_ROWS", 5)
-    monkeypatch.setattr(seal_flows, "MOST_BESIDE", 1)
+    monkeypatch.setattr(while_writing, "EVEN_ROWS", 5)
+    monkeypatch.setattr(while_writing, "MOST_BESIDE", 1)
     lengths = [[9, 2], [1], [3, 3, 3, 8, 1, 1, 40], [2, 2]]
     flows, by_products = EvenFlows(layout), []
     first = 0

@@ -1,0 +1,1 @@
+"""Flows and usage of a run that is written."""

@@ -1,0 +1,98 @@
+"""One file of a run in parts: what its views put together becomes tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+
+from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
+from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, rename_durably
+from tokenpaths.engine.base.lifecycle import claim
+from tokenpaths.engine.base.run_parts import alias_of, parts_of, remove_parts
+from tokenpaths.engine.base.seal_marks import forget_replaced, is_sealed_here, mark_sealed
+from tokenpaths.engine.store.file.open_file import attach_parts, connect, open_read_only
+from tokenpaths.engine.store.file.schema import PART_TABLES, ROW, text_columns
+from tokenpaths.engine.store.write.arrow_tables import one_thread
+from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
+from tokenpaths.engine.store.write.writer import remove_partial
+
+
+def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: None) -> None:
+    """Make one file of the run ``file`` and its parts, in its place; the parts are deleted once it is there.
+
+    ``on_part`` is called before each part with the number done and the total.
+
+    Raises:
+        RunNotFound, RunFileError: there is no such run, or a part is missing or damaged.
+        UserError: the run is in one file already, was not sealed here, or is being written.
+        WriterFailed: the disk refused a write; the run is as it was.
+    """
+    if not file.is_file():
+        raise RunNotFound(f"there is no run {file.stem!r}", field="run")
+    open_read_only(file).close()
+    parts = _named_parts(file)
+    if not parts:
+        raise UserError(f"run {file.stem!r} is in one file already", field="run")
+    if not is_sealed_here(file):
+        raise UserError(f"run {file.stem!r} was not sealed in this data folder: pack it where it was", field="run")
+    before, partial = os.stat(file), partial_file(file.parent, file.stem)
+    lock = HolderLock(partial.with_suffix(".lock"))
+    claim(file.parent, lock, field="data_dir", instead="another data folder")
+    try:
+        remove_partial(partial)
+        check_free(file.parent)
+        shutil.copyfile(file, partial)
+        _fill(partial, parts, on_part)
+        mark_sealed(file, os.stat(partial))
+        rename_durably(partial, file)
+        mark_sealed(file, os.stat(file))
+        forget_replaced(file, before)
+        remove_parts(file)
+    except (duckdb.Error, OSError) as error:
+        raise WriterFailed(f"run {file.stem!r} could not be packed: {error}; it is as it was") from error
+    finally:
+        remove_partial(partial)
+        lock.release()
+
+
+def _named_parts(file: Path) -> list[Path]:
+    """The parts that the run names."""
+    with open_read_only(file) as con:
+        attached = {name for (name,) in con.execute("SELECT database_name FROM duckdb_databases()").fetchall()}
+        views = con.execute("SELECT sql FROM duckdb_views() WHERE database_name = 'r'").fetchall()
+    named = "".join(sql or "" for (sql,) in views)
+    return [part for part in parts_of(file) if alias_of(part) in attached and alias_of(part) in named]
+
+
+def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None]) -> None:
+    """Replace the views over the parts by tables."""
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "python_enable_replacements": "false",
+        "memory_limit": f"{DUCKDB_MEGABYTES}MB",
+        "temp_directory": temporary_folder(partial),
+        "write_buffer_row_group_count": 1,
+    }
+    with connect(config) as con:
+        address = str(partial).replace("'", "''")
+        con.execute(f"ATTACH '{address}' AS r")
+        con.execute("USE r")
+        attach_parts(con, partial, parts)
+        con.execute("BEGIN")
+        for table in PART_TABLES:
+            columns = [row[:2] for row in con.execute(f"DESCRIBE {alias_of(parts[0])}.main.{table}").fetchall()]
+            con.execute(f"DROP VIEW {table}")
+            listed = text_columns([(name, kind) for name, kind in columns if name != ROW])
+            con.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in listed)})")
+        with one_thread(con):
+            for done, part in enumerate(parts):
+                on_part(done, len(parts))
+                for table in PART_TABLES:
+                    names = con.execute(f"DESCRIBE {table}").fetchall()
+                    columns_sql = ", ".join(name for name, *_ in names)
+                    con.execute(f"INSERT INTO {table} SELECT {columns_sql} FROM {alias_of(part)}.main.{table}")
+        con.execute("COMMIT")
+        con.execute("CHECKPOINT")

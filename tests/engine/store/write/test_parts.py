@@ -1,0 +1,300 @@
+"""Sealing on many: a run in parts is the run of one process, whatever it is asked, and one file again when packed."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.engine.store.write.test_shards import KINDS, with_soft, write_shards
+from tests.support.asking import questions_of
+from tests.support.runs import RunArrays, make
+from tokenpaths.engine.base.errors import RunFileError, UserError
+from tokenpaths.engine.base.records import DATA_SHA256
+from tokenpaths.engine.base.run_parts import parts_of
+from tokenpaths.engine.store.ask import dataset_export, export
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.file.open_file import open_read_only
+from tokenpaths.engine.store.file.verification import verify_run
+from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
+from tokenpaths.engine.store.write.merge import SealProgress, find_shards
+from tokenpaths.engine.store.write.parts import seal_in_parts as sealing
+from tokenpaths.engine.store.write.parts.answer_questions import answer_questions
+from tokenpaths.engine.store.write.parts.pack import pack_run
+from tokenpaths.engine.store.write.parts.plan import SealPlan
+from tokenpaths.engine.store.write.parts.seal_in_parts import seal_in_parts
+from tokenpaths.engine.store.write.parts.workers import ANSWER, OneByOne
+from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
+
+UNEVEN = {"modality": "text", "top_k": 2, "samples": 9, "batch_size": 2, "modules": 6}
+
+
+def made_of(kind: str) -> RunArrays:
+    made = make("r", **KINDS.get(kind, UNEVEN if kind == "uneven" else KINDS["top1"]))
+    if kind in ("edges", "gates", "blocks"):
+        made = with_soft(made, kind)
+    if kind == "uneven":  # weights that differ between parts, and a label that only the last one has
+        made.batches[-1].samples[-1] = replace(made.batches[-1].samples[-1], label="late")
+    return replace(made, info=replace(made.info, findings=made.info.findings | {DATA_SHA256: "d" * 64}))
+
+
+def rows_of(file: Path) -> dict[str, list[tuple]]:
+    """Every row of every table, in the order of the file, but for when it was sealed."""
+    con = open_read_only(file)
+    try:
+        listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r' ORDER BY table_name"
+        rows = {}
+        for (table,) in con.execute(listed).fetchall():
+            columns = [name for name, *_ in con.execute(f"DESCRIBE {table}").fetchall()]
+            named = ", ".join(name for name in columns if name not in ("created_at", "rowid"))
+            rows[table] = con.execute(f"SELECT {named} FROM {table}").fetchall()
+        return rows
+    finally:
+        con.close()
+
+
+def in_parts(made: RunArrays, tmp_path: Path, of: int = 3, workers: OneByOne | None = None) -> Path:
+    """The run sealed from ``of`` shards."""
+    write_shards(made, tmp_path / "shards", of)
+    return seal_in_parts(find_shards([tmp_path / "shards"]), tmp_path / "runs", workers or OneByOne())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "edges", "gates", "blocks", "uneven"])
+@pytest.mark.parametrize("of", [1, 3, 6])
+def test_a_run_in_parts_is_the_run_of_one_process(tmp_path: Path, kind: str, of: int) -> None:
+    made = made_of(kind)
+    whole = rows_of(made.write(tmp_path / "one"))
+    file = in_parts(made, tmp_path, of)
+    joined = rows_of(file)
+    assert list(joined) == list(whole)
+    for table in whole:
+        assert joined[table] == whole[table], table
+    assert len(parts_of(file)) == min(of, len(made.batches))
+    assert {path.name for path in file.parent.iterdir()} == {file.name, *(part.name for part in parts_of(file))}
+    assert not list((tmp_path / "shards").glob(".*"))
+    verified = verify_run(file)
+    assert verified["token"] == len(whole["token"])
+    pack_run(file)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert rows_of(file) == whole
+    assert verify_run(file) == verified
+
+
+def test_more_shards_than_parts_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "MOST_PARTS", 2)
+    monkeypatch.setattr("tokenpaths.engine.store.write.seal_pages.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.file.profile_pages.PAGE_SAMPLES", 3)
+    made = made_of("top2")
+    whole = rows_of(made.write(tmp_path / "one"))
+    file = in_parts(made, tmp_path, 4)
+    assert len(parts_of(file)) == 2
+    assert rows_of(file) == whole
+    assert len(whole["profile_page"]) == 3  # of seven samples, three each: one begins in the first part
+
+
+@pytest.fixture(scope="module", params=["top1", "top2", "packed", "blocks"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
+    """The same run in parts and in one file, with spellings of labels that look alike."""
+    folder = tmp_path_factory.mktemp("pair")
+    made = made_of(request.param)
+    for number, batch in enumerate(made.batches):
+        spelled = [s if s.label is None else replace(s, label=s.label + " " * (number % 2)) for s in batch.samples]
+        batch.samples[:] = spelled
+    with Run.open(in_parts(made, folder)) as run, Run.open(made.write(folder / "one")) as other:
+        yield run, other
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal, but for the last digits of means, which several threads add in another order."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one if key != "created_at")
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("labels", [None, "merged"])
+def test_every_question_has_the_same_answer(pair: tuple[Run, Run], labels: str | None) -> None:
+    run, other = pair
+    more = {} if labels is None else {"labels": labels}
+    asked = 0
+    for question, arguments in questions_of(other):
+        try:
+            right = getattr(other, question.name)(**arguments, **more)
+        except (UserError, TypeError) as error:
+            with pytest.raises(type(error)):
+                getattr(run, question.name)(**arguments, **more)
+            continue
+        assert alike(getattr(run, question.name)(**arguments, **more), right), f"{question.name}({arguments})"
+        asked += 1
+    assert asked > 20
+
+
+def test_every_table_is_exported_alike(pair: tuple[Run, Run], tmp_path: Path) -> None:
+    files = [RunFile.open(run.file) for run in pair]
+    try:
+        names = [row["table"] for row in export.tables(files[1])["tables"]]
+        assert {"token", "sample", "path"} <= set(names)
+        for name in names:
+            one, other = (pa.concat_tables(export.table_batches(file, name)).to_pylist() for file in files)
+            assert alike(one, other), name
+        one, other = (zipfile.ZipFile(io.BytesIO(b"".join(dataset_export.zipped_dataset(file)))) for file in files)
+        assert one.namelist() == other.namelist()
+        for name in one.namelist():
+            if name.endswith(".arrow"):
+                assert stream(one.read(name)).equals(stream(other.read(name))), name
+    finally:
+        for file in files:
+            file.close()
+
+
+def stream(content: bytes) -> pa.Table:
+    """The rows of an Arrow stream: bytes under nulls are not compared."""
+    return pa.ipc.open_stream(content).read_all()
+
+
+class Answering(OneByOne):
+    """Several workers that answer side by side: what one has claimed the others leave."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.passes = slots, list[tuple[str, int]]()
+
+    def run(self, name: str, folder: Path, num: int, on_done: Any) -> None:
+        self.passes.append((name, num))
+        if name == ANSWER and self.slots > 1:
+            plan = SealPlan.read(folder)
+            (folder / "answers").mkdir()
+            (folder / "answers" / "2.claimed").touch()  # of a worker that is lost
+            answer_questions(plan, plan.partial_run)
+            assert not (folder / "answers" / "2.json").exists()
+        super().run(name, folder, num, on_done)
+
+
+def test_answers_of_a_large_run_are_sealed_by_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.tables.token_table.MOST_TOKENS", 50)
+    made = made_of("top2")
+    whole = rows_of(made.write(tmp_path / "one"))
+    assert len(whole["answer"]) > 10
+    assert "drawn_token" in whole
+    workers = Answering(1)
+    file = in_parts(made, tmp_path, workers=workers)
+    assert [name for name, _ in workers.passes] == ["count", "write", "answer"]
+    assert rows_of(file) == whole
+    lost = in_parts(made, tmp_path / "lost", workers=Answering(2))
+    missing = set(whole["answer"]) - set(rows_of(lost)["answer"])
+    assert len(missing) == 1
+    assert set(rows_of(lost)["answer"]) < set(whole["answer"])
+    with Run.open(lost) as run, Run.open(file) as other:
+        assert run.samples() == other.samples()
+
+
+def test_parts_go_with_their_run(tmp_path: Path) -> None:
+    made = made_of("top1")
+    file = in_parts(made, tmp_path)
+    first = parts_of(file)
+    found = find_shards([tmp_path / "shards"])
+    with pytest.raises(UserError, match="there is a run 'r' already"):
+        seal_in_parts(found, file.parent, OneByOne())
+    assert parts_of(file) == first
+    seal_in_parts(found, file.parent, OneByOne(), overwrite=True)
+    second = parts_of(file)
+    assert len(second) == 3
+    assert not set(first) & set(second)
+    with Run.open(file) as run:
+        assert run.card()["num_tokens"] == made.ids.shape[0]
+    with RunWriter(file.parent, made.info, made.modules, overwrite=True) as writer:  # one file in its place
+        for batch in made.batches:
+            writer.write(batch)
+    assert not parts_of(file)
+    with pytest.raises(UserError, match="in one file already"):
+        pack_run(file)
+    seal_in_parts(found, file.parent, OneByOne(), overwrite=True)
+    RunGate(file.parent).delete(file)
+    assert not list(file.parent.iterdir())
+
+
+def test_a_missing_part_and_one_of_somebody_else_are_named(tmp_path: Path) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    second = parts_of(file)[1]
+    aside = second.rename(tmp_path / second.name)
+    with pytest.raises(RunFileError, match=rf"is a run in parts, and {second.name} is missing: bring the one file"):
+        Run.open(file)
+    shutil.copy(aside, second)  # another file, which nobody here wrote
+    with pytest.raises(RunFileError, match="was not written in this folder"):
+        Run.open(file)
+    second.unlink()
+    os.replace(aside, second)
+    Run.open(file).close()
+    # A file with the name of a part is not opened, and the run does not mind.
+    second.with_name(f"r.{'0' * 8}.0001.part").write_bytes(b"no database")
+    Run.open(file).close()
+
+
+def test_a_run_in_parts_from_elsewhere_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    runs_dir = tmp_path / "other" / "runs"
+    shutil.copytree(file.parent, runs_dir)
+    gate = RunGate(runs_dir, IntakeLimits())
+    try:
+        with pytest.raises(RunFileError, match="it is a run in parts: bring the one file that `tokenpaths pack` makes"):
+            gate.passage(runs_dir / file.name)
+    finally:
+        gate.close()
+
+
+def test_what_a_lost_sealing_left_goes_and_its_run_stays(tmp_path: Path) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    kept = parts_of(file)
+    left = [file.with_name(f"{name}.deadbeef.0001.part") for name in ("r", "q")]
+    for name, part in zip(("r", "q"), left, strict=True):
+        part.touch()
+        (file.parent / f".{name}.partial").touch()
+    assert remove_abandoned(file.parent) == ["q", "r"]
+    assert {path.name for path in file.parent.iterdir()} == {file.name, *(part.name for part in kept)}
+    Run.open(file).close()
+
+
+def test_a_damaged_shard_ends_the_sealing_and_leaves_nothing(tmp_path: Path) -> None:
+    write_shards(made_of("top2"), tmp_path / "shards", 3)
+    table = tmp_path / "shards" / "0002-of-0003" / "token.parquet"
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+    told: list[SealProgress] = []
+    with pytest.raises(UserError, match=r"token.parquet is damaged \(its SHA-256 is not that of the manifest\)"):
+        seal_in_parts(find_shards([tmp_path / "shards"]), tmp_path / "runs", OneByOne(), on_progress=told.append)
+    assert not list((tmp_path / "runs").iterdir())
+    assert not list((tmp_path / "shards").glob(".*"))
+    assert {progress.stage for progress in told} == {"counting paths"}
+
+
+def test_numbers_of_merged_dictionaries_are_those_of_one(tmp_path: Path) -> None:
+    from tokenpaths.engine.store.write.path_dictionary import PathDictionary
+
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 3, (5000, 4, 1)).astype(np.uint8)
+    whole, merged = PathDictionary(np.dtype(np.uint8)), PathDictionary(np.dtype(np.uint8))
+    numbers = whole.add(ids)[0]
+    joined = []
+    for part in np.array_split(ids, [10, 700, 701, 3000]):
+        own = PathDictionary(np.dtype(np.uint8))
+        mine = own.add(part)[0]
+        joined.append(merged.merge(own.ribbons(), own.counts())[mine])
+    assert np.array_equal(np.concatenate(joined), numbers)
+    assert np.array_equal(merged.counts(), whole.counts())
+    assert merged.num_tokens == whole.num_tokens == 5000
+    assert np.array_equal(merged.ribbons(), whole.ribbons())
