@@ -29,23 +29,50 @@ def first_number(text: str) -> float:
 
 def test_the_figures_are_those_of_the_result() -> None:
     assert MEASURED["differing_tables"] == []
+    assert MEASURED["differing_of_parts"] in ([], ["answer"])  # the last digits of sums of several threads
     shards, sealed = MEASURED["shards"], MEASURED["seal"]
     assert first_number(row("writing shards")[0]) == shards["tokens_per_cpu_second"]
     assert first_number(row("bytes of the shards")[0]) == pytest.approx(shards["bytes_per_token"], abs=0.05)
-    assert first_number(row("sealing")[0]) == sealed["tokens_per_cpu_second"]
+    assert first_number(row("sealing into one file")[0]) == sealed["tokens_per_cpu_second"]
     assert first_number(row("bytes of the run")[0]) == pytest.approx(sealed["bytes_per_token"], abs=0.05)
     assert first_number(row("distinct paths")[0]) == sealed["paths"]
-    assert f"{sealed['peak_MiB']} MiB" in PAGE
+    peaks = (sealed["peak_MiB"], MEASURED["parts_1"]["peak_MiB"], MEASURED["parts_1"]["peak_MiB_of_a_worker"])
+    assert all(str(peak) in PAGE for peak in peaks)
+
+
+def test_the_table_of_processes_is_the_result() -> None:
+    """Seconds of each stage by 1, 2 and 4 processes, and the share of linear that two reach."""
+    named = {
+        "counting paths": lambda run: run["stages"]["counting paths"],
+        "writing parts": lambda run: run["stages"]["writing parts"],
+        "answers that take long": lambda run: run["stages"]["answers that take long"],
+        "these three together": lambda run: run["parallel_seconds"],
+        "all": lambda run: run["seconds"],
+    }
+    runs = [MEASURED[f"parts_{workers}"] for workers in (1, 2, 4)]
+    for name, seconds in named.items():
+        (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {name} |")]
+        cells = [first_number(cell) for cell in line.split("|")[2:-1]]
+        assert cells == pytest.approx([seconds(run) for run in runs], abs=0.051), name
+    gained = runs[0]["parallel_seconds"] / runs[1]["parallel_seconds"] / 2
+    assert f"{gained:.2f} of linear" in PAGE
+    assert gained >= 0.8
 
 
 def test_the_arithmetic_is_right() -> None:
-    for name in ("tracing, without", "tracing, with the"):
+    for name in ("tracing, without", "tracing, with the", "writing shards", "sealing into one file"):
         rate, hours = (first_number(cell) for cell in row(name))
-        assert TOKENS / rate / 3600 == pytest.approx(hours, rel=0.01)
-    rate, hours = (first_number(cell) for cell in row("writing shards"))
+        assert TOKENS / rate / 3600 == pytest.approx(hours, rel=0.03), name
+    counted, written = (MEASURED["parts_1"]["stages"][name] for name in ("counting paths", "writing parts"))
+    rate, hours = (first_number(cell) for cell in row("sealing in parts: counting and writing"))
+    assert rate == pytest.approx(MEASURED["tokens"] / (counted + written), rel=0.01)
     assert TOKENS / rate / 3600 == pytest.approx(hours, rel=0.02)
-    rate, hours = (first_number(cell) for cell in row("sealing"))
-    assert TOKENS / rate / 3600 == pytest.approx(hours, rel=0.03)
+    stages = ("paths", "tokens of each path", "flows and usage", "what paths know", "sample and histograms")
+    each, minutes = (first_number(cell) for cell in row("sealing in parts: paths"))
+    assert each == pytest.approx(
+        1e6 * sum(MEASURED["parts_1"]["stages"][s] for s in stages) / MEASURED["tokens"], abs=0.01
+    )
+    assert TOKENS * each / 1e6 / 60 == pytest.approx(minutes, rel=0.02)
     each, gigabytes = (first_number(cell) for cell in row("bytes of the run"))
     assert TOKENS * each / 1e9 == pytest.approx(gigabytes, rel=0.02)
     paths = MEASURED["seal"]["paths"] * (TOKENS / MEASURED["tokens"]) ** 0.77
