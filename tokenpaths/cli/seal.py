@@ -58,7 +58,13 @@ def seal(
     typer.echo(f"run {path.stem} is in {path}")
 
 
-def pack(run: Annotated[str, typer.Argument(help="Name of the run.")], data_dir: DataDir = None) -> None:
+def pack(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Also read parts that were written elsewhere, as of a copied data folder.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
     """Make one file of a run in parts, to send or to keep; its parts are deleted then.
 
     Example: tokenpaths pack big
@@ -73,7 +79,7 @@ def pack(run: Annotated[str, typer.Argument(help="Name of the run.")], data_dir:
     keep_free(settings.least_free_megabytes * 1e6)
     file = run_file(settings.runs_dir, run)
     with bar(f"packing {run}", len(parts_of(file)), "parts") as shown:
-        pack_run(file, lambda done, of: shown.update(done, ""))
+        pack_run(file, lambda done, of: shown.update(done, ""), trust=trust)
     typer.echo(f"run {run} is in {file}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,20 @@ def warm_up() -> None:
 
 
 def open_read_only(
-    file: Path, *, memory_megabytes: int | None = None, spill_folder: Path | None = None, threads: int | None = None
+    file: Path,
+    *,
+    memory_megabytes: int | None = None,
+    spill_folder: Path | None = None,
+    threads: int | None = None,
+    trust_parts: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """A connection that can read this one file, with its parts, and do nothing else outside its own memory.
 
     ``spill_folder`` takes what does not fit into ``memory_megabytes`` (default: 80 % of the machine's); without it
-    nothing is spilled. ``threads`` (default: one a core) are DuckDB's. The file is attached to a private in-memory
-    database: DuckDB keeps one instance per path and process, so a connection to the path itself would go on showing a
-    run that was overwritten.
+    nothing is spilled. ``threads`` (default: one a core) are DuckDB's. ``trust_parts``: as in ``attach_parts``.
+
+    The file is attached to a private in-memory database: DuckDB keeps one instance per path and process, so a
+    connection to the path itself would go on showing a run that was overwritten.
 
     Raises:
         RunNotFound: there is no such file.
@@ -80,7 +86,7 @@ def open_read_only(
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
         con.execute("USE r")
-        attach_parts(con, file)
+        attach_parts(con, file, trust=trust_parts)
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
         check_length(con, file)
@@ -102,21 +108,26 @@ def open_read_only(
     return con
 
 
-def attach_parts(con: duckdb.DuckDBPyConnection, file: Path, parts: Sequence[Path] | None = None) -> None:
+def attach_parts(
+    con: duckdb.DuckDBPyConnection, file: Path, parts: Sequence[Path] | None = None, *, trust: bool = False
+) -> None:
     """Attach the parts of the run ``file`` to read from; does nothing for a run in one file.
 
-    In a folder of runs only files that were sealed there are attached: nobody else's is opened by this program.
+    In a folder of runs only files that were sealed there are attached: nobody else's is opened by this program. What
+    cannot be attached is left out: a file that merely has such a name does no harm, and one that the run names is
+    missed by whoever reads it.
 
     Args:
         con: the connection.
         file: the run.
         parts: its parts, if they are known; otherwise those beside it.
+        trust: attach those that were sealed elsewhere, too.
     """
     for part in parts_of(file) if parts is None else parts:
-        if part.parent.name == "runs" and not is_sealed_here(part):
-            continue
-        address = str(part).replace("'", "''")
-        con.execute(f"ATTACH '{address}' AS {alias_of(part)} (READ_ONLY)")
+        with suppress(OSError, duckdb.Error):
+            if trust or part.parent.name != "runs" or is_sealed_here(part):
+                address = str(part).replace("'", "''")
+                con.execute(f"ATTACH '{address}' AS {alias_of(part)} (READ_ONLY)")
 
 
 def _missing_part(error: duckdb.Error, file: Path) -> RunFileError | None:
@@ -124,11 +135,14 @@ def _missing_part(error: duckdb.Error, file: Path) -> RunFileError | None:
     match = ALIAS.search(str(error))
     if match is None:
         return None
-    part = part_file(file.parent, run_of(file), match["seal"], int(match["number"]))
-    why = "was not written in this folder" if part.exists() else "is missing"
+    run = run_of(file)
+    part = part_file(file.parent, run, match["seal"], int(match["number"]))
+    bring = "bring the one file that `tokenpaths pack` makes of it, or seal its shards again"
+    if not part.exists():
+        return RunFileError(f"{file.name} is a run in parts, and {part.name} is missing: {bring}")
     return RunFileError(
-        f"{file.name} is a run in parts, and {part.name} {why}: bring the one file that `tokenpaths pack` makes "
-        "of it, or seal its shards again"
+        f"{file.name} is a run in parts, and {part.name} is damaged or was not written in this folder: {bring}; if all "
+        f"files are here and yours, `tokenpaths pack {run} --trust` makes one of them"
     )
 
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenpaths.engine.base.errors import RunFileError
+from tokenpaths.engine.base.errors import RunFileError, UserError
+from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.base.run_parts import remove_parts
 from tokenpaths.engine.base.seal_marks import FRESH_SECONDS, forget_mark, identity_of, is_sealed_here
 from tokenpaths.engine.confined.limits import child_environment
@@ -284,7 +285,13 @@ class RunGate:
         """Delete the run ``file``, its parts, its mark and its copy; OSError if there is none."""
         info = os.stat(file, follow_symlinks=False)
         file.unlink()
-        remove_parts(file)
+        with contextlib.suppress(UserError, OSError):  # somebody seals it anew, who deletes what he does not need
+            lock = HolderLock(file.with_name(f".{file.stem}.lock"))
+            lock.acquire()
+            try:
+                remove_parts(file)
+            finally:
+                lock.release()
         forget_mark(file, info)
         self._known.pop(file, None)
         self._refusals.pop(file, None)

@@ -151,14 +151,16 @@ class RunWriter(SealedOnce):
                 digest = digest_of(self.partial_file)
                 mark_sealed(self.file, os.stat(self.partial_file), digest)
                 rename_durably(self.partial_file, self.file)
-                with contextlib.suppress(OSError):  # deleted already
-                    mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
-                remove_parts(self.file, lambda seal: seal != self._parts)  # of the run that it replaces
+            self._state = "sealed"
         except BaseException:
             self.abort()
             raise
-        self._state = "sealed"
-        self._lock.release()
+        try:
+            with contextlib.suppress(OSError):  # deleted already
+                mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
+            remove_parts(self.file, lambda seal: seal != self._parts)  # of the run that it replaces
+        finally:
+            self._lock.release()
         if stopped is not None:
             raise stopped
         return self.file
@@ -207,7 +209,8 @@ class RunWriter(SealedOnce):
         self._thread.join()
         self.filler.close()
         remove_partial(self.partial_file)
-        remove_parts(self.file, lambda seal: seal == self._parts)
+        if self._parts is not None:  # not those of a run that has its name, as when Ctrl-C came right after that
+            _remove_stale_parts(self.file)
         self._lock.release()
 
     def _refuse_existing(self) -> None:

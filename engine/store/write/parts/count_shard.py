@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from tokenpaths.engine.analysis.ribbon_costs import module_units
+from tokenpaths.engine.store.file.checks import check_ribbons
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS
-from tokenpaths.engine.store.file.schema import Layout, layout_for
-from tokenpaths.engine.store.file.shard_format import Manifest, check_sums, read_about, read_manifest
+from tokenpaths.engine.store.file.schema import layout_for
+from tokenpaths.engine.store.file.shard_format import ShardError, check_sums, read_about, read_manifest
 from tokenpaths.engine.store.write.parts.plan import SealPlan, save
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.shard_reader import TOKEN_ROWS, read_ribbons, read_twin
@@ -27,7 +29,8 @@ def count_shard(plan: SealPlan, number: int) -> None:
     and the number of characters (``columns.chars``).
 
     Raises:
-        ShardError: a wrong check sum or a damaged manifest.
+        ShardError: a wrong check sum, a damaged manifest, or another number of tokens.
+        UserError: a module that the run does not have.
         Arrow's exceptions, OSError: a file cannot be read.
     """
     place = plan.shards[number]
@@ -36,28 +39,31 @@ def count_shard(plan: SealPlan, number: int) -> None:
     check_sums(folder, manifest)
     info, modules = read_about(folder)
     layout, stored = layout_for(info, modules), layout_for(info, modules, shard=True)
+    available, _ = module_units(modules, info.num_steps, info.num_modules)
     book = PathDictionary(layout.id_dtype, plan.work)
     path_ids = np.empty(place.num_tokens, dtype=np.int32)
     done = 0
     for ids in read_ribbons(folder, stored):
-        path_ids[done : done + len(ids)] = book.add(ids)[0]
+        check_ribbons(ids, info, available)
+        if done + len(ids) <= place.num_tokens:
+            path_ids[done : done + len(ids)] = book.add(ids)[0]
         done += len(ids)
+    if done != place.num_tokens:
+        raise ShardError(
+            f"{folder} holds {done:,} tokens, its manifest says {place.num_tokens:,}: trace {manifest.name} again",
+            field="shards",
+        )
     arrays = {"ribbons": book.ribbons(), "counts": book.counts()}
-    arrays |= _twin(plan, number, manifest, layout, stored)
+    twin = TwinCounter(layout, plan.work, KNOWN_TOKENS, place.first_row)
+    for ids in read_twin(folder, manifest, stored):
+        check_ribbons(ids, info, available)
+        twin.add(ids)
+    arrays |= {f"twin_{name}": values for name, values in twin.arrays().items()}
     labels, num_chars = _labels(folder), _num_chars(folder)
     partial = plan.ids_file(number).with_suffix(".partial.npy")
     np.save(partial, path_ids)
     partial.replace(plan.ids_file(number))
     save(plan.counts_file(number), {"labels": labels, "num_chars": num_chars}, arrays)
-
-
-def _twin(plan: SealPlan, number: int, manifest: Manifest, layout: Layout, stored: Layout) -> dict[str, np.ndarray]:
-    """Paths of the untrained twin, as of the run, and its part of the hash sample of tokens."""
-    place = plan.shards[number]
-    counter = TwinCounter(layout, plan.work, KNOWN_TOKENS, place.first_row)
-    for ids in read_twin(Path(place.folder), manifest, stored):
-        counter.add(ids)
-    return {f"twin_{name}": values for name, values in counter.arrays().items()}
 
 
 def _labels(folder: Path) -> list[str]:

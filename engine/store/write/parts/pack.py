@@ -21,10 +21,14 @@ from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary
 from tokenpaths.engine.store.write.writer import remove_partial
 
 
-def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: None) -> None:
+def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: None, *, trust: bool = False) -> None:
     """Make one file of the run ``file`` and its parts, in its place; the parts are deleted once it is there.
 
-    ``on_part`` is called before each part with the number done and the total.
+    Args:
+        file: the run.
+        on_part: called before each part with the number done and the total.
+        trust: whether a run that was sealed elsewhere is read, too; the file that is made of it is taken in as one
+            from elsewhere.
 
     Raises:
         RunNotFound, RunFileError: there is no such run, or a part is missing or damaged.
@@ -33,23 +37,31 @@ def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: 
     """
     if not file.is_file():
         raise RunNotFound(f"there is no run {file.stem!r}", field="run")
-    open_read_only(file).close()
-    parts = _named_parts(file)
-    if not parts:
-        raise UserError(f"run {file.stem!r} is in one file already", field="run")
-    if not is_sealed_here(file):
-        raise UserError(f"run {file.stem!r} was not sealed in this data folder: pack it where it was", field="run")
-    before, partial = os.stat(file), partial_file(file.parent, file.stem)
+    partial = partial_file(file.parent, file.stem)
     lock = HolderLock(partial.with_suffix(".lock"))
     claim(file.parent, lock, field="data_dir", instead="another data folder")
     try:
+        before = os.stat(file)
+        own = is_sealed_here(file, before)
+        if not own and not trust:
+            raise UserError(
+                f"run {file.stem!r} was not sealed in this data folder: pack it where it was, or, if it is yours, "
+                f"`tokenpaths pack {file.stem} --trust`",
+                field="run",
+            )
+        parts = _named_parts(file, trust)
+        if not parts:
+            remove_parts(file)  # as of a packing that ended right after the file had its name
+            raise UserError(f"run {file.stem!r} is in one file already", field="run")
         remove_partial(partial)
         check_free(file.parent)
         shutil.copyfile(file, partial)
-        _fill(partial, parts, on_part)
-        mark_sealed(file, os.stat(partial))
+        _fill(partial, parts, on_part, trust)
+        if own:
+            mark_sealed(file, os.stat(partial))
         rename_durably(partial, file)
-        mark_sealed(file, os.stat(file))
+        if own:
+            mark_sealed(file, os.stat(file))
         forget_replaced(file, before)
         remove_parts(file)
     except (duckdb.Error, OSError) as error:
@@ -59,16 +71,16 @@ def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: 
         lock.release()
 
 
-def _named_parts(file: Path) -> list[Path]:
+def _named_parts(file: Path, trust: bool) -> list[Path]:
     """The parts that the run names."""
-    with open_read_only(file) as con:
+    with open_read_only(file, trust_parts=trust) as con:
         attached = {name for (name,) in con.execute("SELECT database_name FROM duckdb_databases()").fetchall()}
         views = con.execute("SELECT sql FROM duckdb_views() WHERE database_name = 'r'").fetchall()
     named = "".join(sql or "" for (sql,) in views)
     return [part for part in parts_of(file) if alias_of(part) in attached and alias_of(part) in named]
 
 
-def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None]) -> None:
+def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None], trust: bool) -> None:
     """Replace the views over the parts by tables."""
     config: dict[str, str | bool | int | float | list[str]] = {
         "python_enable_replacements": "false",
@@ -80,7 +92,7 @@ def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None])
         address = str(partial).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r")
         con.execute("USE r")
-        attach_parts(con, partial, parts)
+        attach_parts(con, partial, parts, trust=trust)
         con.execute("BEGIN")
         for table in PART_TABLES:
             columns = [row[:2] for row in con.execute(f"DESCRIBE {alias_of(parts[0])}.main.{table}").fetchall()]

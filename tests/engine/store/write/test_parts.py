@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.store.write.test_shards import KINDS, with_soft, write_shards
@@ -22,10 +24,12 @@ from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import RunFileError, UserError
 from tokenpaths.engine.base.records import DATA_SHA256
 from tokenpaths.engine.base.run_parts import parts_of
+from tokenpaths.engine.base.seal_marks import is_sealed_here
 from tokenpaths.engine.store.ask import dataset_export, export
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.open_file import open_read_only
+from tokenpaths.engine.store.file.shard_format import MANIFEST, Manifest, manifest_bytes, read_manifest
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards
@@ -34,7 +38,7 @@ from tokenpaths.engine.store.write.parts.answer_questions import answer_question
 from tokenpaths.engine.store.write.parts.pack import pack_run
 from tokenpaths.engine.store.write.parts.plan import SealPlan
 from tokenpaths.engine.store.write.parts.seal_in_parts import seal_in_parts
-from tokenpaths.engine.store.write.parts.workers import ANSWER, OneByOne
+from tokenpaths.engine.store.write.parts.workers import ANSWER, WRITE, OneByOne
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 
 UNEVEN = {"modality": "text", "top_k": 2, "samples": 9, "batch_size": 2, "modules": 6}
@@ -234,14 +238,18 @@ def test_a_missing_part_and_one_of_somebody_else_are_named(tmp_path: Path) -> No
     with pytest.raises(RunFileError, match=rf"is a run in parts, and {second.name} is missing: bring the one file"):
         Run.open(file)
     shutil.copy(aside, second)  # another file, which nobody here wrote
-    with pytest.raises(RunFileError, match="was not written in this folder"):
+    with pytest.raises(RunFileError, match="is damaged or was not written in this folder"):
         Run.open(file)
     second.unlink()
     os.replace(aside, second)
     Run.open(file).close()
-    # A file with the name of a part is not opened, and the run does not mind.
+    # What merely has the name of a part is not opened, and the run does not mind.
     second.with_name(f"r.{'0' * 8}.0001.part").write_bytes(b"no database")
+    second.with_name(f"r.{'0' * 8}.0002.part").symlink_to(tmp_path / "nowhere")
     Run.open(file).close()
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(file.parent, elsewhere, symlinks=True)
+    Run.open(elsewhere / file.name).close()
 
 
 def test_a_run_in_parts_from_elsewhere_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -254,6 +262,84 @@ def test_a_run_in_parts_from_elsewhere_is_refused_with_what_to_do(tmp_path: Path
             gate.passage(runs_dir / file.name)
     finally:
         gate.close()
+
+
+def test_a_copied_data_folder_is_packed_if_it_is_said_to_be_ones_own(tmp_path: Path) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    whole = rows_of(file)
+    copy = tmp_path / "other" / "runs" / file.name
+    shutil.copytree(file.parent, copy.parent)
+    with pytest.raises(UserError, match="was not sealed in this data folder: pack it where it was, or, if it is yours"):
+        pack_run(copy)
+    pack_run(copy, trust=True)
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+    assert rows_of(copy) == whole
+    assert not is_sealed_here(copy)  # taken in as any file from elsewhere
+
+
+class Meanwhile(OneByOne):
+    """Something happens once the parts are written."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def run(self, name: str, folder: Path, num: int, on_done: Any) -> None:
+        super().run(name, folder, num, on_done)
+        if name == WRITE:
+            self.happens()
+
+
+def test_a_run_that_is_deleted_or_packed_while_it_is_sealed_anew(tmp_path: Path) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    found, gate = find_shards([tmp_path / "shards"]), RunGate(file.parent)
+    seal_in_parts(found, file.parent, Meanwhile(lambda: gate.delete(file)), overwrite=True)
+    assert len(parts_of(file)) == 3
+
+    def pack() -> None:
+        with pytest.raises(UserError, match="is held by process"):
+            pack_run(file)
+
+    seal_in_parts(found, file.parent, Meanwhile(pack), overwrite=True)
+    assert len(parts_of(file)) == 3
+    Run.open(file).close()
+
+
+def test_ctrl_c_right_after_the_run_has_its_name_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    first = parts_of(file)
+
+    def renamed(source: Path, target: Path) -> None:
+        os.replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenpaths.engine.store.write.writer.rename_durably", renamed)
+    with pytest.raises(KeyboardInterrupt):
+        seal_in_parts(find_shards([tmp_path / "shards"]), file.parent, OneByOne(), overwrite=True)
+    assert len(parts_of(file)) == 3
+    assert not set(first) & set(parts_of(file))
+    Run.open(file).close()
+    assert {path.name for path in file.parent.iterdir()} == {file.name, *(part.name for part in parts_of(file))}
+
+
+@pytest.mark.parametrize("column", ["m1", "twin"])
+def test_a_module_that_there_is_not_ends_the_sealing_with_a_sentence(tmp_path: Path, column: str) -> None:
+    folders = write_shards(made_of("top1"), tmp_path / "shards", 3)
+    name = "twin.parquet" if column == "twin" else "token.parquet"
+    rows = pq.read_table(folders[1] / name)
+    place = 0 if column == "twin" else rows.schema.names.index(column)
+    values = np.full(len(rows), 199, dtype=np.uint8)
+    pq.write_table(rows.set_column(place, rows.schema.field(place), pa.array(values)), folders[1] / name)
+    manifest = read_manifest(folders[1])
+    content = (folders[1] / name).read_bytes()
+    entry = {"rows": len(rows), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    files = {key: value.model_dump() for key, value in manifest.files.items()} | {name: entry}
+    changed = Manifest.model_validate(manifest.model_dump() | {"files": files})
+    (folders[1] / MANIFEST).write_bytes(manifest_bytes(changed))
+    with pytest.raises(UserError, match=r"reach from \d+ to 199, but the run has modules 0 … 5"):
+        seal_in_parts(find_shards([tmp_path / "shards"]), tmp_path / "runs", OneByOne())
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_what_a_lost_sealing_left_goes_and_its_run_stays(tmp_path: Path) -> None:
