@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from tokenpaths.engine.models.bank.device_step import device_step
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions, compact_margins, narrow_ids
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
-from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.losses import balance_loss, linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
@@ -316,13 +317,20 @@ class DNA(RoutedModel):
         return dna_module_table(self.config, [sum(p.numel() for p in block.parameters()) for block in self.bank])
 
     def training_numbers(self, routing: list[Decision]) -> dict[str, float]:
-        """Share of module slots that were skipped, mean over the steps."""
-        if not routing or not any(self.identity):
+        """Shares of module slots: those of the busiest module, and those that were skipped; means over the steps."""
+        if not routing:
             return {}
         identity = torch.tensor(self.identity)
         counts = [module_counts(d.module_ids, self.config.num_modules).cpu() for d in routing]
-        skipped = [float(c[identity].sum() / c.sum()) for c in counts]
-        return {"skipped_share": sum(skipped) / len(skipped)}
+        numbers = {"busiest_share": fmean(float(c[~identity].max() / c.sum()) for c in counts)}
+        if any(self.identity):
+            numbers["skipped_share"] = fmean(float(c[identity].sum() / c.sum()) for c in counts)
+        return numbers
+
+    def balance_loss(self, routing: list[Decision]) -> Float[Tensor, ""]:
+        """``losses.balance_loss``, mean over the steps: what a recipe with ``balance`` adds to the loss."""
+        working = ~torch.tensor(self.identity, device=self.device)
+        return torch.stack([balance_loss(d.logits, d.module_ids, working) for d in routing]).mean()
 
     def after_iteration(self, routing: list[Decision]) -> None:
         """Move the selection bias (equation 5)."""

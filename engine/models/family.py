@@ -211,6 +211,10 @@ class RoutedModel(nn.Module):
         """The loss of one batch in nats, and whatever ``after_iteration`` wants to know of it."""
         raise NotImplementedError
 
+    def balance_loss(self, routing: Any) -> Float[Tensor, ""]:
+        """What a recipe's ``balance`` weighs; only a family that such recipes are for has it."""
+        raise NotImplementedError
+
     def after_iteration(self, routing: Any) -> None:
         """Called once after each optimiser step, outside autograd."""
 

@@ -6,7 +6,7 @@ Shapes: R rows (tokens), D width, C classes or vocabulary entries.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,6 +53,22 @@ def linear_cross_entropy(
         x, weight = x.to(dtype), weight.to(dtype)
     with torch.autocast(device, enabled=False):
         return _LinearCrossEntropy.apply(x, weight, targets)
+
+
+def balance_loss(
+    logits: Float[Tensor, "N M"], module_ids: Int[Tensor, "N K"], working: Bool[Tensor, " M"]
+) -> Float[Tensor, ""]:
+    """The load-balancing loss of a step, ``M · Σ_m f_m · P_m``: 1 if work is spread evenly, M if one module has it all.
+
+    ``f_m`` is the share of the slots that module m got, ``P_m`` its mean probability, both among the ``working``
+    modules: how much is skipped is not this loss's affair. Source: Fedus et al., *Switch Transformers*, equations 4
+    to 6.
+    """
+    num_modules = working.numel()
+    counts_M = module_ids.reshape(-1).bincount(minlength=num_modules) * working
+    shares_M = counts_M / counts_M.sum().clamp(min=1)
+    probs_NM = logits.float().masked_fill(~working, float("-inf")).softmax(dim=-1)
+    return working.sum() * (shares_M * probs_NM.mean(dim=0)).sum()
 
 
 def token_losses(logits: Float[Tensor, "R C"], targets: Int[Tensor, " R"]) -> Float[Tensor, " R"]:

@@ -184,6 +184,8 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
     with mixed_precision(device, low_precision):
         loss, routing = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
     value = float(loss.detach())
+    if recipe.balance:
+        loss = loss + recipe.balance * model.balance_loss(routing)
     if not math.isfinite(value):
         raise _diverged(run, f"the loss became {value}")
     run.optimizer.zero_grad(set_to_none=True)
@@ -350,7 +352,7 @@ def _note(run: TrainingRun) -> str:
     if not run.history:
         return ""
     last = run.history[-1]
-    shown = {k: last[k] for k in ("val_loss", "val_accuracy", "skipped_share") if k in last}
+    shown = {k: last[k] for k in ("val_loss", "val_accuracy", "busiest_share", "skipped_share") if k in last}
     return " ".join(f"{k} {v:.3f}" for k, v in shown.items())
 
 

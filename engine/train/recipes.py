@@ -64,6 +64,9 @@ class Recipe(BaseModel):
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    balance: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="weight of the load-balancing loss; 0: none, as in the paper"
+    )
     augment: AugmentConfig = AugmentConfig()
     seed: int = 0
     bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")
@@ -77,9 +80,16 @@ class Recipe(BaseModel):
             return values | {"model": config}
         return values
 
+    @model_validator(mode="after")
+    def _something_to_balance(self) -> Recipe:
+        if self.balance and not (self.family == "dna" and self.model.steps and self.model.router == "token"):
+            raise ValueError("balance is for a DNA with routed steps whose tokens choose their modules")
+        return self
+
     def dense_twin(self) -> Recipe:
-        """The same recipe for the dense twin of the model."""
-        return self.model_copy(update={"name": f"{self.name}-dense", "model": self.model.dense_twin()})
+        """The same recipe for the dense twin of the model, which has nothing to balance."""
+        dense = {"name": f"{self.name}-dense", "model": self.model.dense_twin(), "balance": 0.0}
+        return self.model_copy(update=dense)
 
 
 _VISION: dict[str, Any] = dict(
@@ -183,4 +193,11 @@ _LONG: dict[str, Any] = {
 }
 RECIPES["dna-vision-top1-long"] = RECIPES["dna-vision-top1"].model_copy(update=_LONG)
 RECIPES["dense-vision"] = RECIPES["dna-vision-top1"].dense_twin().model_copy(update={"name": "dense-vision"})
+RECIPES["dense-vision-long"] = (
+    RECIPES["dna-vision-top1-long"].dense_twin().model_copy(update={"name": "dense-vision-long"})
+)
+# Four passes. Without balance nine tenths of the tokens of a step take one module after one pass already.
+_LONG_TEXT: dict[str, Any] = {"name": "dna-text-top1-long", "iterations": 5_200, "warmup": 400, "balance": 0.01}
+RECIPES["dna-text-top1-long"] = RECIPES["dna-text-top1"].model_copy(update=_LONG_TEXT)
+RECIPES["dense-text-long"] = RECIPES["dna-text-top1-long"].dense_twin().model_copy(update={"name": "dense-text-long"})
 RECIPES["dense-text"] = RECIPES["dna-text-top1"].dense_twin().model_copy(update={"name": "dense-text"})

@@ -1,0 +1,73 @@
+"""Balance: the loss that spreads work over modules, against its definition by hand, and what training makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.engine.train.test_training import TEXT, VISION, data, text_recipe  # noqa: F401
+from tokenpaths.engine.models.dna import DNA
+from tokenpaths.engine.models.losses import balance_loss
+from tokenpaths.engine.train.corpora import load_corpora
+from tokenpaths.engine.train.loop import train
+
+
+def by_hand(logits: torch.Tensor, ids: torch.Tensor, working: list[int]) -> float:
+    """Equations 4 to 6 of Switch Transformers, one module at a time."""
+    total = 0.0
+    slots = sum(int(i) in working for i in ids.flatten())
+    for m in working:
+        share = sum(int(i) == m for i in ids.flatten()) / slots
+        chance = sum(float(row[working].softmax(0)[working.index(m)]) for row in logits) / len(logits)
+        total += share * chance
+    return len(working) * total
+
+
+@pytest.mark.parametrize(("top_k", "identities"), [(1, 0), (2, 0), (2, 2)])
+def test_the_loss_is_that_of_the_paper_among_the_modules_that_work(top_k: int, identities: int) -> None:
+    torch.manual_seed(top_k + identities)
+    logits = torch.randn(40, 6)
+    ids = logits.topk(top_k).indices
+    working = torch.arange(6) < 6 - identities
+    found = balance_loss(logits, ids, working)
+    assert float(found) == pytest.approx(by_hand(logits, ids, list(range(6 - identities))), rel=1e-5)
+
+
+def test_even_work_costs_one_and_a_collapse_as_many_as_there_are_modules() -> None:
+    working = torch.ones(4, dtype=torch.bool)
+    even = torch.eye(4).repeat(3, 1) * 50
+    assert float(balance_loss(even, even.argmax(-1, keepdim=True), working)) == pytest.approx(1)
+    one = torch.tensor([50.0, 0, 0, 0]).repeat(9, 1)
+    assert float(balance_loss(one, one.argmax(-1, keepdim=True), working)) == pytest.approx(4)
+    skipped = torch.full((9, 1), 3)  # nothing but identities was chosen
+    assert float(balance_loss(one, skipped, torch.tensor([True, True, True, False]))) == 0
+
+
+def test_balance_reaches_every_router_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    model = DNA(TEXT)
+    _, routing = model.training_loss(torch.randint(0, 280, (2, 24)), torch.randint(0, 280, (2, 24)))
+    model.balance_loss(routing).backward()
+    for router in model.routers:
+        assert all(float(p.grad.abs().sum()) > 0 for p in router.parameters())
+    assert model.head.weight.grad is None
+
+
+def test_training_with_balance_spreads_the_work(data, tmp_path) -> None:  # noqa: F811
+    busiest = {}
+    for balance in (0.0, 1.0):
+        model = TEXT.model_copy(update={"identities": 0, "skip_ratio": 0.0, "skip_speed": 0.0, "top_k": 1})
+        recipe = text_recipe(model=model, iterations=80, learning_rate=2e-2, balance=balance)
+        corpus, val = load_corpora(recipe, data, None, tmp_path)
+        run = train(recipe, corpus, val, tmp_path / f"b{balance:g}", device=torch.device("cpu"))
+        busiest[balance] = run.history[-1]["busiest_share"]
+    assert busiest[1.0] < 0.5 < busiest[0.0], busiest  # three modules: a third each would be even
+
+
+def test_balance_is_for_tokens_that_choose_their_modules() -> None:
+    recipe = text_recipe(balance=0.1)
+    assert recipe.dense_twin().balance == 0
+    for other in (TEXT.dense_twin(), VISION.model_copy(update={"router": "expert"})):
+        with pytest.raises(ValidationError, match="balance is for a DNA with routed steps"):
+            text_recipe(model=other, balance=0.1)
