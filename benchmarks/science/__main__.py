@@ -73,13 +73,12 @@ def paper_page(paper: Paper) -> str:
     lines = [f"# {paper.title}", "", paper.cited, "", paper.about, "", "## Claims", ""]
     for place, table in enumerate(paper.tables, 1):
         document = kept_document(table.benchmark)
-        lines += [table.about, ""] if table.about else []
-        lines += ["| claim | verdict | ours | paper | rests on | holds if |", "|---|---|---|---|---|---|"]
-        basis = table.basis(document["results"])
-        rows = rows_of(table)
-        basis = several(basis, max((len(row.verdicts) for row in rows), default=1))
-        lines += [row.line(basis) for row in rows]
-        lines += ["", *_anew_lines(table)]
+        if rows := rows_of(table):
+            lines += [table.about, ""] if table.about else []
+            lines += ["| claim | verdict | ours | paper | rests on | holds if |", "|---|---|---|---|---|---|"]
+            basis = several(table.basis(document["results"]), max(len(row.verdicts) for row in rows))
+            lines += [row.line(basis) for row in rows]
+            lines += ["", *_anew_lines(table)]
         if table.benchmark not in {later.benchmark for later in paper.tables[place:]}:
             lines += [_measured(document), ""]
     lines += _model_lines(paper)

@@ -15,8 +15,9 @@ TEXT = ("dna-text-top1", "dna-text-top2-skip")
 LINE = "<br>"
 """a new line inside of a cell"""
 LONG = "dna-vision-top1-long"
+LONG_TEXT = "dna-text-top1-long"
 WORDS = {name: name.rpartition("dna-")[2].split("-", 1)[1].replace("-skip", "") for name in (*VISION, *TEXT)}
-WORDS[LONG] = "60 epochs"
+WORDS |= {LONG: "60 epochs", LONG_TEXT: "4 passes"}
 """how rows call a model: top1, top2"""
 
 
@@ -28,6 +29,11 @@ def images(results: dict[str, Any]) -> str:
 def long_images(results: dict[str, Any]) -> str:
     """What rows about the network that was trained for longer rest on."""
     return _basis(results["models"].get(LONG), "images")
+
+
+def long_texts(results: dict[str, Any]) -> str:
+    """What rows about the network for texts that was trained for longer rest on."""
+    return _basis(results["models"].get(LONG_TEXT), "texts")
 
 
 def texts(results: dict[str, Any]) -> str:

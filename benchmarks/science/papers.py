@@ -58,6 +58,14 @@ PAPERS = (
                 again=True,
             ),
             Table("dna", dna_text_claims.text, dna_rows.texts, "### Texts", dna_rows.texts_anew),
+            Table(
+                "dna",
+                dna_text_claims.longer,
+                dna_rows.long_texts,
+                "### Texts, trained four times as long\n\n`dna-text-top1-long`: four passes over the text instead of "
+                "one, a longer warm-up, and the load-balancing loss of *Switch Transformers* with a weight of 0.01.",
+                again=True,
+            ),
         ),
         (*dna_rows.VISION, dna_rows.LONG, dna_rows.DNA_N, *dna_rows.TEXT),
         (
