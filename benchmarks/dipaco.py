@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.measure import report
+from benchmarks.measure import kept_document, report
 from tokenpaths.engine.analysis.contrast import ratio_error
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
@@ -252,6 +252,10 @@ def main() -> None:
                 name, runs[name], sequences, val, tokenizer, arguments.work, SHIPPED_MODELS, fair, runs["base"]
             )
             beside[name] = {k: results[name]["shipped"][k] for k in ("loss", "perplexity", "accuracy")}
+    shipped = kept_document("dipaco")["results"]
+    for name in SHIPPED:
+        if name in results and "shipped" not in results[name] and "shipped" in shipped.get(name, {}):
+            results[name]["shipped"] = shipped[name]["shipped"]  # measured when it was shipped
     show(results)
     report("dipaco", COMMAND, results)
 

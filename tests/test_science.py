@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import dna_choices, dna_figures, dream_tests
 from benchmarks.science import __main__ as science
-from benchmarks.science import dna_rows
+from benchmarks.science import dipaco_claims, dna_rows
 from benchmarks.science.claims import VERDICTS, Claim, above, agreed, below, spanned, verdict
 
 MODULES = sorted(file for file in Path(science.__file__).parent.glob("*.py") if "Claim(" in file.read_text("utf-8"))
@@ -85,6 +85,25 @@ def test_networks_trained_anew_stand_beside_the_untrained_ones_of_the_shipped():
         "validation": {"loss": 4, "dense_twin": {"loss": 2}},
     }
     assert found["1"]["between"] == {"vision": 5}  # never the shipped pair's
+
+
+def test_paths_trained_anew_are_compared_seed_by_seed():
+    results = json.loads(json.dumps(science.kept_document("dipaco")["results"]))
+    names = [name for name in results if name != "base" and "perplexity" in results[name]]
+    for name in names:
+        results[name]["perplexity_by_seed"] = [results[name]["perplexity"]]
+    assert dipaco_claims.anew(results) == {}
+    for name in names:
+        results[name]["perplexity_by_seed"] += [100.0 + (name == "product"), 90.0 - (name == "product")]
+    found = dipaco_claims.anew(results)
+    assert list(found) == ["1", "2"]
+    claim = "product k-means beats k-means"
+    by_seed = {
+        seed: {row.claim: row.verdict for row in dipaco_claims.dipaco(own) if row.trained} for seed, own in found.items()
+    }
+    assert [by_seed[seed][claim] for seed in "12"] == ["not at this scale", "holds"]
+    assert not any("re-router" in row for row in by_seed["1"])  # only the shipped paths have one
+    assert results["base"] == found["1"]["base"]
 
 
 def test_likeness_of_a_path_counts_pairs_of_different_images():

@@ -7,6 +7,16 @@ from typing import Any
 from benchmarks.science.claims import Claim, share, verdict
 
 
+def anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As ``results``, of the paths that were trained under other seeds, by seed; all start from one base."""
+    lists = {name: row["perplexity_by_seed"] for name, row in results.items() if name != "base" and "perplexity" in row}
+    seeds = range(1, min(map(len, lists.values()), default=1))
+    return {
+        str(seed): results | {name: results[name] | {"perplexity": values[seed]} for name, values in lists.items()}
+        for seed in seeds
+    }
+
+
 def dipaco(results: dict[str, Any]) -> list[Claim]:
     ppl = {name: row["perplexity"] for name, row in results.items() if "perplexity" in row}
 
@@ -63,6 +73,7 @@ def dipaco(results: dict[str, Any]) -> list[Claim]:
                 f"{share(shipped['rerouter']['most_frequent'])})",
                 verdict(min(curve[w] for w in (64, 32, 16)) < curve[None]),
                 rule="lower for some W",
+                trained=False,
             )
         )
         known = shipped["shards"]["nmi"]
@@ -73,6 +84,7 @@ def dipaco(results: dict[str, Any]) -> list[Claim]:
                 f"NMI {known['nmi']:.2f} (shuffled {known['null_mean']:.2f}, p = {known['p_value']:.3f})",
                 verdict(known["p_value"] <= 0.01),
                 rule="p ≤ 0.01",
+                trained=False,
             )
         )
     return rows

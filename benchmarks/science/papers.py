@@ -100,7 +100,7 @@ PAPERS = (
         "Douillard et al., *DiPaCo: Distributed Path Composition*, 2024.",
         "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the routing "
         "prefix of 32 tokens, on validation text.",
-        (Table("dipaco", dipaco_claims.dipaco, _paths),),
+        (Table("dipaco", dipaco_claims.dipaco, _paths, anew=dipaco_claims.anew),),
         ("dipaco-2x2", "dipaco-4x4"),
         (_ONE_SEED,),
     ),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenpaths.engine.analysis.ribbon_costs import flops_table, module_units
-from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, UserError
+from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, RunFileError, UserError
 from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
@@ -28,6 +28,7 @@ from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, UNIQUE, Shares, decode_ranks
+from tokenpaths.engine.store.file.ribbon_planes import pick_from_pages
 from tokenpaths.engine.store.file.schema import Layout, first_unused
 from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.file.weight_codes import CODES
@@ -242,8 +243,13 @@ class RunFile:
             place = (np.cumsum(sizes) - sizes)[page_of[here] - start] + path_ids[here] % PAGE_PATHS
             ranks[here] = np.concatenate(parts)[place]
             if layout.by_path:
-                flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=layout.id_dtype)
-                ribbons[here] = flat.reshape(-1, layout.visits)[place]
+                wanted = page_of[here] - start, path_ids[here] % PAGE_PATHS
+                try:
+                    ribbons[here] = pick_from_pages([row[2] for row in rows], sizes, *wanted, layout)
+                except ValueError as error:
+                    raise RunFileError(
+                        f"{self.file.name} is damaged (table path_page): copy it again or trace the run again"
+                    ) from error
         return ranks, ribbons
 
     def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

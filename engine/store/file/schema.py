@@ -20,8 +20,9 @@ SMALL_BLOCK_BYTES = 16_384
 LARGE_BLOCK_BYTES = 262_144
 """every column takes at least one block: small blocks keep a run of one sample at 0.3 MB instead of 4, large ones make
 a large run a third smaller"""
-ROW_GROUP = 129_024
-"""rows per row group: two groups of a one-byte column fill a large block to 98 %, DuckDB's 122,880 rows only to 94 %"""
+ROW_GROUP = 260_096
+"""rows per row group: a column of one byte fills a large block to 99 %. Two groups of half as many would fill it as
+well, but DuckDB rarely puts two into one block"""
 WIDEST_COLUMN_LAYOUT = 64
 """maximum number of visits per token stored as columns; beyond, one array of ids and one BLOB of weights"""
 WORD_BITS, MOST_PACKED_BITS = 64, 56
@@ -179,6 +180,7 @@ CREATE TABLE path_fit (kind VARCHAR, num_paths BIGINT, num_tokens BIGINT, effect
 CREATE TABLE path_point (kind VARCHAR, rank INTEGER, count BIGINT);
 CREATE TABLE path_page (page INTEGER, ranks BLOB USING COMPRESSION uncompressed,
     ribbons BLOB USING COMPRESSION uncompressed);
+CREATE TABLE path_planes (first_rank INTEGER, num_paths INTEGER, planes BLOB USING COMPRESSION uncompressed);
 CREATE TABLE profile_page (first_sample INTEGER, num_samples INTEGER,
     counts BLOB USING COMPRESSION uncompressed, places BLOB, large BLOB);
 CREATE TABLE path_count (kind VARCHAR, count BIGINT, num_paths BIGINT);

@@ -16,6 +16,7 @@ from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TAB
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS, encode_ranks, with_ribbons
 from tokenpaths.engine.store.file.profile_pages import Page, encode_page, page_samples
+from tokenpaths.engine.store.file.ribbon_planes import PLANE_PATHS, encode_planes, id_bits, pack_planes
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
@@ -54,7 +55,10 @@ def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens:
 
 
 def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray) -> None:
-    """Fill ``path_page``; ``order`` (P,) is the number of each rank. Ribbons only where tokens have no ids."""
+    """Fill ``path_page`` and ``path_planes``; ``order`` (P,) is the number of each rank.
+
+    Ribbons by number only where tokens have no ids, those by rank only where paths repeat.
+    """
     rank_of = np.empty(len(order), dtype="<i4")
     rank_of[order] = np.arange(1, len(order) + 1, dtype=np.int32)
     at_once = PAGES_AT_ONCE * PAGE_PATHS
@@ -64,7 +68,8 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
         ribbons: list[bytes | None] = [None] * len(ranks)
         if layout.by_path:
             rows = book.ribbons(numbers)
-            ribbons = [rows[i : i + PAGE_PATHS].tobytes() for i in range(0, len(numbers), PAGE_PATHS)]
+            parts = (rows[i : i + PAGE_PATHS] for i in range(0, len(numbers), PAGE_PATHS))
+            ribbons = [encode_planes(part, id_bits(layout)).tobytes() for part in parts]
         first = start // PAGE_PATHS
         insert_columns(
             con,
@@ -73,6 +78,20 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
                 "page": np.arange(first, first + len(ranks), dtype=np.int32),
                 "ranks": pa.array(ranks, pa.binary()),
                 "ribbons": pa.array(ribbons, pa.binary()),
+            },
+        )
+
+    if layout.unique:
+        return
+    for start in range(0, len(order), PLANE_PATHS):
+        numbers = order[start : start + PLANE_PATHS]
+        insert_columns(
+            con,
+            "path_planes",
+            {
+                "first_rank": np.array([start + 1], dtype=np.int32),
+                "num_paths": np.array([len(numbers)], dtype=np.int32),
+                "planes": pa.array([pack_planes(book.ribbons(numbers), layout)], pa.binary()),
             },
         )
 

@@ -54,7 +54,7 @@ def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.n
 
 
 def _read(run: RunFile) -> _Hashes:
-    parts = [(_hashes(part.ids_VP), part.rank_P) for part in ribbon_parts(run)]
+    parts = [(_hashes(ids_VP), rank_P) for rank_P, ids_VP in ribbon_parts(run)]
     hashes_P, rank_P = (np.concatenate([pair[i] for pair in parts]) for i in (0, 1))
     order = np.argsort(hashes_P, kind="stable")
     return _Hashes(hashes_P[order], rank_P[order])

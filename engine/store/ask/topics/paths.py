@@ -358,16 +358,23 @@ def drawn_examples(
     run: RunFile, paths: Mapping[int, tuple[int, int]], limit: int, seed: int
 ) -> dict[int, list[Example]]:
     """At most ``limit`` tokens of each path in the order of a seeded draw; ``paths``: rank → number of tokens, and row
-    of the first in ``member``. A shorter draw is the beginning of a longer one, up to ``EXAMPLES_EACH``.
-    """
+    of the first in ``member``."""
     pairs_of = {}
     for rank, (count, first) in paths.items():
-        size = min(count, max(limit, EXAMPLES_EACH))
-        chosen = np.random.default_rng([abs(seed), rank]).choice(count, size, replace=False)[:limit]
-        pairs_of[rank] = members_at(run, (chosen + first).tolist(), rank)
+        pairs_of[rank] = members_at(run, (drawn_places(rank, count, limit, seed) + first).tolist(), rank)
     pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
     excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
     return {rank: [excerpts[pair] for pair in of_path] for rank, of_path in pairs_of.items()}
+
+
+def drawn_places(rank: int, count: int, limit: int, seed: int) -> np.ndarray:
+    """At most ``limit`` of the places 0 … count − 1 of a path's tokens, in the order of a seeded draw.
+
+    A shorter draw is the beginning of a longer one, up to ``EXAMPLES_EACH``.
+    """
+    size = min(count, max(limit, EXAMPLES_EACH))
+    places: np.ndarray = np.random.default_rng([abs(seed), rank]).choice(count, size, replace=False)[:limit]
+    return places
 
 
 def sealed_examples(run: RunFile, ranks: list[int], limit: int, seed: int) -> dict[int, list[Example]]:

@@ -120,16 +120,24 @@ def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_pat
         module = run.usage()["usage"][0]
         answer, frequent = run.module(f"0.{module['module']}"), run.path(1)
         of_few = []
-        for very_few in (0, in_full.FEW_TOKENS):  # all by one query, and one by one
-            monkeypatch.setattr(in_full, "VERY_FEW_TOKENS", very_few)
+        for looked_up in (0, in_full.FEW_TOKENS):  # all by one query, and one by one
+            monkeypatch.setattr(in_full, "LOOKED_UP", looked_up)
             of_few.append([run.path(rank) for rank in range(1, 6)])
         assert of_few[0] == of_few[1]
-        monkeypatch.setattr(in_full, "FEW_TOKENS", 1)
-        monkeypatch.setattr(in_full, "VERY_FEW_TOKENS", 0)
+        # Too many tokens in the run for a query of all of them, too few of the path in the sample: some are drawn.
+        monkeypatch.setattr(in_full, "MOST_JOINED", 0)
+        monkeypatch.setattr(in_full, "LOOKED_UP", drawn := max(2, frequent["count"] - 3))
+        by_draw, shown = run.path(1), run.examples(1, drawn)["examples"]
+        monkeypatch.setattr(in_full, "LOOKED_UP", 0)
         by_sample = run.path(1)
     assert 0 < answer["compared"]["num_tokens"] < answer["compared"]["of_tokens"] == module["count"]
     assert answer["strongest"]
     assert frequent["compared"]["exact"]
+    assert by_draw["compared"] == {"num_tokens": drawn, "of_tokens": frequent["count"], "exact": False}
+    among = [(row["sample"], row["token"]) for row in shown]
+    assert [(row["sample"], row["token"]) for row in by_draw["strongest"]] == [
+        place for row in frequent["strongest"] if (place := (row["sample"], row["token"])) in among
+    ][: len(by_draw["strongest"])]
     assert by_sample["compared"]["num_tokens"] < by_sample["compared"]["of_tokens"] == frequent["count"]
 
 

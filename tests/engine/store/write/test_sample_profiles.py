@@ -33,6 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
         patch.setattr(profile_pages, "PAGE_SAMPLES", 4)
         patch.setattr(profile_pages, "LARGEST", 3)
         patch.setattr(sample_profiles, "BLOCK_SAMPLES", 3)
+        for module in (seal_pages, near_paths):
+            patch.setattr(module, "PLANE_PATHS", 68)  # no multiple of a byte, nor of a word
         for kind, arguments in KINDS.items():
             opened[kind] = Run.open(make(kind, **arguments).write(folder))
         yield opened
@@ -50,6 +52,7 @@ def test_similar_samples_from_sealed_counts_are_those_of_a_count(
     monkeypatch.setattr(sample_profiles, "PAGES_AT_ONCE", 2)
     assert sample_profiles.has_profiles(run)
     assert run.rows(queries.Query("SELECT count(*) FROM profile_page")) == [(-(-num // 4),)]
+    assert run.rows(queries.Query("SELECT count(*) FROM path_planes")) == [(-(-run.row["num_paths"] // 68),)]
     assert run.rows(queries.Query("SELECT max(octet_length(places)) > 0 FROM profile_page")) == [(True,)]
     sealed = [run.similar_samples(sample, limit=limit) for sample in range(num) for limit in (1, 3, 200)]
     monkeypatch.setattr(sample_profiles, "has_profiles", lambda run: False)
@@ -145,3 +148,24 @@ def test_a_page_that_is_none_is_refused_before_it_is_unpacked(
         con.execute(f"UPDATE profile_page SET {change}")
     with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table profile_page."):
         run.similar_samples(0)
+
+
+@pytest.mark.parametrize(
+    "change", ["num_paths = 100000000", "first_rank = first_rank + 1", "planes = '\\x00'::BLOB", "planes = NULL"]
+)
+def test_planes_that_are_none_are_refused_before_they_are_unpacked(
+    runs: dict[str, Run], change: str, tmp_path: Path
+) -> None:
+    file = make("r", modality="text").write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute(f"UPDATE path_planes SET {change}")
+    with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table path_planes."):
+        run.path(1)
+
+
+def test_a_page_of_ribbons_that_is_none_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+    file = make("r", modality="text").write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute("UPDATE path_page SET ribbons = ribbons[1:5]")
+    with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table path_page."):
+        run.sample(0)

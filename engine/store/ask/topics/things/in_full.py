@@ -2,7 +2,7 @@
 
 *Strongest* examples are the tokens with the largest weight for a module, or the largest product of each step's largest
 weight on a path; equal ones stand in reading order. Runs of up to a million tokens are looked at whole, larger ones on
-their hash sample of a million tokens (``token_sample``).
+their hash sample of a million tokens (``token_sample``), or, for a rare path, on all or some of its tokens.
 
 Shapes: n tokens, S steps, K slots, V = S·K visits.
 """
@@ -22,7 +22,13 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
-from tokenpaths.engine.store.ask.topics.paths import examples_of_paths, members_at, path_rows, with_merged_top
+from tokenpaths.engine.store.ask.topics.paths import (
+    drawn_places,
+    examples_of_paths,
+    members_at,
+    path_rows,
+    with_merged_top,
+)
 from tokenpaths.engine.store.ask.topics.samples import columns_at, shown_at, weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
@@ -36,8 +42,10 @@ MOST_EXAMPLES = 60
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
 FEW_TOKENS = 1000
 """on a path: all are read, so that a rare path of a large run needs no sample"""
-VERY_FEW_TOKENS = 32
-"""on a path: looked up one by one"""
+LOOKED_UP = 32
+"""tokens of a path that are looked up one by one, 0.3 ms each (and ten blocks each of a file that is not in memory)"""
+MOST_JOINED = 20_000_000
+"""tokens of a run up to which ``FEW_TOKENS`` are joined instead, which looks at the row of every token"""
 MOST_PACKED = 20_000
 """tokens whose packed weights are read"""
 NOT_RECORDED = "The source recorded no weights, so no token is the strongest: these are drawn."
@@ -290,10 +298,13 @@ def _strongest_of_path(
     columns = ["weights"] if layout.packed else layout.weight_columns()
     condition, parameters = f"path_id = (SELECT path_id FROM {PATHS} WHERE rank = ?)", (rank,)
     source = "token_sample" if sampled else "token"
-    if sampled and count <= FEW_TOKENS:
+    joined = sampled and LOOKED_UP < count <= FEW_TOKENS and run.row["num_tokens"] <= MOST_JOINED
+    if joined:
         source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
+    # Fewer of its tokens than are looked up are in the sample.
+    rare = sampled and not joined and 0 < count * SAMPLE_TABLE_ROWS < LOOKED_UP * run.row["num_tokens"]
+    few = _rows_of_path(run, rank, columns, seed) if rare else None
     fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", parameters)
-    few = _rows_of_path(run, rank, columns) if sampled and 0 < count <= VERY_FEW_TOKENS else None
     if layout.packed:
         drawn = Query(f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters)
         rows = run.rows(drawn) if few is None else few
@@ -314,10 +325,10 @@ def _strongest_of_path(
     return _best(run, places, strength, np.exp(strength / max(len(steps), 1)), count, limit, seed)
 
 
-def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """sample, token and ``columns`` of all tokens of a path, in reading order."""
+def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str], seed: int) -> list[tuple[Any, ...]]:
+    """sample, token and ``columns`` of the tokens of a path, at most ``LOOKED_UP`` drawn ones, in reading order."""
     ((_, _, count, _, first),) = run.rows(queries.some_paths(run.layout, [rank]))
-    pairs = sorted(members_at(run, range(first, first + count), rank))
+    pairs = sorted(members_at(run, (drawn_places(rank, count, LOOKED_UP, seed) + first).tolist(), rank))
     return [(*pair, *row) for pair, row in zip(pairs, columns_at(run, pairs, columns), strict=True)]
 
 

@@ -1,0 +1,92 @@
+"""Layout of ribbons in files: bit planes. Eight paths share a byte for each bit of each visit, so that ids take no more
+bits than they need, and a ribbon is compared with millions by operations on whole words.
+
+``path_page`` holds the planes of paths by number (``file.path_pages``), ``path_planes`` those of all paths by rank,
+``PLANE_PATHS`` a row, compressed with Zstandard: of paths that as many tokens take ribbons ascend, so that their first
+visits hardly take room. Runs whose tokens have paths of their own (layout *unique*) have neither.
+
+Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plane.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Integer, UInt8
+
+from tokenpaths.engine.store.file.schema import Layout
+
+PLANE_PATHS = 1 << 18
+_CODEC = pa.Codec("zstd", 1)
+
+
+def id_bits(layout: Layout) -> int:
+    """B: bits of a module's number."""
+    return max(1, (layout.num_modules - 1).bit_length())
+
+
+def encode_planes(ids_PV: Integer[np.ndarray, "P V"], bits: int) -> UInt8[np.ndarray, "V B W"]:
+    """The planes of ribbons; the first path is the lowest bit of the first byte."""
+    num_paths, visits = ids_PV.shape
+    planes = np.empty((visits, bits, -(-num_paths // 8)), dtype=np.uint8)
+    for visit in range(visits):
+        ids_P = np.ascontiguousarray(ids_PV[:, visit])
+        for bit in range(bits):
+            planes[visit, bit] = np.packbits((ids_P >> bit) & 1, bitorder="little")
+    return planes
+
+
+def decode_planes(
+    planes_VBW: UInt8[np.ndarray, "V B W"], num_paths: int, dtype: np.dtype
+) -> Integer[np.ndarray, "V P"]:
+    """Inverse of ``encode_planes``, a row a visit."""
+    ids_VP = np.zeros((len(planes_VBW), num_paths), dtype=dtype)
+    for bit in range(planes_VBW.shape[1]):
+        ones_VP = np.unpackbits(planes_VBW[:, bit], axis=-1, count=num_paths, bitorder="little")
+        ids_VP |= ones_VP.astype(dtype, copy=False) << dtype.type(bit)
+    return ids_VP
+
+
+def pick_from_pages(
+    pages: list[bytes], sizes: np.ndarray, page_n: np.ndarray, place_n: np.ndarray, layout: Layout
+) -> Integer[np.ndarray, "n V"]:
+    """Ribbons of some paths of some pages.
+
+    Args:
+        pages: the planes of each.
+        sizes: paths of each page.
+        page_n, place_n: page of each wanted path, and its place there.
+
+    Raises:
+        ValueError: a page is not as long as its paths need.
+    """
+    bits = id_bits(layout)
+    rows = layout.visits * bits
+    widths = -(-sizes // 8)
+    lengths = np.array([len(page) for page in pages])
+    if not np.array_equal(lengths, rows * widths):
+        raise ValueError("a page of ribbons of another length than its paths need")
+    starts = np.cumsum(lengths) - lengths
+    flat = np.frombuffer(b"".join(pages), dtype=np.uint8)
+    at_nR = (starts[page_n] + (place_n >> 3))[:, None] + np.arange(rows) * widths[page_n][:, None]
+    ones_nVB = ((flat[at_nR] >> (place_n & 7).astype(np.uint8)[:, None]) & 1).reshape(-1, layout.visits, bits)
+    ids_nV = np.zeros(ones_nVB.shape[:2], dtype=layout.id_dtype)
+    for bit in range(bits):
+        ids_nV |= ones_nVB[:, :, bit].astype(layout.id_dtype, copy=False) << layout.id_dtype.type(bit)
+    return ids_nV
+
+
+def pack_planes(ids_PV: Integer[np.ndarray, "P V"], layout: Layout) -> bytes:
+    """``planes`` of a row of ``path_planes``."""
+    packed: bytes = _CODEC.compress(encode_planes(ids_PV, id_bits(layout)).tobytes(), asbytes=True)
+    return packed
+
+
+def unpack_planes(packed: bytes, num_paths: int, layout: Layout) -> UInt8[np.ndarray, "V B W"]:
+    """Inverse of ``pack_planes``, as planes.
+
+    Raises:
+        ValueError, OSError: these are no planes of so many paths.
+    """
+    shape = (layout.visits, id_bits(layout), -(-num_paths // 8))
+    return np.frombuffer(_CODEC.decompress(packed, int(np.prod(shape))), dtype=np.uint8).reshape(shape)
