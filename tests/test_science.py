@@ -99,7 +99,8 @@ def test_paths_trained_anew_are_compared_seed_by_seed():
     assert list(found) == ["1", "2"]
     claim = "product k-means beats k-means"
     by_seed = {
-        seed: {row.claim: row.verdict for row in dipaco_claims.dipaco(own) if row.trained} for seed, own in found.items()
+        seed: {row.claim: row.verdict for row in dipaco_claims.dipaco(own) if row.trained}
+        for seed, own in found.items()
     }
     assert [by_seed[seed][claim] for seed in "12"] == ["not at this scale", "holds"]
     assert not any("re-router" in row for row in by_seed["1"])  # only the shipped paths have one
