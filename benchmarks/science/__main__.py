@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.measure import kept_document
 from benchmarks.science import dna_rows
-from benchmarks.science.claims import VERDICTS, Claim, Paper, Table, minus, several, share
+from benchmarks.science.claims import VERDICTS, Claim, Paper, Table, several, share, spanned
 from benchmarks.science.papers import PAPERS
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 
@@ -109,52 +109,62 @@ def _measured(document: dict[str, Any]) -> str:
 
 
 def _model_lines(paper: Paper) -> list[str]:
-    """The shipped checkpoints of the paper, from their cards."""
+    """The shipped checkpoints of the paper, and those of other seeds, from cards and what was measured of them."""
     lines = [
         "## Networks",
         "",
-        "| checkpoint | held-out loss (nats) | accuracy | predictions | dense or matched twin | trained |",
-        "|---|---|---|---|---|---|",
+        "Intervals are over images or texts, which differ more from each other than networks do: that two intervals "
+        "overlap says little. *Untrained* is one network of the same architecture at initialisation.",
+        "",
+        "| checkpoint | held-out loss (nats) | accuracy | predictions | dense or matched twin | untrained | trained |",
+        "|---|---|---|---|---|---|---|",
     ]
-    results = kept_document("dna")["results"]
-    measured = results.get("models", {})
+    anew = kept_document("dna")["results"].get("anew", {})
     for name in paper.models:
         card = json.loads((SHIPPED_MODELS / name / "config.json").read_text(encoding="utf-8"))
-        held_out, training = card["validation"], card["training"]
-        twin = held_out.get("dense_twin") or held_out.get("mlp_twin")
-        beside = f"{twin['loss']:.3f}, {share(twin['accuracy'])}" if twin else "–"
-        hours = training["wall_seconds"] / 3600
-        lines.append(
-            f"| {name} | {_with_interval(held_out, measured.get(name), 'loss')} | "
-            f"{_with_interval(held_out, measured.get(name), 'accuracy')} | {held_out['count']:,} | {beside} | "
-            f"{hours:.1f} h on {training['machine']}: `{training['command']}` |"
-        )
-        for seed, models in results.get("anew", {}).items():
+        beside = f"{_twin(name, card['validation'])} | {_untrained(name)}"
+        training = card["training"]
+        lines.append(_network(name, name, beside, training, training["command"]))
+        for seed, models in anew.items():
             if name in models:
-                lines.append(_line_anew(name, int(seed), models[name], beside))
-    return [*lines, ""]
+                tokenizer = " --tokenizer <dna-text-top1's tokenizer.json>" if name in dna_rows.TEXT else ""
+                command = f"tokenpaths train {name} --seed {seed} --data <data folder> --threads 1{tokenizer}"
+                words = f"{name}, seed {seed} (not shipped)"
+                lines.append(_network(f"{name}-seed{seed}", words, beside, models[name]["training"], command))
+    document = kept_document("held_out")
+    return [*lines, "", _measured(document), ""]
 
 
-def _line_anew(name: str, seed: int, measured: dict[str, Any], beside: str) -> str:
-    """A network trained anew, in the table of networks."""
-    held_out, training = measured["validation"], measured["training"]
-    tokenizer = " --tokenizer <dna-text-top1's tokenizer.json>" if name in dna_rows.TEXT else ""
+def _network(name: str, words: str, beside: str, training: dict[str, Any], command: str) -> str:
+    """A row of the table of networks."""
+    held_out = kept_document("held_out")["results"][name]
     return (
-        f"| {name}, seed {seed} (not shipped) | {_with_interval(held_out, measured, 'loss')} | "
-        f"{_with_interval(held_out, measured, 'accuracy')} | {held_out['count']:,} | {beside} | "
-        f"{training['wall_seconds'] / 3600:.1f} h on {training['machine']}: `tokenpaths train {name} --seed {seed} "
-        f"--data <data folder> --threads 1{tokenizer}` |"
+        f"| {words} | {spanned(held_out['loss'], 3)} | {spanned(held_out['accuracy'], 1, 100, ' %')} | "
+        f"{held_out['count']:,} | {beside} | {training['wall_seconds'] / 3600:.1f} h on {training['machine']}: "
+        f"`{command}` |"
     )
 
 
-def _with_interval(held_out: dict[str, Any], measured: dict[str, Any] | None, key: str) -> str:
-    scale, digits, unit = (100, 1, " %") if key == "accuracy" else (1, 3, "")
-    text = f"{scale * held_out[key]:.{digits}f}{unit}"
-    # Means over samples weigh texts, not tokens: only for images are they the card's number.
-    if measured and measured["samples"] == held_out["count"]:
-        ends = (scale * measured[f"{key}_of_samples"][end] for end in ("low", "high"))
-        text += f" ({' … '.join(f'{end:.{digits}f}' for end in ends)})"
-    return minus(text)
+def _twin(name: str, card: dict[str, Any]) -> str:
+    """Loss and accuracy of the network that one without routing is compared with."""
+    beside = card.get("beside", {})
+    twins = {
+        "dense": card.get("dense_twin"),
+        "an MLP": card.get("mlp_twin"),
+        "one dense path": beside.get("dense"),
+        "without routing": beside.get("directional-text-unrouted"),
+    }
+    if name == "hmodel-languages":
+        twins["six plain layers"] = kept_document("hmodel")["results"]["models"]["plain-languages-6"]["val"]
+    for words, twin in twins.items():
+        if twin:
+            return f"{words}: {twin['loss']:.3f}, {share(twin['accuracy'])}"
+    return "–"
+
+
+def _untrained(name: str) -> str:
+    blank = kept_document("held_out")["results"][name]["untrained"]
+    return f"{blank['loss']['value']:.3f}, {share(blank['accuracy']['value'])}"
 
 
 def pages() -> dict[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -205,7 +206,6 @@ def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
     )
 
 
-@torch.inference_mode()
 def evaluate(
     model: RoutedModel,
     corpus: ImageCorpus | TextCorpus,
@@ -213,28 +213,46 @@ def evaluate(
     limit: int | None = None,
     precise: bool = False,
 ) -> dict[str, float]:
-    """Loss (nats) and, for images, accuracy; in float32 if ``precise``, else as training runs."""
-    model.eval()
-    low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
+    """Loss (nats) and accuracy; in float32 if ``precise``, else as training runs."""
     total = correct = count = 0.0
-    for inputs, targets in _batches(corpus, model.config.context, limit):
-        with mixed_precision(device, low_precision):
-            logits = model(inputs.to(device)).logits
-        flat = logits.flatten(0, -2).float()
-        goal = targets.to(device).flatten()
-        total += float(token_losses(flat, goal).sum())
-        correct += float((flat.argmax(-1) == goal).sum())
-        count += len(goal)
+    for _, losses, right in scored(model, corpus, device, limit, precise):
+        total += float(losses.sum())
+        correct += float(right.sum())
+        count += len(losses)
     result = {"loss": total / count, "accuracy": correct / count, "count": int(count)}
     if isinstance(corpus, TextCorpus):
         result["perplexity"] = math.exp(result["loss"])
     return result
 
 
-def _batches(corpus: ImageCorpus | TextCorpus, context: int, limit: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def scored(
+    model: RoutedModel,
+    corpus: ImageCorpus | TextCorpus,
+    device: torch.device,
+    limit: int | None = None,
+    precise: bool = False,
+) -> Iterator[tuple[Int[Tensor, " n"], Float[Tensor, " n"], Bool[Tensor, " n"]]]:
+    """Place, loss (nats) and rightness of each prediction, some at a time; the place is that of an image, or of a
+    predicted token in ``corpus.ids``, of which about ``limit`` are read."""
+    model.eval()
+    low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
+    for places, inputs, targets in _batches(corpus, model.config.context, limit):
+        # Not around the whole loop: whoever reads this would be in the mode as well.
+        with torch.inference_mode():
+            with mixed_precision(device, low_precision):
+                logits = model(inputs.to(device)).logits
+            flat = logits.flatten(0, -2).float()
+            goal = targets.to(device).flatten()
+            found = places.flatten(), token_losses(flat, goal), flat.argmax(-1) == goal
+        yield found
+
+
+def _batches(
+    corpus: ImageCorpus | TextCorpus, context: int, limit: int | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     if isinstance(corpus, ImageCorpus):
-        for start in range(0, len(corpus.labels), 250):
-            yield normalise(corpus.images[start : start + 250]), corpus.labels[start : start + 250]
+        for places in torch.arange(len(corpus.labels)).split(250):
+            yield places, normalise(corpus.images[places]), corpus.labels[places]
         return
     windows = (len(corpus.ids) - 1) // context
     if limit is not None:
@@ -242,8 +260,9 @@ def _batches(corpus: ImageCorpus | TextCorpus, context: int, limit: int | None) 
     # Spread over the whole corpus when only a part is read.
     starts = torch.linspace(0, len(corpus.ids) - context - 1, windows).long()
     for part in starts.split(32):
-        rows = corpus.ids[part[:, None] + torch.arange(context + 1)].long()
-        yield rows[:, :-1], rows[:, 1:]
+        places = part[:, None] + torch.arange(context + 1)
+        rows = corpus.ids[places].long()
+        yield places[:, 1:], rows[:, :-1], rows[:, 1:]
 
 
 def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
