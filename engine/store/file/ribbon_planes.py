@@ -3,7 +3,7 @@ bits than they need, and a ribbon is compared with millions by operations on who
 
 ``path_page`` holds the planes of paths by number (``file.path_pages``), ``path_planes`` those of all paths by rank,
 ``PLANE_PATHS`` a row, compressed with Zstandard: of paths that as many tokens take ribbons ascend, so that their first
-visits hardly take room. Runs whose tokens have paths of their own (layout *unique*) have neither.
+visits hardly take room. Packed layouts have neither.
 
 Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plane.
 """

@@ -57,7 +57,7 @@ def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens:
 def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray) -> None:
     """Fill ``path_page`` and ``path_planes``; ``order`` (P,) is the number of each rank.
 
-    Ribbons by number only where tokens have no ids, those by rank only where paths repeat.
+    Ribbons by number only where tokens have no ids, those by rank only where they are not packed.
     """
     rank_of = np.empty(len(order), dtype="<i4")
     rank_of[order] = np.arange(1, len(order) + 1, dtype=np.int32)
@@ -81,7 +81,7 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
             },
         )
 
-    if layout.unique:
+    if layout.packed:
         return
     for start in range(0, len(order), PLANE_PATHS):
         numbers = order[start : start + PLANE_PATHS]

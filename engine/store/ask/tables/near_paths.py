@@ -1,7 +1,7 @@
 """Distances of one ribbon to every path of a run, exact, and the nearest paths.
 
-Bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read in parts each time; ribbons of the
-layout *unique*, which has no planes, are read from the tokens. Distances are those of
+Bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read in parts each time. Packed layouts have
+no planes: of many choices among many modules they would take as much room as the ribbons. Distances are those of
 ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
@@ -174,7 +174,7 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
 def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Ranks (P,) and ribbons (V, P) of all paths of the run, in parts, in any order."""
     layout = run.layout
-    if layout.unique:
+    if layout.packed:
         for columns, ids_PV in path_ribbons(run, "rank"):
             yield columns["rank"].astype(np.int32), np.ascontiguousarray(ids_PV.T)
         return
@@ -184,7 +184,7 @@ def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _distances(run: RunFile, own_SK: np.ndarray) -> Iterator[Distances]:
-    if not run.layout.unique:
+    if not run.layout.packed:
         return (DistancesInPlanes(part, own_SK) for part in _planes(run))
     return (DistancesOfIds(rank_P, ids_VP, own_SK) for rank_P, ids_VP in _ribbons(run))
 
