@@ -67,7 +67,7 @@ PAPERS = (
                 again=True,
             ),
         ),
-        (*dna_rows.VISION, dna_rows.LONG, dna_rows.DNA_N, *dna_rows.TEXT),
+        (*dna_rows.VISION, dna_rows.LONG, dna_rows.DNA_N, *dna_rows.TEXT, dna_rows.LONG_TEXT),
         (
             "Intervals are over samples. What other trainings of the same recipe give stands in the tables of networks "
             "trained anew, which see the same data: of rows that they do not have, one network is all there is.",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision, pick_device
@@ -279,7 +279,7 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
         save_state(run)  # so that there is a good state to go back to, however early the loss is lost
         return run
     about = _read_progress(folder)
-    if about["recipe"] != json.loads(recipe.model_dump_json()):
+    if not _same_recipe(about["recipe"], recipe):
         raise UserError(
             f"{folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
             "give another folder with --work, or delete this one to start afresh",
@@ -304,6 +304,14 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
             }
     run.iteration, run.seconds, run.history = about["iteration"], about["seconds"], about["history"]
     return run
+
+
+def _same_recipe(told: Any, recipe: Recipe) -> bool:
+    """Whether a state is of this recipe; what was added to recipes since has its default there."""
+    try:
+        return Recipe(**told) == recipe
+    except (TypeError, ValidationError):
+        return False
 
 
 def _read_progress(folder: Path) -> dict[str, Any]:

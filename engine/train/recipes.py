@@ -84,6 +84,9 @@ class Recipe(BaseModel):
     def _something_to_balance(self) -> Recipe:
         if self.balance and not (self.family == "dna" and self.model.steps and self.model.router == "token"):
             raise ValueError("balance is for a DNA with routed steps whose tokens choose their modules")
+        if self.balance and self.model.choices is not None:
+            # A router would lower the loss by what it gives to modules that the step does not offer.
+            raise ValueError("balance is for steps that may choose any module, not for a model with choices")
         return self
 
     def dense_twin(self) -> Recipe:

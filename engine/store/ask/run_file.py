@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -27,8 +28,8 @@ from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
-from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, UNIQUE, Shares, decode_ranks
-from tokenpaths.engine.store.file.ribbon_planes import pick_from_pages
+from tokenpaths.engine.store.file.pages.path_pages import PAGE_PATHS, PAGES_AT_ONCE, UNIQUE, Shares, decode_ranks
+from tokenpaths.engine.store.file.pages.ribbon_planes import pick_from_pages
 from tokenpaths.engine.store.file.schema import Layout, first_unused
 from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.file.weight_codes import CODES
@@ -238,18 +239,17 @@ class RunFile:
             chunk = pages[start : start + PAGES_AT_ONCE]
             rows = self.rows(queries.looked_up(columns, "path_page", "page", chunk.tolist()))
             here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
-            parts = [decode_ranks(row[1], layout) for row in rows]
-            sizes = np.array([len(part) for part in parts])
-            place = (np.cumsum(sizes) - sizes)[page_of[here] - start] + path_ids[here] % PAGE_PATHS
-            ranks[here] = np.concatenate(parts)[place]
-            if layout.by_path:
-                wanted = page_of[here] - start, path_ids[here] % PAGE_PATHS
-                try:
-                    ribbons[here] = pick_from_pages([row[2] for row in rows], sizes, *wanted, layout)
-                except ValueError as error:
-                    raise RunFileError(
-                        f"{self.file.name} is damaged (table path_page): copy it again or trace the run again"
-                    ) from error
+            page, place = page_of[here] - start, path_ids[here] % PAGE_PATHS
+            try:
+                parts = [decode_ranks(row[1], layout) for row in rows]
+                sizes = np.array([len(part) for part in parts])
+                ranks[here] = np.concatenate(parts)[(np.cumsum(sizes) - sizes)[page] + place]
+                if layout.by_path:
+                    ribbons[here] = pick_from_pages([row[2] for row in rows], sizes, page, place, layout)
+            except (ValueError, TypeError, IndexError, zlib.error) as error:
+                raise RunFileError(
+                    f"{self.file.name} is damaged (table path_page): copy it again or trace the run again"
+                ) from error
         return ranks, ribbons
 
     def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.open_file import connect
-from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, path_table
+from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, UNIQUE, path_table
 from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, code_for

@@ -24,7 +24,7 @@ from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length, connect
-from tokenpaths.engine.store.file.path_pages import CALCULATED
+from tokenpaths.engine.store.file.pages.path_pages import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
     LONGEST,
     LONGEST_TEXT,

@@ -26,7 +26,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, ribbon_sql, with_modules
-from tokenpaths.engine.store.file.path_pages import DICTIONARY, UNIQUE, WORK_COLUMNS, path_table
+from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, UNIQUE, WORK_COLUMNS, path_table
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array

@@ -1,5 +1,5 @@
-"""Writes the paged tables: paths by number, their counts and lists (``file.path_pages``), and profiles of samples
-(``file.profile_pages``).
+"""Writes the paged tables: paths by number, their counts and lists (``file.pages.path_pages``), and profiles of samples
+(``file.pages.profile_pages``).
 
 Shapes: n tokens, P paths, S steps, M modules, D = S·M, V = S·K visits of a token.
 """
@@ -14,9 +14,15 @@ import pyarrow as pa
 
 from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
-from tokenpaths.engine.store.file.path_pages import PAGE_PATHS, PAGES_AT_ONCE, TOP_ROWS, encode_ranks, with_ribbons
-from tokenpaths.engine.store.file.profile_pages import Page, encode_page, page_samples
-from tokenpaths.engine.store.file.ribbon_planes import PLANE_PATHS, encode_planes, id_bits, pack_planes
+from tokenpaths.engine.store.file.pages.path_pages import (
+    PAGE_PATHS,
+    PAGES_AT_ONCE,
+    TOP_ROWS,
+    encode_ranks,
+    with_ribbons,
+)
+from tokenpaths.engine.store.file.pages.profile_pages import Page, encode_page, page_samples
+from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, encode_planes, id_bits, pack_planes
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary

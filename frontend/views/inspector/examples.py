@@ -21,8 +21,7 @@ def strongest(run: Mapping[str, Any], answer: Mapping[str, Any], key: str, by: s
     among = ""
     if not compared["exact"]:
         among = (
-            f" among {numbers.count(compared['num_tokens'])} of its {numbers.count(compared['of_tokens'])} tokens, by "
-            "hash"
+            f" among {numbers.count(compared['num_tokens'])} drawn of its {numbers.count(compared['of_tokens'])} tokens"
         )
     st.subheader(f"Strongest {what}" if reason is None else f"Example {what}", anchor=False)
     st.caption(widgets.escape(reason or f"Those with {by}{among}."))

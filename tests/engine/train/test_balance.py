@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from tests.engine.train.test_training import TEXT, VISION, data, text_recipe  # noqa: F401
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.losses import balance_loss
 from tokenpaths.engine.train.corpora import load_corpora
-from tokenpaths.engine.train.loop import train
+from tokenpaths.engine.train.loop import PROGRESS, open_run, train
 
 
 def by_hand(logits: torch.Tensor, ids: torch.Tensor, working: list[int]) -> float:
@@ -71,3 +74,23 @@ def test_balance_is_for_tokens_that_choose_their_modules() -> None:
     for other in (TEXT.dense_twin(), VISION.model_copy(update={"router": "expert"})):
         with pytest.raises(ValidationError, match="balance is for a DNA with routed steps"):
             text_recipe(model=other, balance=0.1)
+    offered = TEXT.model_copy(update={"choices": ((0, 1, 2), (1, 2, 3))})
+    with pytest.raises(ValidationError, match="not for a model with choices"):
+        text_recipe(model=offered, balance=0.1)
+
+
+def test_a_state_from_before_a_setting_was_added_is_gone_on_with(data, tmp_path) -> None:  # noqa: F811
+    recipe = text_recipe()
+    corpus, val = load_corpora(recipe, data, None, tmp_path)
+    train(recipe, corpus, val, tmp_path / "run", device=torch.device("cpu"))
+    state = tmp_path / "run" / PROGRESS
+    about = json.loads(state.read_text())
+    assert about["recipe"].pop("balance") == 0
+    state.write_text(json.dumps(about))
+    assert open_run(recipe, tmp_path / "run", torch.device("cpu")).iteration == recipe.iterations
+    with pytest.raises(UserError, match="other settings"):
+        open_run(text_recipe(balance=0.1), tmp_path / "run", torch.device("cpu"))
+    about["recipe"]["width"] = 3
+    state.write_text(json.dumps(about))
+    with pytest.raises(UserError, match="other settings"):
+        open_run(recipe, tmp_path / "run", torch.device("cpu"))

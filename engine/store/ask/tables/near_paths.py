@@ -1,7 +1,7 @@
 """Distances of one ribbon to every path of a run, exact, and the nearest paths.
 
-Bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read in parts each time. Packed layouts have
-no planes: of many choices among many modules they would take as much room as the ribbons. Distances are those of
+Bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read in parts each time. Packed layouts
+have no planes: of many choices among many modules they would take as much room as the ribbons. Distances are those of
 ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
@@ -20,7 +20,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.ribbon_planes import PLANE_PATHS, decode_planes, id_bits, unpack_planes
+from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, decode_planes, id_bits, unpack_planes
 
 MOST_HELD_BYTES = 128 * 2**20
 _ALL = np.uint64(2**64 - 1)
@@ -155,7 +155,7 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     """The ``limit`` paths nearest to a ribbon; ties by frequency."""
     width = own_SK.size + 1
     num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
-    further = (run.shares.counts(least=2) - 1).astype(np.float64)
+    further = cached(run, "further tokens", lambda: run.shares.counts(least=2) - 1.0, lambda counts: counts.nbytes)
     best: list[tuple[int, int]] = []  # distance and rank
     for part in _distances(run, own_SK):
         here = part.counts()

@@ -11,7 +11,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
-from tokenpaths.engine.store.file.path_pages import with_ribbons
+from tokenpaths.engine.store.file.pages.path_pages import with_ribbons
 from tokenpaths.engine.store.file.schema import ALL_LABELS, HEAD_CHARACTERS, HEADS, Layout
 
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")

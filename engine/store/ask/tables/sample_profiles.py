@@ -1,4 +1,4 @@
-"""Path profiles of samples, read from ``profile_page`` (``file.profile_pages``), and distances to all of them.
+"""Path profiles of samples, read from ``profile_page`` (``file.pages.profile_pages``), and distances to all of them.
 
 Shapes: n samples of a page, S steps, M modules, D = S·M.
 """
@@ -14,7 +14,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.profile_pages import Page, page_samples
+from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples
 
 MOST_HELD_BYTES = 128 * 2**20
 """bytes of pages of a run that are cached between questions; further pages are read each time"""

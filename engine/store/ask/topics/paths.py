@@ -35,7 +35,7 @@ from tokenpaths.engine.store.file.filters import (
     path_condition,
     token_condition,
 )
-from tokenpaths.engine.store.file.path_pages import TOP_ROWS
+from tokenpaths.engine.store.file.pages.path_pages import TOP_ROWS
 from tokenpaths.engine.store.file.schema import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 
 if TYPE_CHECKING:

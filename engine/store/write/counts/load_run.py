@@ -31,7 +31,7 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json, check_run
 from tokenpaths.engine.store.file.open_file import open_read_only
-from tokenpaths.engine.store.file.path_pages import DICTIONARY, path_table
+from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, path_table
 from tokenpaths.engine.store.file.schema import (
     ALL_LABELS,
     LARGE_BLOCK_BYTES,

@@ -16,7 +16,7 @@ from tokenpaths.engine.store.ask.tables.queries import looked_up
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.file.filters import Filters, Query, token_condition
 from tokenpaths.engine.store.file.flow_counter import FlowCounter, flow_sql, usage_sql, with_modules
-from tokenpaths.engine.store.file.path_pages import Shares
+from tokenpaths.engine.store.file.pages.path_pages import Shares
 
 
 def test_counts_of_paths_past_32_bits_stay_counts():

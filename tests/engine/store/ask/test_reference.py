@@ -15,7 +15,7 @@ from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs.reference import choose_reference
 from tokenpaths.engine.store.ask.tables.ribbon_index import ranks_of
-from tokenpaths.engine.store.file.path_pages import Shares
+from tokenpaths.engine.store.file.pages.path_pages import Shares
 
 TOP1: dict = {"modality": "vision"}
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenpaths.engine.store.file.ribbon_planes import (
+from tokenpaths.engine.store.file.pages import ribbon_planes
+from tokenpaths.engine.store.file.pages.ribbon_planes import (
     decode_planes,
     encode_planes,
     id_bits,
@@ -50,8 +51,11 @@ def test_a_bit_of_a_byte_is_a_path() -> None:
     assert encode_planes(ids, 2).tolist() == [[[0b00000001, 1], [0b00000100, 1]]]
 
 
+@pytest.mark.parametrize("many", [10**6, 0], ids=["picked", "decoded"])
 @pytest.mark.parametrize("modules", [2, 18, 300])
-def test_some_ribbons_of_some_pages(modules: int) -> None:
+def test_some_ribbons_of_some_pages(modules: int, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ribbon_planes, "MANY_OF_A_PAGE", many)
+    monkeypatch.setattr(ribbon_planes, "_GATHERED", 40)  # one or a few at a time
     layout = layout_of(modules)
     sizes = np.array([32, 32, 13])
     parts = [ribbons(layout, int(size), seed) for seed, size in enumerate(sizes)]

@@ -98,7 +98,7 @@ def test_a_run_in_parts_is_the_run_of_one_process(tmp_path: Path, kind: str, of:
 def test_more_shards_than_parts_share_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "MOST_PARTS", 2)
     monkeypatch.setattr("tokenpaths.engine.store.write.seal_pages.LEAST_TOKENS", 1)
-    monkeypatch.setattr("tokenpaths.engine.store.file.profile_pages.PAGE_SAMPLES", 3)
+    monkeypatch.setattr("tokenpaths.engine.store.file.pages.profile_pages.PAGE_SAMPLES", 3)
     made = made_of("top2")
     whole = rows_of(made.write(tmp_path / "one"))
     file = in_parts(made, tmp_path, 4)

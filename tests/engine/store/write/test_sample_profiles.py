@@ -14,7 +14,7 @@ from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import cache, near_paths, queries, sample_profiles
 from tokenpaths.engine.store.ask.topics import similar
-from tokenpaths.engine.store.file import profile_pages
+from tokenpaths.engine.store.file.pages import profile_pages
 from tokenpaths.engine.store.write import seal_pages
 
 KINDS = {
@@ -165,9 +165,13 @@ def test_planes_that_are_none_are_refused_before_they_are_unpacked(
         run.path(1)
 
 
-def test_a_page_of_ribbons_that_is_none_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["SET ribbons = ribbons[1:5]", "SET ribbons = NULL", "SET ranks = ranks[1:6]", "SET ranks = NULL", "SET page = 7"],
+)
+def test_a_page_of_paths_that_is_none_is_refused(change: str, tmp_path: Path) -> None:
     file = make("r", modality="text").write(tmp_path)
     with duckdb.connect(file) as con:
-        con.execute("UPDATE path_page SET ribbons = ribbons[1:5]")
+        con.execute(f"UPDATE path_page {change}")
     with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table path_page."):
         run.sample(0)

@@ -11,8 +11,8 @@ import pytest
 from tests.support.compiled_loops import run_loops
 from tokenpaths.engine.analysis.path_statistics import independent_steps, sorted_slots
 from tokenpaths.engine.base.records import SampleRecord
-from tokenpaths.engine.store.file import profile_pages
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
+from tokenpaths.engine.store.file.pages import profile_pages
 from tokenpaths.engine.store.file.schema import ALL_LABELS, Layout
 from tokenpaths.engine.store.write import seal_nulls, seal_pages
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, distinct_paths, one_thread

@@ -36,7 +36,7 @@ from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.packed_ids import chooses_sql
-from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
+from tokenpaths.engine.store.file.schema import ALL_LABELS, EXAMPLE_SEED, SAMPLE_TABLE_ROWS
 
 MOST_EXAMPLES = 60
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
@@ -303,7 +303,7 @@ def _strongest_of_path(
         source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
     # Fewer of its tokens than are looked up are in the sample.
     rare = sampled and not joined and 0 < count * SAMPLE_TABLE_ROWS < LOOKED_UP * run.row["num_tokens"]
-    few = _rows_of_path(run, rank, columns, seed) if rare else None
+    few = _rows_of_path(run, rank, columns) if rare else None
     fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", parameters)
     if layout.packed:
         drawn = Query(f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters)
@@ -325,10 +325,13 @@ def _strongest_of_path(
     return _best(run, places, strength, np.exp(strength / max(len(steps), 1)), count, limit, seed)
 
 
-def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str], seed: int) -> list[tuple[Any, ...]]:
-    """sample, token and ``columns`` of the tokens of a path, at most ``LOOKED_UP`` drawn ones, in reading order."""
+def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """sample, token and ``columns`` of the tokens of a path, at most ``LOOKED_UP`` of them, in reading order.
+
+    Always the same ones are drawn: which are the strongest is no matter of a seed.
+    """
     ((_, _, count, _, first),) = run.rows(queries.some_paths(run.layout, [rank]))
-    pairs = sorted(members_at(run, (drawn_places(rank, count, LOOKED_UP, seed) + first).tolist(), rank))
+    pairs = sorted(members_at(run, (drawn_places(rank, count, LOOKED_UP, EXAMPLE_SEED) + first).tolist(), rank))
     return [(*pair, *row) for pair, row in zip(pairs, columns_at(run, pairs, columns), strict=True)]
 
 

@@ -1,9 +1,9 @@
 """Layout of ribbons in files: bit planes. Eight paths share a byte for each bit of each visit, so that ids take no more
 bits than they need, and a ribbon is compared with millions by operations on whole words.
 
-``path_page`` holds the planes of paths by number (``file.path_pages``), ``path_planes`` those of all paths by rank,
-``PLANE_PATHS`` a row, compressed with Zstandard: of paths that as many tokens take ribbons ascend, so that their first
-visits hardly take room. Packed layouts have neither.
+``path_page`` holds the planes of paths by number (``file.pages.path_pages``), ``path_planes`` those of all paths by
+rank, ``PLANE_PATHS`` a row, compressed with Zstandard: of paths that as many tokens take ribbons ascend, so that their
+first visits hardly take room. Packed layouts have neither.
 
 Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plane.
 """
@@ -17,6 +17,10 @@ from jaxtyping import Integer, UInt8
 from tokenpaths.engine.store.file.schema import Layout
 
 PLANE_PATHS = 1 << 18
+MANY_OF_A_PAGE = 32
+"""paths of a page from which on all of it is decoded"""
+_GATHERED = 1 << 18
+"""bits picked at once: two megabytes of places"""
 _CODEC = pa.Codec("zstd", 1)
 
 
@@ -66,13 +70,24 @@ def pick_from_pages(
     lengths = np.array([len(page) for page in pages])
     if not np.array_equal(lengths, rows * widths):
         raise ValueError("a page of ribbons of another length than its paths need")
+    ids_nV = np.zeros((len(place_n), layout.visits), dtype=layout.id_dtype)
+    if len(place_n) > MANY_OF_A_PAGE * len(pages):
+        order = np.argsort(page_n, kind="stable")
+        ends = np.searchsorted(page_n[order], np.arange(len(pages)), side="right")
+        for page, (here, size) in enumerate(zip(np.split(order, ends[:-1]), sizes.tolist(), strict=True)):
+            planes_VBW = np.frombuffer(pages[page], dtype=np.uint8).reshape(layout.visits, bits, -1)
+            ids_nV[here] = decode_planes(planes_VBW, size, layout.id_dtype)[:, place_n[here]].T
+        return ids_nV
     starts = np.cumsum(lengths) - lengths
     flat = np.frombuffer(b"".join(pages), dtype=np.uint8)
-    at_nR = (starts[page_n] + (place_n >> 3))[:, None] + np.arange(rows) * widths[page_n][:, None]
-    ones_nVB = ((flat[at_nR] >> (place_n & 7).astype(np.uint8)[:, None]) & 1).reshape(-1, layout.visits, bits)
-    ids_nV = np.zeros(ones_nVB.shape[:2], dtype=layout.id_dtype)
-    for bit in range(bits):
-        ids_nV |= ones_nVB[:, :, bit].astype(layout.id_dtype, copy=False) << layout.id_dtype.type(bit)
+    at_once = max(1, _GATHERED // rows)
+    for first in range(0, len(place_n), at_once):
+        part = slice(first, first + at_once)
+        page, place = page_n[part], place_n[part]
+        at_nR = (starts[page] + (place >> 3))[:, None] + np.arange(rows) * widths[page][:, None]
+        ones_nVB = ((flat[at_nR] >> (place & 7).astype(np.uint8)[:, None]) & 1).reshape(-1, layout.visits, bits)
+        for bit in range(bits):
+            ids_nV[part] |= ones_nVB[:, :, bit].astype(layout.id_dtype, copy=False) << layout.id_dtype.type(bit)
     return ids_nV
 
 

@@ -1,0 +1,1 @@
+"""Tables in pages: paths by number and by rank, and visits of samples."""
