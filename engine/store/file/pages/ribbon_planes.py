@@ -74,8 +74,8 @@ def pick_from_pages(
     if len(place_n) > MANY_OF_A_PAGE * len(pages):
         order = np.argsort(page_n, kind="stable")
         ends = np.searchsorted(page_n[order], np.arange(len(pages)), side="right")
-        for page, (here, size) in enumerate(zip(np.split(order, ends[:-1]), sizes.tolist(), strict=True)):
-            planes_VBW = np.frombuffer(pages[page], dtype=np.uint8).reshape(layout.visits, bits, -1)
+        for packed, here, size in zip(pages, np.split(order, ends[:-1]), sizes.tolist(), strict=True):
+            planes_VBW = np.frombuffer(packed, dtype=np.uint8).reshape(layout.visits, bits, -1)
             ids_nV[here] = decode_planes(planes_VBW, size, layout.id_dtype)[:, place_n[here]].T
         return ids_nV
     starts = np.cumsum(lengths) - lengths
