@@ -163,8 +163,10 @@ def _twin(name: str, card: dict[str, Any]) -> str:
 
 
 def _untrained(name: str) -> str:
-    blank = kept_document("held_out")["results"][name]["untrained"]
-    return f"{blank['loss']['value']:.3f}, {share(blank['accuracy']['value'])}"
+    trained = kept_document("held_out")["results"][name]
+    blank = trained["untrained"]
+    fewer = "" if blank["count"] == trained["count"] else f" of {blank['count']:,} predictions"
+    return f"{blank['loss']['value']:.3f}, {share(blank['accuracy']['value'])}{fewer}"
 
 
 def pages() -> dict[str, str]:

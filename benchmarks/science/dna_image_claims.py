@@ -13,12 +13,14 @@ from benchmarks.science.dna_rows import (
     LONG,
     VISION,
     WORDS,
+    against_dense,
     dead,
     dense,
     diverse,
     known,
     knows,
     law,
+    of_one,
     shown,
     slopes,
     tenths,
@@ -63,21 +65,23 @@ def vision(results: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def longer(results: dict[str, Any]) -> list[Claim]:
-    """The same of the network that was trained five times as long, which never skips."""
-    models = results["models"]
-    if LONG not in models:
-        return []
-    return [*_choices(models, (LONG,)), *_reuse(models, (LONG,))]
-
-
 def _choices(models: dict[str, Any], names: tuple[str, ...]) -> list[Claim]:
     """Accuracy, and what the paths of patches hold."""
     seen = f"{models[names[-1]]['samples']:,} images"
 
     both, each = shown(models, names), tested(models, names)
     return [
-        _accuracy(models, names, seen),
+        against_dense(
+            names,
+            models,
+            "figure 2: accuracy competitive with a dense network",
+            "curves of test accuracy side by side",
+            own=lambda m: spanned(m["accuracy_of_samples"], 1, 100, " %"),
+            twin=lambda m: share(m["accuracy"]),
+            test=lambda m: m["accuracy_of_samples"]["low"] > dense(m)["accuracy"] - 0.02,
+            rule="the interval lies above the dense accuracy less 2 points",
+            basis=seen,
+        ),
         diverse(names, models, "figure 2: choices are more diverse near the output"),
         law(names, models, "figure 1 (c): paths are distributed as a power law", "slope of an untrained one −1"),
         slopes(names),
@@ -206,25 +210,6 @@ def _reuse(models: dict[str, Any], names: tuple[str, ...]) -> list[Claim]:
     ]
 
 
-def _accuracy(models: dict[str, Any], names: tuple[str, ...], seen: str) -> Claim:
-    claim, theirs = "figure 2: accuracy competitive with a dense network", "curves of test accuracy side by side"
-    if not all("dense_twin" in models[name]["validation"] for name in names):
-        own = shown(models, names)(lambda m: spanned(m["accuracy_of_samples"], 1, 100, " %"))
-        return untested(claim, theirs, f"{own}; no dense network was trained as long")
-    return Claim(
-        claim,
-        theirs,
-        shown(models, names)(_beside_dense),
-        tested(models, names)(lambda m: m["accuracy_of_samples"]["low"] > dense(m)["accuracy"] - 0.02),
-        rule="the interval lies above the dense accuracy less 2 points",
-        basis=f"1 network each; {seen}",
-    )
-
-
-def _beside_dense(model: dict[str, Any]) -> str:
-    return f"{spanned(model['accuracy_of_samples'], 1, 100, ' %')}, dense {share(dense(model)['accuracy'])}"
-
-
 def _rare_and_common(model: dict[str, Any]) -> str:
     return f"{spanned(model['alike_rare'])} and {spanned(model['alike_common'])}"
 
@@ -309,3 +294,7 @@ def _dreams() -> list[Claim]:
             trained=False,
         ),
     ]
+
+
+longer = of_one(LONG, _choices, _reuse)
+"""The same of the network that was trained five times as long, which never skips."""

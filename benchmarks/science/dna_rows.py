@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.measure import kept_document
-from benchmarks.science.claims import Claim, above, below, minus, share, spanned, untrained, verdict
+from benchmarks.science.claims import Claim, above, below, minus, share, spanned, untested, untrained, verdict
 
 VISION = ("dna-vision-top1", "dna-vision-top2-skip")
 DNA_N = "dna-n-vision-top1"
@@ -91,6 +91,36 @@ def dense(model: dict[str, Any]) -> dict[str, Any]:
     """The dense twin as the card has it."""
     twin: dict[str, Any] = model["validation"]["dense_twin"]
     return twin
+
+
+def against_dense(
+    names: tuple[str, ...],
+    models: dict[str, Any],
+    claim: str,
+    paper: str,
+    *,
+    own: Callable[[dict[str, Any]], str],
+    twin: Callable[[dict[str, Any]], str],
+    test: Callable[[dict[str, Any]], bool],
+    rule: str,
+    basis: str,
+) -> Claim:
+    """Networks beside their dense twins, of which ``own`` and ``twin`` say the number; untested where one has none."""
+    both = shown(models, names)
+    if not all("dense_twin" in models[name]["validation"] for name in names):
+        return untested(claim, paper, f"{both(own)}; no dense network was trained as long")
+    cell = both(lambda model: f"{own(model)}, dense {twin(dense(model))}")
+    return Claim(claim, paper, cell, tested(models, names)(test), rule=rule, basis=f"1 network each; {basis}")
+
+
+def of_one(name: str, *parts: Callable[[dict[str, Any], tuple[str, ...]], list[Claim]]) -> Callable[..., list[Claim]]:
+    """The rows of these parts about one network alone; none where it was not measured."""
+
+    def rows(results: dict[str, Any]) -> list[Claim]:
+        models = results["models"]
+        return [row for part in parts for row in part(models, (name,))] if name in models else []
+
+    return rows
 
 
 def diverse(names: tuple[str, ...], models: dict[str, Any], claim: str) -> Claim:

@@ -11,12 +11,14 @@ from benchmarks.science.dna_rows import (
     LONG_TEXT,
     TEXT,
     VISION,
+    against_dense,
     dead,
     dense,
     diverse,
     known,
     knows,
     law,
+    of_one,
     shown,
     slopes,
     tested,
@@ -36,19 +38,21 @@ def text(results: dict[str, Any]) -> list[Claim]:
     ]
 
 
-def longer(results: dict[str, Any]) -> list[Claim]:
-    """The same of the network that was trained for four passes, which never skips."""
-    models = results["models"]
-    if LONG_TEXT not in models:
-        return []
-    return [*_choices(models, (LONG_TEXT,)), *_reuse(models, (LONG_TEXT,))]
-
-
 def _choices(models: dict[str, Any], names: tuple[str, ...]) -> list[Claim]:
     """Loss, and what the paths of tokens hold."""
     both, each = shown(models, names), tested(models, names)
     return [
-        _loss(models, names),
+        against_dense(
+            names,
+            models,
+            "figure 8, table 3: loss competitive with a dense network",
+            "2.754 and 2.674 nats, dense 2.720; skipping 30 %: 2.784",
+            own=lambda m: f"{m['validation']['loss']:.3f} nats",
+            twin=lambda m: f"{m['loss']:.3f}",
+            test=lambda m: m["validation"]["loss"] <= dense(m)["loss"] + 0.05,
+            rule="at most 0.05 nats above dense",
+            basis=f"{models[names[-1]]['validation']['count']:,} predictions",
+        ),
         diverse(names, models, "(added) choices are more diverse at later steps, as in the paper's images"),
         law(names, models, "figure 1 (d): paths are distributed as a power law", "slope −1.2, untrained −1"),
         slopes(names),
@@ -103,24 +107,6 @@ def _choices(models: dict[str, Any], names: tuple[str, ...]) -> list[Claim]:
             rule="p < 0.05 and above all untrained networks",
         ),
     ]
-
-
-def _loss(models: dict[str, Any], names: tuple[str, ...]) -> Claim:
-    claim, theirs = (
-        "figure 8, table 3: loss competitive with a dense network",
-        ("2.754 and 2.674 nats, dense 2.720; skipping 30 %: 2.784"),
-    )
-    if not all("dense_twin" in models[name]["validation"] for name in names):
-        own = shown(models, names)(lambda m: f"{m['validation']['loss']:.3f} nats")
-        return untested(claim, theirs, f"{own}; no dense network was trained as long")
-    return Claim(
-        claim,
-        theirs,
-        shown(models, names)(lambda m: f"{m['validation']['loss']:.3f} nats, dense {dense(m)['loss']:.3f}"),
-        tested(models, names)(lambda m: m["validation"]["loss"] <= dense(m)["loss"] + 0.05),
-        rule="at most 0.05 nats above dense",
-        basis=f"1 network each; {models[names[-1]]['validation']['count']:,} predictions",
-    )
 
 
 def _compute(results: dict[str, Any]) -> list[Claim]:
@@ -264,3 +250,7 @@ def _sentence_path(model: dict[str, Any]) -> str:
         f"rank {row['rank']:,} ({row['tokens']:,} tokens, {share(row['share'])} ends of sentences; of all tokens "
         f"{share(row['overall'])}){untrained(row['untrained'], 0)}"
     )
+
+
+longer = of_one(LONG_TEXT, _choices, _reuse)
+"""The same of the network that was trained for four passes, which never skips."""

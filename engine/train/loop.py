@@ -279,7 +279,7 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
         save_state(run)  # so that there is a good state to go back to, however early the loss is lost
         return run
     about = _read_progress(folder)
-    if not _same_recipe(about["recipe"], recipe):
+    if not same_settings(about["recipe"], recipe):
         raise UserError(
             f"{folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
             "give another folder with --work, or delete this one to start afresh",
@@ -306,10 +306,10 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     return run
 
 
-def _same_recipe(told: Any, recipe: Recipe) -> bool:
+def same_settings(told: Any, recipe: BaseModel) -> bool:
     """Whether a state is of this recipe; what was added to recipes since has its default there."""
     try:
-        return Recipe(**told) == recipe
+        return type(recipe)(**told) == recipe
     except (TypeError, ValidationError):
         return False
 

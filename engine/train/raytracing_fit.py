@@ -27,7 +27,7 @@ from tokenpaths.engine.base.device import cpu_has_bfloat16
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
-from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for
+from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for, same_settings
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -214,7 +214,7 @@ def open_fit(plan: Plan, network: nn.Module, folder: Path) -> Fit:
     about = json.loads((folder / PROGRESS).read_text())
     tensors = load_file(folder / f"{about['iteration']:07d}-{STATE}")
     shapes = {f"model.{name}": p.shape for name, p in run.trained.items()}
-    if about["plan"] != json.loads(plan.model_dump_json()) or shapes != {
+    if not same_settings(about["plan"], plan) or shapes != {
         name: t.shape for name, t in tensors.items() if name.startswith("model.")
     }:
         raise UserError(

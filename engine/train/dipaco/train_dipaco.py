@@ -47,7 +47,7 @@ from tokenpaths.engine.train.dipaco.path_workers import (
     save_sequences,
     shards_file,
 )
-from tokenpaths.engine.train.loop import Progress, TrainingDiverged
+from tokenpaths.engine.train.loop import Progress, TrainingDiverged, same_settings
 
 STATE = "run.json"
 BEST = "best-{:03d}.safetensors"
@@ -383,7 +383,7 @@ def open_run(
 
 def _resume(run: DiPaCoRun) -> None:
     about = json.loads((run.folder / STATE).read_text(encoding="utf-8"))
-    if about["recipe"] != json.loads(run.recipe.model_dump_json()):
+    if not same_settings(about["recipe"], run.recipe):
         raise UserError(
             f"{run.folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
             "give another folder, or delete this one to start afresh",

@@ -13,7 +13,10 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.losses import balance_loss
 from tokenpaths.engine.train.corpora import load_corpora
-from tokenpaths.engine.train.loop import PROGRESS, open_run, train
+from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES as DIPACO
+from tokenpaths.engine.train.loop import PROGRESS, open_run, same_settings, train
+from tokenpaths.engine.train.raytracing_recipe import RECIPES as RAYTRACING
+from tokenpaths.engine.train.recipes import RECIPES
 
 
 def by_hand(logits: torch.Tensor, ids: torch.Tensor, working: list[int]) -> float:
@@ -94,3 +97,14 @@ def test_a_state_from_before_a_setting_was_added_is_gone_on_with(data, tmp_path)
     state.write_text(json.dumps(about))
     with pytest.raises(UserError, match="other settings"):
         open_run(recipe, tmp_path / "run", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("recipe", [RECIPES["dna-text-top1"], DIPACO["dipaco-2x2"], RAYTRACING["raytracing-digits"]])
+def test_a_state_is_of_a_recipe_whatever_defaults_were_added_since(recipe) -> None:
+    told = json.loads(recipe.model_dump_json())
+    assert same_settings(told, recipe)
+    missing = next(name for name, one in type(recipe).model_fields.items() if getattr(recipe, name) == one.default)
+    assert same_settings({name: value for name, value in told.items() if name != missing}, recipe)
+    assert not same_settings(told | {"name": "another"}, recipe)
+    assert not same_settings(told | {"never": 1}, recipe)
+    assert not same_settings(None, recipe)
