@@ -225,6 +225,10 @@ class RunFile:
         rows = self.arrays(Query("SELECT count, num_paths FROM path_count WHERE kind = 'observed' ORDER BY count DESC"))
         return Shares(rows["count"].astype(np.int64), rows["num_paths"].astype(np.int64), self.row["num_tokens"])
 
+    def damaged(self, table: str) -> RunFileError:
+        """What to raise where a table of the file holds what no sealing wrote."""
+        return RunFileError(f"{self.file.name} is damaged (table {table}): copy it again or trace the run again")
+
     def look_up(self, path_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rank (p,) and ribbon (p, V) of the paths with the ids (p,).
 
@@ -247,9 +251,7 @@ class RunFile:
                 if layout.by_path:
                     ribbons[here] = pick_from_pages([row[2] for row in rows], sizes, page, place, layout)
             except (ValueError, TypeError, IndexError, zlib.error) as error:
-                raise RunFileError(
-                    f"{self.file.name} is damaged (table path_page): copy it again or trace the run again"
-                ) from error
+                raise self.damaged("path_page") from error
         return ranks, ribbons
 
     def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,12 +10,12 @@ Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
-from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
@@ -24,6 +24,7 @@ from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, decode
 
 MOST_HELD_BYTES = 128 * 2**20
 _ALL = np.uint64(2**64 - 1)
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,6 @@ class Planes:
     num_paths: int
     words_VBW: np.ndarray
     """uint64"""
-
-    @property
-    def num_bytes(self) -> int:
-        return self.words_VBW.nbytes
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,7 @@ class DistancesInPlanes(Distances):
     def _at(self, distance: int) -> np.ndarray:
         """(W,) the paths at this distance."""
         shared = self.own_SK.size - distance
-        words = self.planes.words_VBW.shape[-1]
-        found = np.full(words, _ALL if shared < 1 << len(self.shared_CW) else np.uint64(0))
+        found = np.full(self.planes.words_VBW.shape[-1], _ALL)
         for bit, held in enumerate(self.shared_CW):
             found &= held if shared >> bit & 1 else ~held
         if filled := self.planes.num_paths % 64:
@@ -191,22 +187,22 @@ def _distances(run: RunFile, own_SK: np.ndarray) -> Iterator[Distances]:
 
 def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """``ribbon_parts``, cached if they are small enough together."""
-    if run.row["num_paths"] * (run.layout.visits * run.layout.id_dtype.itemsize + 4) > MOST_HELD_BYTES:
-        yield from ribbon_parts(run)
-        return
-
-    def size(parts: list[tuple[np.ndarray, np.ndarray]]) -> int:
-        return sum(rank_P.nbytes + ids_VP.nbytes for rank_P, ids_VP in parts)
-
-    yield from cached(run, "ribbons", lambda: list(ribbon_parts(run)), size)
+    num_bytes = run.row["num_paths"] * (run.layout.visits * run.layout.id_dtype.itemsize + 4)
+    yield from _held(run, "ribbons", num_bytes, ribbon_parts)
 
 
 def _planes(run: RunFile) -> Iterator[Planes]:
     """All paths of the run by rank, cached if they are small enough together."""
-    if run.row["num_paths"] * run.layout.visits * id_bits(run.layout) // 8 > MOST_HELD_BYTES:
-        yield from _read(run)
-        return
-    yield from cached(run, "planes", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts))
+    num_bytes = -(-run.row["num_paths"] // 64) * 8 * run.layout.visits * id_bits(run.layout)
+    yield from _held(run, "planes", num_bytes, _read)
+
+
+def _held(run: RunFile, name: str, num_bytes: int, read: Callable[[RunFile], Iterator[_Part]]) -> Iterator[_Part]:
+    """What ``read`` gives, which takes ``num_bytes``: cached if that is little enough."""
+    if num_bytes > MOST_HELD_BYTES:
+        yield from read(run)
+    else:
+        yield from cached(run, name, lambda: list(read(run)), lambda _: num_bytes)
 
 
 def _read(run: RunFile) -> Iterator[Planes]:
@@ -219,18 +215,14 @@ def _read(run: RunFile) -> Iterator[Planes]:
         )
         # Before anything is unpacked: a file of a stranger may say that a row holds any number of paths.
         if [row[0] for row in rows] != [number]:
-            raise _damaged(run)
+            raise run.damaged("path_planes")
         try:
             planes_VBW = unpack_planes(rows[0][1], number, layout)
         except (ValueError, OSError) as error:
-            raise _damaged(run) from error
+            raise run.damaged("path_planes") from error
         spare = -planes_VBW.shape[-1] % 8
         whole = np.pad(planes_VBW, ((0, 0), (0, 0), (0, spare))) if spare else planes_VBW
         yield Planes(first, number, whole.view(np.uint64))
-
-
-def _damaged(run: RunFile) -> RunFileError:
-    return RunFileError(f"{run.file.name} is damaged (table path_planes): copy it again or trace the run again")
 
 
 def _same(words_BW: np.ndarray, own: int) -> np.ndarray:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.cache import cached
@@ -55,17 +54,13 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
         rows = run.rows(queries.looked_up(columns, "profile_page", "first_sample", part, size))
         # Before anything is unpacked: a file of a stranger may say that a page holds any number of samples.
         if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
-            raise _damaged(run)
+            raise run.damaged("profile_page")
         for row in rows:
             try:
                 page = Page.of(row, run.layout)
             except (ValueError, OSError) as error:
-                raise _damaged(run) from error
+                raise run.damaged("profile_page") from error
             yield page
-
-
-def _damaged(run: RunFile) -> RunFileError:
-    return RunFileError(f"{run.file.name} is damaged (table profile_page): copy it again or trace the run again")
 
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
