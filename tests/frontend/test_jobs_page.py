@@ -65,6 +65,14 @@ def until(working: Served, job: str, *states: str) -> dict:
     raise AssertionError(f"the job is {found['state']}, never {states}")
 
 
+def until_it_tells(working: Served, job: str) -> None:
+    """Until a running job has told what it counts: before, the page says that it is starting."""
+    ends = time.monotonic() + 60
+    while not until(working, job, "running")["progress"]["unit"]:
+        assert time.monotonic() < ends, "the job never told its progress"
+        time.sleep(0.05)
+
+
 def texts(page: AppTest) -> str:
     kinds = ("markdown", "caption", "error", "warning", "info", "subheader", "header")
     return " ".join(str(element.value) for kind in kinds for element in page.get(kind))
@@ -285,7 +293,7 @@ def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monke
     monkeypatch.setattr(runs, "MAKE_RUNS", ("count",))
     running = submitted(working, iterations=9000, seconds=0.01)
     waiting = [submitted(working, iterations=9000 + more, seconds=0.01) for more in (1, 2)]
-    until(working, running, "running")
+    until_it_tells(working, running)
     page = show(view="home")
     assert [button.label for button in page.button if button.key == "open_jobs"] == [":primary[2 more runs to come]"]
     assert "of 9,000 iterations" in texts(page)
