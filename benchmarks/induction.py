@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import report
-from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.edits.gate_effects import ablations, gates_of, induction, knockout_accuracies, repeated_rows
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
 from tokenpaths.engine.models.directional_gates import Interventions
@@ -66,7 +66,7 @@ def copier(config: DirectionalConfig, seed: int, iterations: int) -> Directional
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (i + 1) / WARMUP)
         rows = copying_rows(rng)
-        with mixed_precision(torch.device("cpu"), cpu_has_bfloat16()):
+        with mixed_precision(torch.device("cpu"), cpu_gains_by_bfloat16()):
             loss, _ = model.training_loss(rows[:, :-1], rows[:, 1:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

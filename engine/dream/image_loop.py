@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
@@ -55,10 +55,10 @@ class ImageDreams:
         self.model, self.dreams, self.settings = model, list(dreams), settings
         self.device = next(model.parameters()).device
         self._low_precision = settings.precision == "bfloat16"
-        has_bfloat16 = cpu_has_bfloat16() if self.device.type == "cpu" else self.device.type == "cuda"
+        has_bfloat16 = cpu_gains_by_bfloat16() if self.device.type == "cpu" else self.device.type == "cuda"
         if self._low_precision and not has_bfloat16:
             raise UserError(
-                "This device has no bfloat16 products, so that dreams in it would be slower: take precision float32",
+                "This device has no quick bfloat16 products, so that dreams in it would be slower: take precision float32",
                 field="image.precision",
             )
         self.side, self.channels = config.image_size, config.channels

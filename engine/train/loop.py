@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision, pick_device
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.normalisation import normalise
@@ -147,7 +147,7 @@ def train(
                 field="context",
             )
     run = open_run(recipe, folder, device)
-    low_precision = recipe.bfloat16 and (device.type == "cuda" or cpu_has_bfloat16())
+    low_precision = recipe.bfloat16 and (device.type == "cuda" or cpu_gains_by_bfloat16())
     started = last_save = time.monotonic()
     before = run.seconds
     recent: list[float] = []
@@ -235,7 +235,7 @@ def scored(
     """Place, loss (nats) and rightness of each prediction, some at a time; the place is that of an image, or of a
     predicted token in ``corpus.ids``, of which about ``limit`` are read."""
     model.eval()
-    low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
+    low_precision = not precise and (device.type == "cuda" or cpu_gains_by_bfloat16())
     for places, inputs, targets in _batches(corpus, model.config.context, limit):
         # Not around the whole loop: whoever reads this would be in the mode as well.
         with torch.inference_mode():

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenpaths.engine.base.device import cpu_has_bfloat16
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
@@ -46,7 +46,7 @@ class Plan(BaseModel):
     learning_rate: float = Field(gt=0)
     seed: int = Field(default=0, ge=0, description="of initialisation and order")
     network: str = Field(default="", description="fingerprint of what is trained, so that no other resumes it")
-    bfloat16: bool = Field(default=False, description="autocast where the processor has bfloat16 products")
+    bfloat16: bool = Field(default=False, description="autocast where bfloat16 products are quicker")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _iterate(run: Fit, logits_of: Logits, train: Samples, per_epoch: int) -> flo
     order = torch.randperm(len(train), generator=generator_for(run.plan.seed + 7919, epoch))
     rows = order[index * run.plan.batch_size : (index + 1) * run.plan.batch_size]
     run.network.train()
-    with torch.autocast("cpu", torch.bfloat16, enabled=run.plan.bfloat16 and cpu_has_bfloat16()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=run.plan.bfloat16 and cpu_gains_by_bfloat16()):
         logits = logits_of(train.inputs[rows])
     loss = F.cross_entropy(logits.float(), train.labels[rows])
     value = float(loss.detach())

@@ -69,7 +69,7 @@ class Recipe(BaseModel):
     )
     augment: AugmentConfig = AugmentConfig()
     seed: int = 0
-    bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")
+    bfloat16: bool = Field(True, description="autocast where bfloat16 products are quicker")
 
     @model_validator(mode="before")
     @classmethod

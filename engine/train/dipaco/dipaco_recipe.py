@@ -51,7 +51,7 @@ class DiPaCoRecipe(BaseModel):
     split_seed: int = Field(
         0, description="chooses the documents set aside: the base's, which must not have learnt them"
     )
-    bfloat16: bool = Field(True, description="autocast where the processor has bfloat16 products")
+    bfloat16: bool = Field(True, description="autocast where bfloat16 products are quicker")
 
     @model_validator(mode="after")
     def _consistent(self) -> DiPaCoRecipe:

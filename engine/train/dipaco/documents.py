@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
@@ -198,7 +198,7 @@ def path_scores(
     """
     scores = torch.zeros(len(sequences), int(sequences.length.max()) - 1, len(paths))
     device = paths[0].ends.positions.device
-    low_precision = not precise and (device.type == "cuda" or cpu_has_bfloat16())
+    low_precision = not precise and (device.type == "cuda" or cpu_gains_by_bfloat16())
     done = 0
     for rows, inputs, targets in _batches(sequences):
         has_target = targets >= 0

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tokenpaths.engine.base.device import cpu_has_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.models.dipaco import DiPaCo
@@ -86,7 +86,7 @@ class PathWorker:
         optimizer = make_inner_optimizer(model, recipe)
         self._load_moments(task, model, optimizer)
         shard = self.shard(task, version)
-        low_precision = recipe.bfloat16 and (self.device.type == "cuda" or cpu_has_bfloat16())
+        low_precision = recipe.bfloat16 and (self.device.type == "cuda" or cpu_gains_by_bfloat16())
         losses = []
         for iteration in range(task.outer * tau, (task.outer + 1) * tau):
             inputs, targets = shard_batch(self.sequences, shard, recipe.batch_size, recipe.seed, task.path, iteration)
