@@ -10,7 +10,7 @@ Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,13 +39,12 @@ class Planes:
 
 @dataclass(frozen=True)
 class Near:
-    """The nearest paths, and the number of paths and tokens at each distance."""
+    """The nearest paths, and the number of paths at each distance."""
 
     ranks: np.ndarray
     distances: np.ndarray
     num_paths: np.ndarray
-    """(V + 1,) by distance, like ``num_tokens``"""
-    num_tokens: np.ndarray
+    """(V + 1,) by distance"""
 
 
 class Distances(ABC):
@@ -149,14 +148,29 @@ class DistancesOfIds(Distances):
 
 def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     """The ``limit`` paths nearest to a ribbon; ties by frequency."""
-    width = own_SK.size + 1
-    num_paths, more = np.zeros(width, dtype=np.int64), np.zeros(width)
+    return _nearest(_distances(run, own_SK), own_SK.size, limit)
+
+
+def nearest_and_tokens(run: RunFile, own_SK: np.ndarray, limit: int) -> tuple[Near, np.ndarray]:
+    """``nearest_paths``, and (V + 1,) the number of tokens at each distance."""
     further = cached(run, "further tokens", lambda: run.shares.counts(least=2) - 1.0, lambda counts: counts.nbytes)
+    more = np.zeros(own_SK.size + 1)
+
+    def added_up() -> Iterator[Distances]:
+        for part in _distances(run, own_SK):
+            more[:] += part.more_tokens(further)
+            yield part
+
+    near = _nearest(added_up(), own_SK.size, limit)
+    return near, near.num_paths + np.rint(more).astype(np.int64)
+
+
+def _nearest(parts: Iterable[Distances], visits: int, limit: int) -> Near:
+    num_paths = np.zeros(visits + 1, dtype=np.int64)
     best: list[tuple[int, int]] = []  # distance and rank
-    for part in _distances(run, own_SK):
+    for part in parts:
         here = part.counts()
         num_paths += here
-        more += part.more_tokens(further)
         found: list[tuple[int, int]] = []
         for distance in np.flatnonzero(here).tolist():
             if len(found) >= limit or (len(best) == limit and best[-1][0] < distance):
@@ -164,7 +178,7 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
             found += [(distance, rank) for rank in part.ranks_at(distance)[: limit - len(found)].tolist()]
         best = sorted(best + found)[:limit]
     distances, ranks = (np.array([pair[i] for pair in best], dtype=np.int64) for i in (0, 1))
-    return Near(ranks, distances, num_paths, num_paths + np.rint(more).astype(np.int64))
+    return Near(ranks, distances, num_paths)
 
 
 def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:

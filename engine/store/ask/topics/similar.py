@@ -28,7 +28,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     sample_answer,
     sample_answers,
 )
-from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
+from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_tokens
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
 from tokenpaths.engine.store.file.filters import Query, check_page
@@ -168,7 +168,7 @@ def similar_tokens(
     layout = run.layout
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
-    near = nearest_paths(run, own_SK, limit)
+    near, tokens = nearest_and_tokens(run, own_SK, limit)
     own_ribbon = nested_ribbon(own.tolist(), layout)
     paths = []
     for examples, distance in zip(
@@ -189,7 +189,7 @@ def similar_tokens(
             {
                 "distance": float(ids / layout.top_k),
                 "num_paths": int(near.num_paths[ids]),
-                "num_tokens": int(near.num_tokens[ids]) - int(ids == 0),
+                "num_tokens": int(tokens[ids]) - int(ids == 0),
             }
             for ids in np.flatnonzero(near.num_paths).tolist()
         ],
