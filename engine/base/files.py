@@ -274,3 +274,15 @@ def _lock(descriptor: int) -> None:
     except ImportError:
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def check_rereadable(path: Path, what: str) -> None:
+    """Refuse pipes and devices: ``what`` they would be is read several times, and in another process.
+
+    Raises:
+        UserError: neither a file nor a folder is there; what does not exist at all is another's to refuse.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(
+            f"{path}: is a pipe or a device; {what} is read twice, so save what it gives to a file first", field="file"
+        )

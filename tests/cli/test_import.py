@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.engine.adapters.logs.engine_logs import flame
 from tokenpaths.cli.main import main
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.store.ask.run import Run
@@ -52,6 +53,14 @@ def test_a_run_without_a_name_is_called_after_its_model(log: Path, tmp_path: Pat
     assert name.startswith("Model-1-20")
     with Run.open(tmp_path / "data" / "runs" / name) as run:
         assert run.card()["model"] == "other"
+
+
+def test_a_series_says_what_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = flame(tmp_path / "trace", iterations=2)
+    (folder / "actives" / "iter_200" / "layer_03.parquet").write_bytes(b"no")
+    assert call(tmp_path, folder, "--run", "s") == 2
+    assert "s-100 is imported; once this is mended, import with --overwrite" in capsys.readouterr().err
+    assert runs(tmp_path) == ["s-100.duckdb"]
 
 
 def test_what_was_guessed_is_said(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ def import_log(options: ImportOptions) -> None:
     """Import a log of expert choices (vLLM, SGLang, Megatron-LM, llama.cpp, tensors, tables …) as a run.
 
     A log that is wrong somewhere, or holds wrong data that looks right, leaves nothing behind. The formats are in
-    docs/import.md. A folder of several checkpoints (FLAME-MoE) becomes a series: a run of each.
+    docs/import.md. A folder of several checkpoints (FLAME-MoE) becomes a series: a run of each, and those before a
+    wrong one stay.
 
     Example: tokenpaths import routed.jsonl --run my-model --experts 64
     """
@@ -75,11 +76,19 @@ def import_log(options: ImportOptions) -> None:
         check_series_name(options.series)
     if several := checkpoints(options.file):
         name = options.run or series_name(options.file.absolute().name)
+        made: list[str] = []
         for iteration, folder in several.items():
-            of = options.series or name
-            _import_one(
-                replace(options, file=folder, run=run_of_series(name, iteration), series=of, at=iteration), settings
-            )
+            of, run = options.series or name, run_of_series(name, iteration)
+            try:
+                _import_one(replace(options, file=folder, run=run, series=of, at=iteration), settings)
+            except UserError as error:
+                if not made:
+                    raise
+                stay = (
+                    f"{', '.join(made)} {'is' if len(made) == 1 else 'are'} imported; once this is mended, import with"
+                )
+                raise UserError(f"{error}; {stay} --overwrite", field=error.field) from None
+            made.append(run)
         return
     if (options.series is None) != (options.at is None):
         raise UserError("--series and --at belong together: the name of the training, and its iteration", field="at")

@@ -16,6 +16,7 @@ from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownL
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, LogShape, Piece, unrecorded
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import check_rereadable
 from tokenpaths.engine.confined.limits import Limits
 from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool, RemoteError
 
@@ -42,6 +43,7 @@ def open_confined_log(
     Raises:
         OnlyCounts, UserError: as ``open_log``; also where reading needs too much time or memory, or ends the child.
     """
+    check_rereadable(path, "a log")
     options = {
         "format": format,
         "layers": layers,

@@ -26,6 +26,8 @@ SURE = math.log(1e6)
 """how much less likely than one in a million chance must make an artefact"""
 LEAST_SHARED = 16
 """tokens at the beginning of samples that are compared for prefixes counted several times"""
+_FILLS = (255, 65_535)
+"""ids with which engines fill slots that hold no expert, in numbers without a sign"""
 _MOST_NAMED = 6
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -51,7 +53,7 @@ class Survey:
         # Of the same bits throughout, whatever the log has, so that equal sets have equal sums.
         self._id_bits = 8 if experts is not None and experts <= _MOST_NARROW else 16
         self.tokens = self.samples = 0
-        self.largest = -1
+        self.largest = self._largest_but_fills = -1
         self.missing_S = np.zeros(layers, dtype=np.int64)
         """tokens that lack each layer"""
         self.unused_S = np.zeros(layers, dtype=np.int64)
@@ -75,7 +77,10 @@ class Survey:
     def add(self, piece: Piece) -> None:
         """Read one checked piece."""
         ids = piece.ids
-        self.largest = max(self.largest, int(ids.max()))
+        top = int(ids.max())
+        self.largest = max(self.largest, top)
+        others = top if top not in _FILLS else int(ids.max(initial=0, where=ids != top))
+        self._largest_but_fills = max(self._largest_but_fills, others)
         if lowest(ids) < 0:
             self.missing_S += unrecorded(ids).sum(axis=0)
             unused = ids == UNUSED
@@ -120,7 +125,9 @@ class Survey:
             self.dropped_S += self.missing_S
             self.missing_S = np.zeros_like(self.missing_S)
         self.findings = [
-            finding for test in (self._strided, self._layers, self._repeats, self._gaps) for finding in test()
+            finding
+            for test in (self._strided, self._layers, self._repeats, self._gaps, self._filled)
+            for finding in test()
         ]
 
     @property
@@ -232,6 +239,19 @@ class Survey:
                 )
             )
         return found
+
+    def _filled(self) -> list[Finding]:
+        below = self._largest_but_fills + 1
+        if self.announced or self.largest not in _FILLS or 2 * below > self.largest:
+            return []
+        return [
+            Finding(
+                "slots without an expert",
+                "warning",
+                f"expert {self.largest} is chosen, and no other above {below - 1}: engines fill slots that hold no "
+                f"expert with {self.largest}, so say --experts if there are fewer than {self.largest + 1}",
+            )
+        ]
 
     def _gaps(self) -> list[Finding]:
         found = []

@@ -28,7 +28,7 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 )
 from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
 from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
-from tokenpaths.engine.adapters.logs.json_lines import is_json
+from tokenpaths.engine.adapters.logs.json_lines import is_json, no_text
 from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM, is_csv
 from tokenpaths.engine.adapters.logs.passes.layer_records import (
     is_layer_binary,
@@ -40,7 +40,7 @@ from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
 from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
 from tokenpaths.engine.adapters.logs.pieces import Announced, Piece, unread_note
 from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
-from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
+from tokenpaths.engine.adapters.logs.routing_log import Log, without_copies, without_dense_layers
 from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
 from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import open_parquet
@@ -53,6 +53,7 @@ from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
 )
 from tokenpaths.engine.adapters.logs.tensors.tensor_logs import open_tensors, open_value
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import check_rereadable
 from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
 from tokenpaths.engine.data.labels import MOST_CHARACTERS
 from tokenpaths.engine.store.file.checks import check_text
@@ -198,6 +199,7 @@ def open_log(
         UserError: it is not a readable log; the message describes its content.
     """
     path = Path(path)
+    check_rereadable(path, "a log")
     announced = Announced(layers, top_k, experts, sequences, skip_bad)
     sizes = (("layers", layers), ("top_k", top_k), ("experts", experts), ("sequences", sequences))
     for name, value in sizes:
@@ -283,8 +285,8 @@ def recognise(file: Path, skip_bad: bool = False) -> str:
             return name
         if kind.magic is not None and head.startswith(kind.magic):
             return name if name != "npz" or not is_torch_archive(file) else "tensors"
-    if head.startswith(b"\x1f\x8b"):
-        raise UnknownLog(f"{file}: is compressed with gzip; unpack it first", field="file")
+    if problem := no_text(head):
+        raise UnknownLog(f"{file}: is {problem}", field="file")
     return _recognise_text(file, head, skip_bad)
 
 
@@ -328,10 +330,9 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0]), lines[0]):
         return "llama.cpp"
     first = next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0])
-    first = first.strip().removeprefix(b"data:").strip()
+    first = _data(first)
     if skip_bad and not is_json(first):
-        events = (line.strip().removeprefix(b"data:").strip() for line in lines)
-        first = next((line for line in events if line[:1] in (b"{", b"[") and is_json(line)), first)
+        first = next((line for line in map(_data, lines) if line[:1] in (b"{", b"[") and is_json(line)), first)
     if first[:1] in (b"{", b"["):
         record = _first_object(file, first, head)
         inner = record
@@ -352,6 +353,11 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     raise UnknownLog(
         f"{file}: is no routing log that is known ({known}); a table needs a column map (--map)", field="file"
     )
+
+
+def _data(line: bytes) -> bytes:
+    """A line without what a server-sent event has before its data."""
+    return line.strip().removeprefix(b"data:").strip()
 
 
 def _first_object(file: Path, line: bytes, head: bytes) -> object | None:
@@ -413,6 +419,7 @@ def _open_shards(folder: Path, files: list[Path], format: str | None, announced:
         raise UserError(f"{folder}: holds choices of tokens ({logs[0].file.name}) and sums over tokens", field="file")
     if sums:
         raise OnlyCounts(folder, joined(sums, str(folder)))
+    logs, copies = without_copies(logs)
     first = logs[0]
     for log in logs[1:]:
         for what, mine, theirs in (
@@ -434,7 +441,8 @@ def _open_shards(folder: Path, files: list[Path], format: str | None, announced:
         for log in logs:
             yield from log.read()
 
-    return replace(first, file=folder, note="; ".join(dict.fromkeys(log.note for log in logs if log.note)), read=read)
+    notes = dict.fromkeys([*(log.note for log in logs if log.note), *copies])
+    return replace(first, file=folder, note="; ".join(notes), read=read)
 
 
 def _short(value: object) -> str:

@@ -277,7 +277,7 @@ class LogNotes:
             self.with_some_ids += piece.some_token_ids
             self.remarks.add(piece.remarks, piece.where)
             for remark, count in few_reasons(piece.counted, self.reasons):
-                self.remarks.add((remark,), piece.where, count)
+                self.remarks.add((remark,), count=count)  # of what may have stood before the piece, or behind it
             if piece.label is not None:
                 self.sizes[piece.label] += 1
             weights = piece.weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import io
 import json
+import math
 import tokenize
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -22,6 +23,18 @@ from tokenpaths.engine.base.validation import DISTINCT_KEYS
 from tokenpaths.engine.data.sources.jsonl import bad_json_reason
 
 MAX_LINE_BYTES = 1 << 30
+_NO_TEXT = {
+    b"\x1f\x8b": "compressed with gzip; unpack it first",
+    b"\x28\xb5\x2f\xfd": "compressed with Zstandard; unpack it first",
+    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
+    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
+}
+"""first bytes → what a file is that cannot be read as it lies"""
+
+
+def no_text(head: bytes) -> str | None:
+    """What a file is that begins like this, and what to do with it; None if it may be text."""
+    return next((problem for magic, problem in _NO_TEXT.items() if head.startswith(magic)), None)
 
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -154,6 +167,7 @@ def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
     """A flat array of the integers in ``data``, or the array of a ``.npy`` file."""
     if data.startswith(NPY_MAGIC):
         try:
+            _check_size(data)
             array = np.load(io.BytesIO(data), allow_pickle=False)
         except (ValueError, EOFError, OSError, SyntaxError, TypeError, tokenize.TokenError) as error:
             if "pickle" in str(error).lower() or "object" in str(error).lower():
@@ -169,3 +183,13 @@ def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
             field="file",
         )
     return np.frombuffer(data, dtype=kind)
+
+
+def _check_size(data: bytes) -> None:
+    """ValueError if the header of a ``.npy`` announces more than there is: NumPy would make room for it."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if math.prod(shape) * dtype.itemsize > len(data):
+        raise ValueError(f"the shape {shape} announced, {len(data)} bytes there")

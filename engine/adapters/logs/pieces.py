@@ -43,6 +43,9 @@ class Announced:
     """sequences that lie interleaved in a forward pass (Megatron's micro-batch size)"""
     skip_bad: bool = False
     """leave out what cannot be read, and count it"""
+    may_be_cut: bool = False
+    """the first tokens of a response may have no rows, as its client did not ask for them; their sizes are known from
+    an earlier response that has all"""
 
     def check(self, where: str, *, layers: int | None = None, top_k: int | None = None) -> None:
         """Compare the sizes of the log with the given ones.

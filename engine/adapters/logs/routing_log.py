@@ -52,6 +52,8 @@ class Log:
     """files beside the log that are read too"""
     skip_bad: bool = False
     """leave out samples that are invalid, and count them"""
+    content: str | None = None
+    """digest of what the file holds, where each of several tensor-parallel ranks writes a copy"""
 
     def pieces(self) -> Iterator[Piece]:
         """Validated samples in order.
@@ -134,6 +136,14 @@ def few_reasons(remarks: Iterable[tuple[str, int]], reasons: dict[str, list[str]
         yield remark, count
 
 
+def without_copies(logs: list[Log]) -> tuple[list[Log], list[str]]:
+    """The logs without what tensor-parallel ranks wrote again, and a note on those files."""
+    kept: dict[str, Log] = {}
+    copies = [log.file.name for log in logs if kept.setdefault(log.content or str(log.file), log) is not log]
+    note = f"copies that tensor-parallel ranks wrote are counted once: {', '.join(copies)[:200]} left out"
+    return list(kept.values()), [note] if copies else []
+
+
 def without_dense_layers(log: Log) -> Log:
     """The log without its dense layers, which have no gate and are filled with zeros by the engine.
 
@@ -155,7 +165,7 @@ def without_dense_layers(log: Log) -> Log:
 
     def read() -> Iterator[Piece]:
         for piece in log.read():
-            late = piece.ids[:, dense].any(axis=(0, 2))
+            late = (piece.ids[:, dense] > 0).any(axis=(0, 2))  # below 0 are slots that hold no decision
             if late.any():
                 raise UserError(
                     f"{piece.where}: {log.shape.layers[dense[late][0]]} has decisions here, but zeros only in "

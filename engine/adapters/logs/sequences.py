@@ -45,6 +45,10 @@ class Sequences:
         """The first of the open ``keys`` whose next token is at ``position``."""
         return next((key for key in keys if key in self._open and self._open[key].next_position == position), None)
 
+    def position(self, key: Hashable) -> int:
+        """Of the next token of an open sequence."""
+        return self._open[key].next_position
+
     @property
     def keys(self) -> list[Hashable]:
         """Open sequences; the one that was last continued is the last."""

@@ -82,10 +82,12 @@ def _counts(stream: IO[bytes], size: int) -> tuple[dict[int, np.ndarray], int | 
     layers: dict[int, np.ndarray] = {}
     for name, shape, kind, offset in infos:
         match = NAME.match(name)
+        count = int(np.prod(shape, dtype=np.float64))
+        if start + offset + (4 * count if kind == FLOAT else 1) > size:
+            raise _Damaged(f"{name} ends behind the end of the file")
         if match is None or int(match[1]) in layers:
             continue  # gate, up and down see the same tokens
-        count = int(np.prod(shape, dtype=np.float64))
-        if kind != FLOAT or not 0 < count <= MOST_EXPERTS or start + offset + 4 * count > size:
+        if kind != FLOAT or not 0 < count <= MOST_EXPERTS:
             raise _Damaged(f"{name} of shape {shape}")
         stream.seek(start + offset)
         row = np.frombuffer(stream.read(4 * count), "<f4")

@@ -12,7 +12,8 @@ from tokenpaths.engine.base.errors import UserError
 
 OTHER_IDS = "the token ids of {n} answer{s} {are} left out: they are not as many as decisions"
 CUT_PREFIX = (
-    "{n} answer{s} {are} without the rows of the first tokens, as vLLM's routed_experts_prompt_start leaves them out"
+    "{n} answer{s} {are} without the rows of the first tokens, as vLLM's routed_experts_prompt_start and SGLang's "
+    "routed_experts_start_len leave them out"
 )
 MORE_ROWS = (
     "the token ids of {n} answer{s} {are} left out: there are more decisions than tokens "
@@ -20,7 +21,25 @@ MORE_ROWS = (
 )
 NO_IDS = "{n} list{s} of token ids that {are} no whole numbers {are} left out"
 NO_TEXT = "{n} text{s} that {are} no string {are} left out"
+STARTS = ("start", "routed_experts_prompt_start", "routed_experts_start_len")
 Holder = dict[str, Any]
+
+
+def start_of(holders: Sequence[Holder]) -> int:
+    """The first token that has decisions, where an answer says that those before it were not asked for."""
+    inner = [about for holder in holders if isinstance(about := holder.get("meta_info"), dict)]
+    told = next((holder[key] for holder in (*holders, *inner) for key in STARTS if key in holder), 0)
+    return told if type(told) is int and told > 0 else 0
+
+
+def prompt_tokens(record: Holder) -> int | None:
+    """Tokens of the prompt as a response counts them."""
+    usage, about = record.get("usage"), record.get("meta_info")
+    for held in (usage, about):
+        count = held.get("prompt_tokens") if isinstance(held, dict) else None
+        if type(count) is int and count > 0:
+            return count
+    return None
 
 
 def read_label_field(record: Holder, remarks: list[str]) -> Any:
@@ -52,15 +71,15 @@ def vocabulary_ids(holders: Sequence[Holder], keys: Sequence[str], where: str, r
 
 
 def token_ids(
-    prompt: list[int] | None, answer: list[int] | None, count: int, start: Any, remarks: list[str]
+    prompt: list[int] | None, answer: list[int] | None, count: int, begin: int, remarks: list[str]
 ) -> np.ndarray | None:
     """(count,) vocabulary ids of the tokens with decisions, −1 where unknown; None if nothing is known.
 
-    The last token of an answer was never fed back, so there is one row less than tokens, or as many.
+    The last token of an answer was never fed back, so there is one row less than tokens, or as many. The tokens before
+    ``begin`` have none.
     """
     if prompt is None and answer is None:
         return None
-    begin = start if type(start) is int and start > 0 else 0
     if answer is None:
         known = (prompt or [])[begin:][:count]
         return np.array(known + [-1] * (count - len(known)), dtype=np.int64)

@@ -19,12 +19,14 @@ from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, l
 from tokenpaths.engine.adapters.logs.prefixes import once
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     answer_text,
+    prompt_tokens,
     read_label_field,
+    start_of,
     token_ids,
     vocabulary_ids,
 )
 from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of
-from tokenpaths.engine.adapters.logs.responses.envelopes import responses
+from tokenpaths.engine.adapters.logs.responses.envelopes import is_failure, responses
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
 from tokenpaths.engine.base.errors import UserError
 
@@ -36,8 +38,9 @@ Holder = dict[str, Any]
 
 
 def is_vllm_line(record: Holder) -> bool:
-    """Whether an object looks like a response of vLLM or Dynamo, with or without decisions."""
-    return any(key in record for key in (*ROWS, "choices", "outputs", "custom_id")) and not is_sglang_line(record)
+    """Whether an object looks like a response of vLLM or Dynamo, with or without decisions, or like a failure."""
+    known = is_failure(record) or any(key in record for key in (*ROWS, "choices", "outputs", "custom_id"))
+    return known and not is_sglang_line(record)
 
 
 def is_sglang_line(record: Holder) -> bool:
@@ -61,7 +64,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
         raise UserError(f"{empty or file}: has no routed_experts; {NOT_THERE}", field="file")
 
     def read() -> Iterator[Piece | tuple[str, int]]:
-        known = model
+        known, later = model, replace(announced, may_be_cut=True)
         for where, record in responses(file, announced.skip_bad):
             if not isinstance(record, dict):
                 yield where, record
@@ -75,7 +78,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
                         "so split the log by model",
                         field="file",
                     )
-                for piece in list(pieces_of(where, record, announced)):
+                for piece in list(pieces_of(where, record, later)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
                         fewer = piece.ids.shape[2] < whole.shape[2]
                         if piece.ids.shape[1] != whole.shape[1] or not fewer:
@@ -124,7 +127,7 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
         before = vocabulary_ids(holders, ("prompt_token_ids", "input_ids"), at, remarks)
         after = vocabulary_ids((choice, engine, record if not several else {}), ANSWER_IDS, at, remarks)
         alone = prompt is not None and number > 0
-        start = next((h[key] for h in holders for key in ("start", "routed_experts_prompt_start") if key in h), 0)
+        start = start_of(holders)
         token_id = token_ids([] if alone else before, after, len(ids), start, remarks)
         yield Piece(
             ids,
@@ -137,7 +140,7 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
             tuple(remarks),
             some_token_ids=token_id is not None and bool((token_id < 0).any()),
             request=record.get("request of a list") or (where if several and not alone else None),
-            prompt=len(before) if before and not start else None,
+            prompt=None if start else len(before) if before else prompt_tokens(record),
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, nested_ids
 from tokenpaths.engine.adapters.logs.pieces import Announced, widened
+from tokenpaths.engine.adapters.logs.responses.answer_fields import STARTS, prompt_tokens, start_of
 from tokenpaths.engine.adapters.logs.responses.envelopes import PARTS
 from tokenpaths.engine.base.errors import UserError
 
@@ -77,11 +78,15 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
         )
     each, rows = layers * top_k, _rows_of(beside)
     if rows and len(flat) % rows == 0 and len(flat) // rows != each:
-        raise UserError(
-            f"{where}: {what} holds {len(flat)} ids of {rows} tokens, which are not {layers} layers × {top_k} experts"
-            f"{fitting(flat, len(flat) // rows)}",
-            field="layers",
-        )
+        missing = rows - len(flat) // each
+        cut = len(flat) % each == 0 and 0 < missing <= (prompt_tokens(beside) or rows)
+        if not (announced.may_be_cut and cut) or _chosen_twice(flat, top_k):
+            raise UserError(
+                f"{where}: {what} holds {len(flat)} ids of {rows} tokens, which are not {layers} layers × {top_k} "
+                f"experts{fitting(flat, len(flat) // rows)}"
+                + (f"; if the first {missing} tokens were not asked for, say so in {STARTS[-1]}" if cut else ""),
+                field="layers",
+            )
     if len(flat) % each:
         raise UserError(
             f"{where}: {what} holds {len(flat)} ids, which are no whole tokens of {layers} layers × {top_k} experts",
@@ -91,7 +96,7 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
 
 
 def _rows_of(beside: dict[str, Any]) -> int | None:
-    """Tokens with decisions, as the response counts them: all but the last."""
+    """Tokens with decisions, as the response counts them: all but the last, and those that were not asked for."""
     about, usage = beside.get("meta_info"), beside.get("usage")
     held = {**(usage if isinstance(usage, dict) else {}), **(about if isinstance(about, dict) else {})}
     lists = [next((beside[k] for k in keys if isinstance(beside.get(k), list)), None) for keys in _ID_KEYS]
@@ -100,6 +105,7 @@ def _rows_of(beside: dict[str, Any]) -> int | None:
     else:
         prompt, answer = held.get("prompt_tokens"), held.get("completion_tokens")
         count = prompt + answer if type(prompt) is int and type(answer) is int else 0
+    count -= start_of([beside])
     return count - 1 if count > 1 else None
 
 
@@ -115,9 +121,13 @@ def fitting(flat: np.ndarray, wide: int) -> str:
         return ""
     fits = []
     for top_k in range(min(wide, MOST_TOP_K), 0, -1):
-        if wide % top_k == 0:
-            ids = np.sort(flat[: wide * 256].reshape(-1, top_k), axis=1)
-            twice = (ids[:, 1:] == ids[:, :-1]).any(axis=1)
-            if not (twice & ids.any(axis=1)).any():
-                fits.append(f"{wide // top_k} × {top_k}")
+        if wide % top_k == 0 and not _chosen_twice(flat[: wide * 256], top_k):
+            fits.append(f"{wide // top_k} × {top_k}")
     return f": {wide} ids a token, so {' or '.join(fits[:6])} would fit" if fits else ""
+
+
+def _chosen_twice(flat: np.ndarray, top_k: int) -> bool:
+    """Whether a token would choose an expert twice at a layer, were ids of ``top_k`` experts."""
+    ids = np.sort(flat.reshape(-1, top_k), axis=1)
+    twice = (ids[:, 1:] == ids[:, :-1]).any(axis=1)
+    return bool((twice & ids.any(axis=1)).any())

@@ -57,12 +57,14 @@ class Streams:
         self._arrays = arrays
         """of ``parsed``"""
         self._open: dict[str, _Stream] = {}
+        self._broken: set[str] = set()
+        """streams of which a chunk could not be read: half a response is none"""
 
     def add(self, where: str, line: bytes) -> Iterator[Response]:
         """Take one line; yields the responses that it ends.
 
         Raises:
-            UserError: its data are no JSON object.
+            UserError: its data are no JSON object, or no chunk of a response.
         """
         data = line[5:].strip() if line.startswith(b"data:") else b""
         if not data:
@@ -74,14 +76,22 @@ class Streams:
         if not isinstance(chunk, dict):
             raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
         about = chunk.get("meta_info")
-        name = chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None)
-        self._open.setdefault(str(name), _Stream(where)).add(chunk)
+        name = str(chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None))
+        if name in self._broken:
+            return
+        try:
+            self._open.setdefault(name, _Stream(where)).add(where, chunk)
+        except UserError:
+            del self._open[name]
+            self._broken.add(name)
+            raise
 
     def rest(self) -> Iterator[Response]:
         """The responses that have not ended."""
         for stream in self._open.values():
             yield stream.where, stream.record
         self._open.clear()
+        self._broken.clear()
 
 
 def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
@@ -104,10 +114,17 @@ def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
         named = value.get("custom_id")
         yield where, body | ({"id": named} if isinstance(named, str) and named else {})
         return
-    if isinstance(value.get("error"), dict) and "choices" not in value:
+    if is_failure(value):
         yield FAILED, 1
         return
     yield where, value
+
+
+def is_failure(value: Any) -> bool:
+    """Whether an engine answered with an error in place of a response."""
+    if not isinstance(value, dict) or "choices" in value:
+        return False
+    return isinstance(value.get("error"), dict) or value.get("object") == "error"
 
 
 def _whole_document(file: Path) -> Any | None:
@@ -137,23 +154,29 @@ class _Stream:
     def __init__(self, where: str) -> None:
         self.where = where
         self.record: dict[str, Any] = {}
-        self._choices: dict[Any, dict[str, Any]] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
 
-    def add(self, chunk: dict[str, Any]) -> None:
+    def add(self, where: str, chunk: dict[str, Any]) -> None:
+        """Take a chunk; UserError if its choices are none."""
         for key, value in chunk.items():
-            if key == "choices" and isinstance(value, list):
-                for choice in value:
-                    if isinstance(choice, dict):
-                        self._add_choice(choice)
+            if key == "choices":
+                if not (value is None or isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+                    raise UserError(f"{where}: choices should be a list of objects", field="file")
+                for choice in value or ():
+                    self._add_choice(where, choice)
             elif key == "output_ids" and isinstance(value, list):
                 self.record[key] = _longer(self.record.get(key), value)
             elif value is not None or key not in self.record:
                 self.record[key] = value
 
-    def _add_choice(self, choice: dict[str, Any]) -> None:
-        held = self._choices.setdefault(choice.get("index", 0), {})
-        if not held:
-            self.record.setdefault("choices", []).append(held)
+    def _add_choice(self, where: str, choice: dict[str, Any]) -> None:
+        index, ids = choice.get("index") or 0, choice.get("token_ids")
+        if type(index) is not int or not (ids is None or isinstance(ids, list)):
+            raise UserError(f"{where}: a choice should have a number as index and a list of token_ids", field="file")
+        if index not in self._choices:
+            self._choices[index] = {}
+            self.record.setdefault("choices", []).append(self._choices[index])
+        held = self._choices[index]
         delta = choice.get("delta")
         content = delta.get("content") if isinstance(delta, dict) else choice.get("text")
         if isinstance(content, str):
@@ -161,8 +184,8 @@ class _Stream:
         for key, value in choice.items():
             if key == "routed_experts" and value is not None:
                 held.setdefault(key, {PARTS: []})[PARTS].append(value)
-            elif key == "token_ids" and isinstance(value, list):
-                held[key] = [*held.get(key, []), *value]
+            elif key == "token_ids" and value is not None:
+                held[key] = [*(held.get(key) or ()), *value]
             elif key not in ("text", "delta", "routed_experts") and (value is not None or key not in held):
                 held[key] = value
 

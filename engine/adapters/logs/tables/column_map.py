@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNRECORDED, UNUSED, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
@@ -51,7 +51,7 @@ def read_map(file: Path) -> ColumnMap:
         UserError: it is no such TOML; the message says what it may hold.
     """
     try:
-        value = tomllib.loads(file.read_text(encoding="utf-8"))
+        value = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no file {file}", field="map") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -68,6 +68,8 @@ def read_map(file: Path) -> ColumnMap:
     for name, found in about.items():
         if name not in ABOUT or type(found) is not ABOUT[name]:
             raise UserError(f"{file}: [log] has {name[:60]}; it may hold {', '.join(ABOUT)}", field="map")
+        if type(found) is int and not 1 <= found <= MOST_EXPERTS:
+            raise UserError(f"{file}: [log] {name} is {found}, it should be from 1 to {MOST_EXPERTS}", field="map")
     if "expert" not in columns:
         raise UserError(f"{file}: [columns] does not say which column is the expert", field="map")
     return ColumnMap(columns, about)
@@ -88,6 +90,7 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     varies = top_k <= (announced.top_k or 0) or rows.lists
     top_k = max(top_k, announced.top_k or 0) if varies else top_k
     announced.check(str(file), layers=len(layers), top_k=top_k)
+    _refuse_repeated(rows)
     partial = len(np.unique(rows.token_key)) * len(layers) != len(rows.counts())
 
     def read() -> Iterator[Piece]:
@@ -98,6 +101,21 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     note = "the slots of a token are in the order of the table" if rows.weight is None and top_k > 1 else ""
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, rows.weight is not None, partial)
     return Log(file, "map", shape, announced.experts, read, column_map.about.get("model"), note)
+
+
+def _refuse_repeated(rows: Decisions) -> None:
+    """UserError if a token has one expert twice at a layer, as where a row stands in the table twice."""
+    order = np.lexsort([rows.row, rows.expert, rows.layer, rows.token_key])
+    same = rows.expert[order][1:] >= 0
+    for values in (rows.token_key, rows.layer, rows.expert):
+        same &= np.diff(values[order]) == 0
+    if same.any():
+        again = int(order[1:][same][0])
+        raise UserError(
+            f"{rows.place(again)}: token {int(rows.token[again])} has expert {int(rows.expert[again])} at layer "
+            f"{int(rows.layer[again])} a second time; is a row there twice, or a sequence under one name?",
+            field="file",
+        )
 
 
 def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int, varies: bool) -> Piece:

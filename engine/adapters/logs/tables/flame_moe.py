@@ -21,6 +21,7 @@ from tokenpaths.engine.base.errors import UserError
 
 LAYER = re.compile(r"layer_(\d+)\.parquet")
 ITERATION = re.compile(r"iter_(\d+)")
+MOST_NAMED = 8
 NO_WEIGHTS = "the scores of the log are no numbers from 0 to 1, so they are not read as weights"
 
 
@@ -96,8 +97,11 @@ def open_trace_folder(folder: Path, files: list[Path], announced: Announced) -> 
             start += n
 
     shape = LogShape(tuple(f"layer {layer}" for layer in order), top_k, weights)
-    note = NO_WEIGHTS if scores is not None and not weights else ""
-    return Log(folder, "flame-moe", shape, announced.experts, read, note=note)
+    notes = [NO_WEIGHTS] if scores is not None and not weights else []
+    if missing := sorted({*range(order[0], order[-1])} - {*order}):
+        listed = ", ".join(map(str, missing[:MOST_NAMED])) + (" …" if len(missing) > MOST_NAMED else "")
+        notes.append(f"there is no file of layer {listed}, though of those around: dense ones, perhaps")
+    return Log(folder, "flame-moe", shape, announced.experts, read, note="; ".join(notes))
 
 
 def _columns(file: Path, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

@@ -6,10 +6,11 @@ Shapes: r decisions.
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.json_lines import json_lines, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_lines, parsed, text_lines
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.base.errors import UserError
 
 COLUMNS = ("sequence", "phase", "token", "layer", "slot", "expert", "weight")
 MOST_DECISIONS = 40_000_000
 """decisions of a table that is held whole"""
+DELIMITERS = ",\t;"
+"""of CSV, the likeliest first"""
 _MOST = 2**31 - 1
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
+def shortened(path: str) -> str:
+    """A column or path, for messages."""
+    return path if len(path) <= 60 else f"{path[:60]} …"
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,8 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
         raise UserError(f"{file}: is empty", field="file")
     if first[1].startswith(b"PAR1"):
         return "row", _parquet(file, columns)
+    if first[1].lstrip()[:1] == b"[":
+        return "item", _array(file, columns)
     if first[1].lstrip()[:1] == b"{":
         lines = (
             (int(where.rsplit(" ", 1)[1]), {name: _at(record, path, where) for name, path in columns.items()})
@@ -140,6 +151,14 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
         )
         return "line", lines
     return "line", _csv(file, columns)
+
+
+def _array(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    if file.stat().st_size > MAX_LINE_BYTES:
+        raise UserError(f"{file}: is one JSON array of more than {MAX_LINE_BYTES >> 20} MB; give a line a row")
+    for number, record in enumerate(parsed(str(file), file.read_bytes())):
+        where = f"{file}, item {number}"
+        yield number, {name: _at(record, path, where) for name, path in columns.items()}
 
 
 def _at(record: Any, path: str, where: str) -> Any:
@@ -153,19 +172,24 @@ def _at(record: Any, path: str, where: str) -> Any:
         elif isinstance(value, list) and part.isascii() and part.isdigit() and int(part) < len(value):
             value = value[int(part)]
         else:
-            raise UserError(f"{where}: has nothing at {path!r}", field="map")
+            raise UserError(f"{where}: has nothing at {shortened(path)!r}", field="map")
     return value
 
 
 def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        reader = csv.DictReader(line for line in stream if not line.startswith("#"))
+        rows = (line for line in stream if not line.startswith("#"))
+        header = next(rows, "")
+        delimiter = max(DELIMITERS, key=header.count)
+        reader = csv.DictReader(chain([header], rows), delimiter=delimiter)
         try:
             names = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = names
             for path in columns.values():
                 if path not in names:
-                    raise UserError(f"{file}: has the columns {', '.join(names)[:300]}, but no {path!r}", field="map")
+                    raise UserError(
+                        f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(path)!r}", field="map"
+                    )
             for row in reader:
                 yield reader.line_num, {name: row[path] for name, path in columns.items()}
         except csv.Error as error:
@@ -180,7 +204,8 @@ def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[st
             for name, top in tops.items():
                 if columns[name] not in names and top not in names:
                     raise UserError(
-                        f"{file}: has the columns {', '.join(names)}, but no {columns[name]!r}", field="map"
+                        f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(columns[name])!r}",
+                        field="map",
                     )
             start = 0
             for batch in opened.iter_batches(4096):
@@ -188,7 +213,7 @@ def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[st
                     where = f"{file}, row {start + place}"
                     yield start + place, {name: _at(row, path, where) for name, path in columns.items()}
                 start += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = (str(error).splitlines() or [""])[0][:120]
         raise UserError(f"{file}: is no whole Parquet file ({reason})", field="file") from None
 
@@ -234,10 +259,12 @@ def _listed(text: str) -> list[Any]:
 
 
 def _whole(value: Any, where: str, what: str) -> int:
-    if isinstance(value, str) and value.strip().isascii() and value.strip().lstrip("-").isdigit() and len(value) < 20:
-        value = int(value)
+    if isinstance(value, str) and _NUMBER.fullmatch(text := value.strip()):
+        value = int(text)
     if type(value) is not int or not 0 <= value <= _MOST:
-        raise UserError(f"{where}: {what} is {repr(value)[:40]}, it should be a whole number from 0", field="file")
+        raise UserError(
+            f"{where}: {what} is {repr(value)[:40]}, it should be a whole number from 0 to {_MOST}", field="file"
+        )
     return value
 
 

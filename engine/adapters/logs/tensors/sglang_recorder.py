@@ -9,6 +9,7 @@ Shapes: t tokens of a pass, S layers, K slots.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tokenpaths.engine.base.errors import UserError
 
 IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 NO_PROMPT = "{n} sequence{s} {are} without a prompt: no sequence waited for the position of a decode token"
+_Key = tuple[Any, Any, int]
+"""rank, gatherer, and the number of a sequence in the order in which they began"""
 NOTE = "requests have no names in this log: a decode token belongs to the sequence that waits for its position"
 
 
@@ -54,7 +57,17 @@ def open_recorder(file: Path, value: dict[str, Any], announced: Announced) -> Lo
     if len(layers) < len(used):
         notes.append(f"{len(used) - len(layers)} layers without decisions, dense ones perhaps, are left out")
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, False, partial=True)
-    return Log(file, "sglang-recorder", shape, announced.num_experts(experts, str(file)), read, note="; ".join(notes))
+    width = announced.num_experts(experts, str(file))
+    return Log(file, "sglang-recorder", shape, width, read, note="; ".join(notes), content=_digest(records))
+
+
+def _digest(records: list[dict[str, Any]]) -> str:
+    """Of passes and choices, whichever rank wrote them."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(repr((record.get("forward_pass_id"), record[IDS].shape, record[IDS].dtype)).encode())
+        digest.update(record[IDS].tobytes())
+    return digest.hexdigest()
 
 
 def _counts_of_passes(file: Path, records: list[dict[str, Any]], physical: Any, announced: Announced) -> ExpertCounts:
@@ -105,6 +118,8 @@ def _stitched(
     file: Path, records: list[dict[str, Any]], layers: np.ndarray, top_k: int, physical: Any
 ) -> Iterator[Piece | tuple[str, int]]:
     sequences, begun, alone = Sequences(), 0, 0
+    continued: dict[Hashable, int] = {}  # sequence → the last record that has tokens of it
+    decoded: dict[Hashable, int] = {}  # rank → its last record with decode tokens
     for number, record in enumerate(records):
         ids = record[IDS][layers].transpose(1, 0, 2)[:, :, :top_k]
         if _is_map(physical, record):
@@ -123,18 +138,24 @@ def _stitched(
             )
         lengths, prompts = lengths + [1] * (len(ids) - sum(lengths)), len(lengths)
         rank, start, taken = (record.get("rank"), record.get("gatherer_key")), 0, set()
+        since, last = decoded.get(rank, 0), -1
         for part, length in enumerate(lengths):
             at = slice(start, start + length)
             position = int(positions[start]) if positions is not None else 0 if part < prompts else None
-            waiting: list[Hashable] = [k for k in sequences.keys if k[:2] == rank and k not in taken]  # type: ignore[index]
-            key = sequences.find(position, waiting) if position else None
-            if position is None and waiting:
-                key = waiting[0]
-            new = key is None
-            if key is None:
-                key, begun = (*rank, begun), begun + 1
+            waiting: list[_Key] = [k for k in sequences.keys if k[:2] == rank and k not in taken]  # type: ignore
+            if position is not None:
+                waiting = [k for k in waiting if position and sequences.position(k) == position]
+                # A batch keeps the order in which its requests came, and each request in it goes on in each pass.
+                behind = [k for k in waiting if k[2] > last] if part >= prompts else waiting
+                waiting = sorted(behind or waiting, key=lambda k: (continued[k] < since, k[2]))
+            key, new = waiting[0] if waiting else (*rank, begun), not waiting
+            if new:
+                begun += 1
                 alone += part >= prompts
+            if part >= prompts:
+                decoded[rank], last = number, key[2]
             taken.add(key)
+            continued[key] = number
             piece = Piece(
                 ids[at],
                 f"{file}, record {number}",

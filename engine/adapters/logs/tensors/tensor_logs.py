@@ -51,15 +51,21 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
             raise OnlyCounts(file, counts_of(counts, announced, str(file), format="sglang-recorder", **about))
         if isinstance(value.get("samples"), list) and value["samples"]:
             return _open_rollouts(file, value["samples"], announced)
-        if value and all(isinstance(key, tuple) for key in value):
-            raise UserError(
-                f"{file}: is the state of Megatron's routers, which belongs to a router_trace; import their folder",
-                field="file",
-            )
+    if _counts_pairs(value):
+        raise UserError(
+            f"{file}: counts pairs of experts of two layers, in which each choice stands several times; give the "
+            "counters of single layers",
+            field="file",
+        )
+    if isinstance(value, dict) and value and all(isinstance(key, tuple) for key in value):
+        raise UserError(
+            f"{file}: is the state of Megatron's routers, which belongs to a router_trace; import their folder",
+            field="file",
+        )
     if (counters := _counters(value)) is not None:
         raise OnlyCounts(file, _counted(file, counters, announced))
     if isinstance(value, dict) and value and all(isinstance(name, str) and _counters(of) for name, of in value.items()):
-        parts = {name: _counted(file, _counters(of) or [], announced) for name, of in value.items()}
+        parts = {name: _counted(file, _counters(of) or {}, announced) for name, of in value.items()}
         raise OnlyCounts(file, by_domain(parts, str(file)))
     if (found := _ids(value)) is not None:
         return _open_ids(file, *found, announced)
@@ -74,18 +80,39 @@ def _logical(file: Path, counts: Any) -> np.ndarray:
     return counts
 
 
-def _counted(file: Path, counters: list[Counter[Any]], announced: Announced) -> ExpertCounts:
-    return table_of_rows(file, {str(layer): dict(row) for layer, row in enumerate(counters)}, announced)
+def _counted(file: Path, counters: dict[Any, Counter[Any]], announced: Announced) -> ExpertCounts:
+    return table_of_rows(file, {str(layer): dict(row) for layer, row in counters.items()}, announced)
 
 
-def _counters(value: Any) -> list[Counter[Any]] | None:
-    """OLMoE's counters: one a layer, or pairs of a layer and one."""
-    rows = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(rows, list | tuple) or not rows:
+def _counters(value: Any) -> dict[Any, Counter[Any]] | None:
+    """OLMoE's counters by layer: one a layer, layer → one, or pairs of a layer and one."""
+    rows = _by_layer(value)
+    fits = all(isinstance(row, dict) and row and all(type(k) is int for k in row) for row in rows.values())
+    if not rows or not fits:
         return None
-    rows = [row[-1] if isinstance(row, list | tuple) and len(row) == 2 else row for row in rows]
-    fits = all(isinstance(row, dict) and row and all(type(k) is int for k in row) for row in rows)
-    return [Counter(row) for row in rows] if fits else None
+    numbered = all(type(layer) is int for layer in rows)
+    return {layer: Counter(rows[layer]) for layer in (sorted(rows) if numbered else rows)}
+
+
+def _by_layer(value: Any) -> dict[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    rows = list(value) if isinstance(value, list | tuple) else []
+    pairs = all(isinstance(row, list | tuple) and len(row) == 2 for row in rows)
+    if pairs and len({str(row[0]) for row in rows}) == len(rows):
+        return {row[0] if type(row[0]) is int else place: row[1] for place, row in enumerate(rows)}
+    return dict(enumerate(rows))
+
+
+def _counts_pairs(value: Any) -> bool:
+    """Whether counters of OLMoE count what two layers chose together."""
+    rows = list(_by_layer(value).values())
+    of_two = isinstance(value, dict) and all(map(_is_pair, value)) and _counters(rows) is not None
+    return bool(rows) and (of_two or all(isinstance(row, dict) and row and all(map(_is_pair, row)) for row in rows))
+
+
+def _is_pair(key: Any) -> bool:
+    return isinstance(key, tuple) and all(type(number) is int for number in key)
 
 
 def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, TOP_K, lines
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.tables.column_map import read_map
 from tokenpaths.engine.base.errors import UserError
 
 WEIGHTS = np.round(np.random.default_rng(2).dirichlet(np.ones(TOP_K), IDS[0].shape[:2]), 4)
@@ -139,3 +140,49 @@ def test_a_token_that_lacks_a_layer(tmp_path: Path):
     found = mapped(tmp_path, lines(tmp_path / "table", records), COLUMNS)
     assert np.argwhere((found[0].ids < 0).all(axis=2)).tolist() == [[2, 2]]
     assert json.dumps(found[0].source) == '"r0"'
+
+
+PLAIN = '[columns]\nsequence = "request"\ntoken = "position"\nlayer = "blk"\nexpert = "expert"\n'
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_a_table_may_part_its_columns_otherwise(tmp_path: Path, delimiter: str) -> None:
+    text = "request,position,blk,expert\na,0,0,5\na,0,1,\x1c6\na,1,0,7\na,1,1,8\n"
+    (tmp_path / "log").write_text(text.replace(",", delimiter))
+    (piece,) = mapped(tmp_path, tmp_path / "log", "\ufeff" + PLAIN)
+    assert piece.ids[:, :, 0].tolist() == [[5, 6], [7, 8]]
+
+
+def test_a_table_may_be_one_json_array(tmp_path: Path) -> None:
+    rows = [{"request": "a", "position": t, "blk": s, "expert": 2 * t + s} for t in range(2) for s in range(2)]
+    (tmp_path / "log").write_text(json.dumps(rows))
+    (piece,) = mapped(tmp_path, tmp_path / "log", PLAIN)
+    assert piece.ids[:, :, 0].tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("a,0,0,5\na,0,1,6\na,0,1,6", "line 4: token 0 has expert 6 at layer 1 a second time"),
+        ("a,100000000000,0,5", "should be a whole number from 0 to 2147483647"),
+        ("a,--3,0,5", "token is '--3'"),
+    ],
+)
+def test_rows_that_are_none(tmp_path: Path, row: str, said: str) -> None:
+    (tmp_path / "log").write_text(f"request,position,blk,expert\n{row}\n")
+    with pytest.raises(UserError, match=said):
+        mapped(tmp_path, tmp_path / "log", PLAIN)
+
+
+def test_sizes_of_a_map_are_sizes(tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('[columns]\nexpert = "expert"\n[log]\nexperts = -3\n')
+    with pytest.raises(UserError, match="experts is -3, it should be from 1 to 65536"):
+        read_map(tmp_path / "map.toml")
+
+
+def test_text_of_a_parquet_that_is_no_utf8(tmp_path: Path) -> None:
+    bad = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xcd\xff"))
+    table = pa.table({"request": bad, "position": [0], "blk": [0], "expert": [1]})
+    pq.write_table(table, tmp_path / "log")
+    with pytest.raises(UserError, match="'utf-8' codec can't decode"):
+        mapped(tmp_path, tmp_path / "log", PLAIN)

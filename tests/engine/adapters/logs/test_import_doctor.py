@@ -128,3 +128,12 @@ def test_a_log_without_any_decision(tmp_path: Path):
     np.save(tmp_path / "log.npy", np.full((TOKENS, LAYERS, TOP_K), 255))
     with pytest.raises(UserError, match="holds no token"):
         pieces(tmp_path / "log.npy")
+
+
+@pytest.mark.parametrize("fill", [255, 65_535])
+def test_a_slot_that_is_filled_is_taken_for_an_expert_aloud(fill: int, tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS).astype(np.uint16)
+    ids[5, 1, 1] = fill
+    assert found(tmp_path, ids) == [("slots without an expert", "warning")]
+    assert found(tmp_path, ids, experts=EXPERTS) == []  # then it holds none
+    assert found(tmp_path, choices(TOKENS, 0, LAYERS, TOP_K, 256)) == []

@@ -1,0 +1,228 @@
+"""Logs that engines and those around them write now and then: cut, copied, interleaved, failed, in other wrappings."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.adapters.logs import engine_logs as make
+from tests.engine.adapters.logs.engine_logs import ANSWER, IDS, LAYERS, PROMPT, ROWS, TOP_K, WORDS, npy64
+from tests.engine.adapters.logs.test_engine_logs import pieces
+from tests.engine.adapters.logs.test_log_refusals import refused
+from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
+from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
+from tokenpaths.engine.adapters.logs.importing import import_log
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+
+SIZES = {"layers": LAYERS + 1, "top_k": TOP_K}
+"""of SGLang's rows, dense layer included"""
+
+
+def cut(number: int, start: int, told: bool) -> dict[str, Any]:
+    """A response of SGLang without the rows of its first tokens, of which it tells or not."""
+    record = make.sglang(number) | {"prompt_token_ids": WORDS[number][:PROMPT]}
+    record["meta_info"]["routed_experts"] = make.raw64(make.with_dense(IDS[number])[start:])
+    if told:
+        record["meta_info"]["routed_experts_start_len"] = start
+    return record
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_that_a_client_of_sglang_did_not_ask_for(tmp_path: Path, told: bool) -> None:
+    starts = [0, 10, 3]  # 10 of 20: sizes half as large would fit as well
+    log, found = pieces(make.lines(tmp_path / "log", [cut(i, s, told) for i, s in enumerate(starts)]), **SIZES)
+    for number, (piece, start) in enumerate(zip(found, starts, strict=True)):
+        assert (piece.ids == IDS[number][start:]).all()
+        assert piece.token_id is not None
+        assert piece.token_id.tolist() == WORDS[number][start:ROWS]
+
+
+def test_a_cut_response_that_comes_first_must_tell(tmp_path: Path) -> None:
+    file = make.lines(tmp_path / "log", [cut(0, 10, False), cut(1, 0, False)])
+    refused(tmp_path, file, r"line 1.* say so in routed_experts_start_len", **SIZES)
+
+
+def test_sizes_that_do_not_fit_are_no_cut(tmp_path: Path) -> None:
+    """Twice as many layers would be half the tokens: the first response has all, so the sizes are wrong."""
+    file = make.lines(tmp_path / "log", [make.sglang(0) | {"prompt_token_ids": WORDS[0][:PROMPT]}])
+    refused(tmp_path, file, "are not 10 layers × 2 experts", layers=2 * (LAYERS + 1), top_k=TOP_K)
+
+
+def test_a_short_prompt_of_several_choices_is_counted_once_without_ids(tmp_path: Path) -> None:
+    answers = [np.concatenate([IDS[0][:PROMPT], IDS[n][PROMPT:]]) for n in range(2)]
+    choices = [{"index": n, "token_ids": None, "routed_experts": npy64(rows)} for n, rows in enumerate(answers)]
+    usage = {"prompt_tokens": PROMPT, "completion_tokens": 2 * ANSWER}
+    record = {"id": "n", "model": "m", "choices": choices, "prompt_token_ids": None, "usage": usage}
+    _, found = pieces(make.lines(tmp_path / "log", [record]))
+    assert [piece.num_tokens for piece in found] == [ROWS, ROWS - PROMPT]
+
+
+@pytest.mark.parametrize("error", [{"error": {"message": "x", "code": 400}}, {"object": "error", "message": "x"}])
+def test_a_log_may_begin_with_a_failed_request(tmp_path: Path, error: dict[str, Any]) -> None:
+    file = make.lines(tmp_path / "log", [error, make.vllm_chat(0), error])
+    log, found = pieces(file, format="vllm")
+    assert [piece.num_tokens for piece in found] == [ROWS]
+    with Run.open(import_log(log, tmp_path / "runs", "failed")) as run:
+        assert "2 failed or cancelled requests are left out" in run.info()["findings"]["notes"]
+
+
+def test_a_log_of_failures_alone_says_what_is_missing(tmp_path: Path) -> None:
+    refused(tmp_path, make.lines(tmp_path / "log", [{"error": {"message": "x"}}]), "has no routed_experts")
+
+
+def events(file: Path, spoil: dict[str, Any], at: int = 0) -> Path:
+    """The stream of one request, of whose first choice (of chunk ``at``) this is changed."""
+    lines = make.stream(file).read_text().split("\n\n")
+    chunk = json.loads(lines[1 + at].removeprefix("data: "))
+    chunk["choices"][0] |= spoil
+    lines[1 + at] = f"data: {json.dumps(chunk)}"
+    file.write_text("\n\n".join(lines))
+    return file
+
+
+def test_a_chunk_may_have_null_where_others_have_ids(tmp_path: Path) -> None:
+    _, found = pieces(events(tmp_path / "log", {"token_ids": None}))
+    assert [piece.num_tokens for piece in found] == [ROWS]
+
+
+@pytest.mark.parametrize("spoil", [{"index": [1]}, {"token_ids": 7}])
+def test_a_chunk_that_is_none_costs_its_stream_alone(tmp_path: Path, spoil: dict[str, Any]) -> None:
+    file = events(tmp_path / "log", spoil, at=2)
+    refused(tmp_path, file, "a choice should have a number as index and a list of token_ids")
+    whole = make.stream(tmp_path / "other").read_text().replace('"id": "s"', '"id": "t"')
+    file.write_text(file.read_text() + whole)
+    _, found = pieces(file, skip_bad=True)
+    assert [piece.num_tokens for piece in found] == [ROWS]
+
+
+@pytest.mark.parametrize("choices", [3, {}, [4]])
+def test_choices_of_a_chunk_that_are_none(tmp_path: Path, choices: Any) -> None:
+    file = tmp_path / "log"
+    file.write_text(f"data: {json.dumps({'id': 's', 'choices': choices})}\n\ndata: [DONE]\n\n")
+    refused(tmp_path, file, "choices should be a list of objects")
+
+
+def test_an_array_that_announces_more_than_there_is_costs_its_line_alone(tmp_path: Path) -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 5, 2), }"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    wrong = make.vllm_chat(1)
+    wrong["choices"][0]["routed_experts"] = make.base64.b64encode(data).decode()
+    file = make.lines(tmp_path / "log", [make.vllm_chat(0), wrong, make.vllm_chat(2)])
+    refused(tmp_path, file, r"line 2: .* cut off numpy array \(the shape \(4000000000, 5, 2\) announced")
+    assert len(pieces(file, skip_bad=True)[1]) == 2
+
+
+def test_copies_of_tensor_parallel_ranks_are_counted_once(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    first = make.recorder(folder / "rank_0.pt")
+    value = torch.load(first, weights_only=False)
+    for record in value["records"]:
+        record["rank"] = 1
+    torch.save(value, folder / "rank_1.pt")
+    log, found = pieces(folder)
+    assert sum(piece.num_tokens for piece in found) == sum(p.num_tokens for p in pieces(first)[1])
+    assert "tensor-parallel ranks wrote are counted once: rank_1.pt left out" in log.note
+    value["records"][0]["topk_ids_of_layer"][0, 0, 0] += 1  # another rank's own requests
+    torch.save(value, folder / "rank_1.pt")
+    assert sum(piece.num_tokens for piece in pieces(folder)[1]) == 2 * sum(p.num_tokens for p in found)
+
+
+def test_requests_that_wait_for_one_position_are_told_apart_by_their_order(tmp_path: Path) -> None:
+    """(arrival, prompt, answer) of each; the last token of an answer is not fed back."""
+    requests = [(0, 10, 6), (2, 10, 6), (4, 5, 6), (5, 12, 3)]
+    ids = [make.choices(prompt + answer - 1, 40 + n) for n, (_, prompt, answer) in enumerate(requests)]
+    records, held = [], dict[int, int]()
+    for step in range(20):
+        new = [n for n, (arrival, _, _) in enumerate(requests) if arrival == step]
+        parts = [(n, 0, requests[n][1]) for n in new] or [(n, at, at + 1) for n, at in held.items()]
+        if not parts:
+            continue
+        rows = np.concatenate([ids[n][low:high] for n, low, high in parts])
+        padded = np.full((LAYERS, len(rows), 8), -1, dtype=np.int32)
+        padded[:, :, :TOP_K] = rows.transpose(1, 0, 2)
+        records.append(
+            {
+                "forward_pass_id": step,
+                "rank": 0,
+                "gatherer_key": "primary",
+                "positions": [at for _, low, high in parts for at in range(low, high)],
+                "extend_seq_lens": [high - low for _, low, high in parts] if new else None,
+                "topk_ids_of_layer": torch.from_numpy(padded),
+            }
+        )
+        held |= {n: high for n, _, high in parts}
+        held = {n: at for n, at in sorted(held.items()) if at < len(ids[n])}
+    torch.save({"records": records}, tmp_path / "log")
+    _, found = pieces(tmp_path / "log")
+    assert [piece.num_tokens for piece in found] == [len(one) for one in ids]
+    assert all((piece.ids == one).all() for piece, one in zip(found, ids, strict=True))
+
+
+def counts_of(file: Path) -> OnlyCounts:
+    with pytest.raises(OnlyCounts) as caught:
+        open_log(file)
+    return caught.value
+
+
+@pytest.mark.parametrize("as_pairs", [False, True])
+def test_counters_keep_the_numbers_of_their_layers(tmp_path: Path, as_pairs: bool) -> None:
+    value: Any = {15: collections.Counter({0: 100, 1: 1}), 0: {0: 3, 1: 4}, 7: {1: 5}}
+    (tmp_path / "log").write_bytes(pickle.dumps(list(value.items()) if as_pairs else value))
+    found = counts_of(tmp_path / "log").counts
+    assert dict(zip(found.layers, found.counts.tolist(), strict=True)) == {
+        "layer 0": [3, 4],
+        "layer 7": [0, 5],
+        "layer 15": [100, 1],
+    }
+
+
+@pytest.mark.parametrize("value", [[{(0, 1): 5}], {(0, 7): {0: 5}}])
+def test_counts_of_two_layers_together_are_no_load(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "log").write_bytes(pickle.dumps(value))
+    refused(tmp_path, tmp_path / "log", "give the counters of single layers")
+
+
+def test_an_importance_matrix_that_is_cut_off(tmp_path: Path) -> None:
+    file = make.imatrix(tmp_path / "log")
+    file.write_bytes(file.read_bytes()[:-8])  # in the last tensor, which is a copy of the one before
+    refused(tmp_path, file, "cut off or damaged GGUF file .*ends behind the end of the file")
+
+
+def test_a_missing_layer_of_a_trace_is_said(tmp_path: Path) -> None:
+    folder = make.flame(tmp_path / "log")
+    (folder / "actives" / "iter_100" / "layer_03.parquet").unlink()
+    assert "there is no file of layer 3, though of those around" in open_log(folder).note
+
+
+@pytest.mark.parametrize("open_it", [open_log, open_confined_log])
+def test_pipes_are_refused_at_once(tmp_path: Path, open_it: Any) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(UserError, match="is a pipe or a device; a log is read twice"):
+        open_it(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [(b"\x28\xb5\x2f\xfd", "with Zstandard; unpack"), (b"\xff\xfe{\0", "UTF-16 text; save it as UTF-8")],
+)
+def test_wrappings_are_named(tmp_path: Path, head: bytes, said: str) -> None:
+    (tmp_path / "log").write_bytes(head + bytes(40))
+    refused(tmp_path, tmp_path / "log", said)
+
+
+def test_fewer_experts_later_are_no_decision_of_a_dense_layer(tmp_path: Path) -> None:
+    fewer = make.vllm_chat(1)
+    fewer["choices"][0]["routed_experts"] = npy64(make.with_dense(IDS[1][:, :, :1]))
+    _, found = pieces(make.lines(tmp_path / "log", [make.vllm_chat(0), fewer]))
+    assert [piece.num_tokens for piece in found] == [ROWS, ROWS]
+    assert (found[1].ids[:, :, 0] == IDS[1][:, :, 0]).all()
