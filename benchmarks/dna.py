@@ -149,12 +149,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--twins", type=int, default=5, help="untrained networks of each architecture")
-    parser.add_argument("--models", nargs="*", help="measure only these, keep the others as they are")
+    parser.add_argument("--models", nargs="*", help="measure only these, keep the others; none: read the cards anew")
     parser.add_argument("--without-skip", type=Path, help="folder of a trained dna-text-top2")
     parser.add_argument("--anew", type=Path, help="folder of checkpoints under other seeds: NAME-seed1 …")
     arguments = parser.parse_args()
     checkpoints = [read_checkpoint(p.parent) for p in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"))]
-    kept = kept_document("dna")["results"]
+    document = kept_document("dna")
+    kept = document["results"]
     results, skips, anew = kept.get("models", {}), kept.get("skipping"), kept.get("anew", {})
     if arguments.anew:
         anew = trained_anew(arguments.data, arguments.anew, anew)
@@ -164,14 +165,18 @@ def main() -> None:
         if name in arguments.models if arguments.models is not None else not arguments.anew:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             results[name] = measure(name, arguments.data, arguments.twins)
-    document = {
+    for checkpoint in checkpoints:  # a card may have got the numbers of a dense twin since
+        if checkpoint.name in results:
+            results[checkpoint.name]["validation"] = checkpoint.validation
+    found = {
         "models": results,
         "between": between(results),
         "skipping": skips,
         "anew": anew,
         "between_anew": {seed: between(models) for seed, models in anew.items()},
     }
-    report("dna", COMMAND, document, quiet=True)
+    measured = arguments.models != [] or arguments.anew or arguments.without_skip
+    report("dna", COMMAND, found, quiet=True, measured_on=None if measured else document["machine"])
 
 
 if __name__ == "__main__":

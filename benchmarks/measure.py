@@ -114,13 +114,21 @@ def kept_document(name: str, folder: Path | None = None) -> dict[str, Any]:
     return document
 
 
-def report(name: str, command: str, results: Any, *, quiet: bool = False, folder: Path | None = None) -> dict[str, Any]:
+def report(
+    name: str,
+    command: str,
+    results: Any,
+    *,
+    quiet: bool = False,
+    folder: Path | None = None,
+    measured_on: str | None = None,
+) -> dict[str, Any]:
     """Store the result (in ``folder``, else in ``RESULTS``), print it as one line of JSON, the last of the output
-    (unless ``quiet``), and return it."""
+    (unless ``quiet``), and return it; ``measured_on``: the machine, if not this one."""
     document = {
         "benchmark": name,
         "command": command,
-        "machine": machine(),
+        "machine": measured_on or machine(),
         "date": datetime.now(UTC).date().isoformat(),
         "results": results,
     }
