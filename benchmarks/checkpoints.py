@@ -1,6 +1,6 @@
 """The shipped checkpoints' paths beside their untrained twins: slope, number of paths, effective top-k.
 
-    python -m benchmarks.checkpoints [--data FOLDER] [--write-cards]
+    python -m benchmarks.checkpoints [--data FOLDER] [--models NAME …] [--write-cards]
 
 Without ``--data`` each model is traced over the bundled samples, for everyone to repeat; with it, over the
 validation file of its recipe: that is what ``results/checkpoints.json``, ``docs/models.md`` and, with
@@ -184,27 +184,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--write-cards", action="store_true")
-    parser.add_argument("models", nargs="*", help="measure only these, keep the others as they are")
+    parser.add_argument("--models", nargs="*", help="measure only these, keep the others; none: read the cards anew")
     arguments = parser.parse_args()
-    if not arguments.data and (arguments.models or arguments.write_cards):
+    if not arguments.data and (arguments.models is not None or arguments.write_cards):
         parser.error("the cards and docs/models.md quote validation data: give --data with the data folder")
     folders = sorted(p.parent for p in SHIPPED_MODELS.glob(f"*/{CONFIG}") if read_checkpoint(p.parent).family == "dna")
-    results = {}
+    results, kept = {}, kept_document("checkpoints")
     for folder in folders:
-        if arguments.models and folder.name not in arguments.models:
-            results[folder.name] = kept_document("checkpoints")["results"][folder.name]
-            continue
-        print(f"tracing {folder.name} …", file=sys.stderr, flush=True)
-        results[folder.name] = measure(folder, arguments.data)
+        measured = arguments.models is None or folder.name in arguments.models
+        if measured:
+            print(f"tracing {folder.name} …", file=sys.stderr, flush=True)
+        results[folder.name] = measure(folder, arguments.data) if measured else kept["results"][folder.name]
         results[folder.name]["validation"] = read_checkpoint(folder).validation
         results[folder.name]["validation"].pop("paths", None)
-        if arguments.write_cards:
+        if measured and arguments.write_cards:
             about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             about["validation"]["paths"] = {k: v for k, v in results[folder.name].items() if k != "validation"}
             write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
             write_card(folder)
     command = "python -m benchmarks.checkpoints" + (" --data <data folder>" if arguments.data else "")
-    document = report("checkpoints" if arguments.data else "checkpoints-bundled", command, results)
+    measured_on = kept["machine"] if arguments.models == [] else None
+    document = report(
+        "checkpoints" if arguments.data else "checkpoints-bundled", command, results, measured_on=measured_on
+    )
     if arguments.data:
         write_atomically(PAGE, models_page(document).encode())
 
