@@ -58,7 +58,7 @@ class ImageDreams:
         has_bfloat16 = cpu_gains_by_bfloat16() if self.device.type == "cpu" else self.device.type == "cuda"
         if self._low_precision and not has_bfloat16:
             raise UserError(
-                "Products in bfloat16 are slower on this device, and so would the dreams be: take precision float32",
+                "Products in bfloat16 are no quicker on this device, as far as is known: take precision float32",
                 field="image.precision",
             )
         self.side, self.channels = config.image_size, config.channels

@@ -43,7 +43,7 @@ class ImageSettings(BaseModel):
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="of the network's products while it dreams: bfloat16 is faster where the processor or GPU has it, "
+        description="of the network's products while it dreams: bfloat16 is taken where its products are quicker, "
         "and gives another picture; what the dream is worth is always measured in float32",
     )
 

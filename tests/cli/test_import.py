@@ -59,7 +59,7 @@ def test_a_series_says_what_stays(tmp_path: Path, capsys: pytest.CaptureFixture[
     folder = flame(tmp_path / "trace", iterations=2)
     (folder / "actives" / "iter_200" / "layer_03.parquet").write_bytes(b"no")
     assert call(tmp_path, folder, "--run", "s") == 2
-    assert "s-100 is imported; once this is mended, import with --overwrite" in capsys.readouterr().err
+    assert "s-100 was imported before" in capsys.readouterr().err
     assert runs(tmp_path) == ["s-100.duckdb"]
 
 

@@ -84,10 +84,8 @@ def import_log(options: ImportOptions) -> None:
             except UserError as error:
                 if not made:
                     raise
-                stay = (
-                    f"{', '.join(made)} {'is' if len(made) == 1 else 'are'} imported; once this is mended, import with"
-                )
-                raise UserError(f"{error}; {stay} --overwrite", field=error.field) from None
+                before = f"{', '.join(made)} {'was' if len(made) == 1 else 'were'} imported before"
+                raise UserError(f"{str(error).rstrip('.')}; {before}", field=error.field) from None
             made.append(run)
         return
     if (options.series is None) != (options.at is None):

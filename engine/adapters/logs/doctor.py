@@ -79,8 +79,8 @@ class Survey:
         ids = piece.ids
         top = int(ids.max())
         self.largest = max(self.largest, top)
-        others = top if top not in _FILLS else int(ids.max(initial=0, where=ids != top))
-        self._largest_but_fills = max(self._largest_but_fills, others)
+        rest = ids[ids != top] if top in _FILLS else ids
+        self._largest_but_fills = max(self._largest_but_fills, int(rest.max()) if rest.size else -1)
         if lowest(ids) < 0:
             self.missing_S += unrecorded(ids).sum(axis=0)
             unused = ids == UNUSED
@@ -242,14 +242,14 @@ class Survey:
 
     def _filled(self) -> list[Finding]:
         below = self._largest_but_fills + 1
-        if self.announced or self.largest not in _FILLS or 2 * below > self.largest:
+        if self.announced or self.largest not in _FILLS or 2 * below > self.largest + 1:
             return []
         return [
             Finding(
                 "slots without an expert",
                 "warning",
-                f"expert {self.largest} is chosen, and no other above {below - 1}: engines fill slots that hold no "
-                f"expert with {self.largest}, so say --experts if there are fewer than {self.largest + 1}",
+                f"expert {self.largest} is chosen, and no other{f' above {below - 1}' if below else ''}: engines fill "
+                f"slots that hold no expert with {self.largest}, so say --experts if there are fewer",
             )
         ]
 

@@ -40,6 +40,7 @@ from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
 from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
 from tokenpaths.engine.adapters.logs.pieces import Announced, Piece, unread_note
 from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
+from tokenpaths.engine.adapters.logs.responses.envelopes import is_failed_line
 from tokenpaths.engine.adapters.logs.routing_log import Log, without_copies, without_dense_layers
 from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
 from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
@@ -272,8 +273,7 @@ def _check_names(file: Path, log: Log) -> None:
 
 
 def recognise(file: Path, skip_bad: bool = False) -> str:
-    """Detect the format of a file by its content, among those of this program; by its first line that can be read, with
-    ``skip_bad``.
+    """A format of this program by what a file holds; with ``skip_bad`` by the first line that can be read.
 
     Raises:
         UnknownLog: none of ``FORMATS`` matches.
@@ -329,10 +329,10 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
     if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0]), lines[0]):
         return "llama.cpp"
-    first = next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0])
-    first = _data(first)
-    if skip_bad and not is_json(first):
-        first = next((line for line in map(_data, lines) if line[:1] in (b"{", b"[") and is_json(line)), first)
+    first = _data(next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0]))
+    if is_failed_line(first) or (skip_bad and not is_json(first)):
+        told = (line for line in map(_data, lines) if line[:1] in (b"{", b"[") and not is_failed_line(line))
+        first = next((line for line in told if not skip_bad or is_json(line)), first)
     if first[:1] in (b"{", b"["):
         record = _first_object(file, first, head)
         inner = record
@@ -441,7 +441,7 @@ def _open_shards(folder: Path, files: list[Path], format: str | None, announced:
         for log in logs:
             yield from log.read()
 
-    notes = dict.fromkeys([*(log.note for log in logs if log.note), *copies])
+    notes = dict.fromkeys(filter(None, [*(log.note for log in logs), copies]))
     return replace(first, file=folder, note="; ".join(notes), read=read)
 
 

@@ -30,6 +30,8 @@ _NO_TEXT = {
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
 }
 """first bytes → what a file is that cannot be read as it lies"""
+_NO_ARRAY = (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, RecursionError, tokenize.TokenError)
+"""what NumPy raises for bytes that are no array"""
 
 
 def no_text(head: bytes) -> str | None:
@@ -169,7 +171,7 @@ def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
         try:
             _check_size(data)
             array = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        except _NO_ARRAY as error:
             if "pickle" in str(error).lower() or "object" in str(error).lower():
                 raise UserError(f"{where}: {what} {PICKLE.format('whole numbers')}", field="file") from None
             raise UserError(f"{where}: {what} is a cut off numpy array ({str(error)[:80]})", field="file") from None
@@ -191,5 +193,6 @@ def _check_size(data: bytes) -> None:
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
-    if math.prod(shape) * dtype.itemsize > len(data):
-        raise ValueError(f"the shape {shape} announced, {len(data)} bytes there")
+    fits = all(0 <= length <= len(data) for length in shape) and math.prod(shape) * dtype.itemsize <= len(data)
+    if not fits and not dtype.hasobject:
+        raise ValueError(f"the shape {str(shape)[:60]} announced, {len(data)} bytes there")

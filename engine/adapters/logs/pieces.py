@@ -126,8 +126,13 @@ def layer_names(count: int) -> tuple[str, ...]:
 
 def unread_note(what: str, names: Sequence[str]) -> str:
     """A note that names what of a log is not read; empty if it is read whole."""
+    return few_names(f"{what} that are not read", names)
+
+
+def few_names(what: str, names: Sequence[str]) -> str:
+    """A note that names the first of these; empty if there are none."""
     shown = ", ".join(name[:60].replace(";", ",") for name in names[:8]) + (" …" if len(names) > 8 else "")
-    return f"{what} that are not read: {shown}" if names else ""
+    return f"{what}: {shown}" if names else ""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _once(pieces: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece | tuple[s
         known = any(len(other) == len(rows) and (other == rows).all() for other, _ in first)
         first.append((rows, name))
         marks = {*range(BLOCK - 1, len(sums), BLOCK), len(sums) - 1}
-        if piece.prompt and piece.prompt <= len(sums):
+        if piece.prompt and piece.token_id is not None and piece.prompt <= len(sums):
             marks.add(piece.prompt - 1)
         for mark in marks:
             seen.setdefault(int(sums[mark]), name)

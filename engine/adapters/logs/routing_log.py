@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.doctor import Survey
 from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
-from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece, with_counts
+from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece, few_names, with_counts
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import run_with_progress
@@ -136,12 +136,11 @@ def few_reasons(remarks: Iterable[tuple[str, int]], reasons: dict[str, list[str]
         yield remark, count
 
 
-def without_copies(logs: list[Log]) -> tuple[list[Log], list[str]]:
+def without_copies(logs: list[Log]) -> tuple[list[Log], str]:
     """The logs without what tensor-parallel ranks wrote again, and a note on those files."""
     kept: dict[str, Log] = {}
     copies = [log.file.name for log in logs if kept.setdefault(log.content or str(log.file), log) is not log]
-    note = f"copies that tensor-parallel ranks wrote are counted once: {', '.join(copies)[:200]} left out"
-    return list(kept.values()), [note] if copies else []
+    return list(kept.values()), few_names("files that are copies, as tensor-parallel ranks write them", copies)
 
 
 def without_dense_layers(log: Log) -> Log:
@@ -156,7 +155,7 @@ def without_dense_layers(log: Log) -> Log:
     first = next(log.read(), None)
     if first is None or log.shape.top_k == 1:
         return log
-    has_choices = first.ids.any(axis=(0, 2))
+    has_choices = (first.ids > 0).any(axis=(0, 2))  # below 0 are slots that hold no decision
     if has_choices.all():
         return log
     if not has_choices.any():
@@ -165,7 +164,7 @@ def without_dense_layers(log: Log) -> Log:
 
     def read() -> Iterator[Piece]:
         for piece in log.read():
-            late = (piece.ids[:, dense] > 0).any(axis=(0, 2))  # below 0 are slots that hold no decision
+            late = (piece.ids[:, dense] > 0).any(axis=(0, 2))
             if late.any():
                 raise UserError(
                     f"{piece.where}: {log.shape.layers[dense[late][0]]} has decisions here, but zeros only in "

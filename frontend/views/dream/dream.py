@@ -177,8 +177,8 @@ def _ask(
                 ["float32", "bfloat16"],
                 format_func={"float32": "exact", "bfloat16": "faster"}.get,
                 width="stretch",
-                help="Faster: in bfloat16, two thirds of the time and another picture; refused where the processor has "
-                "no bfloat16. What a dream is worth is measured exactly in both.",
+                help="Faster: in bfloat16, two thirds of the time and another picture; refused where bfloat16 is "
+                "no quicker. What a dream is worth is measured exactly in both.",
             )
         todo = missing(options, chosen, run["modality"], among)
         st.button(

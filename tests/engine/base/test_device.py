@@ -15,7 +15,7 @@ def _asked_anew() -> Iterator[None]:
     device.cpu_gains_by_bfloat16.cache_clear()
 
 
-@pytest.mark.parametrize(("seconds", "gains"), [(0.5, True), (2.0, False)])
+@pytest.mark.parametrize(("seconds", "gains"), [(0.5, True), (0.9, False), (2.0, False)])
 def test_bfloat16_is_taken_where_the_clock_says_so(
     monkeypatch: pytest.MonkeyPatch, seconds: float, gains: bool
 ) -> None:

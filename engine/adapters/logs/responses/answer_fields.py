@@ -21,15 +21,16 @@ MORE_ROWS = (
 )
 NO_IDS = "{n} list{s} of token ids that {are} no whole numbers {are} left out"
 NO_TEXT = "{n} text{s} that {are} no string {are} left out"
-STARTS = ("start", "routed_experts_prompt_start", "routed_experts_start_len")
+STARTS = ("routed_experts_prompt_start", "routed_experts_start_len")
 Holder = dict[str, Any]
 
 
-def start_of(holders: Sequence[Holder]) -> int:
-    """The first token that has decisions, where an answer says that those before it were not asked for."""
+def start_of(holders: Sequence[Holder], start: Any = None) -> int:
+    """The first token that has decisions, where an answer says that those before it were not asked for; ``start``: as
+    Dynamo says it, beside the rows."""
     inner = [about for holder in holders if isinstance(about := holder.get("meta_info"), dict)]
-    told = next((holder[key] for holder in (*holders, *inner) for key in STARTS if key in holder), 0)
-    return told if type(told) is int and told > 0 else 0
+    told = [start, *(holder.get(key) for holder in (*holders, *inner) for key in STARTS)]
+    return next((first for first in told if type(first) is int and first > 0), 0)
 
 
 def prompt_tokens(record: Holder) -> int | None:

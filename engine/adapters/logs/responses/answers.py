@@ -25,8 +25,8 @@ from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     token_ids,
     vocabulary_ids,
 )
-from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of
-from tokenpaths.engine.adapters.logs.responses.envelopes import is_failure, responses
+from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of, rows_told
+from tokenpaths.engine.adapters.logs.responses.envelopes import responses
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
 from tokenpaths.engine.base.errors import UserError
 
@@ -38,9 +38,8 @@ Holder = dict[str, Any]
 
 
 def is_vllm_line(record: Holder) -> bool:
-    """Whether an object looks like a response of vLLM or Dynamo, with or without decisions, or like a failure."""
-    known = is_failure(record) or any(key in record for key in (*ROWS, "choices", "outputs", "custom_id"))
-    return known and not is_sglang_line(record)
+    """Whether an object looks like a response of vLLM or Dynamo, with or without decisions."""
+    return any(key in record for key in (*ROWS, "choices", "outputs", "custom_id")) and not is_sglang_line(record)
 
 
 def is_sglang_line(record: Holder) -> bool:
@@ -64,7 +63,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
         raise UserError(f"{empty or file}: has no routed_experts; {NOT_THERE}", field="file")
 
     def read() -> Iterator[Piece | tuple[str, int]]:
-        known, later = model, replace(announced, may_be_cut=True)
+        known, sizes = model, announced
         for where, record in responses(file, announced.skip_bad):
             if not isinstance(record, dict):
                 yield where, record
@@ -78,7 +77,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
                         "so split the log by model",
                         field="file",
                     )
-                for piece in list(pieces_of(where, record, later)):
+                for piece in list(pieces_of(where, record, sizes)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
                         fewer = piece.ids.shape[2] < whole.shape[2]
                         if piece.ids.shape[1] != whole.shape[1] or not fewer:
@@ -89,6 +88,8 @@ def open_engine(file: Path, announced: Announced) -> Log:
                                 field="file",
                             )
                         piece = replace(piece, ids=widened(piece.ids, whole.shape[2]))
+                    if isinstance(piece, Piece) and not sizes.may_be_cut and _has_all_rows(record, piece):
+                        sizes = replace(announced, may_be_cut=True)
                     yield piece
             except UserError as error:
                 if not announced.skip_bad:
@@ -127,7 +128,7 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
         before = vocabulary_ids(holders, ("prompt_token_ids", "input_ids"), at, remarks)
         after = vocabulary_ids((choice, engine, record if not several else {}), ANSWER_IDS, at, remarks)
         alone = prompt is not None and number > 0
-        start = start_of(holders)
+        start = start_of(holders, engine.get("start"))
         token_id = token_ids([] if alone else before, after, len(ids), start, remarks)
         yield Piece(
             ids,
@@ -142,6 +143,13 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
             request=record.get("request of a list") or (where if several and not alone else None),
             prompt=None if start else len(before) if before else prompt_tokens(record),
         )
+
+
+def _has_all_rows(record: Holder, piece: Piece) -> bool:
+    """Whether a response of one choice says that it has as many tokens as there are rows."""
+    choices = record.get("choices") or [{}]
+    choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
+    return rows_told({**record, **choice, **_rows(choice, record)[0]}) == piece.num_tokens
 
 
 def _rows(choice: Holder, record: Holder) -> tuple[Holder, Any]:

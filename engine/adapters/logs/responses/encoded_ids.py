@@ -65,7 +65,7 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
         raise UserError(f"{where}: the shape of {what} is {shape}, it should be [tokens, layers, top-k]", field="file")
     layers, top_k = announced.layers, announced.top_k
     if not (layers and top_k):
-        rows = _rows_of(beside)
+        rows = rows_told(beside)
         wide = len(flat) // rows if rows and len(flat) % rows == 0 else 0
         one = layers or top_k
         if rows and wide and one and wide % one == 0:
@@ -76,7 +76,7 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
             f"--top-k of the model{fits}",
             field="layers",
         )
-    each, rows = layers * top_k, _rows_of(beside)
+    each, rows = layers * top_k, rows_told(beside)
     if rows and len(flat) % rows == 0 and len(flat) // rows != each:
         missing = rows - len(flat) // each
         cut = len(flat) % each == 0 and 0 < missing <= (prompt_tokens(beside) or rows)
@@ -95,7 +95,7 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
     return flat.reshape(-1, layers, top_k)
 
 
-def _rows_of(beside: dict[str, Any]) -> int | None:
+def rows_told(beside: dict[str, Any]) -> int | None:
     """Tokens with decisions, as the response counts them: all but the last, and those that were not asked for."""
     about, usage = beside.get("meta_info"), beside.get("usage")
     held = {**(usage if isinstance(usage, dict) else {}), **(about if isinstance(about, dict) else {})}
@@ -105,7 +105,8 @@ def _rows_of(beside: dict[str, Any]) -> int | None:
     else:
         prompt, answer = held.get("prompt_tokens"), held.get("completion_tokens")
         count = prompt + answer if type(prompt) is int and type(answer) is int else 0
-    count -= start_of([beside])
+    start = start_of([beside])
+    count -= start if start < count else 0
     return count - 1 if count > 1 else None
 
 

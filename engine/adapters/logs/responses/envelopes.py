@@ -72,9 +72,14 @@ class Streams:
         if data == b"[DONE]":
             yield from self.rest()
             return
-        chunk = parsed(where, data, arrays=self._arrays)
-        if not isinstance(chunk, dict):
-            raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
+        try:
+            chunk = parsed(where, data, arrays=self._arrays)
+            if not isinstance(chunk, dict):
+                raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
+        except UserError:  # a chunk of any of them
+            self._broken |= self._open.keys()
+            self._open.clear()
+            raise
         about = chunk.get("meta_info")
         name = str(chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None))
         if name in self._broken:
@@ -91,7 +96,7 @@ class Streams:
         for stream in self._open.values():
             yield stream.where, stream.record
         self._open.clear()
-        self._broken.clear()
+        self._broken.discard(str(None))  # streams without a name follow each other
 
 
 def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
@@ -122,9 +127,17 @@ def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
 
 def is_failure(value: Any) -> bool:
     """Whether an engine answered with an error in place of a response."""
-    if not isinstance(value, dict) or "choices" in value:
+    if not isinstance(value, dict) or any(key in value for key in ("choices", "meta_info", "routed_experts")):
         return False
     return isinstance(value.get("error"), dict) or value.get("object") == "error"
+
+
+def is_failed_line(line: bytes) -> bool:
+    """``is_failure`` of the object in a line."""
+    try:
+        return b"error" in line and is_failure(json.loads(line))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _whole_document(file: Path) -> Any | None:
@@ -154,7 +167,7 @@ class _Stream:
     def __init__(self, where: str) -> None:
         self.where = where
         self.record: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
+        self._choices: dict[int | float | str, dict[str, Any]] = {}
 
     def add(self, where: str, chunk: dict[str, Any]) -> None:
         """Take a chunk; UserError if its choices are none."""
@@ -170,8 +183,9 @@ class _Stream:
                 self.record[key] = value
 
     def _add_choice(self, where: str, choice: dict[str, Any]) -> None:
-        index, ids = choice.get("index") or 0, choice.get("token_ids")
-        if type(index) is not int or not (ids is None or isinstance(ids, list)):
+        index, ids = choice.get("index"), choice.get("token_ids")
+        index = 0 if index is None else index
+        if not isinstance(index, int | float | str) or not (ids is None or isinstance(ids, list)):
             raise UserError(f"{where}: a choice should have a number as index and a list of token_ids", field="file")
         if index not in self._choices:
             self._choices[index] = {}

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNRECORDED, UNUSED, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
@@ -90,7 +91,8 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     varies = top_k <= (announced.top_k or 0) or rows.lists
     top_k = max(top_k, announced.top_k or 0) if varies else top_k
     announced.check(str(file), layers=len(layers), top_k=top_k)
-    _refuse_repeated(rows)
+    if not (rows.lists or announced.skip_bad):  # a row that is wrong then is one of many, and a list says what it holds
+        _refuse_repeated(rows)
     partial = len(np.unique(rows.token_key)) * len(layers) != len(rows.counts())
 
     def read() -> Iterator[Piece]:
@@ -106,7 +108,7 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
 def _refuse_repeated(rows: Decisions) -> None:
     """UserError if a token has one expert twice at a layer, as where a row stands in the table twice."""
     order = np.lexsort([rows.row, rows.expert, rows.layer, rows.token_key])
-    same = rows.expert[order][1:] >= 0
+    same = ~np.isin(rows.expert[order][1:], (UNUSED, *FILL_VALUES))
     for values in (rows.token_key, rows.layer, rows.expert):
         same &= np.diff(values[order]) == 0
     if same.any():

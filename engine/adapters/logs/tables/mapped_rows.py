@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_lines, parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_lines, no_text, parsed, text_lines
+from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.base.errors import UserError
 
@@ -142,9 +143,12 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
         raise UserError(f"{file}: is empty", field="file")
     if first[1].startswith(b"PAR1"):
         return "row", _parquet(file, columns)
-    if first[1].lstrip()[:1] == b"[":
+    if problem := no_text(first[1]):
+        raise UserError(f"{file}: is {problem}", field="file")
+    mark = first[1].removeprefix(BOM).lstrip()[:1]
+    if mark == b"[":
         return "item", _array(file, columns)
-    if first[1].lstrip()[:1] == b"{":
+    if mark == b"{":
         lines = (
             (int(where.rsplit(" ", 1)[1]), {name: _at(record, path, where) for name, path in columns.items()})
             for where, record in json_lines(file)
@@ -180,7 +184,7 @@ def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, A
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
         rows = (line for line in stream if not line.startswith("#"))
         header = next(rows, "")
-        delimiter = max(DELIMITERS, key=header.count)
+        delimiter = max(DELIMITERS, key=lambda mark: _named(header, mark, columns))
         reader = csv.DictReader(chain([header], rows), delimiter=delimiter)
         try:
             names = [name.strip() for name in reader.fieldnames or []]
@@ -194,6 +198,15 @@ def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, A
                 yield reader.line_num, {name: row[path] for name, path in columns.items()}
         except csv.Error as error:
             raise UserError(f"{file}, line {reader.line_num}: is no CSV ({error})", field="file") from None
+
+
+def _named(header: str, delimiter: str, columns: dict[str, str]) -> int:
+    """How many of the columns a header has if this parts them."""
+    try:
+        names = {name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])}
+    except csv.Error:
+        return 0
+    return sum(path in names for path in columns.values())
 
 
 def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -24,7 +24,7 @@ from tokenpaths.engine.base.errors import UserError
 
 IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 NO_PROMPT = "{n} sequence{s} {are} without a prompt: no sequence waited for the position of a decode token"
-_Key = tuple[Any, Any, int]
+_Key = tuple[str, str, int]
 """rank, gatherer, and the number of a sequence in the order in which they began"""
 NOTE = "requests have no names in this log: a decode token belongs to the sequence that waits for its position"
 
@@ -67,6 +67,9 @@ def _digest(records: list[dict[str, Any]]) -> str:
     for record in records:
         digest.update(repr((record.get("forward_pass_id"), record[IDS].shape, record[IDS].dtype)).encode())
         digest.update(record[IDS].tobytes())
+        for name in ("input_ids", "positions"):
+            numbers = _numbers(record.get(name), record[IDS].shape[1])
+            digest.update(b"" if numbers is None else numbers.tobytes())
     return digest.hexdigest()
 
 
@@ -120,6 +123,7 @@ def _stitched(
     sequences, begun, alone = Sequences(), 0, 0
     continued: dict[Hashable, int] = {}  # sequence → the last record that has tokens of it
     decoded: dict[Hashable, int] = {}  # rank → its last record with decode tokens
+    chunks: set[Hashable] = set()  # sequences whose last tokens were of a prompt
     for number, record in enumerate(records):
         ids = record[IDS][layers].transpose(1, 0, 2)[:, :, :top_k]
         if _is_map(physical, record):
@@ -137,7 +141,7 @@ def _stitched(
                 field="file",
             )
         lengths, prompts = lengths + [1] * (len(ids) - sum(lengths)), len(lengths)
-        rank, start, taken = (record.get("rank"), record.get("gatherer_key")), 0, set()
+        rank, start, taken = (str(record.get("rank")), str(record.get("gatherer_key"))), 0, set()
         since, last = decoded.get(rank, 0), -1
         for part, length in enumerate(lengths):
             at = slice(start, start + length)
@@ -145,9 +149,14 @@ def _stitched(
             waiting: list[_Key] = [k for k in sequences.keys if k[:2] == rank and k not in taken]  # type: ignore
             if position is not None:
                 waiting = [k for k in waiting if position and sequences.position(k) == position]
-                # A batch keeps the order in which its requests came, and each request in it goes on in each pass.
-                behind = [k for k in waiting if k[2] > last] if part >= prompts else waiting
-                waiting = sorted(behind or waiting, key=lambda k: (continued[k] < since, k[2]))
+                if part >= prompts:
+                    # A batch keeps the order in which its requests came, and each request in it goes on in each pass.
+                    behind = [k for k in waiting if k[2] > last]
+                    waiting = sorted(behind or waiting, key=lambda k: (continued[k] < since, k[2]))
+                else:
+                    # A prompt goes on behind its first chunk, which did not decode, or behind an earlier turn, which
+                    # has ended; hardly behind a prompt just read, and never behind a request that is being decoded.
+                    waiting.sort(key=lambda k: 2 * (continued[k] >= since) + (k not in chunks))
             key, new = waiting[0] if waiting else (*rank, begun), not waiting
             if new:
                 begun += 1
@@ -156,6 +165,7 @@ def _stitched(
                 decoded[rank], last = number, key[2]
             taken.add(key)
             continued[key] = number
+            (chunks.add if part < prompts else chunks.discard)(key)
             piece = Piece(
                 ids[at],
                 f"{file}, record {number}",

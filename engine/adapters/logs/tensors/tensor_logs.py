@@ -98,21 +98,24 @@ def _by_layer(value: Any) -> dict[Any, Any]:
     if isinstance(value, dict):
         return value
     rows = list(value) if isinstance(value, list | tuple) else []
-    pairs = all(isinstance(row, list | tuple) and len(row) == 2 for row in rows)
-    if pairs and len({str(row[0]) for row in rows}) == len(rows):
-        return {row[0] if type(row[0]) is int else place: row[1] for place, row in enumerate(rows)}
-    return dict(enumerate(rows))
+    if not all(isinstance(row, list | tuple) and len(row) == 2 for row in rows):
+        return dict(enumerate(rows))
+    numbers = [row[0] for row in rows if type(row[0]) is int and row[0] >= 0]
+    named = len(set(numbers)) == len(rows)
+    return {row[0] if named else place: row[1] for place, row in enumerate(rows)}
 
 
 def _counts_pairs(value: Any) -> bool:
     """Whether counters of OLMoE count what two layers chose together."""
     rows = list(_by_layer(value).values())
     of_two = isinstance(value, dict) and all(map(_is_pair, value)) and _counters(rows) is not None
-    return bool(rows) and (of_two or all(isinstance(row, dict) and row and all(map(_is_pair, row)) for row in rows))
+    counted = all(isinstance(row, dict) and row and all(map(_is_pair, row)) for row in rows)
+    by_domain = isinstance(value, dict) and all(isinstance(k, str) and _counts_pairs(v) for k, v in value.items())
+    return bool(rows) and (of_two or counted or by_domain)
 
 
 def _is_pair(key: Any) -> bool:
-    return isinstance(key, tuple) and all(type(number) is int for number in key)
+    return isinstance(key, tuple) and len(key) == 2 and all(type(number) is int for number in key)
 
 
 def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:

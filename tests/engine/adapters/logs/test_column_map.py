@@ -186,3 +186,25 @@ def test_text_of_a_parquet_that_is_no_utf8(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "log")
     with pytest.raises(UserError, match="'utf-8' codec can't decode"):
         mapped(tmp_path, tmp_path / "log", PLAIN)
+
+
+@pytest.mark.parametrize("fill", [0, 255])
+def test_steps_that_are_filled_are_no_repetition(tmp_path: Path, fill: int) -> None:
+    rows = [{"at": 0, "e": [[3, 1], [fill, fill]]}, {"at": 1, "e": [[1, 2], [2, 1]]}]
+    (piece,) = mapped(
+        tmp_path, lines(tmp_path / "log", rows), '[columns]\ntoken = "at"\nexpert = "e"\n[log]\nexperts = 9'
+    )
+    assert piece.ids[0, 0].tolist() == [3, 1]
+    assert (piece.ids[0, 1] < 0).all()
+
+
+def test_a_semicolon_may_part_columns_whose_names_hold_commas(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('request;position;blk;"expert, chosen, of, all, a"\na;0;0;5\n')
+    (piece,) = mapped(tmp_path, tmp_path / "log", PLAIN.replace('"expert"', '"expert, chosen, of, all, a"'))
+    assert piece.ids.tolist() == [[[5]]]
+
+
+def test_a_packed_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\x1f\x8b" + bytes(30))
+    with pytest.raises(UserError, match="compressed with gzip; unpack it first"):
+        mapped(tmp_path, tmp_path / "log", PLAIN)

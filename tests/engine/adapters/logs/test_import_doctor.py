@@ -137,3 +137,6 @@ def test_a_slot_that_is_filled_is_taken_for_an_expert_aloud(fill: int, tmp_path:
     assert found(tmp_path, ids) == [("slots without an expert", "warning")]
     assert found(tmp_path, ids, experts=EXPERTS) == []  # then it holds none
     assert found(tmp_path, choices(TOKENS, 0, LAYERS, TOP_K, 256)) == []
+    wide = choices(TOKENS, 0, LAYERS, TOP_K, (fill + 1) // 2 if fill == 255 else 1024).astype(np.uint16)
+    wide[5, 1, 1] = fill
+    assert found(tmp_path, wide) == [("slots without an expert", "warning")]

@@ -51,10 +51,28 @@ def test_a_cut_response_that_comes_first_must_tell(tmp_path: Path) -> None:
     refused(tmp_path, file, r"line 1.* say so in routed_experts_start_len", **SIZES)
 
 
-def test_sizes_that_do_not_fit_are_no_cut(tmp_path: Path) -> None:
-    """Twice as many layers would be half the tokens: the first response has all, so the sizes are wrong."""
-    file = make.lines(tmp_path / "log", [make.sglang(0) | {"prompt_token_ids": WORDS[0][:PROMPT]}])
+@pytest.mark.parametrize("first", ["counted", "uncounted", "with a start of another kind"])
+def test_sizes_that_do_not_fit_are_no_cut(tmp_path: Path, first: str) -> None:
+    """Twice as many layers would be half the tokens."""
+    records = [make.sglang(n) | {"prompt_token_ids": WORDS[n][:PROMPT]} for n in range(2)]
+    if first == "uncounted":  # says nothing of its length, so nothing is known of the sizes behind it
+        records[0]["meta_info"] = {"routed_experts": records[0]["meta_info"]["routed_experts"]}
+        del records[0]["prompt_token_ids"]
+    if first == "with a start of another kind":
+        records[0] |= {"start": 1_712_345_678, "routed_experts_start_len": None}
+    file = make.lines(tmp_path / "log", records)
     refused(tmp_path, file, "are not 10 layers × 2 experts", layers=2 * (LAYERS + 1), top_k=TOP_K)
+
+
+def test_a_prompt_that_is_only_counted_is_no_prefix_of_other_requests(tmp_path: Path) -> None:
+    """Equal first rows of requests that have nothing else in common: two tokens, as ``usage`` counts them."""
+    rows = [np.concatenate([IDS[0][:2], IDS[number][2:]]) for number in range(3)]
+    records: list[dict[str, Any]] = [
+        {"id": str(n), "choices": [{"index": 0, "routed_experts": npy64(one)}], "usage": {"prompt_tokens": 2}}
+        for n, one in enumerate(rows)
+    ]
+    _, found = pieces(make.lines(tmp_path / "log", records))
+    assert [piece.num_tokens for piece in found] == [ROWS] * 3
 
 
 def test_a_short_prompt_of_several_choices_is_counted_once_without_ids(tmp_path: Path) -> None:
@@ -75,8 +93,15 @@ def test_a_log_may_begin_with_a_failed_request(tmp_path: Path, error: dict[str, 
         assert "2 failed or cancelled requests are left out" in run.info()["findings"]["notes"]
 
 
-def test_a_log_of_failures_alone_says_what_is_missing(tmp_path: Path) -> None:
-    refused(tmp_path, make.lines(tmp_path / "log", [{"error": {"message": "x"}}]), "has no routed_experts")
+def test_failures_alone_are_no_log_and_are_left_out_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    make.lines(folder / "a.jsonl", [make.vllm_chat(0)])
+    wrong = make.lines(folder / "b.jsonl", [{"error": {"message": "x"}}])
+    refused(tmp_path, wrong, "has error, but neither routed_experts")
+    log, found = pieces(folder)
+    assert [piece.num_tokens for piece in found] == [ROWS]
+    assert "files that are not read: b.jsonl" in log.note
 
 
 def events(file: Path, spoil: dict[str, Any], at: int = 0) -> Path:
@@ -94,13 +119,26 @@ def test_a_chunk_may_have_null_where_others_have_ids(tmp_path: Path) -> None:
     assert [piece.num_tokens for piece in found] == [ROWS]
 
 
-@pytest.mark.parametrize("spoil", [{"index": [1]}, {"token_ids": 7}])
-def test_a_chunk_that_is_none_costs_its_stream_alone(tmp_path: Path, spoil: dict[str, Any]) -> None:
-    file = events(tmp_path / "log", spoil, at=2)
-    refused(tmp_path, file, "a choice should have a number as index and a list of token_ids")
+@pytest.mark.parametrize("spoil", [{"index": [1]}, {"token_ids": 7}, None])
+def test_a_chunk_that_is_none_costs_its_stream_alone(tmp_path: Path, spoil: dict[str, Any] | None) -> None:
+    file = events(tmp_path / "log", spoil or {}, at=2)
+    if spoil is None:
+        chunks = file.read_text().split("\n\n")
+        file.write_text("\n\n".join([*chunks[:3], "data: {cut", *chunks[4:]]))
+    refused(tmp_path, file, "is not JSON" if spoil is None else "a choice should have a number as index and a list")
     whole = make.stream(tmp_path / "other").read_text().replace('"id": "s"', '"id": "t"')
     file.write_text(file.read_text() + whole)
     _, found = pieces(file, skip_bad=True)
+    assert [piece.num_tokens for piece in found] == [ROWS]
+
+
+def test_the_end_of_one_stream_does_not_mend_another(tmp_path: Path) -> None:
+    broken, whole = (make.stream(tmp_path / name).read_text() for name in "ab")
+    lines = broken.replace('"id": "s"', '"id": "b"').split("\n\n")
+    lines[4] = 'data: {"id": "b", "choices": 7}'
+    done = whole.replace('"id": "s"', '"id": "a"')
+    (tmp_path / "log").write_text("\n\n".join([*lines[:6], done.strip(), *lines[6:]]))
+    _, found = pieces(tmp_path / "log", skip_bad=True)
     assert [piece.num_tokens for piece in found] == [ROWS]
 
 
@@ -111,13 +149,14 @@ def test_choices_of_a_chunk_that_are_none(tmp_path: Path, choices: Any) -> None:
     refused(tmp_path, file, "choices should be a list of objects")
 
 
-def test_an_array_that_announces_more_than_there_is_costs_its_line_alone(tmp_path: Path) -> None:
-    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 5, 2), }"
+@pytest.mark.parametrize("shape", ["4000000000, 5, 2", f"0, {10**30}, 2", f"-{10**30}, 5, 2", f"{'-' * 3000}1, 5, 2"])
+def test_an_array_that_announces_more_than_there_is_costs_its_line_alone(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({shape}), }}".encode()
     data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     wrong = make.vllm_chat(1)
     wrong["choices"][0]["routed_experts"] = make.base64.b64encode(data).decode()
     file = make.lines(tmp_path / "log", [make.vllm_chat(0), wrong, make.vllm_chat(2)])
-    refused(tmp_path, file, r"line 2: .* cut off numpy array \(the shape \(4000000000, 5, 2\) announced")
+    refused(tmp_path, file, "line 2: .* cut off numpy array")
     assert len(pieces(file, skip_bad=True)[1]) == 2
 
 
@@ -131,7 +170,7 @@ def test_copies_of_tensor_parallel_ranks_are_counted_once(tmp_path: Path) -> Non
     torch.save(value, folder / "rank_1.pt")
     log, found = pieces(folder)
     assert sum(piece.num_tokens for piece in found) == sum(p.num_tokens for p in pieces(first)[1])
-    assert "tensor-parallel ranks wrote are counted once: rank_1.pt left out" in log.note
+    assert "files that are copies, as tensor-parallel ranks write them: rank_1.pt" in log.note
     value["records"][0]["topk_ids_of_layer"][0, 0, 0] += 1  # another rank's own requests
     torch.save(value, folder / "rank_1.pt")
     assert sum(piece.num_tokens for piece in pieces(folder)[1]) == 2 * sum(p.num_tokens for p in found)
@@ -147,25 +186,58 @@ def test_requests_that_wait_for_one_position_are_told_apart_by_their_order(tmp_p
         parts = [(n, 0, requests[n][1]) for n in new] or [(n, at, at + 1) for n, at in held.items()]
         if not parts:
             continue
-        rows = np.concatenate([ids[n][low:high] for n, low, high in parts])
-        padded = np.full((LAYERS, len(rows), 8), -1, dtype=np.int32)
-        padded[:, :, :TOP_K] = rows.transpose(1, 0, 2)
-        records.append(
-            {
-                "forward_pass_id": step,
-                "rank": 0,
-                "gatherer_key": "primary",
-                "positions": [at for _, low, high in parts for at in range(low, high)],
-                "extend_seq_lens": [high - low for _, low, high in parts] if new else None,
-                "topk_ids_of_layer": torch.from_numpy(padded),
-            }
-        )
+        lengths = [high - low for _, low, high in parts] if new else None
+        records.append(_pass([(low, ids[n][low:high]) for n, low, high in parts], lengths))
         held |= {n: high for n, _, high in parts}
         held = {n: at for n, at in sorted(held.items()) if at < len(ids[n])}
     torch.save({"records": records}, tmp_path / "log")
     _, found = pieces(tmp_path / "log")
     assert [piece.num_tokens for piece in found] == [len(one) for one in ids]
     assert all((piece.ids == one).all() for piece, one in zip(found, ids, strict=True))
+
+
+def prefill(low: int, rows: np.ndarray) -> dict[str, Any]:
+    """A pass of one part of a prompt."""
+    return _pass([(low, rows)], [len(rows)])
+
+
+def _pass(parts: list[tuple[int, np.ndarray]], lengths: list[int] | None) -> dict[str, Any]:
+    ids = np.concatenate([rows for _, rows in parts])
+    padded = np.full((LAYERS, len(ids), 8), -1, dtype=np.int32)
+    padded[:, :, :TOP_K] = ids.transpose(1, 0, 2)
+    positions = [low + place for low, rows in parts for place in range(len(rows))]
+    return {
+        "rank": [0],  # as a tensor of one number comes out of some
+        "gatherer_key": "primary",
+        "positions": positions,
+        "extend_seq_lens": lengths,
+        "topk_ids_of_layer": torch.from_numpy(padded),
+    }
+
+
+def test_a_turn_goes_on_behind_the_one_that_ended(tmp_path: Path) -> None:
+    """A is decoded to 11 and ends; B waits at 12, and is being decoded, when A's next turn extends from 12."""
+    a, b = make.choices(18, 1), make.choices(14, 2)
+    records = [prefill(0, a[:10]), _pass([(10, a[10:11])], None), _pass([(11, a[11:12])], None), prefill(0, b[:11])]
+    records += [_pass([(11, b[11:12])], None), prefill(12, a[12:]), _pass([(12, b[12:13])], None)]
+    records += [_pass([(13, b[13:])], None)]
+    torch.save({"records": records}, tmp_path / "log")
+    _, found = pieces(tmp_path / "log")
+    assert all((piece.ids == one).all() for piece, one in zip(found, (a, b), strict=True))
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_chunks_of_a_prompt_are_joined_beside_a_request_at_their_position(tmp_path: Path, between: bool) -> None:
+    """D is decoded and stands at 16 when the second chunk of C comes, which begins there."""
+    d, c = make.choices(18, 3), make.choices(26, 4)
+    records = [prefill(0, d[:15])]
+    decode = _pass([(15, d[15:16])], None)
+    records += [prefill(0, c[:16]), decode] if between else [decode, prefill(0, c[:16])]
+    records += [prefill(16, c[16:24]), _pass([(16, d[16:17]), (24, c[24:25])], None)]
+    records += [_pass([(17, d[17:]), (25, c[25:])], None)]
+    torch.save({"records": records}, tmp_path / "log")
+    _, found = pieces(tmp_path / "log")
+    assert all((piece.ids == one).all() for piece, one in zip(found, (d, c), strict=True))
 
 
 def counts_of(file: Path) -> OnlyCounts:
@@ -186,7 +258,12 @@ def test_counters_keep_the_numbers_of_their_layers(tmp_path: Path, as_pairs: boo
     }
 
 
-@pytest.mark.parametrize("value", [[{(0, 1): 5}], {(0, 7): {0: 5}}])
+def test_counters_whose_layers_are_not_all_numbered_keep_their_order(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(pickle.dumps([(1, {0: 5}), ("dense", {1: 7}), ("x", {1: 9})]))
+    assert counts_of(tmp_path / "log").counts.counts.tolist() == [[5, 0], [0, 7], [0, 9]]
+
+
+@pytest.mark.parametrize("value", [[{(0, 1): 5}], {(0, 7): {0: 5}}, {"c4": [{(0, 1): 5}]}])
 def test_counts_of_two_layers_together_are_no_load(tmp_path: Path, value: Any) -> None:
     (tmp_path / "log").write_bytes(pickle.dumps(value))
     refused(tmp_path, tmp_path / "log", "give the counters of single layers")
