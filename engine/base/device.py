@@ -67,7 +67,7 @@ def cpu_gains_by_bfloat16() -> bool:
         return False
     turns = [[_product_time(dtype) for dtype in (torch.bfloat16, torch.float32)] for _ in range(TURNS)]
     low, full = (min(times) for times in zip(*turns, strict=True))
-    return low < MARGIN * full
+    return bool(low < MARGIN * full)
 
 
 def _product_time(dtype: torch.dtype) -> float:
