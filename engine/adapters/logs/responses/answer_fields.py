@@ -77,7 +77,7 @@ def token_ids(
     """(count,) vocabulary ids of the tokens with decisions, −1 where unknown; None if nothing is known.
 
     The last token of an answer was never fed back, so there is one row less than tokens, or as many. The tokens before
-    ``begin`` have none.
+    ``begin`` have none. An answer may begin with its prompt, where the client asked for that (``echo``).
     """
     if prompt is None and answer is None:
         return None
@@ -89,7 +89,8 @@ def token_ids(
             remarks.append(OTHER_IDS)
             return None
         return np.array([-1] * (count - len(answer) + 1) + answer[:-1], dtype=np.int64)
-    tokens = prompt + answer
+    echoed = len(answer) - begin - count in (0, 1) and answer[: len(prompt)] == prompt
+    tokens = answer if echoed else prompt + answer
     left = len(tokens) - begin - count
     if left in (0, 1):
         return np.array(tokens[begin:][:count], dtype=np.int64)

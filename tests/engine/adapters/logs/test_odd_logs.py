@@ -84,6 +84,14 @@ def test_a_short_prompt_of_several_choices_is_counted_once_without_ids(tmp_path:
     assert [piece.num_tokens for piece in found] == [ROWS, ROWS - PROMPT]
 
 
+def test_an_answer_that_echoes_its_prompt_has_the_ids_of_both(tmp_path: Path) -> None:
+    record = make.vllm_completion(0)
+    record["choices"][0]["token_ids"] = WORDS[0]
+    _, (piece,) = pieces(make.lines(tmp_path / "log", [record]))
+    assert piece.token_id is not None
+    assert piece.token_id.tolist() == WORDS[0][:ROWS]
+
+
 @pytest.mark.parametrize("error", [{"error": {"message": "x", "code": 400}}, {"object": "error", "message": "x"}])
 def test_a_log_may_begin_with_a_failed_request(tmp_path: Path, error: dict[str, Any]) -> None:
     file = make.lines(tmp_path / "log", [error, make.vllm_chat(0), error])
