@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
 from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, lowest, unrecorded
 from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
@@ -26,8 +27,8 @@ SURE = math.log(1e6)
 """how much less likely than one in a million chance must make an artefact"""
 LEAST_SHARED = 16
 """tokens at the beginning of samples that are compared for prefixes counted several times"""
-_FILLS = (255, 65_535)
-"""ids with which engines fill slots that hold no expert, in numbers without a sign"""
+_FILLS = FILL_VALUES[1:]
+"""those that no expert has unless there are as many; 0 is the first expert everywhere"""
 _MOST_NAMED = 6
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 

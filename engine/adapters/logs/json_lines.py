@@ -17,7 +17,7 @@ import pybase64
 
 from tokenpaths.engine.adapters.logs.long_values import parse_long
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
-from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE, read_header
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS
 from tokenpaths.engine.data.sources.jsonl import bad_json_reason
@@ -189,10 +189,7 @@ def from_bytes(data: bytes, dtype: str, where: str, what: str) -> np.ndarray:
 
 def _check_size(data: bytes) -> None:
     """ValueError if the header of a ``.npy`` announces more than there is: NumPy would make room for it."""
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
+    shape, _, dtype = read_header(io.BytesIO(data))
     fits = all(0 <= length <= len(data) for length in shape) and math.prod(shape) * dtype.itemsize <= len(data)
     if not fits and not dtype.hasobject:
         raise ValueError(f"the shape {str(shape)[:60]} announced, {len(data)} bytes there")

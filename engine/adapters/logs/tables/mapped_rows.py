@@ -22,12 +22,11 @@ from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_line
 from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.data.sources.tables.delimited import DELIMITERS
 
 COLUMNS = ("sequence", "phase", "token", "layer", "slot", "expert", "weight")
 MOST_DECISIONS = 40_000_000
 """decisions of a table that is held whole"""
-DELIMITERS = ",\t;"
-"""of CSV, the likeliest first"""
 _MOST = 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
@@ -159,7 +158,9 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
 
 def _array(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
     if file.stat().st_size > MAX_LINE_BYTES:
-        raise UserError(f"{file}: is one JSON array of more than {MAX_LINE_BYTES >> 20} MB; give a line a row")
+        raise UserError(
+            f"{file}: is one JSON array of more than {MAX_LINE_BYTES >> 20} MB; give a line a row", field="file"
+        )
     for number, record in enumerate(parsed(str(file), file.read_bytes())):
         where = f"{file}, item {number}"
         yield number, {name: _at(record, path, where) for name, path in columns.items()}

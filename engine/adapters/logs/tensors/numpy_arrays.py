@@ -33,6 +33,14 @@ BROKEN_ARCHIVE = (OSError, EOFError, RuntimeError, NotImplementedError, ValueErr
 PICKLE = "holds pickled Python objects, which can run code when they are loaded, so they are never read; save {}"
 
 
+def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it lies column by column, and dtype of the ``.npy`` that begins here; its errors are NumPy's."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    header: tuple[tuple[int, ...], bool, np.dtype] = read(stream)
+    return header
+
+
 class _Array:
     """One array in a file or an archive, read a few rows at a time."""
 
@@ -41,9 +49,7 @@ class _Array:
         self.where = where
         self._stream = stream
         try:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, fortran, self.dtype = read(stream)
+            self.shape, fortran, self.dtype = read_header(stream)
         except (*BROKEN_ARCHIVE, SyntaxError, TypeError, tokenize.TokenError) as error:
             raise UserError(
                 f"{where}: is no numpy array, or one that is cut off ({_short(error)})", field="file"

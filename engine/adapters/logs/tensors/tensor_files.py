@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import BROKEN_ARCHIVE
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import BROKEN_ARCHIVE, read_header
 from tokenpaths.engine.base.errors import UserError
 
 MOST_BYTES = 2 << 30
@@ -191,10 +191,7 @@ def array_shapes(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         with zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
                 with archive.open(name) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    old = version == (1, 0)
-                    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-                    shape, _, dtype = read(stream)
+                    shape, _, dtype = read_header(stream)
                     found[name.removesuffix(".npy")] = shape, dtype.kind
     except Exception:  # the reader of archives says what is wrong
         return {}

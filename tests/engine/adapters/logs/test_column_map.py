@@ -145,7 +145,7 @@ def test_a_token_that_lacks_a_layer(tmp_path: Path):
 PLAIN = '[columns]\nsequence = "request"\ntoken = "position"\nlayer = "blk"\nexpert = "expert"\n'
 
 
-@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
 def test_a_table_may_part_its_columns_otherwise(tmp_path: Path, delimiter: str) -> None:
     text = "request,position,blk,expert\na,0,0,5\na,0,1,\x1c6\na,1,0,7\na,1,1,8\n"
     (tmp_path / "log").write_text(text.replace(",", delimiter))
