@@ -36,6 +36,8 @@ SLICE_SECONDS = 0.4
 """minimum seconds between progress reports; shorter slices are merged"""
 RATE_SECONDS = 30.0
 PAUSE_SECONDS = 5.0
+LET_GO_SECONDS = 2.0
+"""how long a job in hand may take to come to an end of its own once the worker ends"""
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -68,10 +70,24 @@ class Working:
 
 
 class JobRunner:
-    """Leases jobs of ``table`` and executes them; ``in_thread`` runs a function in the model thread."""
+    """Leases jobs of ``table`` and executes them.
 
-    def __init__(self, table: JobTable, context: JobContext, in_thread: InThread, *, free_bytes: float) -> None:
-        self.table, self.context, self.free_bytes = table, context, free_bytes
+    Args:
+        in_thread: runs a function in the model thread.
+        free_bytes: on the disk, below which paused jobs stay paused.
+        is_stuck: whether the work in the model thread lasts so long that it hangs.
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        context: JobContext,
+        in_thread: InThread,
+        *,
+        free_bytes: float,
+        is_stuck: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.table, self.context, self.free_bytes, self.is_stuck = table, context, free_bytes, is_stuck
         self.in_thread: InThread = lambda work: in_thread(contained(work))
         self.worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
         self.ending = asyncio.Event()
@@ -172,11 +188,31 @@ class JobRunner:
         renewing = asyncio.create_task(
             repeat(f"renewing the lease of {lease.row.job}", lambda: self._renew(work), lambda: 0.0)
         )
+        letting_go = asyncio.create_task(self._let_go_at_the_end(work))
+        kept = False
         try:
             await self._life(work)
+        except BaseException as error:
+            kept = is_own_end(error)  # the thread may still write these files: the lock ends with the process
+            raise
         finally:
             renewing.cancel()
-            lock.release()
+            letting_go.cancel()
+            if not kept:
+                lock.release()
+
+    async def _let_go_at_the_end(self, work: Working) -> None:
+        """Release the job when this worker ends, also in the middle of a long slice or of closing it.
+
+        Else its lease would expire like that of a worker that died. Whoever takes it up waits for the lock. A job that
+        hangs keeps its lease: it counts as the death that it is.
+        """
+        await self.ending.wait()
+        await asyncio.sleep(LET_GO_SECONDS)
+        if self.is_stuck():
+            return
+        log.info("job %s is let go, though it is not closed yet", work.lease.row.job)
+        await self._say(lambda: self.table.give_back(work.lease))
 
     async def _renew(self, work: Working) -> None:
         """Renew the lease while a slice runs."""

@@ -311,7 +311,7 @@ def create_worker(settings: Settings) -> Starlette:
 
 @asynccontextmanager
 async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
-    """Execute jobs between traces; on exit, finish the current slice and release the job."""
+    """Execute jobs between traces; on exit, finish the current slice and release the job, finished or not."""
     settings = worker.settings
     if not settings.worker_jobs:
         yield
@@ -330,6 +330,7 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
         ),
         lambda work: loop.run_in_executor(worker.thread, work),
         free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,
+        is_stuck=lambda: worker.thread.stuck_s() > settings.stuck_seconds,
     )
     running = asyncio.create_task(runner.run())
     worker.runner, worker.running = runner, running
