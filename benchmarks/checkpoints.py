@@ -99,7 +99,8 @@ def models_page(document: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        "Accuracy: top-1 of 50 classes (vision), of the next token among 8 192 (text).",
+        "Accuracy: top-1 of 50 classes (vision), of the next token among 8 192 (text). Effective top-k counts identity "
+        "modules, which `docs/science/dna.md` leaves out.",
         "",
         "## Paths",
         "",
@@ -158,7 +159,8 @@ def _knowledge_lines(results: dict[str, Any]) -> list[str]:
         "Normalised mutual information of path and attribute, the mean of 200 shuffles, and what is left above it: "
         "(NMI − shuffled) / (1 − shuffled), which is 0 for chance and 1 for paths that tell the attribute (the "
         "adjusted mutual information of Vinh, Epps and Bailey, 2010, with the mean of the shuffles for the expected "
-        "one).",
+        "one). Labels are dealt out among samples, regions as whole maps, tokens as whole sequences. These are figures "
+        f"of runs, which draw {_drawn(results)} tokens of each; `docs/science/dna.md` has those of all tokens.",
         "",
         "| model | attribute | NMI | shuffled | p | adjusted | untrained: adjusted | p |",
         "|---|---|---|---|---|---|---|---|",
@@ -172,6 +174,12 @@ def _knowledge_lines(results: dict[str, Any]) -> list[str]:
                 f"{trained} | {untrained} | {p} |"
             )
     return lines
+
+
+def _drawn(results: dict[str, Any]) -> str:
+    return " or ".join(
+        f"{n:,}" for n in sorted({one["num_tokens"] for r in results.values() for one in r["associations"]})
+    )
 
 
 def _adjusted(nmi: float | None, by_chance: float | None) -> str:

@@ -51,7 +51,7 @@ from tokenpaths.engine.train.loop import Progress
 ORDER = tuple(RECIPES)
 SHIPPED = ("dipaco-2x2", "dipaco-4x4")
 OF_FOUR_PATHS = ("kmeans", "product", "flat")
-COMMAND = "python -m benchmarks.dipaco --data <data folder> --work <folder> --ship"
+COMMAND = "python -m benchmarks.dipaco --data <data folder> --work <folder>"
 MEASURED, SUMS = "measured.json", "sums.safetensors"
 TRAIN, VAL = "text/english_train.parquet", "text/english_val.parquet"
 
@@ -134,7 +134,7 @@ def measure(run: DiPaCoRun, val: Sequences) -> dict[str, Any]:
 
 
 def effects(work: Path, names: list[str], seeds: tuple[int, ...], val: Sequences) -> dict[str, Any]:
-    """Loss of each run less the dense path's of the same seed: mean over seeds, each seed's, and a 95 % interval.
+    """Loss of each run less the dense path's of the same seed: mean over seeds with a 95 % interval, and by seed.
 
     The interval takes documents as what was drawn (the runs see the same ones) and adds the spread of seeds.
     """
@@ -142,20 +142,26 @@ def effects(work: Path, names: list[str], seeds: tuple[int, ...], val: Sequences
     by_document = lambda x: np.bincount(val.document, x.double(), minlength=documents)  # noqa: E731
     found = {}
     for name in names:
-        changes, errors = [], []
+        changes, errors = {}, {}
         for seed in seeds:
             files = [work / seeded(other, seed).name / SUMS for other in ("dense", name)]
             if not all(file.exists() for file in files):
                 continue
             dense, own = (load_file(file) for file in files)
             change, count = by_document(own["loss"] - dense["loss"]), by_document(own["count"])
-            changes.append(change.sum() / count.sum())
-            errors.append(ratio_error(change, count))
+            changes[seed] = change.sum() / count.sum()
+            errors[seed] = ratio_error(change, count)
         if changes:
-            of_seeds = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
-            mean, half = statistics.fmean(changes), 1.96 * math.hypot(statistics.fmean(errors), of_seeds)
-            found[name] = {"loss_less_dense": mean, "low": mean - half, "high": mean + half, "seeds": changes}
+            of_seeds = statistics.stdev(changes.values()) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
+            error = math.hypot(statistics.fmean(errors.values()), of_seeds)
+            found[name] = _interval(statistics.fmean(changes.values()), error) | {
+                "by_seed": {str(seed): _interval(changes[seed], errors[seed]) for seed in changes}
+            }
     return found
+
+
+def _interval(mean: float, error: float) -> dict[str, Any]:
+    return {"loss_less_dense": mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
 
 
 def ship(
@@ -176,7 +182,7 @@ def ship(
     split = split_documents(sequences, run.recipe.router_share, run.recipe.stop_share, run.recipe.split_seed)
     say(f"{name}: learning to route again")
     rerouter = train_rerouter(run.model, sequences.select(split.router), on_progress=counted(name))
-    model = export(run, out / name, tokenizer, COMMAND, base)
+    model = export(run, out / name, tokenizer, f"{COMMAND} --ship", base)
     say(f"{name}: every path over the validation text")
     scores = score_all_paths(model, val, precise=True, on_progress=counted(name))
     paths = [model.path_model(p) for p in range(model.config.num_paths)]
@@ -239,8 +245,11 @@ def main() -> None:
         files = {seed: arguments.work / seeded(name, seed).name / MEASURED for seed in range(10)}
         found = {seed: json.loads(file.read_text(encoding="utf-8")) for seed, file in files.items() if file.exists()}
         if 0 in found:
-            results[name] = found[0] | {"perplexity_by_seed": [row["perplexity"] for row in found.values()]}
+            numbers = {str(seed): {k: row[k] for k in ("loss", "perplexity")} for seed, row in found.items()}
+            results[name] = found[0] | {"by_seed": numbers}
     for name, effect in effects(arguments.work, list(results), tuple(range(10)), val).items():
+        for seed, own in effect.pop("by_seed").items():
+            results[name]["by_seed"][seed]["effect"] = own
         results[name]["effect"] = effect
     beside = {name: results[name] for name in results if name not in SHIPPED}
     beside = {name: {k: row[k] for k in ("loss", "perplexity", "accuracy")} for name, row in beside.items()}

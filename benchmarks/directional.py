@@ -5,7 +5,7 @@
 
 Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``. All numbers are of the
 validation file, in float32. ``--write-cards`` puts the figures on the cards of the shipped checkpoints.
-``--shipped`` measures words and angles alone, on the checkpoints that ship, and keeps the rest of the results.
+``--shipped`` measures words, angles and swaps alone, on the checkpoints that ship, and keeps the rest of the results.
 ``python -m benchmarks.induction`` holds the circuit claims.
 
 What "sees ahead" means: with the paper's pooling a router reads the mean over the whole sequence, so the loss of
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from benchmarks.measure import RESULTS, report
@@ -46,7 +47,7 @@ from tokenpaths.engine.edits.gate_effects import (
     lookahead,
     losses,
     repeated_rows,
-    swap_effect,
+    swap_effects,
 )
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
@@ -203,9 +204,6 @@ def knowledge(model: Directional, rows: dict[str, Tensor]) -> dict[str, Any]:
     flat, blank = gates.reshape(len(gates), -1), untrained.reshape(len(gates), -1)
     accuracy, baseline = centroid_accuracy(flat, labels), centroid_accuracy(blank, labels, shuffles=0)
     means = domain_gates(gates, labels)
-    few = min(len(rows["code"]), len(rows["prose"]))
-    halves = (range(model.config.layers // 2), range(model.config.layers // 2, model.config.layers))
-    swaps = [swap_effect(model, rows["code"][:few], rows["prose"][:few], layers) for layers in halves]
     return _rounded(
         {
             "num_samples": len(labels),
@@ -216,10 +214,9 @@ def knowledge(model: Directional, rows: dict[str, Tensor]) -> dict[str, Any]:
             "p_value": accuracy.p_value,
             "untrained_accuracy": baseline.accuracy,
             "untrained_balanced": baseline.balanced,
-            "swap_early": swaps[0],
-            "swap_late": swaps[1],
         }
     ) | {
+        **swaps(model, rows),
         "by_domain": _rounded(accuracy.by_domain),
         "counts": dict(zip(means.domains, means.counts.tolist(), strict=True)),
         "specialists": specialists(means.head_variance).sum(axis=1).tolist(),
@@ -373,6 +370,23 @@ def claims(results: dict[str, Any], command: str) -> list[dict[str, Any]]:
     ]
 
 
+def swaps(model: Directional, rows: dict[str, Tensor]) -> dict[str, Any]:
+    """What it costs when texts of code and of prose take each other's gates in half of the layers, and the paired
+    difference of both halves with its 95 % interval (Student's t)."""
+    pairs = min(len(rows["code"]), len(rows["prose"]))
+    middle = model.config.layers // 2
+    early, late = (
+        swap_effects(model, rows["code"][:pairs], rows["prose"][:pairs], layers)
+        for layers in (range(middle), range(middle, model.config.layers))
+    )
+    difference = early - late
+    mean = float(difference.mean())
+    half = float(stdtrit(pairs - 1, 0.975)) * float(difference.std()) / math.sqrt(pairs)
+    return _rounded({"swap_early": float(early.mean()), "swap_late": float(late.mean())}) | {
+        "swap_early_less_late": _rounded({"value": mean, "low": mean - half, "high": mean + half, "pairs": pairs})
+    }
+
+
 def random_angle() -> float:
     """Mean angle between the lines of a head's directions at initialisation."""
     torch.manual_seed(0)
@@ -402,8 +416,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.shipped:
         results = json.loads((RESULTS / "directional.json").read_text(encoding="utf-8"))["results"]
         shipped = {name: build_model(read_checkpoint(SHIPPED_MODELS / name)) for name in SHIPPED}
-        found = {name: words(model, val) for name, model in shipped.items() if isinstance(model, Directional)}
-        results["words"] = found | {"random_angle": random_angle()}
+        found = {name: model for name, model in shipped.items() if isinstance(model, Directional)}
+        results["words"] = {n: words(m, val) for n, m in found.items()} | {"random_angle": random_angle()}
+        documents = domain_rows(given.data, tokenizer, DOMAIN_TOKENS, 60)
+        for name, model in found.items():
+            results["knowledge"][name] |= swaps(model, documents)
         results["claims"] = claims(results, command)
         report("directional", command, results)
         return

@@ -15,7 +15,18 @@ import pytest
 from benchmarks import dna_choices, dna_figures, dream_tests
 from benchmarks.science import __main__ as science
 from benchmarks.science import dipaco_claims, dna_rows
-from benchmarks.science.claims import VERDICTS, Claim, above, agreed, below, spanned, verdict
+from benchmarks.science.claims import (
+    VERDICTS,
+    Claim,
+    above,
+    above_all,
+    agreed,
+    below,
+    below_all,
+    outside,
+    spanned,
+    verdict,
+)
 
 MODULES = sorted(file for file in Path(science.__file__).parent.glob("*.py") if "Claim(" in file.read_text("utf-8"))
 
@@ -57,6 +68,29 @@ def test_verdicts_and_spans():
     assert not above(effect)
 
 
+def test_an_effect_stands_against_chance_and_against_untrained_networks():
+    effect = {"value": 0.3, "low": 0.2, "high": 0.4, "untrained": [0.1, None, float("nan")]}
+    assert above_all(effect)
+    assert not above_all(effect | {"untrained": [0.1, 0.25]})
+    assert not above_all(effect | {"low": -0.1, "untrained": [-0.5]})
+    assert above_all(effect | {"untrained": []})
+    turned = {"value": -0.3, "low": -0.4, "high": -0.2, "untrained": [-0.1]}
+    assert below_all(turned)
+    assert not below_all(turned | {"untrained": [-0.25, 0.5]})
+    assert not below_all(effect)
+    assert [outside(one, 0.15) for one in (effect, turned, effect | {"low": 0.1})] == [True, True, False]
+
+
+def test_each_test_of_each_network_is_a_setting():
+    models = {"a": {"x": 1, "y": -1}, "b": {"x": -1, "y": -1}}
+    each = dna_rows.tested(models, ("a", "b"))
+    positive = [lambda m: m["x"] > 0, lambda m: m["y"] > 0]
+    assert each(positive[0]) == "partly"
+    assert each(*positive) == "partly"
+    assert each(positive[1], opposite=lambda m: m["y"] < 0) == "the opposite"
+    assert each(positive[1], opposite=lambda m: m["x"] < 0) == "not at this scale"
+
+
 def test_trainings_that_disagree_hold_in_part():
     assert [
         agreed(row) for row in (("holds", "holds"), ("holds", "not at this scale"), ("partly", "the opposite"))
@@ -89,22 +123,43 @@ def test_networks_trained_anew_stand_beside_the_untrained_ones_of_the_shipped():
 
 def test_paths_trained_anew_are_compared_seed_by_seed():
     results = json.loads(json.dumps(science.kept_document("dipaco")["results"]))
-    names = [name for name in results if name != "base" and "perplexity" in results[name]]
-    for name in names:
-        results[name]["perplexity_by_seed"] = [results[name]["perplexity"]]
+    for name in dipaco_claims.PATHS:
+        results[name]["by_seed"] = {"0": results[name]["by_seed"]["0"]}
     assert dipaco_claims.anew(results) == {}
-    for name in names:
-        results[name]["perplexity_by_seed"] += [100.0 + (name == "product"), 90.0 - (name == "product")]
+    for seed, product in (("10", -0.05), ("2", 0.05)):
+        for name in dipaco_claims.PATHS:
+            value = {"dense": 0.0, "product": product}.get(name, 0.0)
+            effect = {"loss_less_dense": value, "low": value - 0.01, "high": value + 0.01}
+            results[name]["by_seed"][seed] = {"perplexity": 100.0 + value, "effect": effect}
+    results["diloco"] = {"perplexity": 1.0, "by_seed": {"0": {}}}  # what no row compares may lack a seed
     found = dipaco_claims.anew(results)
-    assert list(found) == ["1", "2"]
+    assert list(found) == ["2", "10"]
     claim = "product k-means beats k-means"
     by_seed = {
         seed: {row.claim: row.verdict for row in dipaco_claims.dipaco(own) if row.trained}
         for seed, own in found.items()
     }
-    assert [by_seed[seed][claim] for seed in "12"] == ["not at this scale", "holds"]
-    assert not any("re-router" in row for row in by_seed["1"])  # only the shipped paths have one
-    assert results["base"] == found["1"]["base"]
+    assert [by_seed[seed][claim] for seed in found] == ["the opposite", "holds"]
+    assert not any("re-router" in row for row in by_seed["2"])  # only the shipped paths have one
+    assert results["base"] == found["2"]["base"]
+
+
+def test_effects_of_two_paths_are_apart_only_beyond_both_intervals():
+    results = json.loads(json.dumps(science.kept_document("dipaco")["results"]))
+
+    def verdict_of(change: float) -> str:
+        for name, value in (("kmeans", -0.02), ("product", -0.02 + change)):
+            results[name]["effect"] = {"loss_less_dense": value, "low": value - 0.003, "high": value + 0.003}
+        rows = {row.claim: row.verdict for row in dipaco_claims.dipaco(results)}
+        return rows["product k-means beats k-means"]
+
+    # √2 · 0.003 = 0.00424
+    assert [verdict_of(change) for change in (-0.0044, -0.0041, 0.0041, 0.0044)] == [
+        "holds",
+        "not at this scale",
+        "not at this scale",
+        "the opposite",
+    ]
 
 
 def test_likeness_of_a_path_counts_pairs_of_different_images():

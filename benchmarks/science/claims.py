@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 YES, PARTLY, NO, OPPOSITE, NONE = VERDICTS = ("holds", "partly", "not at this scale", "the opposite", "not tested")
+LINE = "<br>"
+"""a new line inside of a cell"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class Table:
     about: str = ""
     anew: Callable[[dict[str, Any]], dict[str, dict[str, Any]]] = lambda results: {}
     """results of the same form by seed, of networks trained anew"""
+    needs: str = ""
+    """what its command reads and does not make"""
+    besides: tuple[tuple[str, str], ...] = ()
+    """rows that another benchmark measured, in words, and its name in ``results``"""
     again: bool = False
     """whether the claims are those of a table before it, of another network: the list of papers counts each once"""
 
@@ -83,7 +89,7 @@ def verdict(*settings: bool, opposite: bool = False) -> str:
 
 
 def several(basis: str, trainings: int) -> str:
-    """What rows rest on where networks were trained so often."""
+    """What rows rest on where networks were trained so often; a dense or an untrained one was trained once."""
     return basis if trainings < 2 else basis.replace("1 network ", f"{trainings} networks ")
 
 
@@ -112,7 +118,7 @@ def spanned(effect: Mapping[str, Any], digits: int = 2, scale: float = 1.0, unit
 
 def untrained(values: Sequence[float], digits: int = 2, scale: float = 1.0, unit: str = "") -> str:
     """What untrained networks give, from the least to the most."""
-    known = sorted(scale * v for v in values if v is not None and math.isfinite(v))
+    known = sorted(scale * v for v in _known({"untrained": values}))
     if not known:
         return ""
     ends = list(dict.fromkeys(f"{v:.{digits}f}" for v in (known[0], known[-1])))
@@ -127,6 +133,25 @@ def above(effect: Mapping[str, Any], level: float = 0.0) -> bool:
 def below(effect: Mapping[str, Any], level: float = 0.0) -> bool:
     """Whether all of the interval lies below ``level``."""
     return effect["high"] is not None and effect["high"] < level
+
+
+def above_all(effect: Mapping[str, Any]) -> bool:
+    """Whether all of the interval lies above 0 and above what every untrained network gives."""
+    return above(effect, max((0.0, *_known(effect))))
+
+
+def below_all(effect: Mapping[str, Any]) -> bool:
+    """Whether all of the interval lies below 0 and below what every untrained network gives."""
+    return below(effect, min((0.0, *_known(effect))))
+
+
+def outside(effect: Mapping[str, Any], level: float) -> bool:
+    """Whether all of the interval lies farther than ``level`` from 0."""
+    return above(effect, level) or below(effect, -level)
+
+
+def _known(effect: Mapping[str, Any]) -> list[float]:
+    return [v for v in effect.get("untrained") or () if v is not None and math.isfinite(v)]
 
 
 def within(effect: Mapping[str, Any], level: float) -> bool:

@@ -2,146 +2,191 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.science.claims import NONE, Claim, share, verdict
+from benchmarks.science.claims import LINE, NONE, Claim, above, minus, share, spanned, verdict
+
+BOTH = ("directional-text", "directional-text-prefix")
+WORDS = dict(zip(BOTH, ("whole sequence", "prefix"), strict=True))
+WINDOWS = "1 network each; 64 windows of 256 tokens"
+"""what ablations rest on: every second of those that are looked at position by position"""
 
 
 def directional(results: dict[str, Any]) -> list[Claim]:
-    models, knows = results["models"], results["knowledge"]
-    both = ("directional-text", "directional-text-prefix")
+    return [*_gains(results), *_ablations(results), *_knowledge(results)]
+
+
+def _two(show: Callable[[str], str]) -> str:
+    return LINE.join(f"{WORDS[name]}: {show(name)}" for name in BOTH)
+
+
+def _gains(results: dict[str, Any]) -> list[Claim]:
+    """What routing is worth beside the unrouted twin, with and without the tokens behind a position in view."""
+    models, ahead = results["models"], results["lookahead"]
     unrouted = models["directional-text-unrouted"]["perplexity"]
-    seen = results["lookahead"]["directional-text"]
-    changed = {name: {row["name"]: row["perplexity"] for row in results["ablations"][name]} for name in both}
+    seen, same = ahead["directional-text"], ahead["unrouted, same targets"]
+    hidden = 1 - math.exp(seen["hidden"] - same)
+    lower = {name: 1 - models[name]["perplexity"] / unrouted for name in BOTH}
+    places = f"{seen['rows']} windows, {seen['positions']} positions of each"
+    losses = results["by_position"]
     gains = {
-        name: {
-            at: results["by_position"]["directional-text-unrouted"][at]["loss"] - row["loss"]
-            for at, row in results["by_position"][name].items()
-        }
-        for name in both
-    }
-
-    last = results["lookahead"]["last position"]
-    off = {
-        name: [row["delta_loss"] for row in results["ablations"][name] if row["name"].startswith("off in layer")]
-        for name in both
-    }
-
-    def least_varied(name: str) -> int:
-        return knows[name]["layer_variance"].index(min(knows[name]["layer_variance"]))
-
-    def most_critical(name: str) -> int:
-        return off[name].index(max(off[name]))
-
-    def least_and_worst(name: str) -> str:
-        others = sorted(off[name])[-2]
-        return (
-            f"layer {least_varied(name)} varies least; layer {most_critical(name)} costs most when off, "
-            f"{max(off[name]):+.3f} nats, the next one {others:+.3f}"
+        words: [losses["directional-text-unrouted"][at]["loss"] - row["loss"] for at, row in losses[name].items()]
+        for words, name in (
+            ("whole sequence", "directional-text"),
+            ("the same, the tokens behind a position hidden", "directional-text, run causally"),
+            ("prefix", "directional-text-prefix"),
         )
+    }
+    held = ahead["second half"]["directional-text, gates held from the first half"]
+    behind, last = ahead["second half"]["directional-text-prefix"], ahead["last position"]
 
-    layers = len(knows[both[0]]["specialists"])
-    random = results["words"]["random_angle"]
-
-    def two(show: Callable[[str], str]) -> str:
-        return f"{show(both[0])} (whole sequence), {show(both[1])} (prefix)"
+    def less(row: dict[str, Any], digits: int = 3) -> str:
+        return minus(f"{row['minus_unrouted']:+.{digits}f} ± {row['standard_error']:.{digits}f} nats")
 
     return [
         Claim(
-            "perplexity below the unrouted twin's",
+            "perplexity far below the unrouted twin's",
             "31 to 56 % lower (26 M model: 18 to 40 %)",
-            two(lambda n: f"{models[n]['perplexity']:.1f}, {share(1 - models[n]['perplexity'] / unrouted)} lower")
-            + f"; twin {unrouted:.1f}",
-            verdict(*(models[n]["perplexity"] < 0.82 * unrouted for n in both)),
-            rule="18 % lower at least",
+            _two(lambda n: f"{models[n]['perplexity']:.1f}, {share(lower[n])} lower")
+            + f"{LINE}twin {unrouted:.1f}{LINE}whole sequence, the tokens behind a position hidden: "
+            + f"{share(abs(hidden))} {'lower' if hidden > 0 else 'higher'} than the twin at the same places",
+            verdict(*(value >= 0.18 for value in (*lower.values(), hidden))),
+            rule="18 % lower at least, the least of the paper's",
+            basis=f"1 network each; {models[BOTH[0]]['count']:,} predictions; hidden: {places}",
         ),
         Claim(
-            "(added) part of that gain comes from tokens behind the position, which pooling the sequence shows",
+            "(added) the gain of pooling the whole sequence comes from tokens behind the position, all of it",
             "–",
-            f"{seen['gain']:.3f} ± {seen['standard_error']:.3f} nats are lost when they are hidden",
-            verdict(seen["gain"] > 2 * seen["standard_error"]),
-            rule="more than two standard errors",
+            f"{seen['in_view']:.3f} nats, twin {same:.3f}, {seen['hidden']:.3f} with those tokens hidden: "
+            f"{seen['gain']:.3f} ± {seen['standard_error']:.3f} are lost",
+            verdict(seen["gain"] > 2 * seen["standard_error"], seen["hidden"] >= same),
+            rule="a loss of more than two standard errors; no gain left",
+            basis=f"1 network each; {places}",
         ),
         Claim(
             "the gain is largest at early positions",
             "positions 0 to 9",
-            two(lambda n: " / ".join(f"{g:.3f}" for g in gains[n].values())) + " nats at 0–9 / 10–99 / 100–255",
-            verdict(*(early - late > 0.02 for early, *_, late in (list(gains[n].values()) for n in both))),
-            rule="0.02 nats more at the first ten than at the last",
+            "nats at positions 0–9 / 10–99 / 100–255: "
+            + LINE.join(
+                f"{words} {minus(' / '.join(f'{gain:.3f}' for gain in values))}" for words, values in gains.items()
+            ),
+            verdict(*(early - late > 0.02 for early, *_, late in gains.values())),
+            rule="0.02 nats more at the first ten than from 100 on",
+            basis=f"1 network each; {seen['rows']} windows of 256 tokens",
         ),
+        Claim(
+            "(added) a gain is left where nothing can be seen ahead",
+            "–",
+            f"second half of a window, less the unrouted twin: whole sequence with the gates of the first half "
+            f"{less(held)}; prefix {less(behind)}{LINE}at the last position: whole sequence {less(last[BOTH[0]], 4)}; "
+            f"prefix {less(last[BOTH[1]], 4)}",
+            verdict(*(row["minus_unrouted"] < -2 * row["standard_error"] for row in (held, behind))),
+            rule="second half: below by more than two standard errors",
+            basis=f"1 network each; {held['count']} windows of 256 tokens; last position: "
+            f"{last[BOTH[0]]['count']:,} windows",
+        ),
+    ]
+
+
+def _ablations(results: dict[str, Any]) -> list[Claim]:
+    """What other gates cost."""
+    changed = {name: {row["name"]: row["perplexity"] for row in results["ablations"][name]} for name in BOTH}
+    off = {
+        name: [row["delta_loss"] for row in results["ablations"][name] if row["name"].startswith("off in layer")]
+        for name in BOTH
+    }
+    variance = {name: results["knowledge"][name]["layer_variance"] for name in BOTH}
+    steady = {name: values.index(min(values)) for name, values in variance.items()}
+    critical = {name: values.index(max(values)) for name, values in off.items()}
+    return [
         Claim(
             "switching routing off collapses the model",
             "induction 93.4 % → 0 %; loss far up",
-            two(lambda n: f"perplexity {changed[n]['normal']:.1f} → {changed[n]['off']:.1f}"),
-            verdict(*(changed[n]["off"] > 2 * changed[n]["normal"] for n in both)),
+            _two(lambda n: f"perplexity {changed[n]['normal']:.1f} → {changed[n]['off']:.1f}"),
+            verdict(*(changed[n]["off"] > 2 * changed[n]["normal"] for n in BOTH)),
             rule="perplexity twice as high",
+            basis=WINDOWS,
         ),
         Claim(
             "decisions for this input matter: one uniform value for all gates ruins the model",
             "perplexity 15 → 3 575",
-            two(
+            _two(
                 lambda n: (
                     f"{changed[n]['normal']:.1f} → {changed[n]['neutral']:.1f} (all ½), {changed[n]['full']:.1f} "
                     f"(all 1); {changed[n]['mean gates']:.1f} with each gate at its own mean"
                 )
             ),
-            verdict(*(min(changed[n][k] for k in ("neutral", "full")) > 2 * changed[n]["normal"] for n in both)),
+            verdict(*(min(changed[n][k] for k in ("neutral", "full")) > 2 * changed[n]["normal"] for n in BOTH)),
             rule="perplexity twice as high under both",
+            basis=WINDOWS,
         ),
         Claim(
             "the layer whose gates vary least between domains is the most critical",
             "layer 9 of 12",
-            two(least_and_worst),
-            verdict(*(least_varied(n) == most_critical(n) for n in both)),
-            rule="the same layer",
-        ),
-        Claim(
-            "(added) a gain is left where nothing can be seen ahead: at the last position",
-            "–",
-            two(
+            _two(
                 lambda n: (
-                    f"{-last[n]['minus_unrouted']:.4f} ± {last[n]['standard_error']:.4f} nats below the unrouted twin"
+                    f"layer {steady[n]} varies least; layer {critical[n]} costs most when off, "
+                    f"{max(off[n]):+.3f} nats, the next one {sorted(off[n])[-2]:+.3f}"
                 )
-            ).replace("-", "−", 1),
-            verdict(*(last[n]["minus_unrouted"] < -2 * last[n]["standard_error"] for n in both)),
-            rule="below by more than two standard errors",
+            ),
+            verdict(*(steady[n] == critical[n] for n in BOTH)),
+            rule=f"the same layer, which chance gives one network in {len(off[BOTH[0]])}",
+            basis=f"{WINDOWS}; variance: {results['knowledge'][BOTH[0]]['num_samples']} texts",
         ),
+    ]
+
+
+def _knowledge(results: dict[str, Any]) -> list[Claim]:
+    """What gates and directions hold."""
+    knows, angles = results["knowledge"], results["words"]
+    texts = f"1 network each; {knows[BOTH[0]]['num_samples']} texts of 128 tokens"
+    layers = len(knows[BOTH[0]]["specialists"])
+    swapped = {name: knows[name]["swap_early_less_late"] for name in BOTH}
+    return [
         Claim(
             "domains can be told from the gates (nearest centroid, leave one out)",
             "23 of 24 prompts",
-            two(lambda n: f"{share(knows[n]['balanced'])}, untrained {share(knows[n]['untrained_balanced'])}")
-            + f", mean over domains, of {knows[both[0]]['num_samples']} texts; shuffled "
-            f"{share(knows[both[0]]['null_mean'])}",
+            _two(lambda n: f"{share(knows[n]['balanced'])}, untrained {share(knows[n]['untrained_balanced'])}")
+            + f"{LINE}mean over domains; shuffled {share(knows[BOTH[0]]['null_mean'])}",
             verdict(
-                all(knows[n]["balanced"] > knows[n]["untrained_balanced"] for n in both),
-                all(knows[n]["balanced"] > 0.9 for n in both),
+                all(knows[n]["balanced"] > knows[n]["untrained_balanced"] for n in BOTH),
+                all(knows[n]["balanced"] > 0.9 for n in BOTH),
             ),
             rule="above untrained; above 90 %",
+            basis=texts,
         ),
         Claim(
             "early layers hold the specialist heads",
-            "shown in figures",
-            two(lambda n: ", ".join(map(str, knows[n]["specialists"]))) + " by layer",
-            verdict(*(2 * sum(knows[n]["specialists"][: layers // 2]) > sum(knows[n]["specialists"]) for n in both)),
+            "10 of 12 heads of layer 0, 9 of layer 3, none of layers 7 to 9",
+            "by layer: " + _two(lambda n: ", ".join(map(str, knows[n]["specialists"]))),
+            verdict(*(2 * sum(knows[n]["specialists"][: layers // 2]) > sum(knows[n]["specialists"]) for n in BOTH)),
             rule="more than half in the first half of the layers",
+            basis=texts,
         ),
         Claim(
             "swapping the gates of code and prose costs more in early layers than in late",
-            "–",
-            two(lambda n: f"{knows[n]['swap_early']:.3f} and {knows[n]['swap_late']:.3f} nats"),
-            verdict(*(knows[n]["swap_early"] > knows[n]["swap_late"] for n in both)),
-            rule="more in early layers",
+            "said",
+            _two(
+                lambda n: (
+                    f"{knows[n]['swap_early']:.3f} and {knows[n]['swap_late']:.3f} nats, apart {spanned(swapped[n], 3)}"
+                )
+            ),
+            verdict(*map(above, swapped.values())),
+            rule="the interval of the difference lies above 0",
+            basis=f"1 network each; {swapped[BOTH[0]]['pairs']} pairs of texts (Student's t)",
         ),
         Claim(
             "directions of a head lie closer than at random",
             "75.9° on average, 89.4° at random",
-            two(lambda n: f"{results['words'][n]['signed_angle']:.1f} ± {results['words'][n]['signed_error']:.1f}°")
-            + "; between lines, at most 90°: "
-            + two(lambda n: f"{results['words'][n]['mean_angle']:.1f}°")
-            + f", {random:.1f}° at random",
-            verdict(*(results["words"][n]["signed_angle"] < 90 - 2 for n in both)),
+            _two(lambda n: f"{angles[n]['signed_angle']:.1f} ± {angles[n]['signed_error']:.1f}°")
+            + f"{LINE}between lines, at most 90°: "
+            + "; ".join(f"{WORDS[n]} {angles[n]['mean_angle']:.1f}°" for n in BOTH)
+            + f", {angles['random_angle']:.1f}° at random",
+            verdict(*(angles[n]["signed_angle"] < 90 - 2 for n in BOTH)),
             rule="2° below a right angle at least",
+            basis="1 network each; all directions",
         ),
     ]
 
@@ -149,37 +194,42 @@ def directional(results: dict[str, Any]) -> list[Claim]:
 def induction(results: dict[str, Any]) -> list[Claim]:
     kinds = {"sequence": "whole sequence", "prefix": "prefix"}
 
-    def mean(kind: str, name: str) -> float:
-        return results[kind][name]["mean"]
-
     def spread(kind: str, name: str) -> str:
-        return f"{share(mean(kind, name))} ({', '.join(f'{100 * v:.0f}' for v in results[kind][name]['seeds'])})"
+        row = results[kind][name]
+        return f"{share(row['mean'])} ({', '.join(f'{100 * v:.0f}' for v in row['seeds'])})"
 
     def two(name: str) -> str:
         return ", ".join(f"{words} {spread(kind, name)}" for kind, words in kinds.items())
 
+    def fails(name: str) -> str:
+        return verdict(*(value < 0.5 for kind in kinds for value in results[kind][name]["seeds"]))
+
+    def knocked(name: str) -> str:
+        return f"{two(name)}, unrouted twin {spread('unrouted', name)}"
+
+    normal = (share(results[kind]["normal"]["mean"]) for kind in kinds)
     return [
         Claim(
             "induction: on with routing, gone without",
             "93.4 % → 0 %",
-            f"off: {two('off')}; on: {share(mean('sequence', 'normal'))}, {share(mean('prefix', 'normal'))}",
-            verdict(*(mean(kind, "off") < 0.5 for kind in kinds)),
-            rule="less than half without",
+            f"off: {two('off')}; on: {', '.join(normal)}",
+            fails("off"),
+            rule="less than half without, in each network",
         ),
         Claim(
             "decisions for this input carry it",
             "–",
             f"gates of another sequence: {two('gates of another sequence')}",
-            verdict(*(mean(kind, "gates of another sequence") < 0.5 for kind in kinds)),
-            rule="less than half",
+            fails("gates of another sequence"),
+            rule="less than half, in each network",
         ),
         Claim(
             "heads are redundant: taking out three hardly matters",
-            "three of 144 heads, 2 %",
-            f"three strongest: {two('3 strongest heads knocked out')}, unrouted twin "
-            f"{spread('unrouted', '3 strongest heads knocked out')}; three others: "
-            f"{two('3 other heads knocked out')}; but three of these twelve heads are a quarter, and one is "
-            f"{share(1 / 12, 0)}",
+            "98.6 % of the accuracy is left without three of 144 heads",
+            f"without the strongest: {knocked('strongest head knocked out')}{LINE}without the three strongest: "
+            f"{knocked('3 strongest heads knocked out')}{LINE}without the three weakest: "
+            f"{two('3 other heads knocked out')}{LINE}but one of these twelve heads is {share(1 / 12, 0)} of them, "
+            "three of 144 are far fewer",
             NONE,
             rule="–",
         ),

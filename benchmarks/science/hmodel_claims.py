@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.science.claims import NONE, Claim, share, verdict
+from benchmarks.science.claims import LINE, NONE, Claim, share, verdict
 
 
 def hmodel(results: dict[str, Any]) -> list[Claim]:
@@ -23,6 +23,7 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
     full, fewer = top_k[max(top_k)], top_k[max(top_k) - 1]
     plain = max(accuracy(n) for n in models if n.startswith("plain"))
     leak = results["leak"]["hmodel-languages-sequence"]
+    inference = f"1 network, α set after training; {results['held_out_texts']} texts"
     return [
         Claim(
             "4 layers run 4 times predict better than 6 layers run once",
@@ -34,6 +35,7 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
         Claim(
             "H-Models predict better than transformers of the same width with 1 and 6 layers",
             "0.956, 0.743; 0.016, 0.020",
+            f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}; transformers "
             f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
             verdict(*(accuracy(n) > plain for n in ("hmodel-languages", "hmodel-languages-wide"))),
             rule="more of the tokens than both",
@@ -75,12 +77,23 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
             rule="–",
         ),
         Claim(
-            "a small α makes connections all or nothing, and not between 0.1 and 0.9",
-            "shown in figures",
-            f"between them: {share(low['undecided'])} at α = {low['alpha']:g}, "
+            "equation 4: a small α makes connections sparse, a large one dense",
+            "said",
+            "mean connection at α = "
+            + _by_alpha(alpha, "mean_connection", 2)
+            + f"{LINE}undecided, between a tenth and nine tenths: {share(low['undecided'])} at α = {low['alpha']:g}, "
             f"{share(high['undecided'])} at α = {high['alpha']:g}",
-            verdict(low["undecided"] < high["undecided"]),
-            rule="fewer between them",
+            verdict(low["mean_connection"] < high["mean_connection"], low["undecided"] < 0.5),
+            rule="smaller connections at the smallest α than at the largest; there less than half undecided",
+            basis=inference,
+        ),
+        Claim(
+            "section 6.10: a smaller α leads to deeper routing",
+            "shown in figures",
+            "mean iteration whose state goes to the output, at α = " + _by_alpha(alpha, "output_depth", 2),
+            verdict(low["output_depth"] > alpha[1.0]["output_depth"] > high["output_depth"]),
+            rule="later at the smallest α than at 1, and there than at the largest",
+            basis=inference,
         ),
         Claim(
             "top-k at inference saves computation without training again",
@@ -89,6 +102,7 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
             f"fewer operations, loss {fewer['loss']:.2f} instead of {full['loss']:.2f}",
             verdict(fewer["loss"] - full["loss"] < 0.05),
             rule="at most 0.05 nats lost",
+            basis="1 network, k set after training; 64 windows of its context",
         ),
         Claim(
             "(added) pooling the whole sequence tells a position of the tokens to come",
@@ -97,5 +111,10 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
             "running mean, which the shipped model has",
             verdict(leak["leak_nats"] > 2 * leak["standard_error"]),
             rule="more than two standard errors",
+            basis=f"1 network; {leak['predictions']:,} predictions",
         ),
     ]
+
+
+def _by_alpha(controls: dict[float, dict[str, Any]], key: str, digits: int) -> str:
+    return ", ".join(f"{alpha:g}: {row[key]:.{digits}f}" for alpha, row in sorted(controls.items()))

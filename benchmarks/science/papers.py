@@ -15,28 +15,33 @@ from benchmarks.science import (
 )
 from benchmarks.science.claims import Paper, Table
 
-_ONE_SEED = "One network of each kind: intervals are over samples and say nothing about networks trained alike."
-
 
 def _texts(results: dict[str, Any]) -> str:
-    return f"1 network each; {results['held_out_texts']} texts"
+    tokens = results["models"]["hmodel-languages"]["count"]
+    return f"1 network each; {results['held_out_texts']} texts, {tokens:,} predictions"
 
 
 def _paths(results: dict[str, Any]) -> str:
     return f"1 network each; {results['dipaco-2x2']['count']:,} predictions"
 
 
-def _routed(results: dict[str, Any]) -> str:
-    return f"1 network each; {results['models']['directional-text']['count']:,} predictions"
-
-
 def _induction(results: dict[str, Any]) -> str:
     return f"{len(results['sequence']['normal']['seeds'])} networks each"
 
 
-def _digits(results: dict[str, Any]) -> str:
-    counts = {len(row["seeds"]) for name, row in results.items() if "seeds" in row}
-    return f"{min(counts)} to {max(counts)} networks each"
+def _states(*names: str) -> str:
+    listed = ", ".join(f"`{name}`" for name in names)
+    return (
+        "It trains nothing: `--work` is the folder where `tokenpaths train NAME --data <data folder> --work <work "
+        f"folder>` left its states of {listed}."
+    )
+
+
+_OF_DNA = (("Rows of slopes", "checkpoints"), ("Rows of dreams", "dream_tests"))
+
+
+def _said_by_row(results: dict[str, Any]) -> str:
+    return ""
 
 
 PAPERS = (
@@ -46,7 +51,9 @@ PAPERS = (
         "Cowsik, He and Gromov, *Towards Distributed Neural Architectures*, 2025.",
         "Images: 50 classes of Tiny-ImageNet at 64×64, 64 patches each. Texts: five domains of English, next token "
         "among 8 192. Choices of all tokens of the validation files, beside untrained networks of the same "
-        "architecture that route the same files.",
+        "architecture that route the same files. *top1* and *top2* are the two networks of a table, named by the "
+        "modules that a token takes at a step; top2 may skip. Confidence is the probability of the answer that the "
+        "network gives.",
         (
             Table("dna", dna_image_claims.vision, dna_rows.images, "### Images", dna_rows.images_anew),
             Table(
@@ -64,6 +71,9 @@ PAPERS = (
                 dna_rows.long_texts,
                 "### Texts, trained four times as long\n\n`dna-text-top1-long`: four passes over the text instead of "
                 "one, a longer warm-up, and the load-balancing loss of *Switch Transformers* with a weight of 0.01.",
+                needs="Rows of networks trained anew need `--anew <folder>` as well, where they lie as `NAME-seedS`; "
+                "texts after one pass were measured with `--twins 3`.",
+                besides=_OF_DNA,
                 again=True,
             ),
         ),
@@ -71,10 +81,12 @@ PAPERS = (
         (
             "Intervals are over samples. What other trainings of the same recipe give stands in the tables of networks "
             "trained anew, which see the same data: of rows that they do not have, one network is all there is.",
-            "Five and six routed steps instead of eleven to twenty-four, 50 classes instead of 1,000, at most four "
-            "hours of one core instead of days of accelerators: features that need depth or data cannot show.",
+            "Four to six routed steps (eleven half as large ones in DNA-n) instead of eleven to twenty-four, 50 "
+            "classes instead of 1,000, at most four hours of one core instead of days of accelerators: features that "
+            "need depth or data cannot show.",
             "Regions come from boxes, not outlines: a *boundary* patch is one that the box's edge crosses.",
-            "Likeness of patches is that of mean colour; patches of one image are not compared with each other.",
+            "Likeness of patches is that of mean colour; patches of one image are not compared with each other. The "
+            "paper names flat colours for a frequent path as well, so that colour is a weak test of its figure 3.",
             "To lie above all of n untrained networks happens by chance once in n + 1 times.",
             "Reuse depends on the number of visits, smaller here: its level is not to be compared with the paper's.",
         ),
@@ -83,13 +95,24 @@ PAPERS = (
         "hmodel",
         "H-Model",
         "*H-Model: Dynamic Neural Architectures for Adaptive Processing*.",
-        "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among 4 096, a "
-        "held-out tenth; 400 iterations of one recipe for all, in which the six-layer transformer is still behind the "
-        "one-layer one: none has converged. Positions were decayed in the H-Models, not in the transformers.",
-        (Table("hmodel", hmodel_claims.hmodel, _texts),),
+        "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among 4 096; "
+        "claims are of a held-out tenth of the texts, in all six languages, the table of networks is of a validation "
+        "file that has five; 400 iterations of one recipe for all, in which the six-layer transformer is still behind "
+        "the one-layer one: none has converged. Positions were decayed in the H-Models, not in the transformers.",
+        (
+            Table(
+                "hmodel",
+                hmodel_claims.hmodel,
+                _texts,
+                needs=_states(
+                    *(f"hmodel-languages{kind}" for kind in ("", "-wide", "-sequence", "-wide-sequence")),
+                    *(f"plain-languages-{layers}" for layers in (1, 6)),
+                ),
+            ),
+        ),
         ("hmodel-languages",),
         (
-            _ONE_SEED,
+            "One network of each kind: nothing here says what networks trained alike would give.",
             "The paper's 0.956 of next tokens is no credible target for language modelling: it can only be reached "
             "where the answer can be read off the input.",
         ),
@@ -100,9 +123,25 @@ PAPERS = (
         "Douillard et al., *DiPaCo: Distributed Path Composition*, 2024.",
         "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the routing "
         "prefix of 32 tokens, on validation text.",
-        (Table("dipaco", dipaco_claims.dipaco, _paths, anew=dipaco_claims.anew),),
+        (
+            Table(
+                "dipaco",
+                dipaco_claims.dipaco,
+                _paths,
+                anew=dipaco_claims.anew,
+                needs="It trains all of them, and with `--ship` writes the two networks that ship anew.",
+            ),
+        ),
         ("dipaco-2x2", "dipaco-4x4"),
-        (_ONE_SEED,),
+        (
+            "One network of each kind: intervals are over documents and say nothing about networks trained alike.",
+            "Differences between two routed networks take their differences from the dense path as independent; both "
+            "hold the same one, so that these intervals are too wide rather than too narrow.",
+            "The dense path takes as many steps as each path: a quarter of the compute and the data of 2×2, a "
+            "sixteenth of 4×4. Longer training of it, which the paper has, was not tried.",
+            "Discriminative routing starts from k-means at 2×2 and from product k-means at 4×4; in the paper always "
+            "from the second.",
+        ),
     ),
     Paper(
         "directional",
@@ -111,7 +150,13 @@ PAPERS = (
         "English text of five domains, six layers, 120 directions, next token among 8 192. *Whole sequence* is the "
         "paper's pooling, in which a position sees the tokens behind it; *prefix* the causal one.",
         (
-            Table("directional", directional_claims.directional, _routed),
+            Table(
+                "directional",
+                directional_claims.directional,
+                _said_by_row,
+                needs=_states("directional-text", "directional-text-prefix", "directional-text-unrouted")
+                + " Words, angles and swaps are of the shipped networks (`--shipped`).",
+            ),
             Table(
                 "induction",
                 directional_claims.induction,
@@ -121,7 +166,10 @@ PAPERS = (
             ),
         ),
         ("directional-text", "directional-text-prefix"),
-        (_ONE_SEED + " Induction: three.",),
+        (
+            "One network of each kind, for induction three: what networks trained alike would give is not known.",
+            "A number behind ± is a standard error, over windows or directions.",
+        ),
     ),
     Paper(
         "raytracing",
@@ -132,8 +180,13 @@ PAPERS = (
         "paper's θ_out = 0.5 ends every sample at the first step: no weight between blocks is ever used or trained. So "
         "the other reading, in which a signal crosses all layers within a step, stands beside it. Differences of "
         "accuracy: mean over seeds and 95 % interval (Student's t).",
-        (Table("raytracing", raytracing_claims.raytracing, _digits),),
+        (Table("raytracing", raytracing_claims.raytracing, _said_by_row),),
         ("raytracing-digits", "raytracing-digits-relaxed", "raytracing-cifar10", "raytracing-cifar10-relaxed"),
-        ("Digits stand for MNIST, features of our own for the paper's.",),
+        (
+            "Digits stand for MNIST, features of our own for the paper's.",
+            "Networks of CIFAR-10 share one set of convolutions: intervals leave out what other features would give.",
+            "Where θ_out is 0.5 every sample ends at the first threshold step; what later ones would say is asked of "
+            "the same networks.",
+        ),
     ),
 )

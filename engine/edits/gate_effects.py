@@ -185,10 +185,10 @@ def knockout_accuracies(model: Directional, rows: Int[Tensor, "B T"], period: in
 
 
 @torch.inference_mode()
-def swap_effect(
+def swap_effects(
     model: Directional, first: Int[Tensor, "B S"], second: Int[Tensor, "B2 S2"], layers: Sequence[int] | None = None
-) -> float:
-    """Mean increase of the loss when row i of one set runs with the gates of row i of the other, in both directions.
+) -> Float[Tensor, " B"]:
+    """Increase of the loss (nats) when row i of one set runs with the gates of row i of the other, mean of both.
 
     Raises:
         UserError: the sets differ in shape.
@@ -203,7 +203,7 @@ def swap_effect(
         for (x, y), (z, _) in zip(_batches(own), _batches(other), strict=True):
             swapped = model(x, None, Interventions.swapped(model(z).gates, chosen)).logits
             rises.append((row_losses(swapped, y) - row_losses(model(x).logits, y)).mean(dim=1))
-    return float(torch.cat(rises).mean())
+    return torch.cat(rises).view(2, -1).mean(dim=0)
 
 
 # what a router sees ahead

@@ -28,7 +28,7 @@ from tokenpaths.engine.edits.gate_effects import (
     losses,
     prefix_losses,
     repeated_rows,
-    swap_effect,
+    swap_effects,
 )
 from tokenpaths.engine.models.directional import (
     Directional,
@@ -254,19 +254,18 @@ def test_the_gates_of_a_row_are_the_mean_over_its_decisions(pooling):
 
 def test_swapping_a_row_with_itself_changes_nothing_and_with_another_something():
     model, a, b = small(), rows(), rows(seed=5)
-    assert swap_effect(model, a, a) == pytest.approx(0, abs=1e-5)
-    both = swap_effect(model, a, b, (1,))
-    expected = 0.0
+    assert swap_effects(model, a, a).tolist() == pytest.approx([0] * 4, abs=1e-5)
+    expected = [0.0] * 4
     for own, other in ((a, b), (b, a)):
         for i in range(4):
             gates = model(other[i : i + 1, :-1]).gates
             swapped = model(own[i : i + 1, :-1], None, Interventions(gates=gates, gate_layers=(1,))).logits
             plain = model(own[i : i + 1, :-1]).logits
             loss = [torch.nn.functional.cross_entropy(x[0], own[i, 1:]) for x in (swapped, plain)]
-            expected += float(loss[0] - loss[1]) / 8
-    assert both == pytest.approx(expected, abs=1e-5)
+            expected[i] += float(loss[0] - loss[1]) / 2
+    assert swap_effects(model, a, b, (1,)).tolist() == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UserError, match="as many, as long") as caught:
-        swap_effect(model, a, b[:2])
+        swap_effects(model, a, b[:2])
     assert caught.value.field == "second"
 
 
