@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +22,10 @@ from tokenpaths.engine.base.seal_marks import forget_mark
 
 SUFFIX = ".part"
 ALIAS = re.compile(r"part_(?P<seal>[0-9a-f]{8})_(?P<number>[0-9]{4})")
-_NAME = re.compile(r"(?P<run>[A-Za-z0-9][A-Za-z0-9_-]{0,63})\.(?P<seal>[0-9a-f]{8})\.(?P<number>[0-9]{4})\.part")
+_NAME = re.compile(
+    r"(?P<run>[A-Za-z0-9][A-Za-z0-9_-]{0,63})\.(?P<seal>[0-9a-f]{8})\.(?P<number>[0-9]{4})\.part(\.wal|\.tmp)?"
+)
+"""a part, or what DuckDB keeps beside it while it is written: a file and a folder"""
 
 
 def part_file(folder: Path, run_id: str, seal: str, number: int) -> Path:
@@ -41,18 +46,26 @@ def run_of(file: Path) -> str:
 
 def parts_of(file: Path) -> list[Path]:
     """The files named as parts of the run ``file`` (or of ``.<run>.partial``), of whatever sealing, in order."""
+    return [place for place in _of_parts(file) if place.name.endswith(SUFFIX)]
+
+
+def _of_parts(file: Path) -> list[Path]:
+    """The parts of the run ``file`` and what lies beside them, in order."""
     run = run_of(file)
     with suppress(OSError), os.scandir(file.parent) as entries:
-        names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
-        return [file.parent / name for name in sorted(names) if (m := _NAME.fullmatch(name)) and m["run"] == run]
+        names = sorted(entry.name for entry in entries if SUFFIX in entry.name)
+        return [file.parent / name for name in names if (m := _NAME.fullmatch(name)) and m["run"] == run]
     return []
 
 
 def remove_parts(file: Path, which: Callable[[str], bool] = lambda seal: True) -> None:
-    """Delete the parts of the run ``file``; only those of sealings that ``which`` names."""
-    for part in parts_of(file):
-        if which(part.name.split(".")[1]):
+    """Delete the parts of the run ``file``, and what DuckDB left beside them; only of sealings that ``which`` names."""
+    for place in _of_parts(file):
+        if which(place.name.split(".")[1]):
             with suppress(OSError):
-                info = os.stat(part, follow_symlinks=False)
-                part.unlink()
-                forget_mark(part, info)
+                info = os.stat(place, follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    shutil.rmtree(place)
+                else:
+                    place.unlink()
+                    forget_mark(place, info)

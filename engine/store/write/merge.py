@@ -29,6 +29,7 @@ from tokenpaths.engine.store.file.shard_format import (
     read_about,
     read_manifest,
 )
+from tokenpaths.engine.store.write.parts.plan import remove_lost
 from tokenpaths.engine.store.write.shard_reader import read_batches, read_twin
 from tokenpaths.engine.store.write.writer import RunWriter
 
@@ -143,6 +144,7 @@ def seal_shards(
     done = 0
     try:
         with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
+            remove_lost(found.folders, runs_dir, info.run_id)
             for folder, manifest in zip(found.folders, found.manifests, strict=True):
                 before = done
                 try:

@@ -13,7 +13,7 @@ from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, rename_durably
 from tokenpaths.engine.base.lifecycle import claim
 from tokenpaths.engine.base.run_parts import alias_of, parts_of, remove_parts
-from tokenpaths.engine.base.seal_marks import forget_replaced, is_sealed_here, mark_sealed
+from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.file.open_file import attach_parts, connect, open_read_only
 from tokenpaths.engine.store.file.schema import PART_TABLES, ROW, text_columns
 from tokenpaths.engine.store.write.arrow_tables import one_thread
@@ -57,11 +57,12 @@ def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: 
         check_free(file.parent)
         shutil.copyfile(file, partial)
         _fill(partial, parts, on_part, trust)
+        digest = digest_of(partial) if own else None
         if own:
-            mark_sealed(file, os.stat(partial))
+            mark_sealed(file, os.stat(partial), digest)
         rename_durably(partial, file)
         if own:
-            mark_sealed(file, os.stat(file))
+            mark_sealed(file, os.stat(file), digest)  # renaming changed its ctime
         forget_replaced(file, before)
         remove_parts(file)
     except (duckdb.Error, OSError) as error:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tokenpaths.engine.base.files import partial_file, write_atomically
 from tokenpaths.engine.base.run_parts import part_file
 
 PLAN = "plan.json"
+_WORK = ".sealing-"
 _META = "meta"
 
 
@@ -93,6 +96,23 @@ class SealPlan:
     def sums_file(self, part: int) -> Path:
         """What was summed up while a part, by its place in ``groups``, was written."""
         return self.work / f"{part:04d}.sums.npz"
+
+
+def work_folder(shards: Path, seal: str) -> Path:
+    """The folder of a sealing of the shards that lie in ``shards``."""
+    return shards / f"{_WORK}{seal}"
+
+
+def remove_lost(folders: Iterable[Path], runs_dir: Path, run_id: str) -> None:
+    """Delete what sealings of a run that were killed left beside its shards, which are ``folders``.
+
+    Call it with the run's lock: then no other sealing of the run is alive.
+    """
+    for work in {work for folder in folders for work in folder.resolve().parent.glob(f"{_WORK}*")}:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no plan of ours: not ours to delete
+            plan = SealPlan.read(work)
+            if (plan.runs_dir, plan.run_id) == (Path(runs_dir).resolve(), run_id):
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def save(file: Path, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

@@ -28,7 +28,7 @@ from tokenpaths.engine.store.file.soft_tables import CREATE_AROUND_SOFT, SOFT_TA
 from tokenpaths.engine.store.write.large.seal_answers import add_answers
 from tokenpaths.engine.store.write.merge import SealProgress, ShardSet, check_files, describe, nothing_left
 from tokenpaths.engine.store.write.parts.answer_questions import answers_of
-from tokenpaths.engine.store.write.parts.plan import SealPlan, ShardPlace, load, save
+from tokenpaths.engine.store.write.parts.plan import SealPlan, ShardPlace, load, remove_lost, save, work_folder
 from tokenpaths.engine.store.write.parts.sums import add_sums
 from tokenpaths.engine.store.write.parts.workers import ANSWER, COUNT, WRITE, Workers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, FLUSH_TOKENS, RunFiller, create_file
@@ -117,6 +117,7 @@ def seal_in_parts(
         with RunWriter(runs_dir, info, modules, overwrite=overwrite, filler=merged, parts=plan.seal) as writer:
             filler = writer.filler
             assert isinstance(filler, MergedFiller)
+            remove_lost(found.folders, runs_dir, info.run_id)
             make_folder(plan.work)
             plan.write()
             run(COUNT, len(plan.shards), "counting paths")
@@ -143,5 +144,5 @@ def _plan(found: ShardSet, runs_dir: Path, run_id: str) -> SealPlan:
                 soft[table] += entry.rows
     edges = np.unique(np.linspace(0, len(places), min(MOST_PARTS, len(places)) + 1).astype(int)).tolist()
     groups = tuple(zip(edges[:-1], edges[1:], strict=True))
-    work = found.folders[0].resolve().parent / f".sealing-{seal}"
+    work = work_folder(found.folders[0].resolve().parent, seal)
     return SealPlan(work, Path(runs_dir).resolve(), run_id, seal, tuple(places), groups)

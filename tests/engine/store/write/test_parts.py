@@ -32,7 +32,7 @@ from tokenpaths.engine.store.file.open_file import open_read_only
 from tokenpaths.engine.store.file.shard_format import MANIFEST, Manifest, manifest_bytes, read_manifest
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
-from tokenpaths.engine.store.write.merge import SealProgress, find_shards
+from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
 from tokenpaths.engine.store.write.parts import seal_in_parts as sealing
 from tokenpaths.engine.store.write.parts.answer_questions import answer_questions
 from tokenpaths.engine.store.write.parts.pack import pack_run
@@ -323,6 +323,26 @@ def test_ctrl_c_right_after_the_run_has_its_name_leaves_it_whole(
     assert {path.name for path in file.parent.iterdir()} == {file.name, *(part.name for part in parts_of(file))}
 
 
+def test_ctrl_c_right_after_a_packed_run_has_its_name_leaves_it_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = in_parts(made_of("top1"), tmp_path)
+    whole = rows_of(file)
+
+    def renamed(source: Path, target: Path) -> None:
+        os.replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenpaths.engine.store.write.parts.pack.rename_durably", renamed)
+    with pytest.raises(KeyboardInterrupt):
+        pack_run(file)
+    assert is_sealed_here(file)
+    assert rows_of(file) == whole
+    with pytest.raises(UserError, match="in one file already"):
+        pack_run(file)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
 @pytest.mark.parametrize("column", ["m1", "twin"])
 def test_a_module_that_there_is_not_ends_the_sealing_with_a_sentence(tmp_path: Path, column: str) -> None:
     folders = write_shards(made_of("top1"), tmp_path / "shards", 3)
@@ -348,10 +368,33 @@ def test_what_a_lost_sealing_left_goes_and_its_run_stays(tmp_path: Path) -> None
     left = [file.with_name(f"{name}.deadbeef.0001.part") for name in ("r", "q")]
     for name, part in zip(("r", "q"), left, strict=True):
         part.touch()
+        part.with_name(f"{part.name}.wal").touch()
+        (part.with_name(f"{part.name}.tmp") / "spilled").mkdir(parents=True)
         (file.parent / f".{name}.partial").touch()
+    file.with_name("r.cafecafe.0001.part.wal").touch()  # of a part that is gone
     assert remove_abandoned(file.parent) == ["q", "r"]
     assert {path.name for path in file.parent.iterdir()} == {file.name, *(part.name for part in kept)}
     Run.open(file).close()
+
+
+@pytest.mark.parametrize("parted", [True, False])
+def test_what_a_killed_sealing_left_beside_the_shards_goes_with_the_next(tmp_path: Path, parted: bool) -> None:
+    write_shards(made_of("top1"), tmp_path / "shards", 3)
+    found = find_shards([tmp_path / "shards"])
+    left = {}
+    for name, runs_dir, run_id in (("r", "runs", "r"), ("q", "runs", "q"), ("far", "other", "r")):
+        plan = sealing._plan(found, tmp_path / runs_dir, run_id)
+        plan.work.mkdir()
+        plan.write()
+        plan.counts_file(0).touch()
+        left[name] = plan.work
+    strange = tmp_path / "shards" / ".sealing-mine"
+    strange.mkdir()
+    if parted:
+        seal_in_parts(found, tmp_path / "runs", OneByOne())
+    else:
+        seal_shards(found, tmp_path / "runs")
+    assert set((tmp_path / "shards").glob(".*")) == {left["q"], left["far"], strange}, "others may be at work"
 
 
 def test_a_damaged_shard_ends_the_sealing_and_leaves_nothing(tmp_path: Path) -> None:
