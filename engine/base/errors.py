@@ -6,19 +6,29 @@ derive from `UserError` as well.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class UserError(ValueError):
     """Invalid input; the message names the value received and what would be valid, in one sentence.
 
-    The API turns it into problem+json, the command line into one line and exit code 2.
+    The API turns it into problem+json, the command line into one line and ``exit_code``.
 
     Attributes:
         field: the parameter, option or column at fault, where there is one.
     """
 
+    exit_code: ClassVar[int] = 2
+
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class Held(UserError):
+    """Another process is at work on the same thing: the same input may succeed once that has ended."""
+
+    exit_code = 75
 
 
 class RunFileError(UserError):

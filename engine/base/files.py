@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import Held, UserError
 
 DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -234,7 +234,7 @@ class HolderLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock at once, or raise UserError with the id of the process that has it."""
+        """Take the lock at once, or raise Held with the id of the process that has it."""
         while True:
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -242,9 +242,7 @@ class HolderLock:
             except OSError:
                 holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
                 os.close(descriptor)
-                raise UserError(
-                    f"{self.file.name} is held by process {holder}: wait for it, or use another name"
-                ) from None
+                raise Held(f"{self.file.name} is held by process {holder}: wait for it, or use another name") from None
             # The last holder may have deleted the name between our open and our lock.
             if self.file.exists() and os.fstat(descriptor).st_ino == self.file.stat().st_ino:
                 self._descriptor = descriptor

@@ -53,7 +53,7 @@ def claim(folder: Path, lock: HolderLock, *, field: str, instead: str) -> None:
     """Make the folder and take the lock.
 
     Raises:
-        UserError: another process has the lock.
+        Held: another process has the lock.
         WriterFailed: the folder takes nothing; ``field`` is the setting at fault, ``instead`` what to choose.
     """
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import Held, UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
@@ -67,15 +67,15 @@ class Training:
         """``run``, alone in ``order.work``; returns the numbers of the card.
 
         Raises:
-            UserError: another process trains there: two would write over each other's states.
+            Held: another process trains there: two would write over each other's states.
         """
         order.work.parent.mkdir(parents=True, exist_ok=True)
         lock = HolderLock(order.work.with_name(f".{order.work.name}.lock"))
         try:
             lock.acquire()
-        except UserError as error:
+        except Held as error:
             holder = str(error).partition(":")[0]
-            raise UserError(
+            raise Held(
                 f"another process trains {self.name} in {order.work} ({holder}); wait for it, or give another folder "
                 "for --work",
                 field="work",

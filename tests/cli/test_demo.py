@@ -111,6 +111,6 @@ def test_two_at_the_same_time_do_not_work_twice(
     demo: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with alone(load_settings(data_dir=tmp_path / "data")):
-        assert main(demo) == 2
+        assert main(demo) == 75
     assert ".demo.lock is held by process" in capsys.readouterr().err
     assert sealed(tmp_path) == {}

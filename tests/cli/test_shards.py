@@ -16,8 +16,9 @@ import pytest
 
 from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.cli.main import main
-from tokenpaths.cli.support.shard_workers import Following, Outcome, RayCluster, run_shards
+from tokenpaths.cli.support.shard_workers import HELD_TRIES, Following, Outcome, RayCluster, run_shards
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 
@@ -84,6 +85,24 @@ def test_what_else_lies_beside_the_shards_stays(home: Path, capsys: pytest.Captu
     options = ["--run", "kept", "--shards", "1", "--shards-dir", str(home / "mine")]
     assert main(arguments(home, *options)) == 0, capsys.readouterr().err
     assert [path.name for path in beside.iterdir()] == ["picture.png"]
+
+
+def test_the_same_command_goes_on_after_an_interruption(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = [*arguments(home, "--run", "stopped", "--limit", "9", "--twin", "no")]
+    assert main([*mine, "--shard", "1/2"]) == 0
+    folder = home / "data" / "shards" / "stopped"
+    (folder / ".0002-of-0002.lock").touch()
+    (folder / ".0002-of-0002.partial").mkdir()
+    finished = folder / "0001-of-0002" / "manifest.json"
+    before, kept = finished.read_bytes(), home / "manifest.json"
+    os.link(finished, kept)
+    assert main([*mine, "--shards", "3"]) == 2
+    assert "holds shards of another number (0001-of-0002)" in capsys.readouterr().err
+    assert main([*mine, "--shards", "2"]) == 0, capsys.readouterr().err
+    assert kept.read_bytes() == before
+    assert kept.stat().st_nlink == 1, "sealed from the shard that was there, and deleted with it"
+    assert not folder.exists()
+    assert len(ribbons(home, "stopped")) > 9
 
 
 def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +244,32 @@ def test_lost_shards_are_started_again_and_refused_ones_are_not() -> None:
         with pytest.raises(UserError, match=words):
             run_shards(cluster, lambda shard: [str(shard)], 2)
         assert cluster.closed
+
+
+def test_a_shard_that_a_lost_worker_still_holds_is_tried_until_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("tokenpaths.cli.support.shard_workers.time.sleep", slept.append)
+    held = [75] * (HELD_TRIES - 1)
+    cluster = Scripted({1: [None, *held, None, 0], 2: [0]})
+    following = run_shards(cluster, lambda shard: [str(shard)], 2)
+    assert following == Following(2, 2, {1: 3, 2: 1}, 2, len(held)), "these tries are not among the three"
+    assert len([pause for pause in slept if pause > 0]) == len(held)
+    cluster = Scripted({1: [75] * HELD_TRIES, 2: [0]})
+    with pytest.raises(UserError, match=r"^shard 1 of 2: said something; finished shards are kept"):
+        run_shards(cluster, lambda shard: [str(shard)], 2)
+    assert cluster.closed
+
+
+def test_a_shard_that_somebody_writes_is_told_from_wrong_input(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = home / "data" / "shards" / "busy"
+    folder.mkdir(parents=True)
+    lock = HolderLock(folder / ".0001-of-0002.lock")
+    lock.acquire()
+    try:
+        assert main(arguments(home, "--run", "busy", "--shard", "1/2")) == 75
+    finally:
+        lock.release()
+    assert f"tokenpaths: .0001-of-0002.lock is held by process {os.getpid()}: wait" in capsys.readouterr().err
 
 
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The command line ``tokenpaths``.
 
 Exit codes: 0 done; 1 something broke (the log says what) or ``doctor`` found something broken; 2 wrong input,
-said in one line; 130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it.
+said in one line; 75 another process is at work on the same thing, so try again later; 130 stopped with Ctrl-C.
+Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _run(arguments: list[str] | None) -> int:
         return 130
     except UserError as error:
         print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:  # `tokenpaths export … | head`
         sys.stderr.close()
         return 0

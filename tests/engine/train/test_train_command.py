@@ -61,7 +61,7 @@ def test_two_trainings_in_one_folder_are_refused(tiny, data, tmp_path, capsys): 
     command = ["train", "v", "--out", str(tmp_path / "v"), "--data", str(data), "--work", str(tmp_path), *OPTIONS]
     lock = HolderLock(tmp_path / ".v.lock")
     lock.acquire()
-    assert main(command) == 2
+    assert main(command) == 75
     said = capsys.readouterr().err
     assert f"held by process {os.getpid()}" in said
     assert "give another folder for --work" in said

@@ -1,5 +1,8 @@
 """Shards on many workers: start them, repeat those that were lost, stop where no second try would help.
 
+A worker that the cluster calls lost may live on, or its lock outlive it: the next try then finds the shard held by
+another process, and tries go on until that ends.
+
 A worker runs ``tokenpaths trace --shard i/N``, or a piece of a sealing (``tokenpaths seal-piece``), and nothing else,
 so whatever can run a command can be a cluster: here processes of this machine, and Ray. The workers share a folder for
 the shards.
@@ -15,21 +18,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenpaths.cli.support.processes import die_with_parent
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import Held, UserError
 
 TRIES = 3
 """how often a shard is started before the run is given up"""
+HELD_TRIES, HELD_SECONDS = 15, 10.0
+"""how often a shard that another process holds is started, and the pause before each: longer than a lease of NFS 4"""
 IN_PARTS_TOKENS = 20_000_000
 """a run of fewer tokens that is traced in shards by one command is sealed into one file"""
 _LOCAL = "local"
-_WRONG_INPUT = 2
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,11 @@ class Following:
     of: int
     done: int = 0
     tries: dict[int, int] = field(default_factory=dict)
+    """shard → how often it was started and not found held by another process"""
     lost: int = 0
     """tries that ended without a shard and were repeated"""
+    held: int = 0
+    """times that a shard was found held by another process"""
 
 
 def run_shards(
@@ -85,14 +93,18 @@ def run_shards(
     ``noun`` and ``kept`` are what a message calls a piece, and what it says of those that are finished.
 
     Raises:
-        UserError: a shard was refused (exit code 2), or lost ``tries`` times. The others are stopped; finished ones
-            stay, and are not traced again by the same command.
+        UserError: a shard was refused (exit code 2), lost ``tries`` times, or held by another process ``HELD_TRIES``
+            times. The others are stopped; finished ones stay, and are not traced again by the same command.
     """
     following, waiting, running = Following(of), deque(range(1, of + 1)), 0
+    held: Counter[int] = Counter()
+    not_before: dict[int, float] = {}
     try:
         while waiting or running:
             while waiting and running < cluster.slots:
                 shard = waiting.popleft()
+                # It came behind all others that were waiting, so at most those that were lost since wait with it.
+                time.sleep(max(0.0, not_before.pop(shard, 0.0) - time.monotonic()))
                 following.tries[shard] = following.tries.get(shard, 0) + 1
                 cluster.start(shard, arguments_of(shard))
                 running += 1
@@ -100,10 +112,16 @@ def run_shards(
             running -= 1
             if outcome.code == 0:
                 following.done += 1
-            elif outcome.code == _WRONG_INPUT:
-                raise UserError(
-                    f"{noun} {outcome.shard} of {of}: {outcome.last_line.removeprefix('tokenpaths: ')}", field="shards"
-                )
+            elif outcome.code == UserError.exit_code:
+                raise UserError(f"{noun} {outcome.shard} of {of}: {_said(outcome)}", field="shards")
+            elif outcome.code == Held.exit_code:
+                following.tries[outcome.shard] -= 1
+                following.held += 1
+                held[outcome.shard] += 1
+                if held[outcome.shard] >= HELD_TRIES:
+                    raise UserError(f"{noun} {outcome.shard} of {of}: {_said(outcome)}; {kept}", field="shards")
+                not_before[outcome.shard] = time.monotonic() + HELD_SECONDS
+                waiting.append(outcome.shard)
             elif following.tries[outcome.shard] >= tries:
                 raise UserError(
                     f"{noun} {outcome.shard} of {of} was lost {tries} times ({_why(outcome)}); {kept}", field="shards"
@@ -115,6 +133,10 @@ def run_shards(
     finally:
         cluster.close()
     return following
+
+
+def _said(outcome: Outcome) -> str:
+    return outcome.last_line.removeprefix("tokenpaths: ")
 
 
 def _why(outcome: Outcome) -> str:

@@ -173,7 +173,9 @@ def trace_on_workers(context: typer.Context, settings: Settings, shards: int, wo
     with bar(f"tracing {run} in {shards} shards", shards, "shards") as progress:
 
         def show(following: Following) -> None:
-            progress.update(following.done, f"{following.lost} lost and started again" if following.lost else "")
+            told = [f"{following.lost} lost and started again"] if following.lost else []
+            told += [f"{following.held} times held by another process"] if following.held else []
+            progress.update(following.done, ", ".join(told))
 
         run_shards(cluster, lambda shard: ["trace", *shared, "--shard", f"{shard}/{shards}"], shards, show)
     found = find_shards([folder])
@@ -213,8 +215,9 @@ def _absolute(text: str) -> str:
 
 
 def _refuse_other_numbers(folder: Path, shards: int) -> None:
-    """Shards of another N would be in the way only when all is traced."""
-    others = sorted(place.name for place in folder.glob("*-of-*") if not place.name.endswith(f"-of-{shards:04d}"))
+    """Shards of another N would be in the way only when all is traced; what dead workers left (``.…``) is not."""
+    names = (place.name for place in folder.glob("[!.]*-of-*"))
+    others = sorted(name for name in names if not name.endswith(f"-of-{shards:04d}"))
     if others:
         raise UserError(
             f"{folder} holds shards of another number ({others[0]}): go on with that one, or delete them",
