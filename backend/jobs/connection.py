@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from tokenpaths.backend.data_folder import DataFolder, Identity, identity_of
 from tokenpaths.backend.jobs.rows import CREATE, SCHEMA_VERSION, DamagedRow, keep_sums
+from tokenpaths.backend.lock_files import held_lock_file
 from tokenpaths.backend.problems import Problem, busy
 
 log = logging.getLogger(__name__)
@@ -117,29 +117,9 @@ class Connection:
                 with suppress(sqlite3.Error):
                     connection.close()
 
-    @contextmanager
-    def _between_processes(self) -> Iterator[None]:
+    def _between_processes(self) -> AbstractContextManager[None]:
         """Hold a lock file: two processes must not open, or open again, at the same moment. 503 if it stays held."""
-        try:
-            import fcntl
-
-            descriptor = os.open(self.file.with_name(f".{self.file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        except (ImportError, OSError):  # Windows; a folder that cannot be written
-            yield
-            return
-        ends = time.monotonic() + BUSY_SECONDS
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > ends:
-                        raise _is_busy() from None
-                    time.sleep(0.01)
-            yield
-        finally:
-            os.close(descriptor)
+        return held_lock_file(self.file.with_name(f".{self.file.name}.lock"), BUSY_SECONDS, _is_busy())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -11,18 +12,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from tokenpaths.backend.http.uploads import Body
-from tokenpaths.backend.problems import Problem, documented
+from tokenpaths.backend.jobs.rows import ENDED
+from tokenpaths.backend.problems import Problem, documented, problem_of
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, RunName
+from tokenpaths.backend.runs.received_logs import Sealing
 from tokenpaths.backend.schemas.jobs import Job
 from tokenpaths.backend.schemas.received import ReceivedList, ReceivedLog, Taken
 from tokenpaths.backend.services import Services, Shared
 from tokenpaths.engine.adapters.logs.pieces import Announced
 from tokenpaths.engine.adapters.logs.responses.received import read_received
+from tokenpaths.engine.base.files import NAME_PATTERN, is_disk_full
+from tokenpaths.engine.jobs.made_run import MADE_BY
 
 router = APIRouter(prefix="/logs", tags=["logs"], responses=ABOUT_A_RUN)
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 """between two looks for quiet logs and for jobs that are over"""
+MOST_JOBS = 1000
+"""newest imports among which that of a log is looked for, whose sealing was killed"""
 NEVER_KEPT = {"cache-control": "no-store"}
 TEXT = {"schema": {"type": "string"}}
 BODY: dict[str, Any] = {
@@ -67,23 +74,13 @@ async def receive(
 def _take(services: Services, run: str, body: bytes, given: Announced) -> dict[str, Any]:
     logs = services.received
     sizes = logs.sizes(run, given)
-    if run not in logs.names() and services.registry.path(run).exists():
-        raise Problem(409, "run-exists", f"There is a run {run} already; send to another name.", field="run")
     return logs.add(run, read_received(body, sizes), sizes)
 
 
 @router.get("", response_model=ReceivedList)
 async def list_received(services: Shared) -> JSONResponse:
-    """All logs that are being received."""
-
-    def all_of_them() -> dict[str, Any]:
-        found = []
-        for name in services.received.names():
-            with contextlib.suppress(Problem):  # sealed or forgotten meanwhile
-                found.append(services.received.about(name))
-        return {"logs": found}
-
-    answer = ReceivedList.model_validate(await run_in_threadpool(all_of_them))
+    """All logs that are being received; one whose file is damaged says so."""
+    answer = ReceivedList.model_validate({"logs": await run_in_threadpool(services.received.listed)})
     return JSONResponse(answer.model_dump(), headers=NEVER_KEPT)
 
 
@@ -106,10 +103,15 @@ async def seal_received(
     services: Shared,
     run: RunName,
     although: Annotated[bool, Query(description="Seal although the doctor found an artefact")] = False,
+    skip_bad: Annotated[bool, Query(description="Leave out responses that cannot be read, and count them")] = False,
+    target: Annotated[
+        str | None, Query(alias="as", pattern=NAME_PATTERN, description="Name of the run, by default that of the log")
+    ] = None,
 ) -> JSONResponse:
     """Make a run of what has come: a job. Until it is over nothing more is taken; where it fails all stays here."""
+    options = {"although": although, "skip_bad": skip_bad}
     async with services.job_limit.take():
-        job = await run_in_threadpool(seal, services, run, although)
+        job = await run_in_threadpool(seal, services, run, target, options)
     location = f"{request.url.path.partition('/logs/')[0]}/jobs/{job['job']}"
     shown = Job.model_validate(job).model_dump()
     return JSONResponse(shown, status_code=202, headers={"location": location, **NEVER_KEPT})
@@ -122,37 +124,94 @@ async def forget_received(services: Shared, run: RunName) -> Response:
     return Response(status_code=204)
 
 
-def seal(services: Services, run: str, although: bool = False) -> dict[str, Any]:
-    """Write a log into the inbox and submit the import that makes a run of it."""
-    logs = services.received
+def seal(
+    services: Services, run: str, target: str | None = None, options: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
+    """Write a log into the inbox and submit the import that makes the run ``target`` of it, by default of its name.
+
+    Args:
+        options: of the import.
+
+    Raises:
+        Problem: 404 if there is no such log, 409 while it is being sealed or if there is such a run, 507 without room.
+    """
+    logs, target = services.received, target or run
     settle(services)
-    sizes = logs.write_out(run)
-    request = {"file": logs.inbox_file(run).name, "run": run, "although": although, **sizes}
-    try:
-        job = services.jobs.submit("import", request)
-    except Problem:
-        logs.inbox_file(run).unlink(missing_ok=True)
-        raise
-    logs.set_job(run, job["job"])
+    with logs.sealer(run):
+        sealing, known = logs.begin_sealing(run, target)
+        try:
+            if services.registry.path(target).exists():
+                raise Problem(
+                    409, "run-exists", f"There is a run {target} already; name another with `as`.", field="as"
+                )
+            logs.write_out(sealing)
+            request = {**known, "file": sealing.file, "run": target, "model": known["model"] or target}
+            job = services.jobs.submit("import", {**request, **(options or {})})
+            logs.set_job(sealing, job["job"])
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # what is left as it is will be settled
+                _resolve(services, sealing, again=_will_pass(error))
+            raise
     return job
+
+
+def _will_pass(error: BaseException) -> bool:
+    """Whether a log that could not be sealed may be sealed by itself again, though no more has come."""
+    return is_disk_full(error) or isinstance(error, Problem) and error.status in (503, 507)
 
 
 def settle(services: Services) -> None:
     """Forget logs whose job made a run of them; those whose job failed can be sealed again."""
-    logs = services.received
-    for run, job in logs.jobs().items():
+    for sealing in services.received.sealings():
         try:
-            state = services.jobs.table.get(job).state
-        except Problem as problem:  # removed from the list
-            if problem.status != 404:
-                continue
-            state = "succeeded" if services.registry.path(run).exists() else "failed"
-        with contextlib.suppress(Problem):
-            if state == "succeeded":
-                logs.forget(run)
-            elif state in ("failed", "cancelled"):
-                logs.set_job(run, None)
-                logs.inbox_file(run).unlink(missing_ok=True)
+            _settle(services, sealing)
+        except Exception:
+            log.warning("%s, which is being sealed, is looked at again later", sealing.run, exc_info=True)
+
+
+def _settle(services: Services, sealing: Sealing) -> None:
+    logs = services.received
+    if sealing.job is None:
+        try:
+            with logs.sealer(sealing.run):
+                _resolve(services, sealing, again=True)
+        except Problem as problem:
+            if problem.kind != "sealing":  # it is being written out at this moment
+                raise
+        return
+    try:
+        state = services.jobs.table.get(sealing.job).state
+    except Problem as problem:
+        if problem.status != 404:
+            raise
+        state = "failed"  # removed from the list: its run tells
+    if state == "succeeded" or state in ENDED and _is_made(services, sealing):
+        logs.forget_sealed(sealing)
+    elif state in ENDED:
+        logs.reopen(sealing, again=False)
+
+
+def _resolve(services: Services, sealing: Sealing, *, again: bool) -> None:
+    """End the pending state: the log has the job that reads its file, or is open. ``again`` as of ``reopen``."""
+    jobs = services.jobs.table.page(kinds=("import",), limit=MOST_JOBS)
+    job = next((row.job for row in jobs if row.request.get("file") == sealing.file), None)
+    if job is not None:
+        services.received.set_job(sealing, job)
+    else:
+        services.received.reopen(sealing, again=again)
+
+
+def _is_made(services: Services, sealing: Sealing) -> bool:
+    """Whether the job of a sealing made the run: one of its name may be somebody else's."""
+    if services.registry.must_be_taken_in(sealing.target):
+        return False
+    try:
+        made_by = services.registry.ask(sealing.target, lambda run: run.info()["findings"].get(MADE_BY))
+    except Problem as problem:
+        if problem.status in (404, 409):  # there is none, or one that cannot be read
+            return False
+        raise
+    return bool(made_by == sealing.job)
 
 
 def look_after(services: Services) -> None:
@@ -166,5 +225,5 @@ def look_after(services: Services) -> None:
         try:
             job = seal(services, run)
             log.info("%s has been quiet and is sealed by job %s", run, job["job"])
-        except Problem as problem:
-            log.warning("%s has been quiet and cannot be sealed: %s", run, problem.detail)
+        except Exception as error:
+            log.warning("%s has been quiet and cannot be sealed: %s", run, problem_of(error).detail)

@@ -1,48 +1,70 @@
 """Responses that running engines send, kept until they are sealed: one SQLite file a log in ``<data_dir>/received``.
 
-A request is committed before it is answered, so a restart loses nothing, and each request id is kept once, so that
-whoever is in doubt sends again. Nothing of a log is in memory but its name.
+A log is *open*, then *pending* while it is written out, then it has a *job*, then it is gone; where a sealing comes to
+nothing it is open again. Responses are taken only while it is open. The state is in the file of the log, and changes
+under one lock of all logs, which holds between processes too.
 
-Shapes: S layers, M experts.
+A request is committed before it is answered, so a restart loses nothing, and each request id is kept once, so that
+whoever is in doubt sends again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import secrets
+import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from tokenpaths.backend.problems import Problem, disk_full
+from tokenpaths.backend.lock_files import held_lock_file
+from tokenpaths.backend.problems import Problem, busy, disk_full
+from tokenpaths.backend.runs.received_counts import added, begin, load_of, misfit, packed, said_of, unpacked, when
+from tokenpaths.backend.runs.received_file import (
+    BUSY_SECONDS,
+    SUFFIX,
+    Row,
+    no_such_log,
+    opened,
+    read_about,
+    remove,
+    write_about,
+    writing,
+)
 from tokenpaths.engine.adapters.logs.pieces import Announced
 from tokenpaths.engine.adapters.logs.responses.received import Received
-from tokenpaths.engine.analysis.load import load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import atomic_file, check_free, check_name
+from tokenpaths.engine.base.files import HolderLock, atomic_file, check_free, check_name, is_name, make_folder, run_file
 
 MOST_LOGS = 64
 MOST_REFUSED = 20
 """refused lines of one request that are named"""
-BUSY_SECONDS = 20.0
-SUFFIX = ".sqlite"
-TABLES = """
-CREATE TABLE IF NOT EXISTS response (number INTEGER PRIMARY KEY, id TEXT UNIQUE, line BLOB);
-CREATE TABLE IF NOT EXISTS about (one INTEGER PRIMARY KEY CHECK (one = 1), began REAL, last REAL, responses INTEGER,
-    tokens INTEGER, bytes INTEGER, model TEXT, layers INTEGER, top_k INTEGER,
-    sizes TEXT, counts BLOB, job TEXT, tried REAL);
-"""
-Row = dict[str, Any]
+AGAIN_SECONDS = 300.0
+"""until a log that could not be sealed for want of room or of quiet is sealed by itself again"""
+
+
+@dataclass(frozen=True)
+class Sealing:
+    """A log that is being sealed."""
+
+    run: str
+    file: str
+    """name in the inbox; no other sealing has it"""
+    target: str
+    """the run to be"""
+    job: str | None
+    """None while it is pending"""
 
 
 class ReceivedLogs:
     """The logs that are being received in a data folder. Safe for concurrent use, also by several processes.
+
+    All methods raise Problem 503 where the lock or a log's file stays held, and 409 for a damaged file.
 
     Args:
         most_bytes: of the responses of one log.
@@ -57,21 +79,21 @@ class ReceivedLogs:
 
     def names(self) -> list[str]:
         """Names of all logs."""
-        return sorted(file.stem for file in self.folder.glob(f"*{SUFFIX}"))
+        return sorted(file.stem for file in self.folder.glob(f"*{SUFFIX}") if is_name(file.stem))
 
+    # -- taking responses ---------------------------------------------------------------------
     def sizes(self, run: str, given: Announced) -> Announced:
         """The sizes that were said with the first response of a log, or are ``given`` now.
 
         Raises:
-            Problem: 409 where others were said before.
+            Problem: 409 where others were said before, and where ``add`` would refuse whatever came.
         """
-        file = self._file(run)
-        if not file.exists():
-            return given
-        with self._open(file) as con:
-            row = self._about(con)
+        self._file(run)
+        row = self._read(run)
         if row is None:
+            self._check_no_run(run)
             return given
+        _check_open(run, row)
         known = json.loads(row["sizes"])
         for name in ("layers", "top_k", "experts"):
             said = getattr(given, name)
@@ -85,49 +107,54 @@ class ReceivedLogs:
         """Keep what came; what is known by its request id is counted and left.
 
         Raises:
-            Problem: 409 while the log is being sealed, 413 beyond its limits, 422 if nothing of it can be taken, 507
-                if the disk is full.
+            Problem: 409 while the log is being sealed, or where a new one has the name of a run; 413 beyond its
+                limits, 422 if nothing of it can be taken, 507 if the disk is full.
         """
         file = self._file(run)
-        new = not file.exists()
-        if new and not any(one.problem is None for one in received):
-            raise self._nothing(received)
-        with self._lock:
-            if new and len(self.names()) >= MOST_LOGS:
-                raise Problem(409, "too-many", f"{MOST_LOGS} logs are being received; seal or forget one.", field="run")
+        if not any(one.problem is None for one in received):
+            raise _nothing([one.problem for one in received])
+        check_free(self.data_dir)
+        with self._held():
+            make_folder(self.folder)
+            is_there = file.exists()
             try:
-                check_free(self.data_dir)
-                self.folder.mkdir(parents=True, exist_ok=True)
-                try:
-                    with self._open(file) as con:
-                        con.execute("BEGIN IMMEDIATE")
-                        answer = self._add(con, run, received, sizes)
-                        con.execute("COMMIT")
-                except Problem:
-                    if new:  # nothing came of it
-                        self.forget(run)
-                    raise
-            except sqlite3.OperationalError as error:
-                if "full" in str(error):
-                    raise disk_full() from None
+                with opened(file, create=True) as con, writing(con):
+                    about = read_about(con)
+                    if about is None:
+                        self._check_new(run)
+                        about = begin(sizes)
+                    _check_open(run, about)
+                    if about["sizes"] != said_of(sizes):
+                        raise busy(f"The log {run} began at this moment, with other sizes; send again.")
+                    answer = self._add(con, run, about, received)
+            except BaseException:
+                if not is_there:  # nothing came of it
+                    remove(file)
                 raise
         return {"run": run, **answer}
 
-    def _add(self, con: sqlite3.Connection, run: str, received: Sequence[Received], sizes: Announced) -> Row:
-        about = self._about(con) or _begin(sizes)
-        if about["job"] is not None:
-            raise Problem(409, "sealing", f"The log {run} is being sealed by job {about['job']}.", field="run")
-        counts = _unpacked(about["counts"])
+    def _check_new(self, run: str) -> None:
+        self._check_no_run(run)
+        if len([name for name in self.names() if name != run]) >= MOST_LOGS:
+            raise Problem(409, "too-many", f"{MOST_LOGS} logs are being received; seal or forget one.", field="run")
+
+    def _check_no_run(self, run: str) -> None:
+        if run_file(self.data_dir / "runs", run).exists():
+            raise Problem(409, "run-exists", f"There is a run {run} already; send to another name.", field="run")
+
+    def _add(self, con: sqlite3.Connection, run: str, about: Row, received: Sequence[Received]) -> Row:
+        counts = unpacked(about["counts"])
         taken = known = 0
         refused: list[Row] = []
         for place, one in enumerate(received):
-            if one.problem is not None:
-                refused.append({"line": place, "id": one.id, "reason": one.problem})
-                continue
-            if con.execute("SELECT 1 FROM response WHERE id = ?", (one.id,)).fetchone():
-                known += 1
-                continue
-            if (reason := _misfit(about, one)) is not None:
+            found, reason = one.counted, one.problem
+            if found is not None:
+                row = con.execute("SELECT digest FROM response WHERE id = ?", (one.id,)).fetchone()
+                if row is not None and row[0] in (None, found.digest):
+                    known += 1
+                    continue
+                reason = misfit(about, found, counts) if row is None else OTHER_DECISIONS
+            if found is None or reason is not None:
                 refused.append({"line": place, "id": one.id, "reason": reason})
                 continue
             size = about["bytes"] + len(one.line) + 1
@@ -139,21 +166,17 @@ class ReceivedLogs:
                     f"has {about['responses']:,} and {about['bytes'] / 1e6:.1f} MB. Seal it and begin another.",
                     field="run",
                 )
-            con.execute("INSERT INTO response (id, line) VALUES (?, ?)", (one.id, one.line))
-            assert one.counts is not None, "what is taken is counted"
-            counts = _sum(counts, one.counts)
-            about |= {"layers": len(one.counts), "top_k": one.top_k, "model": about["model"] or one.model}
-            about |= {"bytes": size, "tokens": about["tokens"] + one.tokens, "responses": about["responses"] + 1}
+            con.execute("INSERT INTO response (id, line, digest) VALUES (?, ?, ?)", (one.id, one.line, found.digest))
+            if not about["responses"]:
+                about["routed"] = found.first.tobytes()
+            counts = added(counts, found.counts)
+            about |= {"layers": len(found.counts), "top_k": found.top_k, "model": about["model"] or found.model}
+            about |= {"bytes": size, "tokens": about["tokens"] + found.tokens, "responses": about["responses"] + 1}
             taken += 1
         if not taken and not known:
-            raise self._nothing(refused_as_received(refused))
+            raise _nothing([row["reason"] for row in refused])
         if taken:
-            about |= {"last": time.time(), "counts": _packed(counts)}
-            names = ", ".join(about)
-            con.execute(
-                f"INSERT OR REPLACE INTO about (one, {names}) VALUES (1, {', '.join('?' * len(about))})",
-                list(about.values()),
-            )
+            write_about(con, about | {"last": time.time(), "counts": packed(counts), "not_before": None})
         shown = {name: about[name] for name in ("responses", "tokens", "bytes")}
         return {
             "received": taken,
@@ -162,167 +185,214 @@ class ReceivedLogs:
             "refused": refused[:MOST_REFUSED],
         } | shown
 
-    @staticmethod
-    def _nothing(received: Sequence[Received]) -> Problem:
-        reason = next((one.problem for one in received if one.problem), "it holds no response")
-        return Problem(422, "no-response", f"Nothing of it can be taken: {reason}", field="body")
-
+    # -- showing them -------------------------------------------------------------------------
     def about(self, run: str) -> Row:
         """What has come of a log; Problem 404 if there is none."""
-        with self._open(self._known(run)) as con:
-            row = self._about(con)
+        row = self._read(run)
         if row is None:
-            raise self._missing(run)
-        counts = _unpacked(row["counts"])
-        load = [
-            {
-                "layer": layer,
-                "choices": int(of_layer.sum()),
-                "load_entropy": load_entropy(of_layer),
-                "max_violation": max_violation(of_layer),
-                "never": int((of_layer == 0).sum()),
-            }
-            for layer, of_layer in enumerate(counts)
-            if of_layer.any()
-        ]
+            raise no_such_log(run)
+        counts = unpacked(row["counts"])
         return {
             "run": run,
             **{name: row[name] for name in ("responses", "tokens", "bytes", "model", "top_k", "job")},
-            "began_at": _when(row["began"]),
-            "last_at": _when(row["last"]),
+            "began_at": when(row["began"]),
+            "last_at": when(row["last"]),
             "experts": counts.shape[1],
-            "load": load,
+            "load": load_of(counts),
+            "problem": None,
         }
 
-    def quiet(self, seconds: float) -> list[str]:
-        """Logs that have had no response for so long, and that nobody has tried to seal since the last."""
+    def listed(self) -> list[Row]:
+        """What has come of each log; of one that cannot be read, its size and the ``problem``."""
         found = []
         for name in self.names():
-            with contextlib.suppress(Problem, sqlite3.Error), self._open(self._file(name)) as con:
-                row = self._about(con)
-                untried = row is not None and row["job"] is None and (row["tried"] or 0.0) < row["last"]
-                if row is not None and untried and time.time() - row["last"] >= seconds:
-                    found.append(name)
+            try:
+                found.append(self.about(name))
+            except Problem as problem:
+                with contextlib.suppress(OSError):  # sealed or forgotten meanwhile
+                    info = self._file(name).stat()
+                    empty = {"responses": 0, "tokens": 0, "bytes": info.st_size, "top_k": 0, "experts": 0, "load": []}
+                    at = when(info.st_mtime)
+                    about = {"run": name, "model": None, "job": None, "began_at": at, "last_at": at} | empty
+                    found.append(about | {"problem": problem.body()["detail"]})
         return found
 
-    def jobs(self) -> dict[str, str]:
-        """Name → job of the logs that are being sealed."""
-        found = {}
-        for name in self.names():
-            with contextlib.suppress(sqlite3.Error), self._open(self._file(name)) as con:
-                row = self._about(con)
-                if row is not None and row["job"] is not None:
-                    found[name] = row["job"]
-        return found
+    # -- sealing and forgetting them ----------------------------------------------------------
+    def quiet(self, seconds: float) -> list[str]:
+        """Open logs that have had no response for so long, and that may be sealed by themselves."""
+        now = time.time()
+        return [
+            name
+            for name, row in self._readable()
+            if row["file"] is None and now - row["last"] >= seconds and now >= (row["not_before"] or 0.0)
+        ]
 
-    def inbox_file(self, run: str) -> Path:
-        """The file that an import reads of a log."""
-        return self.data_dir / "inbox" / f"received-{run}.jsonl"
+    def sealings(self) -> list[Sealing]:
+        """The logs that are being sealed."""
+        return [
+            Sealing(name, row["file"], row["target"], row["job"])
+            for name, row in self._readable()
+            if row["file"] is not None
+        ]
 
-    def write_out(self, run: str) -> Row:
-        """Write all responses into the inbox; returns what was said of the sizes. Problem 404, 409 as ``add``."""
-        with self._open(self._known(run)) as con:
-            row = self._about(con)
+    @contextlib.contextmanager
+    def sealer(self, run: str) -> Iterator[None]:
+        """Be the only one who takes a log from open over pending to a job; ends with the process, however that ends.
+
+        Raises:
+            Problem: 404 if there is no such log, 409 while another one is at it.
+        """
+        if not self._known(run).exists():
+            raise no_such_log(run)
+        lock = HolderLock(self.folder / f".{run}.sealing")
+        try:
+            lock.acquire()
+        except UserError:
+            raise _is_sealed(run, None) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin_sealing(self, run: str, target: str) -> tuple[Sealing, Row]:
+        """Take nothing more for a log; returns also what was said of its sizes, and its model. Only for the sealer.
+
+        Raises:
+            Problem: 404 if there is no such log, 409 if it is being sealed, 507 without room to write it out.
+        """
+        sealing = Sealing(run, f"received-{run}-{secrets.token_hex(4)}.jsonl", target, None)
+        with self._held(), opened(self._known(run)) as con, writing(con):
+            row = read_about(con)
             if row is None:
-                raise self._missing(run)
-            if row["job"] is not None:
-                raise Problem(409, "sealing", f"The log {run} is being sealed by job {row['job']}.", field="run")
-            target = self.inbox_file(run)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(target) as temporary, temporary.open("wb") as stream:
-                for (line,) in con.execute("SELECT line FROM response ORDER BY number"):
-                    stream.write(line + b"\n")
-            sizes: Row = json.loads(row["sizes"])
-            return sizes
+                raise no_such_log(run)
+            _check_open(run, row)
+            check_free(self.data_dir)
+            if shutil.disk_usage(self.data_dir).free < row["bytes"]:
+                raise disk_full()
+            changes = {"file": sealing.file, "target": target, "not_before": time.time() + AGAIN_SECONDS}
+            write_about(con, row | changes)
+        return sealing, {**json.loads(row["sizes"]), "model": row["model"]}
 
-    def set_job(self, run: str, job: str | None) -> None:
-        """Say which job seals a log; None: none any more."""
-        with self._open(self._known(run)) as con:
-            con.execute("UPDATE about SET job = ?, tried = ?", (job, time.time()))
+    def write_out(self, sealing: Sealing) -> None:
+        """Write all responses of a pending log into the inbox. Needs no lock: nothing changes them. Raises OSError."""
+        log, target = self._known(sealing.run), self._inbox(sealing)
+        with opened(log) as con, atomic_file(target) as temporary, temporary.open("wb") as stream:
+            for (line,) in con.execute("SELECT line FROM response ORDER BY number"):
+                stream.write(line + b"\n")
+
+    def set_job(self, sealing: Sealing, job: str) -> None:
+        """Say which job makes a run of a pending log."""
+        with self._at(sealing) as con:
+            if con is not None:
+                con.execute("UPDATE about SET job = ?", (job,))
+
+    def reopen(self, sealing: Sealing, *, again: bool) -> None:
+        """Take responses again for a log of which no run was made; its file in the inbox is deleted.
+
+        ``again``: it may be sealed by itself again, before more has come.
+        """
+        with self._at(sealing) as con:
+            if con is not None:
+                self._inbox(sealing).unlink(missing_ok=True)
+                con.execute("UPDATE about SET file = NULL, target = NULL, job = NULL")
+                if not again:
+                    con.execute("UPDATE about SET not_before = ?", (math.inf,))
+
+    def forget_sealed(self, sealing: Sealing) -> None:
+        """Delete a log of which a run was made."""
+        with self._held():
+            file = self._known(sealing.run)
+            with opened(file) as con:
+                is_same = _sealing_of(sealing.run, read_about(con)) == sealing
+            if is_same:
+                self._inbox(sealing).unlink(missing_ok=True)
+                remove(file)
 
     def forget(self, run: str) -> None:
-        """Delete all that came; Problem 404 if there is none."""
+        """Delete all that came; Problem 404 if there is none, 409 while it is written out."""
+        with self._held():
+            file = self._known(run)
+            if not file.exists():
+                raise no_such_log(run)
+            sealing = None
+            with contextlib.suppress(Problem), opened(file) as con:  # a damaged log can be forgotten too
+                sealing = _sealing_of(run, read_about(con))
+            if sealing is not None:
+                if sealing.job is None:
+                    raise _is_sealed(run, None)
+                self._inbox(sealing).unlink(missing_ok=True)
+            remove(file)
+
+    @contextlib.contextmanager
+    def _at(self, sealing: Sealing) -> Iterator[sqlite3.Connection | None]:
+        """A transaction on the log of a sealing; None where that is over, or has come further."""
+        with self._held(), opened(self._known(sealing.run)) as con, writing(con):
+            yield con if _sealing_of(sealing.run, read_about(con)) == sealing else None
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock of all logs. Whoever holds it opens files, makes them and deletes them."""
+        trouble = busy("Other responses are being taken; try again in a moment.")
+        if not self._lock.acquire(timeout=BUSY_SECONDS):
+            raise trouble
+        try:
+            with held_lock_file(self.data_dir / ".received.lock", BUSY_SECONDS, trouble):
+                yield
+        finally:
+            self._lock.release()
+
+    def _read(self, run: str) -> Row | None:
+        """What is known of a log; None if there is none. What a killed first request left is deleted."""
         file = self._known(run)
-        for path in (self.inbox_file(run), file, *(file.with_name(file.name + end) for end in ("-wal", "-shm"))):
-            path.unlink(missing_ok=True)
+        with self._held():
+            if not file.exists():
+                return None
+            with opened(file) as con:
+                row = read_about(con)
+            if row is None:
+                remove(file)
+            return row
+
+    def _readable(self) -> list[tuple[str, Row]]:
+        found = []
+        for name in self.names():
+            with contextlib.suppress(Problem):  # those are listed with their problem
+                if (row := self._read(name)) is not None:
+                    found.append((name, row))
+        return found
+
+    def _inbox(self, sealing: Sealing) -> Path:
+        return self.data_dir / "inbox" / sealing.file
 
     def _file(self, run: str) -> Path:
         return self.folder / f"{check_name(run, 'name of a run', field='run')}{SUFFIX}"
 
     def _known(self, run: str) -> Path:
         try:
-            file = self._file(run)
+            return self._file(run)
         except UserError:
-            raise self._missing(run) from None
-        if not file.exists():
-            raise self._missing(run)
-        return file
-
-    @staticmethod
-    def _missing(run: str) -> Problem:
-        return Problem(404, "no-such-log", f"Nothing is being received as {run[:80]!r}.", field="run")
-
-    @contextlib.contextmanager
-    def _open(self, file: Path) -> Iterator[sqlite3.Connection]:
-        con = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)
-        try:
-            con.execute("PRAGMA journal_mode = WAL")
-            con.execute("PRAGMA synchronous = FULL")  # what was answered for is on the disk
-            con.executescript(TABLES)
-            yield con
-        finally:
-            con.close()
-
-    @staticmethod
-    def _about(con: sqlite3.Connection) -> Row | None:
-        cursor = con.execute("SELECT * FROM about")
-        row = cursor.fetchone()
-        names = [column[0] for column in cursor.description]
-        return None if row is None else dict(zip(names[1:], row[1:], strict=True))
+            raise no_such_log(run) from None
 
 
-def refused_as_received(refused: Sequence[Row]) -> list[Received]:
-    """Refused lines, for the reason of the first."""
-    return [Received(b"", str(row["id"]), str(row["reason"])) for row in refused]
+OTHER_DECISIONS = "a response of this id came before, with other decisions; give each request an id of its own"
 
 
-def _begin(sizes: Announced) -> Row:
-    said = json.dumps({"layers": sizes.layers, "top_k": sizes.top_k, "experts": sizes.experts})
-    now = time.time()
-    empty: Row = {"began": now, "last": now, "responses": 0, "tokens": 0, "bytes": 0, "model": None}
-    return empty | {"layers": None, "top_k": None, "sizes": said, "counts": None, "job": None, "tried": None}
+def _nothing(reasons: Sequence[str | None]) -> Problem:
+    reason = next(filter(None, reasons), "it holds no response")
+    return Problem(422, "no-response", f"Nothing of it can be taken: {reason}", field="body")
 
 
-def _misfit(about: Row, one: Received) -> str | None:
-    """Why a response is of another model than the log."""
-    assert one.counts is not None, "what is taken is counted"
-    if about["layers"] is not None and (about["layers"], about["top_k"]) != (len(one.counts), one.top_k):
-        return (
-            f"it has {len(one.counts)} layers of {one.top_k} experts, the log began with {about['layers']} of "
-            f"{about['top_k']}"
-        )
-    if about["model"] is not None and one.model is not None and one.model != about["model"]:
-        return f"it is of the model {one.model[:80]!r}, the log began with {about['model'][:80]!r}"
-    return None
+def _is_sealed(run: str, job: str | None) -> Problem:
+    by = f" by job {job}" if job is not None else ""
+    return Problem(409, "sealing", f"The log {run} is being sealed{by}.", field="run")
 
 
-def _sum(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
-    if not counts.size:
-        return more
-    width = max(counts.shape[1], more.shape[1])
-    return sum(np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in (counts, more))  # type: ignore[return-value]
+def _check_open(run: str, about: Row) -> None:
+    if about["file"] is not None:
+        raise _is_sealed(run, about["job"])
 
 
-def _packed(counts: np.ndarray) -> bytes:
-    return np.array(counts.shape, dtype="<i8").tobytes() + counts.astype("<i8").tobytes()
-
-
-def _unpacked(data: bytes | None) -> np.ndarray:
-    if data is None:
-        return np.zeros((0, 0), dtype=np.int64)
-    numbers = np.frombuffer(data, dtype="<i8")
-    return numbers[2:].reshape(int(numbers[0]), int(numbers[1])).astype(np.int64)
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _sealing_of(run: str, about: Row | None) -> Sealing | None:
+    if about is None or about["file"] is None:
+        return None
+    return Sealing(run, about["file"], about["target"], about["job"])

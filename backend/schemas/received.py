@@ -52,6 +52,7 @@ class ReceivedLog(AnswerModel):
     last_at: str
     job: str | None = Field(description="The job that seals it")
     load: list[LayerLoad]
+    problem: str | None = Field(description="Why nothing of it can be read")
 
 
 class ReceivedList(AnswerModel):

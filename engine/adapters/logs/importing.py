@@ -22,7 +22,7 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece, lowest
+from tokenpaths.engine.adapters.logs.pieces import MOST_MODULES, UNRECORDED, UNUSED, Piece, lowest
 from tokenpaths.engine.adapters.logs.routing_log import Log, few_reasons
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
@@ -41,8 +41,6 @@ from tokenpaths.engine.store.write.writer import RunWriter
 BATCH_BYTES = 4 * 2**20
 """bytes of expert ids per batch of the writer"""
 CLIPPED = "{n} weight{s} outside [0, 1] by rounding {are} set to 0 or 1"
-MOST_MODULES = 2**20
-"""experts of all layers together"""
 _MOST_NAMED = 8
 
 

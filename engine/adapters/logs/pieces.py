@@ -23,6 +23,9 @@ CUT_TOKENS = 2048
 """tokens per sample when a log names no samples, or a sample is longer"""
 CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a sample without a text each"
 MOST_EXPERTS = 65_536
+"""of a layer"""
+MOST_MODULES = 2**20
+"""experts of all layers together"""
 UNRECORDED = -1
 """id in every slot of a step that the log lacks for a token"""
 UNUSED = -(2**31)

@@ -31,7 +31,7 @@ def draw() -> None:
         with st.container(horizontal=True, vertical_alignment="center", gap="small", key=f"received_{log['run']}"):
             st.markdown(f"**{widgets.escape(str(log['run']))}**", width="content")
             st.caption(widgets.escape(received_words(log)), width="content")
-            if log["job"]:
+            if log["job"] or log["problem"]:
                 continue
             if st.button("Make a run", key=f"seal_{log['run']}", type="tertiary"):
                 _seal(str(log["run"]))
@@ -46,6 +46,8 @@ def received_words(log: Mapping[str, Any]) -> str:
     ...     "last_at": "2026-11-23T17:03:40+00:00"})
     '2 responses with 40 tokens (3.1 MB), the last at 17:03:40 UTC'
     """
+    if log.get("problem"):
+        return str(log["problem"])
     of = f" of {log['model']}" if log["model"] else ""
     size = f"{log['bytes'] / 1e6:.1f} MB" if log["bytes"] >= 1e5 else f"{log['bytes'] / 1e3:.1f} kB"
     words = (

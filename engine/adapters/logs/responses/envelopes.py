@@ -18,6 +18,8 @@ from tokenpaths.engine.base.errors import UserError
 FAILED = "{n} failed or cancelled request{s} {are} left out"
 LOOKED_AT = 100
 """lines that tell a broken one of JSON lines from a value over several lines"""
+NO_NAME = str(None)
+"""of a stream"""
 PARTS = "parts of a stream"
 """key of the rows that came with the chunks of a stream, in order"""
 EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
@@ -59,6 +61,8 @@ class Streams:
         self._open: dict[str, _Stream] = {}
         self._broken: set[str] = set()
         """streams of which a chunk could not be read: half a response is none"""
+        self._tell = False
+        """whether streams say that they are complete"""
 
     def add(self, where: str, line: bytes) -> Iterator[Response]:
         """Take one line; yields the responses that it ends.
@@ -70,7 +74,7 @@ class Streams:
         if not data:
             return
         if data == b"[DONE]":
-            yield from self.rest()
+            yield from self._complete()
             return
         try:
             chunk = parsed(where, data, arrays=self._arrays)
@@ -82,10 +86,12 @@ class Streams:
             raise
         about = chunk.get("meta_info")
         name = str(chunk.get("id") or chunk.get("request_id") or (about.get("id") if isinstance(about, dict) else None))
-        if name in self._broken:
+        if name in self._broken or name not in self._open and _is_usage(chunk):
             return
         try:
-            self._open.setdefault(name, _Stream(where)).add(where, chunk)
+            stream = self._open.setdefault(name, _Stream(where))
+            stream.add(where, chunk)
+            self._tell = self._tell or stream.is_complete()
         except UserError:
             del self._open[name]
             self._broken.add(name)
@@ -93,10 +99,21 @@ class Streams:
 
     def rest(self) -> Iterator[Response]:
         """The responses that have not ended."""
-        for stream in self._open.values():
-            yield stream.where, stream.record
-        self._open.clear()
-        self._broken.discard(str(None))  # streams without a name follow each other
+        yield from self._end(list(self._open))
+
+    def _complete(self) -> Iterator[Response]:
+        """The responses that a [DONE], which names no stream, may end: all, unless streams say that they are complete.
+
+        Streams without a name follow each other, so it ends the one that is open.
+        """
+        yield from self._end(
+            [name for name, one in self._open.items() if not self._tell or one.is_complete() or name == NO_NAME]
+        )
+
+    def _end(self, names: list[str]) -> Iterator[Response]:
+        for name in names:
+            yield self._open.pop(name).response()
+        self._broken.discard(NO_NAME)
 
 
 def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
@@ -110,10 +127,9 @@ def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
         return
     if not isinstance(value, dict):
         raise UserError(f"{where}: is a JSON {type(value).__name__}, it should be an object", field="file")
-    if "response" in value and ("custom_id" in value or "error" in value):
-        held = value["response"]
-        body = held.get("body") if isinstance(held, dict) else None
-        if value.get("error") or not isinstance(body, dict):
+    if _is_of_a_batch(value):
+        body = body_of(value)
+        if value.get("error") or body is None:
             yield FAILED, 1
             return
         named = value.get("custom_id")
@@ -123,6 +139,18 @@ def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
         yield FAILED, 1
         return
     yield where, value
+
+
+def body_of(value: Any) -> dict[str, Any] | None:
+    """The response in the envelope of a batch; None if there is none. Its own id is unique, ``custom_id`` only in its
+    batch."""
+    held = value["response"] if _is_of_a_batch(value) else None
+    body = held.get("body") if isinstance(held, dict) else None
+    return body if isinstance(body, dict) else None
+
+
+def _is_of_a_batch(value: Any) -> bool:
+    return isinstance(value, dict) and "response" in value and ("custom_id" in value or "error" in value)
 
 
 def is_failure(value: Any) -> bool:
@@ -162,12 +190,25 @@ def _whole_document(file: Path) -> Any | None:
 
 
 class _Stream:
-    """The chunks of one response, put together."""
+    """The chunks of one response, put together; each costs no more than it holds."""
 
     def __init__(self, where: str) -> None:
-        self.where = where
-        self.record: dict[str, Any] = {}
+        self._where = where
+        self._record: dict[str, Any] = {}
         self._choices: dict[int | float | str, dict[str, Any]] = {}
+        self._texts: dict[int | float | str, list[str]] = {}
+
+    def is_complete(self) -> bool:
+        """Whether each choice has said why it ends, or the response has."""
+        about = self._record.get("meta_info")
+        held = list(self._choices.values()) or [about if isinstance(about, dict) else {}]
+        return all(one.get("finish_reason") is not None for one in held)
+
+    def response(self) -> Response:
+        """What has come."""
+        for index, parts in self._texts.items():
+            self._choices[index]["text"] = "".join(parts)
+        return self._where, self._record
 
     def add(self, where: str, chunk: dict[str, Any]) -> None:
         """Take a chunk; UserError if its choices are none."""
@@ -178,9 +219,9 @@ class _Stream:
                 for choice in value or ():
                     self._add_choice(where, choice)
             elif key == "output_ids" and isinstance(value, list):
-                self.record[key] = _longer(self.record.get(key), value)
-            elif value is not None or key not in self.record:
-                self.record[key] = value
+                self._record[key] = _longer(self._record.get(key), value)
+            elif value is not None or key not in self._record:
+                self._record[key] = value
 
     def _add_choice(self, where: str, choice: dict[str, Any]) -> None:
         index, ids = choice.get("index"), choice.get("token_ids")
@@ -189,26 +230,34 @@ class _Stream:
             raise UserError(f"{where}: a choice should have a number as index and a list of token_ids", field="file")
         if index not in self._choices:
             self._choices[index] = {}
-            self.record.setdefault("choices", []).append(self._choices[index])
+            self._record.setdefault("choices", []).append(self._choices[index])
         held = self._choices[index]
         delta = choice.get("delta")
         content = delta.get("content") if isinstance(delta, dict) else choice.get("text")
         if isinstance(content, str):
-            held["text"] = held.get("text", "") + content
+            self._texts.setdefault(index, []).append(content)
         for key, value in choice.items():
             if key == "routed_experts" and value is not None:
                 held.setdefault(key, {PARTS: []})[PARTS].append(value)
             elif key == "token_ids" and value is not None:
-                held[key] = [*(held.get(key) or ()), *value]
+                if held.get(key) is None:
+                    held[key] = []
+                held[key].extend(value)
             elif key not in ("text", "delta", "routed_experts") and (value is not None or key not in held):
                 held[key] = value
 
 
+def _is_usage(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk only counts the tokens of a response, as some servers do behind its end."""
+    return chunk.get("choices") == [] and bool(chunk.get("usage"))
+
+
 def _longer(before: Any, now: list[Any]) -> list[Any]:
     """Ids of a stream so far: some servers repeat those before, some send the new ones alone."""
-    if not isinstance(before, list):
+    if not isinstance(before, list) or now[: len(before)] == before:
         return now
-    return now if now[: len(before)] == before else before + now
+    before.extend(now)
+    return before
 
 
 def records(stream: Iterable[Response | tuple[str, int]]) -> Iterator[Response]:

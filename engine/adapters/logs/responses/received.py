@@ -1,27 +1,72 @@
 """Responses as they come from a running engine: read in a confined child, line by line, and counted.
 
-Shapes: S layers (dense ones included), M experts so far, K slots.
+What an import would refuse is refused here, so that a log can be sealed whatever came.
+
+Shapes: t tokens, S layers (dense ones included), M experts so far, K slots.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.json_lines import parsed
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, Piece
-from tokenpaths.engine.adapters.logs.responses.answers import NOT_THERE, identity_of, pieces_of
-from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Response, Streams, in_envelope
+from tokenpaths.engine.adapters.logs.fill_values import without_fills
+from tokenpaths.engine.adapters.logs.json_lines import is_json, parsed
+from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM
+from tokenpaths.engine.adapters.logs.pieces import (
+    MOST_EXPERTS,
+    MOST_MODULES,
+    Announced,
+    LogShape,
+    Piece,
+    check_piece,
+    layer_names,
+)
+from tokenpaths.engine.adapters.logs.responses.answers import (
+    NOT_THERE,
+    identity_of,
+    is_sglang_line,
+    is_vllm_line,
+    pieces_of,
+)
+from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Response, Streams, body_of, in_envelope
+from tokenpaths.engine.adapters.logs.routing_log import NOTHING_CAPTURED
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
 from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool
+from tokenpaths.engine.data.labels import MOST_CHARACTERS
+from tokenpaths.engine.store.file.checks import check_text
 
 LIMITS = Limits(memory_megabytes=2048, seconds=60, descriptors=256, threads=True)
 READERS = ReaderPool("tokenpaths.engine.adapters.logs.responses.received:answer", LIMITS, "the responses", "body")
+DIGEST_BYTES = 16
+MOST_ID, MOST_PROBLEM = 200, 500
+"""characters that are kept"""
+MOST_GROWTH = 8
+"""bytes that a byte of a body may become: a stream of events that is put together is written in ASCII"""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the decisions of a line tell."""
+
+    tokens: int
+    """with decisions, prefixes of several choices counted each time"""
+    model: str | None
+    top_k: int
+    counts: np.ndarray
+    """(S, M) choices of each expert"""
+    first: np.ndarray
+    """(S,) bool: layers that are not dense by the first response of the line"""
+    routed: np.ndarray
+    """(S,) bool: by any response of the line"""
+    digest: bytes
+    """of the decisions"""
 
 
 @dataclass(frozen=True)
@@ -33,12 +78,78 @@ class Received:
     """of the request; of its bytes where it names none"""
     problem: str | None
     """why it is not taken"""
-    tokens: int = 0
-    """with decisions, prefixes of several choices counted each time"""
-    model: str | None = None
-    top_k: int = 0
-    counts: np.ndarray | None = None
-    """(S, M) choices of each expert"""
+    counted: Counted | None = None
+    """None where it is not taken"""
+
+
+def read_received(body: bytes, announced: Announced) -> list[Received]:
+    """What came in one request.
+
+    Raises:
+        UserError: reading it takes too much time or memory, or an event of a stream cannot be read.
+    """
+    about = json.dumps({"layers": announced.layers, "top_k": announced.top_k, "experts": announced.experts})
+    found: list[Received] = []
+    room = MOST_GROWTH * len(body) + 1024
+    try:
+        with READERS.one() as reader:
+            for row in reader.stream(body=body, about=about):
+                found.append(_checked(row))
+                room -= len(found[-1].line) + 1
+                if room < 0:
+                    raise UserError("the process that reads what came sent more than came", field="body")
+    except ReaderEnded as error:
+        raise UserError(f"what came cannot be read: {error}", field="body") from None
+    return found
+
+
+def _checked(row: Any) -> Received:
+    """What the child says of a line, checked: it may have been taken over."""
+    line = row.get("line") if isinstance(row, dict) else None
+    if not isinstance(line, bytes) or not line.strip() or b"\n" in line:
+        raise UserError("the process that reads what came sent something else", field="body")
+    named, problem = row.get("id"), row.get("problem")
+    name = str(named) if isinstance(named, str | int) else ""
+    if not name or not _is_text(name):
+        name = f"sha256:{hashlib.sha256(line).hexdigest()[:32]}"
+    name = name[:MOST_ID]
+    if problem is not None:
+        return Received(line, name, _shown(str(problem), MOST_PROBLEM))
+    return Received(line, name, None, _counted(row))
+
+
+def _counted(row: dict[str, Any]) -> Counted:
+    """As ``_checked``."""
+    tokens, model, top_k, digest = (row.get(key) for key in ("tokens", "model", "top_k", "digest"))
+    counts, first, routed = row.get("counts"), row.get("first"), row.get("routed")
+    fits = isinstance(counts, np.ndarray) and counts.ndim == 2 and counts.dtype == np.int64 and counts.size > 0
+    if isinstance(counts, np.ndarray) and fits:
+        fits = counts.shape[1] <= MOST_EXPERTS and int(counts.min()) >= 0 and int(counts.max()) < 2**40
+        for layers in (first, routed):
+            fits = fits and isinstance(layers, np.ndarray) and layers.dtype == bool and layers.shape == counts.shape[:1]
+    fits = fits and type(tokens) is int and 0 < tokens < 2**40 and type(top_k) is int and 0 < top_k <= MOST_EXPERTS
+    fits = fits and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES
+    fits = fits and (model is None or isinstance(model, str) and len(model) <= MOST_CHARACTERS and _is_text(model))
+    if not fits:
+        raise UserError("the process that reads what came sent counts that do not fit", field="body")
+    return Counted(tokens, model, top_k, counts, first, routed, digest)  # type: ignore[arg-type]
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text can be stored: lone surrogates, which JSON can hold, have no UTF-8 form."""
+    return text == _shown(text, len(text))
+
+
+def _shown(text: str, most: int) -> str:
+    """The beginning of a text, with lone surrogates as escapes."""
+    return text[:most].encode("utf-8", "backslashreplace").decode()
+
+
+def answer(body: bytes, about: str) -> Iterator[dict[str, Any]]:
+    """What runs in the child: a row for each line."""
+    announced = Announced(**json.loads(about))
+    for number, line in enumerate(lines_of(body)):
+        yield {"line": line, **_row(line, f"response {number}", announced)}
 
 
 def lines_of(body: bytes) -> list[bytes]:
@@ -47,14 +158,12 @@ def lines_of(body: bytes) -> list[bytes]:
     Raises:
         UserError: an event holds no JSON object.
     """
+    body = body.removeprefix(BOM)
     lines = [line for line in body.splitlines() if line.strip()]
     if lines and lines[0].lstrip().startswith(EVENTS):
         return _put_together(lines)
-    if len(lines) > 1:
-        try:
-            json.loads(lines[0])
-        except (ValueError, RecursionError):
-            return [b" ".join(line.strip() for line in lines)]
+    if len(lines) > 1 and not is_json(lines[0]) and is_json(body):
+        return [b" ".join(line.strip() for line in lines)]
     return lines
 
 
@@ -69,90 +178,93 @@ def _put_together(lines: list[bytes]) -> list[bytes]:
     return [json.dumps(record).encode() for _, record in found]
 
 
-def read_received(body: bytes, announced: Announced) -> list[Received]:
-    """What came in one request.
-
-    Raises:
-        UserError: reading it takes too much time or memory, or an event of a stream cannot be read.
-    """
-    lines = lines_of(body)
-    if not lines:
-        return []
-    about = json.dumps({"layers": announced.layers, "top_k": announced.top_k, "experts": announced.experts})
-    found: list[Received] = []
-    try:
-        with READERS.one() as reader:
-            for line, row in zip(lines, reader.stream(lines=b"\n".join(lines), about=about), strict=True):
-                found.append(_checked(line, row))
-    except ReaderEnded as error:
-        raise UserError(f"what came cannot be read: {error}", field="body") from None
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError("the process that reads what came sent something else", field="body") from None
-    return found
-
-
-def _checked(line: bytes, row: Any) -> Received:
-    """What the child says of a line, checked: it may have been taken over."""
-    own = hashlib.sha256(line).hexdigest()[:32]
-    named, problem, counts = row.get("id"), row.get("problem"), row.get("counts")
-    name = str(named)[:200] if isinstance(named, str | int) else f"sha256:{own}"
-    if problem is not None:
-        return Received(line, name, str(problem)[:500])
-    tokens, model, top_k = row.get("tokens"), row.get("model"), row.get("top_k")
-    fits = isinstance(counts, np.ndarray) and counts.ndim == 2 and counts.dtype == np.int64 and counts.size > 0
-    fits = fits and counts.shape[1] <= MOST_EXPERTS and int(counts.min()) >= 0 and int(counts.max()) < 2**40
-    fits = fits and type(tokens) is int and 0 < tokens < 2**40 and type(top_k) is int and 0 < top_k <= MOST_EXPERTS
-    if not fits:
-        raise UserError("the process that reads what came sent counts that do not fit", field="body")
-    return Received(line, name, None, tokens, model if isinstance(model, str) else None, top_k, counts)
-
-
-def answer(lines: bytes, about: str) -> Any:
-    """What runs in the child: a row for each line."""
-    announced = Announced(**json.loads(about))
-    for number, line in enumerate(lines.split(b"\n")):
-        yield _row(line, f"response {number}", announced)
-
-
 def _row(line: bytes, where: str, announced: Announced) -> dict[str, Any]:
+    """What there is to say of a line."""
     named: Any = None
     try:
-        value = parsed(where, line + b"\n")
-        held = [item for item in in_envelope(where, value) if isinstance(item[1], dict)]
-        records = [record for _, record in held if isinstance(record, dict)]
-        named = identity_of(records[0]) if len(records) == 1 else None
-        pieces = [p for at, record in held if isinstance(record, dict) for p in pieces_of(at, record, announced)]
-        whole = [piece for piece in pieces if isinstance(piece, Piece)]
-        if not whole:
-            raise UserError(f"{where}: has no routed_experts; {NOT_THERE}", field="body")
-        models = {record["model"] for record in records if isinstance(record.get("model"), str)}
-        if len({piece.ids.shape[1:] for piece in whole}) > 1 or len(models) > 1:
-            raise UserError(f"{where}: its responses are of several models", field="body")
-        counts = sum_of([piece.ids for piece in whole], announced.experts, where)
+        value = parsed(where, line + b"\n", arrays=True)
+        held = [(at, record) for at, record in in_envelope(where, value) if isinstance(record, dict)]
+        if len(held) == 1:
+            named = identity_of(body_of(value) or {}) or identity_of(held[0][1])
+        if isinstance(named, str):
+            named, given = named if _is_text(named) else None, named
+            check_text(given, f"{where}: the id", field="body")
+        return {"id": named, **_told(where, value, held, announced)}
     except UserError as error:
-        return {"id": named, "problem": str(error)}
-    tokens = sum(piece.num_tokens for piece in whole)
-    model = next(iter(models), None)
-    return {"id": named, "tokens": tokens, "model": model, "top_k": whole[0].ids.shape[2], "counts": counts}
+        return {"id": named, "problem": _shown(str(error), MOST_PROBLEM)}
 
 
-def sum_of(ids: list[np.ndarray], experts: int | None, where: str) -> np.ndarray:
-    """(S, M) choices of each expert; rows of zeros, with which engines fill dense layers, are none if K > 1.
+def _told(where: str, value: Any, held: list[tuple[str, dict[str, Any]]], announced: Announced) -> dict[str, Any]:
+    """The fields of ``Counted``.
 
     Raises:
-        UserError: an id is no expert.
+        UserError: an import of these responses would be refused, or would find no decision.
     """
-    lowest, most = min(int(part.min()) for part in ids), max(int(part.max()) for part in ids)
-    if lowest < 0 or most >= (experts or MOST_EXPERTS):
+    found = [piece for at, record in held for piece in pieces_of(at, record, announced)]
+    pieces = [piece.named() for piece in found if isinstance(piece, Piece)]
+    if not pieces:
+        raise UserError(f"{where}: has no routed_experts; {NOT_THERE}", field="body")
+    if not _is_recognised(value):
+        raise UserError(f"{where}: is no response of vLLM, SGLang or Dynamo: it has no choices", field="body")
+    models = {record["model"] for _, record in held if isinstance(record.get("model"), str)}
+    if len({piece.ids.shape[1:] for piece in pieces}) > 1 or len(models) > 1:
+        raise UserError(f"{where}: its responses are of several models", field="body")
+    model = next(iter(models), None)
+    check_text(model, f"{where}: the name of the model", field="body")
+    if model is not None and len(model) > MOST_CHARACTERS:
         raise UserError(
-            f"{where}: has expert {lowest if lowest < 0 else most}, of {experts or MOST_EXPERTS}", field="body"
+            f"{where}: the name of the model has {len(model):,} characters, at most {MOST_CHARACTERS} are kept",
+            field="body",
         )
-    counts = np.zeros((ids[0].shape[1], most + 1), dtype=np.int64)
+    layers, top_k = pieces[0].ids.shape[1:]
+    shape = LogShape(layer_names(layers), top_k, False)
+    kept = [piece for one in pieces if (piece := without_fills(one, shape.partial, announced.experts)) is not None]
+    for piece in kept:
+        check_piece(piece, shape, announced.experts)
+    ids = [piece.ids for piece in kept]
+    if not any((part >= 0).any() for part in ids):
+        raise UserError(f"{where}: {NOTHING_CAPTURED}", field="body")
+    most = max(int(part.max()) for part in ids)
+    if layers * (most + 1) > MOST_MODULES:
+        raise UserError(
+            f"{where}: {layers} layers of {most + 1:,} experts are more than the {MOST_MODULES:,} experts of a run; a "
+            "number that marks unused slots needs `experts`, so that it is no expert",
+            field="body",
+        )
+    digest = hashlib.sha256()
+    for part in ids:
+        digest.update(np.array(part.shape, dtype="<i8").tobytes() + part.astype("<i4").tobytes())
+    routed = [_routed(piece.ids) for piece in pieces]
+    return {
+        "tokens": sum(piece.num_tokens for piece in kept),
+        "model": model,
+        "top_k": top_k,
+        "counts": sum_of(ids, most + 1),
+        "first": routed[0],
+        "routed": np.any(routed, axis=0),
+        "digest": digest.digest()[:DIGEST_BYTES],
+    }
+
+
+def _is_recognised(value: Any) -> bool:
+    """Whether a file that begins with this line is taken for one of responses."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, dict) and (is_vllm_line(value) or is_sglang_line(value))
+
+
+def _routed(ids: np.ndarray) -> np.ndarray:
+    """(S,) bool of ids (t, S, K): layers that are not dense, as ``without_dense_layers`` tells them."""
+    if ids.shape[2] == 1:
+        return np.ones(ids.shape[1], dtype=bool)
+    return np.asarray((ids > 0).any(axis=(0, 2)))
+
+
+def sum_of(ids: list[np.ndarray], experts: int) -> np.ndarray:
+    """(S, M) choices of each of ``experts``; what is below 0 is none."""
+    counts = np.zeros((ids[0].shape[1], experts), dtype=np.int64)
     for part in ids:
         for layer in range(part.shape[1]):
-            rows = part[:, layer].astype(np.int64)
-            chosen = rows if rows.shape[1] == 1 else rows[rows.any(axis=1)]
-            counts[layer] += np.bincount(chosen.ravel(), minlength=most + 1)
+            rows = part[:, layer]
+            counts[layer] += np.bincount(rows[rows >= 0].astype(np.int64), minlength=experts)
     return counts

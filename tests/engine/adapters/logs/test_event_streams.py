@@ -1,0 +1,57 @@
+"""Responses put together from server-sent events: which of several streams ends, and what a chunk costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenpaths.engine.adapters.logs.responses.envelopes import Streams
+
+
+def chunk(name: str, token: int, **more: Any) -> bytes:
+    return event(
+        {"id": name, "choices": [{"index": 0, "delta": {"content": f"{token} "}, "token_ids": [token], **more}]}
+    )
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n"
+
+
+DONE = b"data: [DONE]\n"
+
+
+def put_together(*events: bytes) -> list[tuple[str, list[int]]]:
+    streams, found = Streams(), list[tuple[str, dict[str, Any]]]()
+    for number, one in enumerate(events):
+        found += streams.add(str(number), one)
+    found += streams.rest()
+    return [(record["id"], record["choices"][0]["token_ids"]) for _, record in found]
+
+
+def test_the_end_of_one_stream_does_not_end_another() -> None:
+    between = [chunk("s", 1), chunk("t", 1), chunk("s", 2, finish_reason="stop"), DONE]
+    after = [chunk("t", 2, finish_reason="length"), DONE]
+    assert put_together(*between, *after) == [("s", [1, 2]), ("t", [1, 2])]
+
+
+def test_tokens_counted_behind_the_end_begin_no_stream() -> None:
+    usage = event({"id": "t", "choices": [], "usage": {"total_tokens": 3}})
+    ends = [chunk("s", 2, finish_reason="stop"), chunk("t", 2, finish_reason="stop"), DONE, usage, DONE]
+    assert put_together(chunk("s", 1), chunk("t", 1), *ends) == [("s", [1, 2]), ("t", [1, 2])]
+
+
+def test_where_no_stream_says_that_it_is_complete_all_end() -> None:
+    assert put_together(chunk("s", 1), chunk("t", 1), DONE, chunk("s", 2)) == [("s", [1]), ("t", [1]), ("s", [2])]
+
+
+def test_a_chunk_copies_nothing_of_what_came_before() -> None:
+    streams = Streams()
+    list(streams.add("0", event({"id": "s", "output_ids": [1], "choices": [{"token_ids": [1], "text": "a"}]})))
+    record = streams._open["s"]._record
+    held = [record["output_ids"], record["choices"][0]["token_ids"], streams._open["s"]._texts[0]]
+    list(streams.add("1", event({"id": "s", "output_ids": [2], "choices": [{"token_ids": [2], "text": "b"}]})))
+    now = [record["output_ids"], record["choices"][0]["token_ids"], streams._open["s"]._texts[0]]
+    assert now == [[1, 2], [1, 2], ["a", "b"]]
+    assert all(before is after for before, after in zip(held, now, strict=True))
+    assert next(streams.rest())[1]["choices"][0]["text"] == "ab"
