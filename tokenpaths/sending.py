@@ -5,6 +5,7 @@ Standard library only, so that it costs a serving process nothing.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import time
@@ -12,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from tokenpaths.engine.base.errors import UserError
 
@@ -62,20 +63,28 @@ def send(
     headers = {"content-type": "application/x-ndjson"}
     if secret := token or os.environ.get("TOKENPATHS_TOKEN"):
         headers["authorization"] = f"Bearer {secret}"
-    request = urllib.request.Request(target, data=lines(answer), headers=headers, method="POST")
+    body = lines(answer)
+    try:
+        request = urllib.request.Request(target, data=body, headers=headers, method="POST")
+    except ValueError as error:
+        raise UserError(f"{address!r} is no address of an API ({error}); it begins with http://", field="url") from None
+    opener = _opener(address)
     for left in reversed(range(TRIES)):
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-                told: dict[str, Any] = json.loads(reply.read())
-                return told
+            with opener.open(request, timeout=timeout_s) as reply:
+                return _told(reply.read(), address)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code not in BUSY or not left:
-                    raise UserError(_reason(error), field="answer") from None
-        except (OSError, TimeoutError) as error:
+                    raise UserError(_reason(error, address), field="answer") from None
+        except (OSError, http.client.HTTPException) as error:  # nobody there, or cut off: what came is known by its id
             if not left:
-                why = getattr(error, "reason", error)
+                why = getattr(error, "reason", None) or str(error) or type(error).__name__
                 raise UserError(f"nobody takes responses at {address} ({why}): is it running?", field="url") from None
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{address} cannot be asked with this token ({error})", field="token") from None
         time.sleep(FIRST_PAUSE_S * 2 ** (TRIES - 1 - left))
     raise AssertionError("unreachable: the last try returns or raises")
 
@@ -88,14 +97,14 @@ def lines(answer: Any) -> bytes:
 
 def _line(answer: Any) -> bytes:
     if isinstance(answer, Mapping):
-        return json.dumps(answer).encode()
+        return _json(answer)
     if isinstance(answer, str):
-        answer = answer.encode()
+        answer = answer.encode("utf-8", "surrogatepass")  # the server says what is wrong with those
     if isinstance(answer, bytes):
-        return b" ".join(answer.split(b"\n")).strip()
+        return b" ".join(answer.splitlines()).strip()
     for name in ("model_dump", "to_dict"):  # objects of the openai client
         if callable(dump := getattr(answer, name, None)):
-            return json.dumps(dump(mode="json") if name == "model_dump" else dump()).encode()
+            return _json(dump(mode="json") if name == "model_dump" else dump())
     if isinstance(content := getattr(answer, "content", None), bytes):  # a response of httpx or requests
         return _line(content)
     raise UserError(
@@ -103,8 +112,43 @@ def _line(answer: Any) -> bytes:
     )
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _json(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"the answer cannot be written as JSON: {error}", field="answer") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are refused: urllib would follow them with a GET without the answer, but with the token."""
+
+    def redirect_request(self, *request: Any, **options: Any) -> None:
+        return None
+
+
+def _opener(address: str) -> urllib.request.OpenerDirector:
+    """What asks ``address``: without a proxy where that is this machine, which a proxy would take for itself."""
+    host = (urlsplit(address).hostname or "").lower()
+    here = host in ("localhost", "::1") or host.startswith("127.")
+    return urllib.request.build_opener(_NoRedirects, *([urllib.request.ProxyHandler({})] if here else []))
+
+
+def _told(reply: bytes, address: str) -> dict[str, Any]:
+    """The answer of the receiver; UserError if it is somebody else's."""
+    try:
+        told = json.loads(reply)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or "received" not in told:
+        raise UserError(f"something else than Tokenpaths answers at {address}; give the url of its API", field="url")
+    return told
+
+
+def _reason(error: urllib.error.HTTPError, address: str) -> str:
+    if 300 <= error.code < 400:
+        to = error.headers.get("location", "elsewhere")
+        return f"{address} sends its callers to {to[:200]}; give the url of the API itself"
     try:
         return str(json.loads(error.read())["detail"])
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"it was refused with status {error.code}"
