@@ -165,8 +165,8 @@ def settle(services: Services) -> None:
     for sealing in services.received.sealings():
         try:
             _settle(services, sealing)
-        except Exception:
-            log.warning("%s, which is being sealed, is looked at again later", sealing.run, exc_info=True)
+        except Exception as error:
+            log.warning("%s is being sealed, and it cannot be told how: %s", sealing.run, problem_of(error).detail)
 
 
 def _settle(services: Services, sealing: Sealing) -> None:

@@ -57,7 +57,7 @@ def opened(file: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
         finally:
             con.close()
     except sqlite3.Error as error:
-        raise _explained(file, error) from error
+        raise _explained(file, error, create) from error
 
 
 @contextlib.contextmanager
@@ -105,14 +105,14 @@ def _bring_up_to_date(con: sqlite3.Connection, run: str) -> None:
     con.execute("UPDATE about SET file = ?, target = ? WHERE job IS NOT NULL", (f"received-{run}.jsonl", run))
 
 
-def _explained(file: Path, error: sqlite3.Error) -> Problem:
+def _explained(file: Path, error: sqlite3.Error, create: bool) -> Problem:
     code = getattr(error, "sqlite_errorcode", None)
     kind = None if code is None else code & 0xFF
     if code in FULL:
         return disk_full()
     if kind in LOCKED:
         return busy(f"The log {file.stem} is busy; try again in a moment.")
-    if kind == sqlite3.SQLITE_CANTOPEN and not file.exists():
+    if kind == sqlite3.SQLITE_CANTOPEN and not create and not file.exists():
         return no_such_log(file.stem)
     if kind in DAMAGED:
         return Problem(

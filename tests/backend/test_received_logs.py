@@ -107,6 +107,7 @@ def test_two_seals_at_once_make_one_job(services: Services, monkeypatch: pytest.
     first = threading.Thread(target=lambda: seal(services, "live"))
     first.start()
     while not services.received.sealings():
+        assert first.is_alive()
         time.sleep(0.01)
     kinds.append(refusal(lambda: seal(services, "live")).kind)
     look_after(services)  # the pending log is left to the one who seals it
@@ -248,6 +249,22 @@ def test_a_log_that_cannot_be_sealed_is_written_out_once_and_holds_up_no_other(
     time.sleep(0.02)
     look_after(services)
     assert written == ["a", "b", "c", "b"]  # more has come
+
+
+def test_a_log_that_found_too_many_jobs_waits_before_it_is_sealed_by_itself_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = services_for(tmp_path, log_quiet_seconds=0.01, job_queue_length=1)
+    for run in ("a", "b"):
+        send(services, answer(0), run=run)
+    seal(services, "a")
+    time.sleep(0.02)
+    look_after(services)
+    assert [sealing.run for sealing in services.received.sealings()] == ["a"]
+    assert services.received.quiet(0.01) == []
+    now = time.time
+    monkeypatch.setattr("tokenpaths.backend.runs.received_logs.time.time", lambda: now() + 301)
+    assert services.received.quiet(0.01) == ["b"]
 
 
 def test_a_full_disk_is_noticed_before_a_log_is_written_out(
