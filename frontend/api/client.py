@@ -24,7 +24,7 @@ __all__ = ["ApiError", "Client", "Down", "NotFound", "Refused"]
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_ANSWERS = 256
 PAGE_LIMIT = 500
-WITHOUT_LABELS = ("effect", "saturation", "samples/{sample}/reference", "twin")
+WITHOUT_LABELS = ("effect", "saturation", "samples/{sample}/reference", "series", "twin")
 """of the queries about one run those that cannot merge labels"""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 

@@ -11,6 +11,7 @@ from tests.backend.conftest import api_for
 from tests.support.pages import showing
 from tests.support.runs import make_run
 from tests.support.runs.counted import make_load_run
+from tokenpaths.engine.adapters.expert_runs import Series
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make_load_run(data_dir / "runs", "timed")
     make_load_run(data_dir / "runs", "domains", seed=1, domains=True, top_k=None)
     make_run(data_dir / "runs", "tokens", samples=2, twin=False)
+    for at in (10, 20):
+        make_load_run(data_dir / "runs", f"counts-{at}", seed=at, series=Series("counted", at))
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -89,6 +92,17 @@ def test_home_shows_what_is_being_received(show, api: str) -> None:
     next(button for button in page.button if button.label == "Make a run").click().run()
     assert not page.error
     assert "; it is being sealed" in words(page)
+
+
+def test_a_training_of_counts_shows_its_loads(show) -> None:
+    page = show(view="compare", runs="counts-10", part="training")
+    assert not page.error, words(page)
+    said = words(page)
+    assert "2 checkpoints of counted, iterations 10 to 20" in said
+    assert "Do modules keep their load?" in said
+    shown = page.selectbox(key="training_number")
+    assert shown.value == "effective_top_k"
+    assert "different paths" not in shown.options
 
 
 def test_home_and_compare_know_them(show) -> None:

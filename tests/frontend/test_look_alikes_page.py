@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -69,6 +71,19 @@ def test_every_view_with_merged_labels_and_the_name_of_a_merged_one(show, view: 
     page = show(view=view, run="alike", labels="merged", label=" cat")
     assert not page.error
     assert not page.exception
+
+
+def test_every_answer_about_a_run_is_asked_for_as_its_route_takes_it() -> None:
+    """``labels`` goes to no route without it: that of an answer in JSON of which the page asks by its path."""
+    paths = json.loads((Path(__file__).parents[1] / "goldens" / "openapi.json").read_text("utf-8"))["paths"]
+    without = {
+        path.removeprefix("/api/v1/runs/{run}/")
+        for path, methods in paths.items()
+        if path.startswith("/api/v1/runs/{run}/") and "get" in methods
+        if all(parameter["name"] != "labels" for parameter in methods["get"].get("parameters", ()))
+    }
+    asked_otherwise = {"dataset.zip", "export/{table}.{format}", "names", "samples/{sample}/image"}
+    assert without - asked_otherwise == set(WITHOUT_LABELS)
 
 
 def test_queries_without_labels_are_no_questions() -> None:

@@ -22,6 +22,7 @@ from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_COMPARED, Selection
 from tokenpaths.frontend.views.compare.compared import Compared
+from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 TITLE = "How did the routing change over training?"
 MAP_HELP = (
@@ -61,7 +62,7 @@ def draw(selection: Selection, compared: Compared) -> None:
             widgets.chart(training_map(training, name, theme=widgets.theme(), chosen=chosen["label"], title=None))
     _load(training, places, chosen)
     _curves(training, compared)
-    _stability(training, run, chosen["label"])
+    _stability(training, compared, run, chosen["label"])
     widgets.numbers_behind(training_map_rows(training), "checkpoints by step")
 
 
@@ -185,10 +186,14 @@ def _curves(training: Mapping[str, Any], compared: Compared) -> None:
             widgets.empty("No loss was recorded with these checkpoints.")
     with right:
         others = [name for name in measures if name != "loss"]
+        if not others:
+            widgets.empty("No other number of these checkpoints is known.")
+            return
+        # Of counts alone no path is known.
         measure = st.selectbox(
             "Number",
             others,
-            index=others.index("effective_paths"),
+            index=others.index("effective_paths") if "effective_paths" in others else 0,
             format_func=charts.SUMMARY.__getitem__,
             key="training_number",
         )
@@ -198,7 +203,7 @@ def _curves(training: Mapping[str, Any], compared: Compared) -> None:
     widgets.numbers_behind(charts.training_rows(training), "checkpoints")
 
 
-def _stability(training: Mapping[str, Any], run: str, label: str) -> None:
+def _stability(training: Mapping[str, Any], compared: Compared, run: str, label: str) -> None:
     """Whether modules keep their load, and tokens their modules."""
     st.header("When do modules settle?", anchor=False, help=KEPT_HELP)
     left, right = st.columns(2, gap="medium")
@@ -208,6 +213,9 @@ def _stability(training: Mapping[str, Any], run: str, label: str) -> None:
         widgets.chart(training_map(training, "kept", theme=widgets.theme(), chosen=label, title=None))
     with right:
         st.subheader("Do tokens choose as at the end?", anchor=False)
+        if is_load_only(compared.cards[run]):
+            widgets.empty("These checkpoints are of counts of tokens by expert; no token’s choice is known.")
+            return
         try:
             saturation = widgets.client().ask(run, "saturation")
         except ApiError as error:

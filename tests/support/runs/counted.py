@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokenpaths.engine.adapters.expert_runs import Series
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
 from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
 
@@ -28,9 +29,12 @@ def make_counts(seed: int = 0, *, domains: bool = False, top_k: int | None = 2) 
     return ExpertCounts(layers, parts, times=tuple(range(0, 10 * TIMES, 10)), axis="iteration", top_k=top_k)
 
 
-def make_load_run(runs_dir: Path, run_id: str, seed: int = 0, **options: object) -> Path:
+def make_load_run(
+    runs_dir: Path, run_id: str, seed: int = 0, *, series: Series | None = None, **options: object
+) -> Path:
     """A run of ``make_counts``."""
-    return import_counts(make_counts(seed, **options), Path("counts.json"), runs_dir, run_id)  # type: ignore[arg-type]
+    counts = make_counts(seed, **options)  # type: ignore[arg-type]
+    return import_counts(counts, Path("counts.json"), runs_dir, run_id, series=series)
 
 
 def by_hand(choices: Counter[int], experts: int = EXPERTS) -> dict[str, float]:
