@@ -8,7 +8,10 @@ import pytest
 import vl_convert
 
 from tokenpaths.frontend.charts import effects
+from tokenpaths.frontend.charts.drawing.choices import choices_of
 from tokenpaths.frontend.charts.drawing.palette import DIVERGING
+from tokenpaths.frontend.page.selection import from_query
+from tokenpaths.frontend.views.detour.sweep import opened_by
 
 LINKS = [
     {"step": 0, "source": 1, "target": 2, "before": 0.5, "after": 0.1, "change": -0.4},
@@ -101,3 +104,13 @@ def test_answers_before_and_after():
     assert rows == {"cat": (0.6, 0.4), "\n": (None, 0.5), " dog": (0.3, None)}
     seen = [effects.answer_words(one) for one in (" dog", "\n", "Persian cat", " ")]
     assert seen == ["␣dog", "⏎", "Persian cat", "␣"]
+
+
+def test_every_cell_of_the_heat_map_opens_a_module():
+    choices = choices_of(effects.importance_chart(ROWS), (effects.CELL_PICK,))
+    opened = {choice.value: opened_by(choice.value, ROWS, "loss_change") for choice in choices}
+    assert opened == {"0.0": "0.0", "0.1": "0.1", "1.0": "1.0", "all.0": "0.0", "all.1": "0.1"}
+    assert opened_by("all.0", [*ROWS[1:], {**ROWS[0], "loss_change": None}], "loss_change") == "1.0"
+    assert opened_by("all.7", ROWS, "kl") == "0.7"
+    for node in opened.values():
+        assert not from_query({"inspect": f"module:{node}"})[1]

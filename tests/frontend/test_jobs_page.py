@@ -221,11 +221,12 @@ def test_a_finished_job_leads_to_where_its_result_lives() -> None:
         "map": Selection(view="samples", run="seen", job="it"),
         "gates": Selection(view="family", run="seen", job="it"),
         "word": Selection(view="family", run="seen", sample=3, job="it"),
-        "sweep": Selection(view="change", run="seen", job="it"),
+        "sweep": Selection(view="importance", run="seen", job="it"),
         "edit": Selection(view="change", run="before", sample=0, controls=("ban:1.3", "freeze:rest"), job="it"),
         "alpha": Selection(view="routes", run="after"),
     }
     assert all(from_query(to_query(selection)) == (selection, []) for selection in first.values())
+    assert [words for words, _ in shown["sweep"]] == ["Open in Importance"]
     assert [words for words, _ in shown["edit"]] == [
         "Open in Change a route",
         "Open the edited run",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.effects import CELL_PICK, MEASURES, importance_chart, share_chart
+from tokenpaths.frontend.charts.effects import CELL_PICK, EVERY, MEASURES, importance_chart, share_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.jobs import panel
@@ -133,6 +133,16 @@ def samples_told(found: Mapping[str, Any]) -> str:
     return numbers.plural(num, "sample") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'sample')}"
 
 
+def opened_by(node: str, table: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """``step.module`` that a cell of the heat map opens; of “every step”, the step where ``measure`` is highest."""
+    step, module = node.split(".")
+    if step != EVERY:
+        return node
+    alone = [row for row in table if str(row.get("module")) == module and row["step"] is not None]
+    known = [row for row in alone if row.get(measure) is not None]
+    return f"{max(known, key=lambda row: row[measure])['step'] if known else 0}.{module}"
+
+
 def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     table = found["rows"]
     caption = f"{samples_told(found)} of {found.get('data', 'the run')}"
@@ -155,11 +165,14 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             key="sweep_measure",
             required=True,
         )
-        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} Click a cell to look into that module."))
+        click = "Click a cell to look into that module"
+        if any(row.get("module") is not None and row["step"] is None for row in table):
+            click += "; of the last column, at the step where the chosen number is highest"
+        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} {click}."))
         widgets.chart(
             importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
-            on_pick=lambda _name, node: address.go_changed(inspect=f"module:{node}"),
+            on_pick=lambda _name, node: address.go_changed(inspect=f"module:{opened_by(node, table, str(measure))}"),
             pick=(CELL_PICK,),
         )
     widgets.numbers_behind(table, "every row of the sweep")

@@ -332,9 +332,9 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if job["kind"] == "dream":
         return [("Open in Dream", selection_of(job))]
     if job["kind"] == "reroute" and request.get("sweep"):
-        # Detour cannot show a sweep over a data set, which belongs to no run; its table is with the job.
+        # Importance shows sweeps of a run. One over a data set belongs to no run; its table is with the job.
         run = request.get("run")
-        return [("Open in Change a route", Selection(view="change", run=run, job=job["job"]))] if run else []
+        return [("Open in Importance", Selection(view="importance", run=run, job=job["job"]))] if run else []
     if job["kind"] == "map":
         return [("Open the map", Selection(view="samples", run=request.get("run"), job=job["job"]))]
     if job["kind"] == "attention":
