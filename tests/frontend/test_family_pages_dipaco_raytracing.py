@@ -22,6 +22,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.charts.drawing.ink import ink_kind
 from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
+from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.family import dipaco, raytracing
 
 
@@ -133,6 +134,25 @@ def test_states_of_the_lights_by_address(show, query):
         assert "In all 6 samples" in told
     if query["run"] == "lone":
         assert "One sample alone" in told
+
+
+def test_of_a_large_run_samples_are_drawn_evenly_and_that_is_said(show, monkeypatch):
+    tables = {}
+    monkeypatch.setattr(raytracing, "READ_AT_MOST", 20)
+    monkeypatch.setattr(raytracing.widgets, "numbers_behind", lambda rows, what, **_: tables.update({what: rows}))
+    page = show(run="lights")
+    assert words(page).count("Counted on 20 samples drawn at random from 40.") == 1  # the finding is of the whole run
+    assert "20 of them are shown" in words(page)
+    run = raytracing.widgets.client().ask("lights", "")
+    samples, total = raytracing.drawn_samples(run, Selection())
+    by_cost = raytracing.widgets.client().ask("lights", "samples", most=total, order="compute")["samples"]
+    assert (len(samples), total) == (20, 40)
+    assert {row["sample"] for row in samples} != {row["sample"] for row in by_cost[:20]}
+    assert max(row["compute"] for row in samples) > by_cost[20]["compute"]  # not only the cheap half
+    ends = [row["sample"] for row in tables["cheapest and dearest samples (compute = active share)"]]
+    assert ends[:12] == [row["sample"] for row in by_cost[:12]]
+    assert min(row["compute"] for row in by_cost if row["sample"] in ends[12:]) == by_cost[-12]["compute"]
+    assert sum(row["num"] for row in tables["active share by label"]) == 20
 
 
 def test_the_words_follow_the_threshold(show):

@@ -63,14 +63,14 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         return
     with widgets.error_boundary("the network"):
         _network(run, selection, number)
-    samples, whole = _samples(run, selection)
+    samples, total = drawn_samples(run, selection)
     with widgets.error_boundary("the cheapest and dearest samples"):
-        _ends(run, samples, whole)
+        _ends(run, selection, total)
     left, right = st.columns(2, gap="large")
     with left, widgets.error_boundary("the classes"):
-        _classes(run, samples)
+        _classes(samples, total)
     with right, widgets.error_boundary("the loss"):
-        _difficulty(run, selection, samples, whole)
+        _difficulty(run, selection, samples, total)
     left, right = st.columns(2, gap="large")
     with left, widgets.error_boundary("the blocks of each class"):
         _class_blocks(run)
@@ -235,26 +235,30 @@ def block_rows(
     ]
 
 
-def _samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], bool]:
-    """Samples in ascending order of cost, and whether they are complete; a large run gives both ends."""
-    client, ask = widgets.client(), {"order": "compute", "label": selection.label}
-    answer = client.ask(run["run"], "samples", most=READ_AT_MOST, descending=False, **ask)
-    if answer["total"] <= READ_AT_MOST:
-        return answer["samples"], True
-    dear = client.ask(run["run"], "samples", most=AT_EACH_END, descending=True, **ask)["samples"]
-    return answer["samples"] + dear[::-1], False
+def drawn_samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], int]:
+    """Samples in a random order, at most ``READ_AT_MOST`` drawn evenly, and how many there are."""
+    answer = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST, order="drawn", label=selection.label)
+    return answer["samples"], answer["total"]
 
 
-def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: bool) -> None:
-    rows = [row for row in samples if row.get("compute") is not None]
-    size = min(AT_EACH_END, len(rows) // 2)
+def drawn_words(read: int, total: int) -> str:
+    """What numbers over samples are counted on; empty if on all of them."""
+    whole = f" Counted on {numbers.count(read)} samples drawn at random from {numbers.count(total)}."
+    return "" if read == total else whole
+
+
+def _ends(run: Mapping[str, Any], selection: Selection, total: int) -> None:
+    size = min(AT_EACH_END, total // 2)
     if not size:
         widgets.empty("One sample alone is neither cheap nor dear.", "Trace more samples to compare them.")
         return
-    groups = [
-        (f"Which {size} samples are cheapest?", "cheap", rows[:size]),
-        (f"Which {size} are dearest?", "dear", rows[-size:][::-1]),
-    ]
+    cheap, dear = (
+        widgets.client().ask(
+            run["run"], "samples", most=size, order="compute", descending=descending, label=selection.label
+        )["samples"]
+        for descending in (False, True)
+    )
+    groups = [(f"Which {size} samples are cheapest?", "cheap", cheap), (f"Which {size} are dearest?", "dear", dear)]
     for column, (title, key, members) in zip(st.columns(2, gap="large"), groups, strict=True):
         with column:
             st.subheader(title, anchor=False, help=HELP["share"])
@@ -276,7 +280,7 @@ def _ends(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], whole: b
     )
 
 
-def _classes(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+def _classes(samples: Sequence[Mapping[str, Any]], total: int) -> None:
     st.subheader("Which classes light more of the network?", anchor=False, help=HELP["share"])
     table = raytracing_costs.class_rows(samples)
     if len(table) < 2:
@@ -286,13 +290,14 @@ def _classes(run: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> No
         )
         return
     widgets.chart(raytracing_costs.class_chart(table, theme=widgets.theme(), title=None))
-    st.caption("Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %.")
+    st.caption(
+        "Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %."
+        + drawn_words(len(samples), total)
+    )
     widgets.numbers_behind(table, "active share by label")
 
 
-def _difficulty(
-    run: Mapping[str, Any], selection: Selection, samples: Sequence[Mapping[str, Any]], whole: bool
-) -> None:
+def _difficulty(run: Mapping[str, Any], selection: Selection, samples: Sequence[Mapping[str, Any]], total: int) -> None:
     st.subheader("Do difficult samples light more of the network?", anchor=False, help=HELP["correlation"])
     points = raytracing_costs.difficulty_points(samples)
     if len(points) < 4:
@@ -307,8 +312,11 @@ def _difficulty(
         on_pick=lambda _name, sample: address.go_changed(sample=int(sample), light=None),
         pick=(raytracing_costs.SAMPLE_PICK,),
     )
-    extent = "" if len(shown) == len(points) and whole else f" {numbers.count(len(shown))} of them are drawn."
-    words = raytracing_costs.correlation_words(correlation, len(points)) + extent
+    words = raytracing_costs.correlation_words(correlation, len(points))
+    if not finding:
+        words += drawn_words(len(samples), total)
+    if len(shown) < len(points) or len(samples) < total:
+        words += f" {numbers.count(len(shown))} of them are shown, at random."
     st.caption(widgets.escape(words + " Circle: right; cross: wrong. Click one to light it up."))
     common.note_not_independent(run)
     widgets.numbers_behind(shown, "points")

@@ -76,8 +76,9 @@ def samples(
     order: Annotated[
         str,
         Argument(
-            "What to sort by; samples without a value come last",
-            choices=("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths"),
+            "What to sort by; samples without a value come last; `drawn` is a fixed random order, of which any first "
+            "samples are drawn evenly from all",
+            choices=queries.SAMPLE_ORDERS,
         ),
     ] = "sample",
     descending: Annotated[bool, Argument("Largest first")] = False,
