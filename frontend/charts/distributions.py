@@ -99,8 +99,12 @@ def distribution_words(distribution: Mapping[str, Any]) -> str:
 def label_chart(
     distribution: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", most: int = 30
 ) -> alt.LayerChart:
-    """The mean of a measure per label, sorted; labels are named, not coloured. At most ``most``: both ends."""
+    """The mean of a measure per label, sorted; labels are named, not coloured. At most ``most``: both ends.
+
+    ``distribution`` is that of the whole run: its mean is the dashed line.
+    """
     look = theme_named(theme)
+    per = str(distribution.get("per") or "sample")
     name, _unit = MEASURES.get(str(distribution["measure"]), (str(distribution["measure"]), ""))
     labels = sorted(
         (row for row in distribution.get("by_label") or [] if row.get("mean") is not None),
@@ -117,7 +121,7 @@ def label_chart(
     points = (
         alt.Chart(rows(table))
         .mark_point(filled=True, size=70, color=look.module, opacity=1)
-        .encode(x=x, y=y, tooltip=tips("label:N", f"words:N mean {name}", "num:Q|, samples"))
+        .encode(x=x, y=y, tooltip=tips("label:N", f"words:N mean {name}", f"num:Q|, {per}s"))
     )
     layers = [points]
     if distribution.get("mean") is not None:

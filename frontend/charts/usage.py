@@ -84,7 +84,8 @@ def load_of_flow(flow: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str,
 
     Args:
         flow: Response of ``/flow`` without merged modules; its filters say which tokens count.
-        usage: Response of ``/usage`` of the run, which names the modules that no token of the flow met.
+        usage: Response of ``/usage`` of the run, which names the modules that no token of the flow met; its weights
+            are of all tokens and left out.
     """
     counts = {(node["step"], node["module"]): float(node["count"]) for node in flow["nodes"]}
     cells = [row for row in usage["usage"] if row["step"] in set(flow["steps"])]
@@ -95,7 +96,8 @@ def load_of_flow(flow: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str,
         count, total = counts.get((row["step"], row["module"]), 0.0), totals.get(row["step"], 0.0)
         load = count * offered[row["step"]] / total if total else 0.0
         share = count / flow["num_tokens"] if flow["num_tokens"] else 0.0
-        rows.append({**row, "count": round(count), "share": share, "utilisation": load})
+        named = {key: value for key, value in row.items() if key != "weight"}
+        rows.append({**named, "count": round(count), "share": share, "utilisation": load})
     return {"usage": rows}
 
 

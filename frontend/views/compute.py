@@ -51,7 +51,7 @@ def draw(selection: Selection) -> None:
     with left:
         _histogram(distribution, selection)
     with right:
-        _labels(distribution)
+        _labels(distribution, mean_over_all(run, selection, distribution))
     widgets.first_picture("work")
     rows, whole = listed_samples(run, selection, measure)
     _chosen_bar(distribution, rows, selection, measure, run)
@@ -161,14 +161,23 @@ def _bar_picked(_name: str, index: int) -> None:
     address.go(now.change(bin=None if now.bin == int(index) else int(index)))
 
 
-def _labels(distribution: Mapping[str, Any]) -> None:
+def mean_over_all(run: Mapping[str, Any], selection: Selection, distribution: Mapping[str, Any]) -> float | None:
+    """The mean over the whole run, to stand beside the means of all labels, whichever label is chosen."""
+    if selection.label is not None:
+        whole = question(selection.change(label=None), distribution["measure"])
+        distribution = widgets.client().ask(run["run"], "distributions/{measure}", **whole)
+    return distribution["mean"]
+
+
+def _labels(distribution: Mapping[str, Any], mean: float | None) -> None:
     labels = [row for row in distribution["by_label"] if row.get("label") is not None]
     name = MEASURES[distribution["measure"]][0]
     if len(labels) < 2:
         widgets.empty("There are not two labels to compare here." if labels else "This run has no labels to compare.")
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
-    widgets.chart(label_chart({**distribution, "by_label": labels}, theme=widgets.theme(), title=None, most=14))
+    shown = {**distribution, "by_label": labels, "mean": mean}
+    widgets.chart(label_chart(shown, theme=widgets.theme(), title=None, most=14))
     hidden = max(0, len(labels) - 14)
     st.caption(
         "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
@@ -228,14 +237,13 @@ def _ends(rows: Sequence[Mapping[str, Any]], whole: bool, measure: str, run: Map
     if not rows:
         return
     num = len(rows)
-    size = min(AT_EACH_END, max(1, -(-num // 100)) if num > 300 else AT_EACH_END, num)
-    share = "1 %" if num > 300 and whole else f"{size}"
-    groups = [(f"Most {name} (top {share})", "top", rows[:size])]
+    size = min(AT_EACH_END, num)
+    groups = [(f"Most {name} (top {size})", "top", rows[:size])]
     if whole and num >= 3 * size:
         start = (num - size) // 2
-        groups.append((f"In the middle ({share})", "middle", rows[start : start + size]))
+        groups.append((f"In the middle ({size})", "middle", rows[start : start + size]))
     if num >= 2 * size:
-        groups.append((f"Least {name} (bottom {share})", "bottom", rows[-size:]))
+        groups.append((f"Least {name} (bottom {size})", "bottom", rows[-size:]))
     for column, (title, key, members) in zip(st.columns(len(groups), gap="large"), groups, strict=True):
         with column:
             st.subheader(title, anchor=False)

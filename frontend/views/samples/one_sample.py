@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import streamlit as st
@@ -67,7 +67,9 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     if not rows and selection.sample is None:
         return None
     number = selection.sample if selection.sample is not None else next(iter(rows))
-    options = list(rows) if number in rows else [number, *rows]
+    options = sorted({*rows, number})
+    whole = selection.label is None and selection.q is None
+    before, after = neighbours(number, rows, answer["total"] if whole else None)
 
     def words(value: int) -> str:
         row = rows.get(value)
@@ -76,7 +78,6 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
-    place = options.index(number)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
         address.bound(
             st.selectbox,
@@ -88,20 +89,32 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
             label_visibility="collapsed",
             width="stretch",
         )
-        for name, to in (("previous", place - 1), ("next", place + 1)):
-            inside = 0 <= to < len(options)
+        for name, to in (("previous", before), ("next", after)):
             st.button(
                 "",
                 key=f"sample_{name}",
                 icon=":material/chevron_left:" if name == "previous" else ":material/chevron_right:",
                 help=f"{name} sample, key {name[0].upper()}",
                 shortcut=name[0].upper(),
-                disabled=not inside,
+                disabled=to is None,
                 on_click=address.go_changed,
-                kwargs={"sample": options[to]} if inside else {},
+                kwargs={} if to is None else {"sample": to},
                 width="content",
             )
     return number
+
+
+def neighbours(number: int, listed: Iterable[int], total: int | None) -> tuple[int | None, int | None]:
+    """The samples before and after one: of all ``total``, which are numbered from 0, or else of those ``listed``.
+
+    >>> neighbours(310, range(300), 400), neighbours(310, (5, 299, 305), None), neighbours(0, (), 1)
+    ((309, 311), (305, None), (None, None))
+    """
+    if total is not None:
+        return (min(number, total) - 1 if number and total else None), (number + 1 if number + 1 < total else None)
+    listed = list(listed)
+    before, after = (n for n in listed if n < number), (n for n in listed if n > number)
+    return max(before, default=None), min(after, default=None)
 
 
 def facts(sample: Mapping[str, Any]) -> str:

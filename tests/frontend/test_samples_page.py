@@ -1,0 +1,58 @@
+"""The samples view over a real API, without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backend.conftest import api_for
+from tests.support.pages import showing
+from tests.support.runs import make_run
+from tokenpaths.frontend.views.samples import one_sample
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data_dir: Path = tmp_path_factory.mktemp("samples")
+    make_run(data_dir / "runs", "pictures", samples=9, seed=1)
+    with api_for(data_dir) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    with showing(api, monkeypatch, view="samples", run="pictures") as draw:
+        yield draw
+
+
+@pytest.mark.parametrize(("number", "before", "after"), [(0, None, 1), (2, 1, 3), (6, 5, 7), (8, 7, None)])
+def test_previous_and_next_reach_every_sample_of_a_run_too_large_to_list(show, monkeypatch, number, before, after):
+    monkeypatch.setattr(one_sample, "LISTED", 3)
+    for name, to in (("previous", before), ("next", after)):
+        page = show(sample=number)
+        button = page.button(key=f"sample_{name}")
+        assert button.disabled == (to is None)
+        if to is not None:
+            assert button.click().run().query_params["sample"] in (str(to), [str(to)])
+
+
+def test_with_a_label_previous_and_next_stay_within_it(show):
+    from tokenpaths.frontend.page import widgets
+
+    rows = widgets.client().ask("pictures", "samples")["samples"]
+    label = rows[4]["label"]
+    same = [row["sample"] for row in rows if row["label"] == label]
+    page = show(sample=same[0], label=label)
+    assert page.button(key="sample_previous").disabled
+    for number in same[1:]:
+        page = page.button(key="sample_next").click().run()
+        assert page.query_params["sample"] in (str(number), [str(number)])
+    assert page.button(key="sample_next").disabled
+    other = next(n for n in range(same[0], same[-1]) if n not in same)  # opened from elsewhere: it stands in order
+    page = show(sample=other, label=label)
+    chosen = page.selectbox(key=next(box.key for box in page.selectbox if box.label == "Sample"))
+    assert chosen.index == sum(number < other for number in same)
+    page = page.button(key="sample_previous").click().run()
+    assert page.query_params["sample"][0] == str(max(number for number in same if number < other))
