@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--results", default="dipaco", help="their name, another one for paths from another base")
     parser.add_argument("--ship", action="store_true", help="write the 2×2 and the 4×4 to the shipped models")
     parser.add_argument("names", nargs="*", default=ORDER)
     arguments = parser.parse_args()
@@ -261,12 +262,12 @@ def main() -> None:
                 name, runs[name], sequences, val, tokenizer, arguments.work, SHIPPED_MODELS, fair, runs["base"]
             )
             beside[name] = {k: results[name]["shipped"][k] for k in ("loss", "perplexity", "accuracy")}
-    shipped = kept_document("dipaco")["results"]
+    shipped = kept_document(arguments.results)["results"]
     for name in SHIPPED:
         if name in results and "shipped" not in results[name] and "shipped" in shipped.get(name, {}):
             results[name]["shipped"] = shipped[name]["shipped"]  # measured when it was shipped
     show(results)
-    report("dipaco", COMMAND, results)
+    report(arguments.results, COMMAND + (f" --results {arguments.results}" * (arguments.results != "dipaco")), results)
 
 
 if __name__ == "__main__":

@@ -331,6 +331,7 @@ def text_figures(
         "common_words": {
             "on_single_paths": float(common[trained.path_count_n == 1].mean()),
             "overall": float(common.mean()),
+            "untrained": [float(common[twin.path_count_n == 1].mean()) for twin in twins],
         },
     }
     length_b = np.log(np.bincount(trained.sample_n))
@@ -341,7 +342,7 @@ def text_figures(
         )
     if "compute" in found:
         found["compute_of_kinds"] = {
-            kind: effect(lambda o, c, m=class_n == i: _more_compute(o, m, c), trained, [], draws=400)
+            kind: effect(lambda o, c, m=class_n == i: _more_compute(o, m, c), trained, twins, draws=400)
             | {"tokens": int((class_n == i).sum())}
             for i, kind in enumerate(CLASSES)
             if (class_n == i).any()

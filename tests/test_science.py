@@ -131,7 +131,7 @@ def test_paths_trained_anew_are_compared_seed_by_seed():
             value = {"dense": 0.0, "product": product}.get(name, 0.0)
             effect = {"loss_less_dense": value, "low": value - 0.01, "high": value + 0.01}
             results[name]["by_seed"][seed] = {"perplexity": 100.0 + value, "effect": effect}
-    results["diloco"] = {"perplexity": 1.0, "by_seed": {"0": {}}}  # what no row compares may lack a seed
+    results["own-ends"] = {"perplexity": 1.0, "by_seed": {"0": {}}}  # what no row compares may lack a seed
     found = dipaco_claims.anew(results)
     assert list(found) == ["2", "10"]
     claim = "product k-means beats k-means"

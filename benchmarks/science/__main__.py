@@ -45,7 +45,10 @@ def index_page() -> str:
     """The list of papers, with how many claims got which verdict."""
     lines = [INDEX + "| paper | " + " | ".join(VERDICTS) + " |", "|---" * (len(VERDICTS) + 1) + "|"]
     for paper in PAPERS:
-        counts = Counter(row.verdict for table in paper.tables if not table.again for row in rows_of(table))
+        rows: dict[str, Claim] = {}
+        for row in (row for table in paper.tables for row in rows_of(table)):
+            rows.setdefault(row.claim, row)  # a later table may ask the same of other networks
+        counts = Counter(row.verdict for row in rows.values())
         lines.append(f"| [{paper.title}]({paper.page}.md) | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
     return "\n".join([*lines, ""])
 
@@ -72,13 +75,14 @@ def paper_page(paper: Paper) -> str:
     """The page of one paper."""
     lines = [f"# {paper.title}", "", paper.cited, "", paper.about, "", "## Claims", ""]
     for place, table in enumerate(paper.tables, 1):
-        document = kept_document(table.benchmark)
-        if rows := rows_of(table):
-            lines += [table.about, ""] if table.about else []
-            lines += ["| claim | verdict | ours | paper | rests on | holds if |", "|---|---|---|---|---|---|"]
-            basis = several(table.basis(document["results"]), max(len(row.verdicts) for row in rows))
-            lines += [row.line(basis) for row in rows]
-            lines += ["", *_anew_lines(table)]
+        document, rows = kept_document(table.benchmark), rows_of(table)
+        if not rows:
+            continue
+        lines += [table.about, ""] if table.about else []
+        lines += ["| claim | verdict | ours | paper | rests on | holds if |", "|---|---|---|---|---|---|"]
+        basis = several(table.basis(document["results"]), max(len(row.verdicts) for row in rows))
+        lines += [row.line(basis) for row in rows]
+        lines += ["", *_anew_lines(table)]
         if table.benchmark not in {later.benchmark for later in paper.tables[place:]}:
             lines += [_measured(document) + (f" {table.needs}" if table.needs else ""), ""]
             lines += [

@@ -63,8 +63,6 @@ class Table:
     """what its command reads and does not make"""
     besides: tuple[tuple[str, str], ...] = ()
     """rows that another benchmark measured, in words, and its name in ``results``"""
-    again: bool = False
-    """whether the claims are those of a table before it, of another network: the list of papers counts each once"""
 
 
 @dataclass(frozen=True)

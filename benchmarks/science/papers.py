@@ -22,7 +22,7 @@ def _texts(results: dict[str, Any]) -> str:
 
 
 def _paths(results: dict[str, Any]) -> str:
-    return f"1 network each; {results['dipaco-2x2']['count']:,} predictions"
+    return f"1 network each; {results['dipaco-2x2']['count']:,} predictions" if results else ""
 
 
 def _induction(results: dict[str, Any]) -> str:
@@ -62,7 +62,6 @@ PAPERS = (
                 dna_rows.long_images,
                 "### Images, trained five times as long\n\n`dna-vision-top1-long`: 60 epochs instead of 12, with MixUp "
                 "and CutMix. What needs a network that skips, or two, is left out.",
-                again=True,
             ),
             Table("dna", dna_text_claims.text, dna_rows.texts, "### Texts", dna_rows.texts_anew),
             Table(
@@ -74,7 +73,6 @@ PAPERS = (
                 needs="Rows of networks trained anew need `--anew <folder>` as well, where they lie as `NAME-seedS`; "
                 "texts after one pass were measured with `--twins 3`.",
                 besides=_OF_DNA,
-                again=True,
             ),
         ),
         (*dna_rows.VISION, dna_rows.LONG, dna_rows.DNA_N, *dna_rows.TEXT, dna_rows.LONG_TEXT),
@@ -130,6 +128,13 @@ PAPERS = (
                 _paths,
                 anew=dipaco_claims.anew,
                 needs="It trains all of them, and with `--ship` writes the two networks that ship anew.",
+            ),
+            Table(
+                "dipaco-again",
+                dipaco_claims.dipaco,
+                _paths,
+                "The same recipes from a base that was trained anew on another machine, and what else the paper "
+                "compares.",
             ),
         ),
         ("dipaco-2x2", "dipaco-4x4"),
