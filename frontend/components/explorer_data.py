@@ -164,9 +164,10 @@ def token_words(
 def taken_words(token: Mapping[str, Any], num_paths: int, of: str = "run", reference: str | None = None) -> str:
     """How many tokens take the path of a token, as a sentence."""
     kind = ink_kind(token)
+    if kind == "unknown" and reference is None:  # every path of a data set has tokens: it is an upload
+        return "How many tokens take this path is not known: there is no reference run to count them in."
     if kind == "unknown":
-        where = f"run {reference}" if reference is not None else "a run over a data set"
-        return f"No token of {where} takes this path."
+        return f"No token of run {reference} takes this path."
     where = f"of run {reference}" if reference is not None else "of this sample" if of == "sample" else "of the run"
     rank = f"Path of rank {numbers.count(token['rank'])} of {numbers.count(num_paths)}"
     if kind == "once":

@@ -179,6 +179,7 @@ def test_a_bare_detour_invites(show):
     page = show(run="pictures", sample=1)
     assert not page.error
     assert "Nothing is edited yet" in words(page)
+    assert words(page, "caption").count("Ranks, counts and colours of paths are those of run pictures") == 1
     assert any(button.label == "Apply" for button in page.button)
 
 
@@ -189,6 +190,7 @@ def test_before_and_after(show, run, controls):
     assert not page.error, words(page)
     assert [s.value for s in page.subheader][1:3] == ["Before", "After"]
     assert page.subheader[0].value.replace("\\", "").startswith("With ")
+    assert words(page, "caption").count(f"Ranks, counts and colours of paths are those of run {run}") == 1
     assert {"Paths changed at any step", "KL of the answers (nats)"} <= {metric.label for metric in page.metric}
     if run == "texts":
         assert "Which tokens become harder to predict?" in [s.value for s in page.subheader]
@@ -343,6 +345,7 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
 
     page = show(view="importance", run="pictures")
     assert "Nobody has measured this run yet" in words(page, "caption")
+    assert "in_label" not in [one.key for one in page.selectbox]  # every sample is measured, whatever its label
     page.button(key="sweep_start").click().run()
     job = page.query_params["job"]
     job = job[0] if isinstance(job, list) else job

@@ -47,7 +47,7 @@ def test_modules_that_nobody_visits_are_hollow_where_a_picture_is_for_editing() 
     assert with_unvisited(flow, many) is flow
 
 
-def data_of(num_paths: int, cdf: float, **options: object) -> dict:
+def data_of(num_paths: int, cdf: float, path_tokens: int = 7, **options: object) -> dict:
     token = {
         "token": 0,
         "row": 0,
@@ -57,7 +57,7 @@ def data_of(num_paths: int, cdf: float, **options: object) -> dict:
         "rank": num_paths,
         "cdf": cdf,
         "cdf_middle": cdf,
-        "path_tokens": 7,
+        "path_tokens": path_tokens,
         "compute": 1.0,
         "reuse": 0.0,
         "loss": None,
@@ -80,6 +80,13 @@ def test_ranks_are_said_to_be_those_of_the_sample_or_of_a_reference() -> None:
     assert "of 3: 7 tokens of run seen take it" in data_of(3, 1.0, reference="seen")["tokens"][0]["words"]
     assert data_of(3, 1.0, reference="seen")["legend"]["title"] == "tokens of seen:"
     assert "All tokens of this sample." in data_of(3, 1.0, of="sample")["flow"]["caption"]
+
+
+def test_without_a_reference_run_no_token_of_a_run_was_looked_at() -> None:
+    assert "No token of run seen takes this path." in data_of(3, 1.0, 0, reference="seen")["tokens"][0]["words"]
+    unknown = data_of(3, 1.0, 0)["tokens"][0]["words"]
+    assert "is not known: there is no reference run" in unknown
+    assert "No token" not in unknown
 
 
 def test_a_text_cannot_turn_what_is_shown_around_it() -> None:

@@ -20,7 +20,7 @@ from tokenpaths.frontend.views.detour import before_after, detour_job, result
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
 from tokenpaths.frontend.views.detour.edits import KINDS, read_edits
 from tokenpaths.frontend.views.jobs import panel
-from tokenpaths.frontend.views.samples import retrace
+from tokenpaths.frontend.views.samples import reference, retrace
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
 
@@ -87,8 +87,8 @@ def _detour(
             icon=":material/alt_route:",
         )
         if not as_job:
-            st.caption(result.RANKS)
             sample = widgets.client().ask(before["run"], "samples/{sample}", sample=0)
+            reference.say_where_ranks_are_from(reference.ranked(before, sample))
         result.one_side(run, before, sample, None, selection, "Before")
         before_after.draw(run, selection, sample, None)
         return

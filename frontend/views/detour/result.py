@@ -33,7 +33,6 @@ HELP = (
     "in common."
 )
 ERROR = "± one standard error over samples, whose predictions rise and fall together. One sample has none."
-RANKS = "Paths are counted within this one sample: ranks and colours here are not those of the run."
 MOST_LINKS = 120
 
 
@@ -58,8 +57,7 @@ def show(
     pairs = zip(old["tokens"], new["tokens"], strict=True)
     moved = {one["token"]: steps for one, other in pairs if (steps := before_after.moved_steps(one, other))}
     _verdict(run, selection, effect, old, new, on_open)
-    if before["num_samples"] == 1:
-        st.caption(RANKS)
+    reference.say_where_ranks_are_from(reference.ranked(before, old))
     left, right = st.columns(2, gap="large")
     with left:
         one_side(run, before, old, None, selection, "Before")
@@ -171,6 +169,7 @@ def one_side(
         return (link is None or takes(token, link)) if moved is None else token["token"] in moved
 
     ranked = reference.ranked(one, sample)
+    by_module = 0 if ranked.reason is not None else None  # nothing ranks the paths, so their ink says nothing
     data = explorer_data(
         ranked.sample,
         client.ask(one["run"], "flow", limit=300, **common.merging(one, selection.change(merge=None))),
@@ -178,7 +177,7 @@ def one_side(
             widgets.theme(),
             num_paths=ranked.num_paths(one),
             opacity=selection.opacity / 100,
-            step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else None,
+            step=selection.tint if selection.tint is not None and selection.tint < int(run["num_steps"]) else by_module,
             identities=common.identities(run),
             of="sample" if one["num_samples"] == 1 else "run",
             reference=ranked.name,
