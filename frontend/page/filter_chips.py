@@ -12,22 +12,26 @@ from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.markdown import escape
 from tokenpaths.frontend.page.selection import KINDS, Selection
 
-_EXPLORE = ("run", "label", "through", "paths")
+_RUN = ("run", "label", "labels")
 USES = {
     "home": ("q",),
-    "routes": (*_EXPLORE, "other", "steps"),
-    "paths": (*_EXPLORE, "find", "kind", "ranks", "compute", "reuse"),
-    "samples": (*_EXPLORE, "q", "sample", "token"),
-    "work": ("run", "label"),
-    "modules": ("run", "label"),
-    "compare": ("run", "label"),
-    "family": ("run", "label", "other", "sample"),
-    "dream": ("run", "label", "q", "sample", "token", "job"),
-    "change": ("run", "label", "sample", "token", "through", "job"),
-    "importance": ("run", "label", "job"),
+    "routes": (*_RUN, "through", "paths", "other", "steps"),
+    "paths": (*_RUN, "through", "find", "kind", "ranks", "compute", "reuse"),
+    "samples": (*_RUN, "q", "job"),
+    "sample": (*_RUN, "through", "paths", "q", "sample", "token"),
+    "work": _RUN,
+    "modules": _RUN,
+    "compare": ("run",),
+    "compare samples": ("run", "labels"),
+    "family": (*_RUN, "other", "sample", "job"),
+    "dream": (*_RUN, "q", "sample", "token", "job"),
+    "change": (*_RUN, "q", "sample", "token", "through", "job"),
+    "importance": ("run", "job"),
     "jobs": ("job",),
 }
-"""view → fields of the selection that affect it"""
+"""what is shown → fields of the selection that decide what of the run is in it"""
+MARKS = {"paths": ("paths",), "compare samples": ("label",)}
+"""what is shown → fields that are only marked in it: nothing is left out"""
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,39 @@ class Chip:
     words: str
     without: Mapping[str, Any]
     applies: bool
+    marks: bool = False
+
+    @property
+    def where(self) -> str:
+        """What its text adds where the view does not filter by it."""
+        return "" if self.applies else " · only marked here" if self.marks else " · not used here"
+
+    @property
+    def help(self) -> str:
+        """What the view does with it, and what a click does."""
+        if self.applies:
+            return "Click to clear it."
+        does = "marks it and leaves nothing out" if self.marks else "does not depend on it"
+        return f"This view {does}. Click to clear it."
+
+
+def shown(selection: Selection) -> str:
+    """What the view shows, a key of ``USES``: the view, or the part of it that uses other fields."""
+    if selection.view == "samples" and selection.sample is not None:
+        return "sample"
+    if selection.view == "compare" and selection.part == "samples":
+        return "compare samples"
+    return selection.view
 
 
 def chips(selection: Selection) -> list[Chip]:
     """The chips of a selection, in display order."""
-    uses = USES[selection.view]
+    what = shown(selection)
+    uses, marks = USES[what], MARKS.get(what, ())
     result = []
 
     def add(field: str, words: str, **without: Any) -> None:
-        result.append(Chip(field, words, without, field in uses))
+        result.append(Chip(field, words, without, field in uses, field in marks))
 
     if selection.run and selection.view in ("home", "jobs"):  # elsewhere its picker stands below
         add("run", f"run: {selection.run}", run=None)
@@ -55,7 +83,7 @@ def chips(selection: Selection) -> list[Chip]:
     if selection.label is not None:
         add("label", f"label: {selection.label}", label=None)
     if selection.labels is not None:
-        add("label", "look-alike labels as one", labels=None)
+        add("labels", "look-alike labels as one", labels=None)
     if selection.other is not None:
         add("other", "beside all labels" if selection.other == "*" else f"beside: {selection.other}", other=None)
     if selection.q is not None:
@@ -92,16 +120,16 @@ def chips(selection: Selection) -> list[Chip]:
 def chips_row(selection: Selection) -> None:
     """Draw the chips; a click on one clears its field."""
     row = [chip for chip in chips(selection) if not (chip.field in ("run", "job") and address.embedded())]
-    if not row or selection.view == "home" and len(row) == 1:
+    if not row or selection.view == "home" and [chip.field for chip in row] == ["run"]:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
         for index, chip in enumerate(row):
             words = chip.words if len(chip.words) <= 44 else chip.words[:43] + "…"
             st.button(
-                f"{escape(words)}{'' if chip.applies else ' · not used here'} ×",
+                f"{escape(words)}{chip.where} ×",
                 key=f"chip_{index}_{chip.field}",
                 type="secondary" if chip.applies else "tertiary",
-                help="Click to clear it." if chip.applies else "This view does not depend on it. Click to clear it.",
+                help=chip.help,
                 on_click=address.go_changed,
                 kwargs=dict(chip.without),
             )

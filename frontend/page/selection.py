@@ -112,7 +112,7 @@ class Selection:
     seed: int = 0
     """Paths: seed of the sampled examples"""
     q: str | None = None
-    """Samples: search text"""
+    """Home: words of runs; Samples: words of texts"""
     find: str | None = None
     """Paths: a word or pattern whose tokens are searched"""
     kind: str | None = None
@@ -165,7 +165,7 @@ class Selection:
         """A copy with other values that clears dependent fields.
 
         Another run clears label, filters and sample; another sample the token; another measure the bin; another view
-        the job.
+        the job; another place what was searched for and inspected.
         """
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
@@ -176,7 +176,7 @@ class Selection:
         if "view" in changes and changes["view"] != self.view:
             changes = {"job": None, **changes}  # a job belongs to the view that started it
             if PLACE_OF.get(changes["view"]) != PLACE_OF.get(self.view):
-                changes = {"inspect": None, "pinned": None, **changes}
+                changes = {"inspect": None, "pinned": None, "q": None, **changes}
         if "sample" in changes and changes["sample"] != self.sample:
             changes = {"token": None, "first": 0, **changes}
         if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):

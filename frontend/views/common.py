@@ -267,12 +267,16 @@ def notes(run: Mapping[str, Any]) -> None:
                 st.caption(f"… and {len(assumptions) - MOST_NOTES:,} more.")
 
 
-def run_and_label(run: Mapping[str, Any], selection: Selection) -> Any:
-    """Run, label and search in a row, and the menu of exports; a view adds its own: ``with run_and_label(…): …``."""
+def run_and_label(run: Mapping[str, Any], selection: Selection, *, label: bool = True) -> Any:
+    """Run, label and search in a row, and the menu of exports; a view adds its own: ``with run_and_label(…): …``.
+
+    Without ``label`` for a view of all samples, whatever their label.
+    """
     row = widgets.controls()
     with row:
         run_picker(run)
-        label_picker(run, selection)
+        if label:
+            label_picker(run, selection)
         find.box(run)
     for sentence in artefacts(run):
         st.warning(widgets.escape(f"{sentence} It was imported all the same."), icon=":material/warning:")

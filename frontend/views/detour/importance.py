@@ -13,7 +13,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    common.run_and_label(run, selection)
+    common.run_and_label(run, selection, label=False)
     model = retrace.model_of(run)
     if model is None:
         return

@@ -109,7 +109,7 @@ def _picked_layer(_name: str, layer: int) -> None:
 def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     widgets.heading(experts.TOKENS, "")
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
-        number = sample_picker(run, selection)
+        number = sample_picker(run, selection.change(q=None))  # there is no search here
     if number is None:
         widgets.empty("No sample has this label.", "Clear the label above.")
         return
@@ -263,7 +263,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
 
 
 def _saturation(run: Mapping[str, Any], layer: int) -> None:
-    if not isinstance(run["config"].get("series"), Mapping):
+    if not run.get("series"):
         return
     st.subheader(expert_stability.SATURATION, anchor=False, help=HELP["saturation"])
     try:

@@ -101,7 +101,7 @@ def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: in
             "Filter" if node not in selection.through else "Clear filter",
             ":material/filter_alt:",
             {"through": through},
-            "Only tokens that pass this module, in every view.",
+            "Only tokens that pass this module, in *Routes*, *Paths* and the tokens of one sample.",
         ),
         Action("Its paths", ":material/route:", {"view": "paths", "through": (node,)}),
     ]

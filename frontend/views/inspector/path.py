@@ -96,7 +96,7 @@ def _actions(run: Mapping[str, Any], selection: Selection, answer: Mapping[str, 
             "Clear filter" if chosen else "Filter",
             ":material/filter_alt:",
             {"paths": paths[:MOST_PATHS]},
-            "Only tokens on this path, in *Routes* and *Samples*; several paths add up.",
+            "Only tokens on this path, in *Routes* and one sample; several paths add up.",
         ),
         Action("Show its route", ":material/account_tree:", {"view": "routes", "paths": (rank,)}),
     ]

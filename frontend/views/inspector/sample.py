@@ -37,9 +37,7 @@ def _actions(run: Mapping[str, Any], selection: Selection, number: int, label: s
     found = [Action("Open", ":material/open_in_full:", {"view": "samples", "sample": number}, "All of its tokens.")]
     if label is not None and selection.label != label:
         found.append(
-            Action(
-                "Filter by label", ":material/filter_alt:", {"label": label}, "Only samples with its label, everywhere."
-            )
+            Action("Filter by label", ":material/filter_alt:", {"label": label}, "Only its label, in *Explore*.")
         )
     if common.editable(run):
         found.append(Action("Change its route", ":material/alt_route:", {"view": "change", "sample": number}))

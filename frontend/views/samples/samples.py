@@ -23,6 +23,8 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
+    if selection.sample is None and int(run["num_samples"]) == 1:  # its only sample, with the filters of a sample
+        address.redirect(sample=0, token=selection.token, first=selection.first)
     with common.run_and_label(run, selection):
         if run["modality"] == "text":
             address.bound(
@@ -36,10 +38,10 @@ def draw(selection: Selection) -> None:
             )
         if selection.sample is not None:
             one_sample.sample_picker(run, selection)
-    if selection.sample is None and int(run["num_samples"]) > 1:
+    if selection.sample is None:
         _all(run, selection)
         return
-    if selection.sample is not None and int(run["num_samples"]) > 1:
+    if int(run["num_samples"]) > 1:
         st.button(
             "All samples",
             key="all_samples",
@@ -48,7 +50,7 @@ def draw(selection: Selection) -> None:
             on_click=address.go_changed,
             kwargs={"sample": None, "inspect": None},
         )
-    one_sample.show(run, selection, selection.sample or 0)
+    one_sample.show(run, selection, selection.sample)
 
 
 def _all(run: Mapping[str, Any], selection: Selection) -> None:
