@@ -161,7 +161,7 @@ def first_picture(view: str) -> None:
 MOST_TABLES = 100
 
 
-def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, **columns: Any) -> None:
+def numbers_behind(rows: Sequence[Mapping[str, Any]], what: str, /, **columns: Any) -> None:
     """Expander with the table behind a chart, for screen readers and for exact values.
 
     The table is sent only when the expander is opened: its scripts (1.4 MB) would load before the first chart, and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
@@ -11,6 +13,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast,
     flow_contrast_chart,
 )
+from tokenpaths.frontend.page.widgets import numbers_behind
 
 
 def flow(num_tokens: int, stay: float, cross: float) -> dict:
@@ -35,7 +38,15 @@ def test_the_difference_is_of_shares_by_hand():
     assert at[0, 0][2] == pytest.approx(0.0)
     assert {(k["source"], k["target"]): round(k["change"], 6) for k in made["links"]} == {(0, 0): 0.3, (0, 1): -0.3}
     assert contrast_words(made, "cats", "dogs").startswith("They differ most at step 1: 80.0 % of the tokens of cats")
-    assert [set(row) >= {"cats", "dogs", "change"} for row in contrast_rows(made, ("cats", "dogs"), "links")]
+
+
+@pytest.mark.parametrize("names", [("cats", "dogs"), ("step", "change"), ("rows", "what"), ("module", "source")])
+def test_the_table_keeps_its_columns_whatever_the_labels_are_called(names):
+    made = flow_contrast(flow(10, 8, 2), flow(100, 50, 50))
+    (row,) = [row for row in contrast_rows(made, names, "links") if row["target"] == 0]
+    assert list(row.values()) == [0, 0, 0, 0.8, 0.5, pytest.approx(0.3)]
+    assert list(row) == ["step", "source", "target", *(f"tokens of {name}" for name in names), "change"]
+    inspect.signature(numbers_behind).bind([row], "ribbons", **dict.fromkeys((*row, *names)))
 
 
 def test_a_flow_that_only_one_has_counts_from_nothing():

@@ -117,7 +117,7 @@ def flow_contrast_chart(
         values=[-most, 0, most],
     )
     colour = alt.Color("change:Q", scale=scale, legend=legend)
-    columns = {f"tokens of {names[0]}": "after", f"tokens of {names[1]}": "before", "difference": "by"}
+    columns = {share_of(names[0]): "after", share_of(names[1]): "before", "difference": "by"}
     flows = (
         alt.Chart(rows(_ribbon_rows(contrast, layout)))
         .mark_point(
@@ -214,7 +214,13 @@ def colour_words(first: str, second: str) -> str:
 def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
     """Table of the differences; ``what`` is nodes or links."""
     keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
+    first, second = (share_of(name) for name in names)
     return [
-        {**{key: row[key] for key in keys}, names[0]: row["after"], names[1]: row["before"], "change": row["change"]}
+        {**{key: row[key] for key in keys}, first: row["after"], second: row["before"], "change": row["change"]}
         for row in contrast[what]
     ]
+
+
+def share_of(name: str) -> str:
+    """Head of the column with the shares of one side: a label alone could be the name of another column."""
+    return f"tokens of {name}"

@@ -18,6 +18,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     contrast_words,
     few_of,
     flow_contrast_chart,
+    share_of,
 )
 from tokenpaths.frontend.charts.several_runs.small_flows import alike_flows, as_maps, flow_words, largest_circles
 from tokenpaths.frontend.charts.usage import load_chart
@@ -152,7 +153,7 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
             st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
         st.caption(widgets.escape(colour_words(*sides)))
         percent = st.column_config.NumberColumn(format="percent")
-        columns = {sides[0]: percent, sides[1]: percent, "change": percent}
+        columns = {**{share_of(name): percent for name in sides}, "change": percent}
         widgets.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
         widgets.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
     _loads(answer, names)

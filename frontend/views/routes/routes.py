@@ -26,6 +26,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     few_of,
     flow_contrast,
     flow_contrast_chart,
+    share_of,
 )
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
@@ -331,7 +332,7 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
             )
             widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, interactive=False))
     percent = st.column_config.NumberColumn(format="percent")
-    columns = {names[0]: percent, names[1]: percent, "change": percent}
+    columns = {**{share_of(name): percent for name in names}, "change": percent}
     widgets.numbers_behind(contrast_rows(contrast, names, "nodes"), "circles", **columns)
     widgets.numbers_behind(contrast_rows(contrast, names, "links"), "ribbons", **columns)
 
