@@ -206,6 +206,7 @@ def test_the_untrained_twin_is_a_job_of_one_click(show, api: Served) -> None:
     request = api.get(f"/jobs/{job}").json()["request"]
     assert request["model"] == "dna-vision-top1"
     assert (request["data"], request["run"], request["untrained"]) == ("bundled:scenes", "mine-untrained", True)
+    assert request["limit"] == 3  # of all scenes those of the run
     api.client.delete(f"/api/v1/jobs/{job}")
 
 

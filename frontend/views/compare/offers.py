@@ -20,9 +20,8 @@ def offer_twin(run: Mapping[str, Any] | None, cards: Sequence[Mapping[str, Any]]
     """A button that traces the untrained model over the same data, if that is possible here."""
     if run is None or run["dataset"] not in BUNDLED or common.is_untrained(run):
         return
-    twin = f"{run['model']}-untrained"
-    there = any(card["model"] == twin for card in cards)
-    if there:
+    twin = {"model": f"{run['model']}-untrained"} | {name: run[name] for name in ("dataset", "num_samples")}
+    if any(twin.items() <= card.items() for card in cards):
         return
     run = widgets.client().ask(run["run"], "")
     try:
@@ -39,13 +38,14 @@ def offer_twin(run: Mapping[str, Any] | None, cards: Sequence[Mapping[str, Any]]
         help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
         "to minutes.",
         on_click=_trace_twin,
-        args=(common.model_name(run), run["dataset"], f"{run['run'][:53]}-untrained"),
+        args=(common.model_name(run), run),
     )
 
 
-def _trace_twin(model: str, dataset: str, name: str) -> None:
-    job = panel.submit(
-        "trace", {"model": model, "data": f"bundled:{dataset}", "untrained": True, "twin": False, "run": name}
-    )
+def _trace_twin(model: str, run: Mapping[str, Any]) -> None:
+    """Queue the trace; a limit draws as many samples as the run has, and the same ones."""
+    request = {"model": model, "data": f"bundled:{run['dataset']}", "limit": run["num_samples"]}
+    request |= {"untrained": True, "twin": False, "run": f"{run['run'][:53]}-untrained"}
+    job = panel.submit("trace", request)
     if job is not None:
         address.go_changed(view="jobs", job=job)
