@@ -306,7 +306,7 @@ def test_a_checkpoint_is_tried(live: str, api: str, monkeypatch: pytest.MonkeyPa
     run = page.query_params["run"]
     assert str(run[0] if isinstance(run, list) else run).startswith("try-tiny-mixtral-v1-")
     large = draw(api, monkeypatch, view="home", model="hf:tiny-mixtral.v1")
-    assert "is too large to be run while you wait" in words(large, "info")
+    assert "is too large to be run while you wait; trace a file with it as a job" in words(large, "info")
     assert not any(button.label == "Trace it" for button in large.button), "the only models are large"
 
 

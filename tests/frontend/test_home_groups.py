@@ -61,3 +61,11 @@ def test_the_glossary_explains_every_word_once(show):
     text = " ".join(markdown.value for markdown in show().markdown)
     for word in (*WORDS, *FORMULAS.values()):
         assert text.count(f"**{word}** – ") == 1
+
+
+def test_an_address_of_a_run_that_is_gone_says_so(show):
+    page = show(run="gone", sample=0)
+    assert not page.error
+    gone = "There is no run “gone” here"
+    assert any(one.value.startswith(gone) for one in page.warning)
+    assert not any("There is no run" in one.value for one in show(run="mine", sample=0).warning)

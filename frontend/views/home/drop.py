@@ -159,7 +159,8 @@ def _too_large(names: Sequence[str], asked: str | None) -> None:
         return
     some = [name for name in names if name == asked] or names[:MOST_BROKEN]
     are = "is" if len(some) == 1 else "are"
-    text = f"{', '.join(some)} {are} too large to be run while you wait; trace a file with it under Experiment, Jobs."
+    how = "trace a file with it as a job: “Jobs”, at the top."
+    text = f"{', '.join(some)} {are} too large to be run while you wait; {how}"
     st.info(widgets.escape(text), icon=":material/hourglass:")
 
 

@@ -22,6 +22,9 @@ def draw(selection: Selection) -> None:
         "A routed network has many small modules; each piece of an image or text is sent through only a few. "
         "Follow the routes.",
     )
+    if selection.run is not None and all(card["run"] != selection.run for card in cards):
+        gone = f"There is no run “{selection.run}” here. It was deleted, or the address is of another data folder."
+        st.warning(widgets.escape(gone), icon=":material/link_off:")
     answered = drop.is_answer(selection, cards)
     if not answered:
         tour.draw(whole)

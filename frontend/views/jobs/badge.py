@@ -1,4 +1,4 @@
-"""Badge of the jobs in the bar: how many run, and a drawer with the newest."""
+"""Badge of the jobs in the bar: how many are waiting, running or paused, and a drawer with the newest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NEWEST = 8
 
 
 def draw(selection: Selection) -> None:
-    """The badge; its list is asked for when it is opened."""
+    """The badge, with the number of jobs that are not over; its list is asked for when it is opened."""
     try:
-        alive = len(widgets.client().jobs(most=100, state="waiting,running")["jobs"])
+        alive = len(widgets.client().jobs(most=100, state=panel.ALIVE)["jobs"])
     except ApiError:
         alive = 0  # the view itself says that the API does not answer
     drawer = st.popover(

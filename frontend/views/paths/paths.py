@@ -85,7 +85,7 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         notes.append(
             f"Almost every token has a path of its own: {numbers.count(run['num_steps'])} steps × "
             f"{numbers.count(run['top_k'])} of {numbers.count(run['num_modules'])} modules make more paths than there "
-            "are tokens. Look at single steps in Routes and Experts."
+            "are tokens. Look at single steps in Routes and Modules."
         )
     if notes:
         st.caption("  \n".join(widgets.escape(line) for line in notes), help=widgets.HELP["nulls"])
