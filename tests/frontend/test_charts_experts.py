@@ -115,6 +115,12 @@ def test_load_is_that_of_every_cell():
     assert "No module is dead" in dead_words(alive)
     idle = {(row["step"], module) for row in usage["steps"] for module in row["dead"]}
     assert "No module is dead" in dead_words(usage, idle)
+    of_label = dead_words(usage, (), "code"), dead_words(alive, (), "code")
+    assert f"{dead} of 120 modules got no token of label “code”" in of_label[0]
+    assert of_label[1] == "Each module got at least one token of label “code”."
+    of_label = expert_load.load_words(usage, "code"), expert_load.load_words(alive, "code")
+    assert f"Without a token of label “code”: {dead} of 120 experts" in of_label[0]
+    assert of_label[1].endswith("Each expert gets a token of label “code”.")
 
 
 @pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 1.1])

@@ -97,10 +97,10 @@ def dead_chart(
             y=alt.Y(
                 "dead:Q",
                 scale=alt.Scale(domain=[0, max(1, most)], nice=True),
-                axis=alt.Axis(title="dead experts", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
+                axis=alt.Axis(title="without tokens", format="d", tickMinStep=1, tickCount=min(4, max(1, most))),
             ),
             color=either("datum.on", look.accent, look.module),
-            tooltip=tips("layer:O", "words:N dead"),
+            tooltip=tips("layer:O", "words:N without tokens"),
         )
     )
     summary = highest(table, "dead", lambda row: f"layer {row['layer']}, {row['words']}")
@@ -121,12 +121,12 @@ def _load_tooltip() -> list[alt.Tooltip]:
         "high_words:N 90 % below",
         "middle_words:N median",
         "low_words:N 10 % below",
-        "dead:Q dead experts",
+        "dead:Q experts without tokens",
     )
 
 
-def load_words(usage: Mapping[str, Any]) -> str:
-    """The least balanced layer, and the number of dead experts, in two sentences."""
+def load_words(usage: Mapping[str, Any], label: str | None = None) -> str:
+    """The least balanced layer, and the number of dead experts, in two sentences; with a ``label``, of its tokens."""
     table = load_rows(usage)
     worst = max(table, key=lambda row: row["highest"])
     total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)
@@ -135,7 +135,10 @@ def load_words(usage: Mapping[str, Any]) -> str:
         f"share (MaxVio {numbers.number(worst['MaxVio'])})."
     )
     if not dead:
-        return first + " No expert is dead."
+        return first + (" No expert is dead." if label is None else f" Each expert gets a token of label “{label}”.")
     layers = sum(row["dead"] > 0 for row in table)
     share = numbers.percent(dead / total)
-    return first + f" Dead: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
+    whose = "Dead" if label is None else f"Without a token of label “{label}”"
+    return (
+        first + f" {whose}: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
+    )

@@ -57,16 +57,18 @@ def draw(selection: Selection) -> None:
         widgets.heading(
             "How concentrated is each step?",
             f"Effective top-k of each step, from 1 (one module takes all) to √{numbers.count(run['num_modules'])} = "
-            f"{numbers.number(int(run['num_modules']) ** 0.5)} (all modules alike), beside the same architecture "
-            "untrained.",
+            f"{numbers.number(int(run['num_modules']) ** 0.5)} (all modules alike)"
+            + (", beside the same architecture untrained." if selection.label is None else "."),
             "topk",
         )
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None))
-        if all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
+        if selection.label is not None:
+            st.caption("The untrained twin was counted over all tokens: clear the label to see it beside them.")
+        elif all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
             st.caption(widgets.escape(without_twin(run)))
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)
-        _extremes(run, usage, common.own_modules(run))
+        _extremes(run, usage, common.own_modules(run), selection.label)
     if counts_only:
         with widgets.error_boundary("load over time and by domain"):
             load_only.draw(run, selection)
@@ -133,17 +135,17 @@ def _balance(usage: Mapping[str, Any]) -> None:
     )
 
 
-def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> None:
+def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool, label: str | None) -> None:
     dead = dead_modules(usage)
     if own:
         # The twin of an always-active block is never chosen: it has no function, so it is not dead either.
         idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
-        st.write(widgets.escape(dead_words(usage, idle)))
+        st.write(widgets.escape(dead_words(usage, idle, label)))
     elif dead:
         names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
-        st.write(widgets.escape(f"{numbers.plural(len(dead), 'module')} never got a token: {names}."))
+        st.write(widgets.escape(f"{numbers.plural(len(dead), 'module')} {_no_token(label)}: {names}."))
     else:
-        st.write("No module is dead: each one got at least one token at some step.")
+        st.write(widgets.escape(f"{_none_dead(label)} at some step."))
     high = overloaded(usage)
     if high:
         names = "; ".join(
@@ -155,19 +157,33 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool) -> No
         st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
 
 
-def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = ()) -> str:
-    """Number and steps of dead modules if each step has its own, without the ``idle`` (step, module) pairs."""
+def _no_token(label: str | None) -> str:
+    """What a module without tokens got: with a label it may have got tokens of others."""
+    return "never got a token" if label is None else f"got no token of label “{label}”"
+
+
+def _none_dead(label: str | None) -> str:
+    if label is None:
+        return "No module is dead: each one got at least one token"
+    return f"Each module got at least one token of label “{label}”"
+
+
+def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = (), label: str | None = None) -> str:
+    """Number and steps of dead modules if each step has its own, without the ``idle`` (step, module) pairs.
+
+    With a ``label``, of those that got none of its tokens.
+    """
     by_step = {row["step"]: [m for m in row["dead"] if (row["step"], m) not in idle] for row in usage["steps"]}
     dead = {step: modules for step, modules in by_step.items() if modules}
     total = sum(len(modules) for modules in dead.values())
     if not total:
-        return "No module is dead: each one got at least one token."
+        return f"{_none_dead(label)}."
     most = sorted(dead, key=lambda step: (-len(dead[step]), step))[:6]
     steps = "; ".join(
         f"step {step}: {', '.join(map(str, dead[step][:8]))}{' …' if len(dead[step]) > 8 else ''}" for step in most
     )
     return (
-        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']) - len(idle), 'module')} never got a token, at "
+        f"{numbers.count(total)} of {numbers.plural(len(usage['usage']) - len(idle), 'module')} {_no_token(label)}, at "
         f"{len(dead)} of {numbers.plural(len(usage['steps']), 'step')}. Most: {steps}{'; …' if len(dead) > 6 else '.'}"
     )
 

@@ -69,7 +69,9 @@ class StepUsage(AnswerModel):
 
     step: int
     effective_top_k: float | None = Field(description="(Σc²)^α / Σc^{2α}, α = 1.5: modules that carry the load")
-    untrained_effective_top_k: float | None = None
+    untrained_effective_top_k: float | None = Field(
+        None, description="Of the untrained twin over all tokens; null without a twin, and with a label"
+    )
     load_entropy: float | None = Field(description="Entropy of the load / ln(modules); 1 = even")
     max_violation: float | None = Field(description="Largest utilisation − 1")
     importance_cv2: float | None = Field(

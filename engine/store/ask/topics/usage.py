@@ -26,7 +26,8 @@ from tokenpaths.engine.store.file.flow_counter import of_modules
     "usage",
     "flow_schema.Usage",
     tag="runs",
-    description="How much every module is used at every step: load, effective top-k, dead modules.",
+    description="How much every module is used at every step: load, effective top-k, dead modules.\n\nWith a label of "
+    "its tokens alone: a dead module got none of them, and the untrained twin, which is of all tokens, is left out.",
     frames={
         "usage": Rows("usage", "A row for each module at each step: count, share, utilisation, weight."),
         "load": Rows(
@@ -40,12 +41,12 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
 
     Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens
     that chose the module, so it sums to K at each step, less what slots are ``unused``; of counts that do not say K,
-    the share of choices.
+    the share of choices. The untrained twin was counted over all tokens, so it stands beside all of them only.
     """
     label_id = run.label_id(label)
     rows = run.rows(queries.sealed_usage(label_id))
     entropy = dict(run.rows(queries.step_entropy(label_id)))
-    untrained = run.rows(queries.null_usage("untrained"))
+    untrained = run.rows(queries.null_usage("untrained")) if label_id is None else []
     num_tokens, num_steps = run.num_tokens(label), run.layout.num_steps
     weights = {(step, module): float(weight) for step, module, _, weight in rows}
     counts = counts_of_step(rows, run.bank, num_steps)

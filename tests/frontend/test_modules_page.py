@@ -1,0 +1,42 @@
+"""The modules view over a real API, without a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backend.conftest import api_for
+from tests.support.pages import showing
+from tests.support.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data_dir: Path = tmp_path_factory.mktemp("modules")
+    make_run(data_dir / "runs", "pictures", samples=9, seed=1)
+    with api_for(data_dir) as served:
+        yield str(served.client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def show(api: str, monkeypatch: pytest.MonkeyPatch):
+    with showing(api, monkeypatch, view="modules", run="pictures") as draw:
+        yield draw
+
+
+def told(page) -> str:
+    assert not page.error
+    return " ".join(e.value for kind in ("markdown", "caption") for e in page.get(kind)).replace("\\", "")
+
+
+def test_with_a_label_what_is_said_is_of_its_tokens(show):
+    whole, one = told(show()), told(show(label="square"))
+    assert "beside the same architecture untrained" in whole
+    assert "counted over all tokens" not in whole
+    assert "beside the same architecture untrained" not in one
+    assert "The untrained twin was counted over all tokens: clear the label" in one
+    assert "of label “square”" in one
+    assert "never got a token" not in one
+    assert "is dead" not in one
