@@ -20,9 +20,11 @@ LabelRow = tuple[int, str, int, int]
 """label_id, label, num_samples, num_tokens"""
 _WITH_ROWID: Final = (TABLE, MEMBERS)
 _MAPPED: Final = ("token", TABLE, "token_sample")
+"""tables with a label in each row; a run of counts has not all of them"""
 _SUMS: Final = {
     "flow": ("step, source, target", "sum(count) AS count, sum(weight) AS weight"),
     "usage": ("step, module", "sum(count)::BIGINT AS count, sum(weight) AS weight"),
+    "load": ("step, time, module", "sum(count)::BIGINT AS count"),
     "step_summary": (
         "step",
         "sum(num_tokens)::BIGINT AS num_tokens, CASE WHEN sum(num_tokens) > 0 "
@@ -64,7 +66,7 @@ def merged_connection(
     listed = PART_TABLES if has_parts(connection) else ()
     numbered = {name: "rowid, " if name in _WITH_ROWID and name not in listed else "" for name in tables}
     views = {name: f"SELECT {numbered[name]}* FROM r.main.{_name(name)}" for name in tables}
-    for name in _MAPPED:
+    for name in (name for name in _MAPPED if name in views):
         views[name] = views[name].replace("*", f"* REPLACE ({new_id} AS label_id)", 1)
     of_label = f"CASE label_id {moved} ELSE label END"
     views["sample"] = f"SELECT * REPLACE ({new_id} AS label_id, {of_label} AS label) FROM r.main.sample"
@@ -76,8 +78,13 @@ def merged_connection(
         if name in views:
             source = f"SELECT * REPLACE ({new_id} AS label_id) FROM r.main.{name}"
             views[name] = f"SELECT {keys}, {sums}, label_id FROM ({source}) GROUP BY {keys}, label_id"
-    views["answer"] += " WHERE question LIKE 'law %'"  # the only one of them that no label enters
-    views["path_top"] += f" WHERE label_id IS NULL OR label_id NOT IN ({merged})"
+    left = {
+        "answer": "question LIKE 'law %'",  # the only one of them that no label enters
+        "path_top": f"label_id IS NULL OR label_id NOT IN ({merged})",
+    }
+    for name, condition in left.items():
+        if name in views:
+            views[name] += f" WHERE {condition}"
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS memory.{SCHEMA}")
         for name, sql in views.items():

@@ -271,7 +271,8 @@ class RunFile:
         rows = {row[1]: row for row in self.labels[: MOST_LABELS + 1] if row[1] is not None}
         if len(rows) > MOST_LABELS:
             return []
-        return [[rows[label] for label in group] for group in look_alikes({row[1]: row[2] for row in rows.values()})]
+        sizes = {row[1]: row[2] or row[3] for row in rows.values()}  # counts have tokens of a label, and no samples
+        return [[rows[label] for label in group] for group in look_alikes(sizes)]
 
     def labelled(self: _File, labels: Any) -> _File:
         """The run as it is for None; for ``"merged"`` one in which labels that look alike are one label.

@@ -16,6 +16,8 @@ import pytest
 from tests.support.asking import questions_of
 from tests.support.runs import make, make_soft
 from tests.support.runs.arrays import RunArrays
+from tests.support.runs.counted import STEPS, make_counts
+from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.labels import label_key, look_alikes
 from tokenpaths.engine.store.ask.run import Run
@@ -123,6 +125,25 @@ def test_nothing_to_merge_and_other_words(tmp_path: Path) -> None:
         for word in ("Merged", "", 5):
             with pytest.raises(UserError, match="it should be merged"):
                 run.usage(labels=word)
+
+
+def test_counts_of_labels_that_look_alike_add_up(tmp_path: Path) -> None:
+    spelt = ("Code", "code", "prose", "code ", "prose")  # "code" counts the most
+    names = [spelt[part % len(spelt)] for part in range(len(make_counts().parts))]
+    files = []
+    for run_id, domains in (("spelt", names), ("plain", [name.lower().strip() for name in names])):
+        counts = replace(make_counts(), domains=tuple(domains))
+        files.append(import_counts(counts, Path("counts.json"), tmp_path / run_id, "counts"))
+    with Run.open(files[0]) as run, Run.open(files[1]) as other:
+        assert [group[0][1] for group in run.look_alikes] == ["code"]
+        for label in (None, *spelt):
+            right = label and label.lower().strip()
+            alike(run.usage(label=label, labels="merged"), other.usage(label=right))
+            for step in range(STEPS):
+                told = run.load_over_time(step, label=label, labels="merged")
+                alike(told, other.load_over_time(step, label=right))
+                assert any(row["choices"] for row in told["bins"])
+        alike(run.load_by_label(1, labels="merged")["labels"], other.load_by_label(1)["labels"])
 
 
 def test_a_comparison_names_samples_by_merged_labels(tmp_path: Path) -> None:
