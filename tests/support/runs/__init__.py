@@ -8,6 +8,7 @@ from tests.support.runs.arrays import RunArrays, routed, run_info, write_batches
 from tests.support.runs.experts import make_experts
 from tests.support.runs.small import make, make_run, open_run
 from tests.support.runs.soft import make_soft
+from tests.support.runs.unrecorded import with_unrecorded
 from tests.support.runs.unused import with_unused
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "open_run",
     "routed",
     "run_info",
+    "with_unrecorded",
     "with_unused",
     "write_batches",
 ]

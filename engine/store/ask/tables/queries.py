@@ -70,17 +70,23 @@ def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
 
 
 def largest_links(
-    label_id: int | None, first: int, stop: int, kept: Sequence[tuple[int, int]] | None, least: float, limit: int
+    label_id: int | None,
+    first: int,
+    stop: int,
+    kept: Sequence[tuple[int, int]] | None,
+    unknown: Sequence[tuple[int, int]],
+    least: float,
+    limit: int,
 ) -> Query:
     """The ``limit`` largest links of at least ``least`` tokens, followed by the totals of each step; equal ones are
-    taken across steps, so that a limit does not leave the last steps without any.
+    taken across steps, so that a limit does not leave the last steps without any. Links from and to what is ``unknown``
+    (step, module) are part of the totals alone.
 
     Rows: step, source, target, count, weight, NULL; and step, NULL, NULL, count, weight, number of links. With ``kept``
     (step, module), links of all other modules are merged into module −1 and ordered after those between named modules.
     """
     label = ALL_LABELS if label_id is None else label_id
     plain = "SELECT step, source, target, count, weight FROM flow WHERE label_id = ? AND step >= ? AND step < ?"
-    parameters: tuple[object, ...] = (label, first, stop - 1)
     if kept is not None:
         plain = (
             "SELECT f.step, coalesce(a.module, -1) AS source, coalesce(b.module, -1) AS target, "
@@ -88,16 +94,17 @@ def largest_links(
             "LEFT JOIN kept AS a ON a.step = f.step AND a.module = f.source "
             "LEFT JOIN kept AS b ON b.step = f.step + 1 AND b.module = f.target GROUP BY ALL"
         )
-        parameters = ([step for step, _ in kept], [module for _, module in kept], *parameters)
-    unnested = "unnest(?::INTEGER[]) AS step, unnest(?::INTEGER[]) AS module"
-    with_kept = "" if kept is None else f"kept AS (SELECT {unnested}), "
+    listed = {"unknown": unknown} if kept is None else {"kept": kept, "unknown": unknown}
+    tables = [f"{name} AS (SELECT unnest(?::INTEGER[]) AS step, unnest(?::INTEGER[]) AS module), " for name in listed]
+    columns = [[pair[place] for pair in pairs] for pairs in listed.values() for place in (0, 1)]
     return Query(
-        f"WITH {with_kept}links AS MATERIALIZED ({plain}), "
-        "largest AS (SELECT * FROM links WHERE count >= ? "
+        f"WITH {''.join(tables)}links AS MATERIALIZED ({plain}), largest AS (SELECT * FROM links "
+        "ANTI JOIN unknown AS a ON a.step = links.step AND a.module = links.source "
+        "ANTI JOIN unknown AS b ON b.step = links.step + 1 AND b.module = links.target WHERE count >= ? "
         "ORDER BY least(source, target) < 0, count DESC, source, target, step LIMIT ?) "
         "SELECT step, source, target, count, weight, NULL AS num_links FROM largest UNION ALL "
         "SELECT step, NULL, NULL, sum(count), sum(weight), count(*) FROM links GROUP BY step",
-        (*parameters, least, limit),
+        (*columns, label, first, stop - 1, least, limit),
     )
 
 

@@ -95,15 +95,17 @@ def flow(
     if not filters.need_tokens:
         num_tokens = run.num_tokens(label)
         usage = of_modules(run.rows(queries.sealed_usage(label_id)), run.layout)
-        modules = kept_modules(usage, (first, stop), num_tokens, *merging)
-        links = run.rows(queries.largest_links(label_id, first, stop, modules, min_share * num_tokens, limit))
+        unknown = _unknown(run.bank, usage)
+        modules = kept_modules(usage, unknown, (first, stop), num_tokens, *merging)
+        links = run.rows(queries.largest_links(label_id, first, stop, modules, unknown, min_share * num_tokens, limit))
     else:
         counted, (num_tokens, columns, visits) = _count(run, filters, label_id, first, stop, sampled=sampled)
         usage = of_modules(visits, run.layout)
-        modules = kept_modules(usage, (first, stop), num_tokens, *merging)
+        unknown = _unknown(run.bank, usage)
+        modules = kept_modules(usage, unknown, (first, stop), num_tokens, *merging)
         if modules is not None:
             columns = merge_links(columns, modules, run.layout.num_modules)
-        links = cut_links(columns, min_share * num_tokens, limit)
+        links = cut_links(columns, unknown, min_share * num_tokens, limit)
     shown = {
         "steps": [first, stop],
         **filters.as_json(),
@@ -244,8 +246,14 @@ def with_error_bars(answer: dict[str, Any], counted: dict[str, Any], num_tokens:
     return scaled
 
 
+def _unknown(bank: ModuleBank, usage: Sequence[tuple[int, int, int, float]]) -> list[tuple[int, int]]:
+    """(step, module) of what stands for decisions that are not known, of those that ``usage`` counts."""
+    return [(step, module) for step, module, *_ in usage if bank.is_stand_in(step, module)]
+
+
 def kept_modules(
     usage: Sequence[tuple[int, int, int, float]],
+    unknown: Sequence[tuple[int, int]],
     steps: tuple[int, int],
     num_tokens: int,
     merge_share: float,
@@ -254,15 +262,17 @@ def kept_modules(
     """(step, module) of the modules that are not merged; None if none is merged.
 
     A module is merged when its share of the tokens lies below ``merge_share``, or when ``most_modules`` of its step
-    have more (ties: the smaller id stays). A module that would be merged with nothing but itself stays.
+    have more (ties: the smaller id stays). A module that would be merged with nothing but itself stays. What is
+    ``unknown`` is no module: it is neither counted nor merged.
     """
     if not merge_share and most_modules is None:
         return None
+    modules = [(step, module) for step, module in unknown if steps[0] <= step < steps[1]]
+    stand_ins = set(modules)
     of_step: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for step, module, count, _ in usage:
-        if steps[0] <= step < steps[1]:
+        if steps[0] <= step < steps[1] and (step, module) not in stand_ins:
             of_step[step].append((-count, module))
-    modules = []
     for step, members in sorted(of_step.items()):
         ordered = sorted(members)
         stays = [
@@ -301,11 +311,15 @@ def merge_links(
     }
 
 
-def cut_links(links: Mapping[str, np.ndarray], least: float, limit: int) -> list[tuple[Any, ...]]:
+def cut_links(
+    links: Mapping[str, np.ndarray], unknown: Sequence[tuple[int, int]], least: float, limit: int
+) -> list[tuple[Any, ...]]:
     """The rows of ``queries.largest_links``, from columns."""
     step, source, target = (links[name].astype(np.int64) for name in ("step", "source", "target"))
     count, weight = links["count"].astype(np.float64), links["weight"].astype(np.float64)
-    large = np.flatnonzero(count >= least)
+    stand_ins = np.array([(at << 32) + module for at, module in unknown], dtype=np.int64)
+    ends = [np.isin((at << 32) + module, stand_ins) for at, module in ((step, source), (step + 1, target))]
+    large = np.flatnonzero((count >= least) & ~ends[0] & ~ends[1])
     nameless = np.minimum(source, target) < 0
     keys = (step, target, source, -count, nameless)
     order = large[np.lexsort([key[large] for key in keys])[:limit]]
@@ -332,9 +346,7 @@ def _answer(
     no node.
     """
     (first, stop), top_k = steps, run.layout.top_k
-    unknown = run.bank.is_stand_in
-    largest = (row[:5] for row in links if row[5] is None)
-    shown = sorted(row for row in largest if not unknown(row[0], row[1]) and not unknown(row[0] + 1, row[2]))
+    shown = sorted(row[:5] for row in links if row[5] is None)
     hidden = {row[0]: [row[5], row[3]] for row in links if row[5] is not None}
     for step, _, _, count, _ in shown:
         hidden[step][0] -= 1

@@ -336,7 +336,7 @@ def _modules(
         fixed = fixed_at.get(step, set())
         if len(fixed) >= run.layout.top_k:
             continue
-        modules = _most_different(table, step, here_P, fixed)
+        modules = _most_different(table, step, run.bank.offered(step), here_P, fixed)
         if not len(modules):
             continue
         hits_a = table.chosen_at(step, modules, chosen)
@@ -362,13 +362,15 @@ def _modules(
     ], reason
 
 
-def _most_different(table: TokenTable, step: int, here_P: np.ndarray, fixed: set[int]) -> np.ndarray:
-    """The ``COMPARED`` modules of a step, except the given ones, whose shares in both sets of tokens differ most,
-    ordered by id; ``here_P`` tokens of one set take each path, the others are the other set."""
+def _most_different(
+    table: TokenTable, step: int, offered: list[int], here_P: np.ndarray, fixed: set[int]
+) -> np.ndarray:
+    """The ``COMPARED`` modules that a step offers, except the given ones, whose shares in both sets of tokens differ
+    most, ordered by id; ``here_P`` tokens of one set take each path, the others are the other set."""
     here_M, all_M = table.weighted_at(step, here_P), table.visits_at(step).copy()
     ids = [module for module in fixed if module < len(all_M)]
     here_M[ids] = all_M[ids] = 0
-    used = np.flatnonzero(all_M)
+    used = np.intersect1d(np.flatnonzero(all_M), offered)
     num = int(here_P.sum())
     delta = np.abs(here_M / num - (all_M - here_M) / (table.num_tokens - num))[used]
     return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])

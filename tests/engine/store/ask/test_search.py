@@ -81,6 +81,7 @@ def test_search_finds_what_a_loop_finds(case: Case):
             assert path["lift"] == pytest.approx(here[key] / len(tokens) / (everywhere[key] / total))
         chosen = set(tokens)
         for row in found["modules"]:
+            assert row["module"] in naive.modules, "an unused slot is no module"
             visits = [t for t in range(total) if row["module"] in naive.ids[t, row["step"]].tolist()]
             hits = len(chosen.intersection(visits))
             share = hits / len(tokens), (len(visits) - hits) / (total - len(tokens))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.runs import RunArrays, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts, with_unrecorded, with_unused
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs.series import no_series, series_of
 from tokenpaths.engine.store.ask.tables import drawn_tokens
@@ -47,6 +48,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
         name: Case(make_experts(f"run{i}", seed=i, **options), folder)
         for i, (name, options) in enumerate(LAYOUTS.items())
     }
+    for name in ("columns", "top-1", "packed"):
+        some = with_unrecorded(make_experts(f"unknown {name}".replace(" ", "-"), **LAYOUTS[name]), 0.5)
+        found[f"unknown {name}"] = Case(some, folder)
+    varied = with_unrecorded(with_unused(make_experts("varied"), 0.2), 0.3, first_step=1)
+    found["varied"] = Case(varied, folder)
     yield found
     for case in found.values():
         case.run.close()
@@ -237,10 +243,15 @@ def test_a_draw_is_of_whole_samples_and_says_so(case: Case, monkeypatch: pytest.
         {"merge_share": 1.0},
     ],
 )
-@pytest.mark.parametrize("name", ["columns", "top-1", "packed"])
+@pytest.mark.parametrize(
+    "name", ["columns", "top-1", "packed", "unknown columns", "unknown top-1", "unknown packed", "varied"]
+)
 def test_small_modules_become_other_and_tokens_are_conserved(cases: dict[str, Case], name: str, options: dict) -> None:
     case = cases[name]
-    ids, top_k = case.ids, case.run.layout.top_k
+    ids = case.ids
+    unknown, unused = (
+        {m.module for m in case.made.modules if m.kind == kind} for kind in (UNRECORDED_KIND, UNUSED_KIND)
+    )
     if options.get("through"):
         options = {**options, "through": [(0, int(ids[0, 0, 0]))]}
     keep = [
@@ -253,7 +264,7 @@ def test_small_modules_become_other_and_tokens_are_conserved(cases: dict[str, Ca
     answer = case.run.flow(**options)
     stays = {}
     for step in range(first, stop):
-        counts = Counter(ids[keep, step].ravel().tolist())
+        counts = Counter(m for m in ids[keep, step].ravel().tolist() if m not in unknown | unused)
         ordered = sorted(counts, key=lambda m: (-counts[m], m))
         kept = [
             m
@@ -270,14 +281,21 @@ def test_small_modules_become_other_and_tokens_are_conserved(cases: dict[str, Ca
             assert nodes[-1]["count"] == sum(counts[m] for m in rest)
         else:
             assert -1 not in nodes
-    naive = defaultdict(float)
+    naive, linked = defaultdict(float), Counter()
     for t in keep:
         for step in range(first, stop - 1):
-            for i in ids[t, step].tolist():
-                for j in ids[t, step + 1].tolist():
-                    source, target = (i if i in stays[step] else -1), (j if j in stays[step + 1] else -1)
-                    naive[step, source, target] += 1 / top_k**2
-    large = {key: count for key, count in naive.items() if count / len(keep) >= options.get("min_share", 0) - 1e-12}
+            here, there = ([m for m in row if m not in unused] for row in ids[t, step : step + 2].tolist())
+            linked[step] += bool(here and there)
+            for i in here:
+                for j in there:
+                    source = i if i in stays[step] | unknown else -1
+                    target = j if j in stays[step + 1] | unknown else -1
+                    naive[step, source, target] += 1 / (len(here) * len(there))
+    large = {
+        key: count
+        for key, count in naive.items()
+        if count / len(keep) >= options.get("min_share", 0) - 1e-12 and unknown.isdisjoint(key[1:])
+    }
     links = {(link["step"], link["source"], link["target"]): link["count"] for link in answer["links"]}
     assert len(links) == min(len(large), options.get("limit", 2000))
     for key, count in links.items():
@@ -287,7 +305,7 @@ def test_small_modules_become_other_and_tokens_are_conserved(cases: dict[str, Ca
     hidden = {row["step"]: row for row in answer["other"]}
     for step in range(first, stop - 1):
         shown = sum(count for key, count in links.items() if key[0] == step)
-        assert shown + hidden.get(step, {"count": 0})["count"] == pytest.approx(len(keep))
+        assert shown + hidden.get(step, {"count": 0})["count"] == pytest.approx(linked[step])
         here = [key for key in naive if key[0] == step]
         assert hidden.get(step, {"num_links": 0})["num_links"] == len(here) - sum(key[0] == step for key in links)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.naive_store import Case
-from tests.support.runs import make
+from tests.support.runs import make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.things import in_full
@@ -160,3 +160,21 @@ def test_a_module_that_no_token_takes_is_told_as_such(tmp_path: Path):
         answer = run.module(f"{dead['step']}.{dead['module']}")
     assert (answer["count"], answer["strongest"], answer["labels"]) == (0, [], [])
     assert answer["summary"]["what"] is None
+
+
+def test_decisions_that_are_not_known_are_no_modules(tmp_path: Path):
+    made = with_unrecorded(make_experts("lacking", layers=3, experts=6), 0.6)
+    with Run.open(made.write(tmp_path)) as run:
+        for number in range(6):
+            answer = run.module(f"1.{number}")
+            for name, step in (("comes_from", 0), ("goes_to", 2)):
+                here = (made.ids[:, 1] == number).any(axis=1)
+                modules = made.ids[here, step].ravel()
+                counts = Counter(modules[modules < 6].tolist())
+                expected = sorted(counts, key=lambda module: (-counts[module], module))[:5]
+                assert [row["module"] for row in answer[name]] == expected
+                assert [row["share"] for row in answer[name]] == pytest.approx(
+                    [counts[module] / counts.total() for module in expected]
+                )
+            found = run.search_tokens(through=((0, number),), limit=100)
+            assert all(row["module"] in run.bank.offered(row["step"]) for row in found["modules"])

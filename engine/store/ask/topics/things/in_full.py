@@ -195,17 +195,17 @@ def _labels(run: RunFile, step: int, number: int, count: int) -> list[dict[str, 
 
 
 def _neighbours(run: RunFile, step: int, own: str, other: str, number: int) -> list[dict[str, Any]]:
-    """The modules at the other end of the largest flows of a module; shares of its tokens."""
+    """The modules at the other end of the largest flows of a module; shares of its tokens whose decision is known."""
     if not 0 <= step < run.layout.num_steps - 1:
         return []
+    at = step + (other == "target")
     rows = run.rows(
         Query(
             f"SELECT {other}, count, sum(count) OVER () FROM flow WHERE label_id = ? AND step = ? AND {own} = ? "
-            f"ORDER BY count DESC, {other} LIMIT ?",
-            (ALL_LABELS, step, number, MOST_NEIGHBOURS),
+            f"AND {other} IN (SELECT unnest(?::INTEGER[])) ORDER BY count DESC, {other} LIMIT ?",
+            (ALL_LABELS, step, number, run.bank.offered(at), MOST_NEIGHBOURS),
         )
     )
-    at = step + (other == "target")
     return [
         {**run.bank.head(at, module), "count": float(count), "share": float(count / total)}
         for module, count, total in rows
