@@ -17,6 +17,7 @@ from tests.support.foreign_runs import intakes_that_wait, make_foreign
 from tests.support.pages import APP, showing
 from tests.support.runs import make_run
 from tokenpaths.backend.logs import JsonLines
+from tokenpaths.backend.runs.names import MOST_NOTE
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,8 @@ def test_everything_else_is_inspected(show, run, thing):
     kind, _, number = thing.partition(":")
     title = {"path": "Path of rank 1", "sample": "Sample 2", "token": "Patch" if run == "pictures" else "Token 3"}[kind]
     assert any(words.startswith(title) for words in titles)
+    note = page.text_area(key=f"inspector_inspect_note_{thing}")  # each can be named, with a note of any allowed length
+    assert note.proto.max_chars == MOST_NOTE
     assert "Module 1 at step 0" in titles
     page = page.button("inspector_inspect_close").click().run()
     assert "inspect" not in page.query_params

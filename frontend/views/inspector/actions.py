@@ -13,8 +13,8 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import address, downloads, widgets
 from tokenpaths.frontend.page.selection import Selection
 
-MOST_NAME, MOST_NOTE = 80, 2000
-"""characters"""
+MOST_NAME, MOST_NOTE = 80, 4000
+"""characters, as many as the API takes"""
 REFUSED = "name_refused"
 """session state: why a name was not kept"""
 
@@ -58,11 +58,11 @@ def own_name(run: str, thing: str, summary: Mapping[str, Any] | None, key: str) 
     if own.get("note"):
         st.caption(widgets.escape(own["note"]))
     if not address.embedded():
-        _write_name(run, thing, own, key)
+        _write_name(run, thing, own, key, automatic=summary is not None)
 
 
-def _write_name(run: str, thing: str, own: Mapping[str, str], key: str) -> None:
-    """Name and note in a popover; an empty name gives back the automatic one."""
+def _write_name(run: str, thing: str, own: Mapping[str, str], key: str, *, automatic: bool) -> None:
+    """Name and note in a popover; an empty name gives back the automatic one, if things of its kind have one."""
     name_key, note_key = f"{key}_name_{thing}", f"{key}_note_{thing}"
 
     def save() -> None:
@@ -78,7 +78,8 @@ def _write_name(run: str, thing: str, own: Mapping[str, str], key: str) -> None:
     with st.popover("Name it", icon=":material/edit:", type="tertiary", key=f"{key}_naming"):
         st.text_input("Your name for it", own.get("name", ""), key=name_key, max_chars=MOST_NAME, on_change=save)
         st.text_area("Note", own.get("note", ""), key=note_key, max_chars=MOST_NOTE, on_change=save)
-        st.caption("Kept beside the run, and shown wherever it is drawn. Leave both empty for the automatic name.")
+        empty = "for the automatic name" if automatic else "to have none"
+        st.caption(f"Kept beside the run, and shown wherever it is drawn. Leave both empty {empty}.")
     if error := st.session_state.pop(REFUSED, None):
         widgets.show_error(error)
 

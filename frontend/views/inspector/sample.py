@@ -24,6 +24,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     number = int(value)
     sample = widgets.client().ask(run["run"], "samples/{sample}", sample=number)
     actions.title(f"Sample {number:,}", facts(sample))
+    actions.own_name(run["run"], f"sample:{number}", None, key)
     actions.buttons(_actions(run, selection, number, sample.get("label")), key, selection)
     if sample.get("has_image"):
         st.image(widgets.client().image(run["run"], number), width=PICTURE_WIDTH, alt=f"sample {number:,}")

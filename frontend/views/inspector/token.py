@@ -41,6 +41,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     if token.get("text"):
         what += f" “{visible(token['text'])}”"
     actions.title(what, _facts(run, ranked, token, patch))
+    actions.own_name(run["run"], f"token:{number}.{place}", None, key)
     actions.buttons(_actions(run, number, token, ranked), key, selection)
     _steps(run, token)
     attends.draw(run, sample, token, key)
