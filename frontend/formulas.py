@@ -85,7 +85,6 @@ HELP = {
 }
 """formulas of the project's metrics for help texts"""
 
-_SHARE = "Part of all tokens that are counted here, those that the filters keep."
 COLUMNS = {
     "rank": "Of the path by frequency over the run: 1 = most frequent; ties in the order of module ids.",
     "cdf": HELP["cdf"],
@@ -93,7 +92,6 @@ COLUMNS = {
     "reuse": HELP["reuse"],
     "loss": HELP["loss"],
     "gate_entropy": HELP["gate_entropy"],
-    "share": _SHARE,
     "ribbon": "The modules of a path, step by step; with several slots the one of the largest weight first.",
     "weights": "The K multipliers that were really used, in the order of the slots.",
     "weight": "Sum of the multipliers that were really used.",
@@ -120,4 +118,6 @@ COLUMNS = {
     "nmi": HELP["nmi"],
     "p_value": "Share of the shuffles whose value is at least as high, the observed one counted among them.",
 }
-"""formulas by column name"""
+"""formulas by column name, for names that mean the same in every table"""
+OF_TOKENS = {"share": {"help": "Part of all tokens that are counted here, those that the filters keep."}}
+"""settings of tables whose ``share`` is of tokens; elsewhere it is of decisions, blocks, heads, documents …"""

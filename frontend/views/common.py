@@ -245,6 +245,15 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
     return True
 
 
+def sentence(reason: str) -> str:
+    """A reason of the API as a sentence of its own; its names and signs keep their case.
+
+    >>> sentence("these tokens lie in one sample, so Δ has no interval")
+    'These tokens lie in one sample, so Δ has no interval.'
+    """
+    return widgets.with_full_stop(reason[:1].upper() + reason[1:])
+
+
 def notes(run: Mapping[str, Any]) -> None:
     """Show what was guessed, changed or left out when this run was made, and labels that look alike."""
     assumptions = (run.get("findings") or {}).get("notes")

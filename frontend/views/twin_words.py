@@ -19,7 +19,7 @@ def without_twin(run: Mapping[str, Any]) -> str:
     answer = widgets.client().ask(str(run["run"]), "twin")
     if answer["state"] == "there":
         return ""
-    text = widgets.with_full_stop(_capitalised(answer["reason"]))
+    text = common.sentence(answer["reason"])
     if answer["state"] in COMING:
         return f"{text} Until it is there, it is missing here."
     return text if answer["state"] != "none" else "This run has no untrained twin to compare with."
@@ -31,11 +31,3 @@ def twin_reason(run: Mapping[str, Any], reason: str) -> str:
         return reason
     answer = widgets.client().ask(str(run["run"]), "twin")
     return str(answer["reason"]) if answer["state"] in (*COMING, "failed", "cancelled") else reason
-
-
-def _capitalised(text: str) -> str:
-    """
-    >>> _capitalised("the twin of DNA")
-    'The twin of DNA'
-    """
-    return text[:1].upper() + text[1:]

@@ -173,18 +173,46 @@ def test_cut_context_begins_and_ends_at_a_word():
 def test_tables_explain_their_metrics_and_keep_their_formats():
     from streamlit.column_config import NumberColumn
 
-    from tokenpaths.frontend.formulas import COLUMNS
+    from tokenpaths.frontend.charts.families.gate_worth import condition_rows
+    from tokenpaths.frontend.formulas import COLUMNS, OF_TOKENS
     from tokenpaths.frontend.page import widgets
 
     percent = NumberColumn(format="percent")
-    made = widgets._explained({"share": 0.5, "cdf": 0.1, "anything": 1}, {"share": percent})
+    made = widgets._explained({"reuse": 0.5, "cdf": 0.1, "anything": 1}, {"reuse": percent})
     assert made["cdf"]["help"] == COLUMNS["cdf"]
-    assert made["share"]["help"] == COLUMNS["share"]
-    assert made["share"]["type_config"]["format"] == "percent"
+    assert made["reuse"]["help"] == COLUMNS["reuse"]
+    assert made["reuse"]["type_config"]["format"] == "percent"
     assert "anything" not in made
+    # A share is of whatever a table counts, and a rank of a path: other columns have another name or no help.
+    assert "help" not in widgets._explained({"share": 0.5}, {"share": percent})["share"]
+    assert "tokens" in widgets._explained({"share": 0.5}, OF_TOKENS)["share"]["help"]
+    row = {"name": "off", "probability": 0.5, "rank": 3, "best": "a", "best_probability": 0.6}
+    assert "rank" not in condition_rows({"conditions": [row]})[0]
 
 
 def test_an_artefact_of_an_import_is_said_on_the_page() -> None:
     found = [{"kind": "artefact", "sentence": "A view was strided"}, {"kind": "note", "sentence": "x"}, "odd"]
     assert common.artefacts({"findings": {"import_doctor": found}}) == ["A view was strided."]
     assert common.artefacts({"findings": {"import_doctor": "?"}}) == common.artefacts({}) == []
+
+
+def test_a_reason_becomes_a_sentence_and_keeps_its_signs_and_names() -> None:
+    reason = "these tokens, or the others, lie in one sample, so Δ has no interval"
+    assert common.sentence(reason) == "T" + reason[1:] + "."
+    assert common.sentence("the twin of DNA is not there yet.") == "The twin of DNA is not there yet."
+
+
+def test_a_text_in_a_list_has_its_first_words() -> None:
+    from tokenpaths.frontend.views.family.directional import text_words
+
+    row = {"sample": 12, "label": "English", "snippet": "the cat\nsat on the mat and looked at the moon", "text": None}
+    assert text_words(row) == "12 · English · the cat sat on the mat and loo"
+    assert text_words({"sample": 3}) == "3 · no label"
+
+
+def test_the_card_of_images_without_accuracy_claims_nothing_about_labels() -> None:
+    from tokenpaths.frontend.views.home.runs import card_words
+
+    card = {"run": "a", "modality": "vision", "dataset": "photos", "num_samples": 3, "num_tokens": 9, "num_paths": 2}
+    assert card_words(card).endswith("Accuracy not available: no labels, or none that the model knows.")
+    assert card_words(card | {"accuracy": 0.5}).endswith("Accuracy 50.0 %.")

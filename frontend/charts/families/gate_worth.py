@@ -261,7 +261,7 @@ def condition_rows(word: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "gates": CONDITIONS.get(row["name"], row["name"]),
             "probability": row["probability"],
-            "rank": row["rank"],
+            "rank of the word": row["rank"],
             "likeliest": answer_words(row["best"]),
             "its probability": row["best_probability"],
         }
@@ -283,7 +283,11 @@ def condition_chart(
     """Bars of the word's probability under each condition; the trained model's darker."""
     look, table = theme_named(theme), condition_rows(word)
     shown = [
-        row | {"said": f"{numbers.percent(row['probability'])}, rank {numbers.count(row['rank'])}", "own": place == 0}
+        row
+        | {
+            "said": f"{numbers.percent(row['probability'])}, rank {numbers.count(row['rank of the word'])}",
+            "own": place == 0,
+        }
         for place, row in enumerate(table)
     ]
     most = max((row["probability"] for row in table), default=1.0) or 1.0

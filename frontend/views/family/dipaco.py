@@ -13,6 +13,7 @@ from tokenpaths.frontend.charts.drawing.ink import path_ink
 from tokenpaths.frontend.charts.drawing.palette import ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
 from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards
+from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -112,7 +113,7 @@ def _tree(
         share = numbers.percent(sum(path["count"] for path in hidden) / paths["num_tokens"])
         words += f" Not drawn: {numbers.plural(len(hidden), 'rarer path')} with {share} of the tokens."
     st.caption(words)
-    widgets.numbers_behind(dipaco_shards.tree_rows(shown), "bands (level.module)")
+    widgets.numbers_behind(dipaco_shards.tree_rows(shown), "bands (level.module)", **OF_TOKENS)
     widgets.numbers_behind(
         [
             {
@@ -122,6 +123,7 @@ def _tree(
             for p in paths["paths"]
         ],
         "shards, one row a path",
+        **OF_TOKENS,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.charts.families.directional_gates import (
     GATE_PICK,
     SAMPLE_PICK,
@@ -354,13 +355,7 @@ def _silent(selection: Selection, sizes: Sequence[int]) -> list[list[int]]:
 def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> int | None:
     """Picker of the gates for this text: those of another text of the run, or its own."""
     listed = widgets.client().ask(run["run"], "samples", most=retrace.LISTED)["samples"]
-    words = {
-        str(row["sample"]): " · ".join(
-            [str(row["sample"]), row.get("label") or "no label", (row.get("text") or "").strip()[:30]]
-        )
-        for row in listed
-        if row["sample"] != number
-    }
+    words = {str(row["sample"]): text_words(row) for row in listed if row["sample"] != number}
     chosen = next((row.partition(":")[2] for row in selection.controls if row.startswith("gates_of:")), "")
     return _number(
         address.bound(
@@ -375,6 +370,16 @@ def _gates_picker(run: Mapping[str, Any], selection: Selection, number: int) -> 
             help="The text is run with every gate as it was for that text: what do its own decisions matter?",
         )
     )
+
+
+def text_words(row: Mapping[str, Any]) -> str:
+    """A text in a list: its number, label and first words.
+
+    >>> text_words({"sample": 12, "label": "English", "snippet": "the cat sat on the mat and looked at the moon"})
+    '12 · English · the cat sat on the mat and loo'
+    """
+    start = tamed(row.get("snippet") or "").replace("\n", " ").strip()[:30]
+    return " · ".join(part for part in (str(row["sample"]), row.get("label") or "no label", start) if part)
 
 
 def _number(text: str | None) -> int | None:

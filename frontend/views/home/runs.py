@@ -256,7 +256,7 @@ def card_words(card: Mapping[str, Any]) -> str:
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
     if what == "image":  # a loss over the few labels that the model knows would misrepresent the whole set
-        return first + " Accuracy not available: these labels are not among the model’s classes."
+        return first + " Accuracy not available: no labels, or none that the model knows."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
+from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
@@ -51,7 +52,7 @@ def draw(selection: Selection) -> None:
             pick=("node",),
         )
         st.caption("Click a cell to see what this module is for.")
-        widgets.numbers_behind(usage["usage"], "cells")
+        widgets.numbers_behind(usage["usage"], "cells", **OF_TOKENS)
         _balance(usage)
     with right:
         widgets.heading(

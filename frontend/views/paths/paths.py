@@ -19,6 +19,7 @@ from tokenpaths.frontend.charts.paths import (
     with_one_null,
 )
 from tokenpaths.frontend.charts.slopes import slope_growth_chart, slope_words
+from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import ORDERS, Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
@@ -92,7 +93,7 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     if selection.label or selection.through:
         st.caption("The curve shows the whole run; the filters above apply to the table.")
     widgets.how_sure("paths", lambda: _statistics(run, fit, laws))
-    widgets.numbers_behind(observed["points"], "points of the curve")
+    widgets.numbers_behind(observed["points"], "points of the curve", **OF_TOKENS)
 
     def judge() -> None:
         if any((laws.get(key) or {}).get("alpha") is not None for key in WHO):

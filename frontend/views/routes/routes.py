@@ -31,6 +31,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
 from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
 from tokenpaths.frontend.charts.usage import load_chart, load_of_flow
+from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, chart_keys, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -43,6 +44,7 @@ MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 ALL_LABELS = "*"
 """value in the URL: compare with all labels together"""
+SHARE = st.column_config.NumberColumn(format="percent", **OF_TOKENS["share"])
 MERGING_OPTIONS = ("min_share", "merge_share", "most_modules")
 """options of ``/flow`` that hide links or merge modules"""
 
@@ -119,8 +121,8 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     if counted:
         return  # tables and notes are added with the exact result
     common.notes(run)
-    widgets.numbers_behind(node_rows(flow), "circles", share=st.column_config.NumberColumn(format="percent"))
-    widgets.numbers_behind(link_rows(flow), "ribbons", share=st.column_config.NumberColumn(format="percent"))
+    widgets.numbers_behind(node_rows(flow), "circles", share=SHARE)
+    widgets.numbers_behind(link_rows(flow), "ribbons", share=SHARE)
 
 
 def _as_map(run: Mapping[str, Any], selection: Selection) -> bool:
@@ -157,7 +159,7 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
     )
     if not flow.get("counted"):
         common.notes(run)
-        widgets.numbers_behind(load["usage"], "cells", share=st.column_config.NumberColumn(format="percent"))
+        widgets.numbers_behind(load["usage"], "cells", share=SHARE)
 
 
 def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
