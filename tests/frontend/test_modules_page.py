@@ -1,4 +1,4 @@
-"""The modules view over a real API, without a browser."""
+"""The modules view, and that of experts, over a real API, without a browser."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 from tests.backend.conftest import api_for
 from tests.support.pages import showing
-from tests.support.runs import make_run
+from tests.support.runs import make_experts, make_run
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir: Path = tmp_path_factory.mktemp("modules")
     make_run(data_dir / "runs", "pictures", samples=9, seed=1)
+    make_experts("experts", layers=3, experts=40, samples=8, length=8).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -40,3 +41,13 @@ def test_with_a_label_what_is_said_is_of_its_tokens(show):
     assert "of label “square”" in one
     assert "never got a token" not in one
     assert "is dead" not in one
+
+
+def test_experts_with_a_label_are_said_to_lack_its_tokens(show):
+    whole, one = show(view="family", run="experts"), show(view="family", run="experts", label="code")
+    assert "Dead:" in told(whole)
+    assert "Without a token of label “code”:" in told(one)
+    assert "Dead:" not in told(one)
+    asked = [heading.value for heading in one.subheader]
+    assert "How many experts does no token of the label choose?" in asked
+    assert "How many experts does nobody choose?" not in asked

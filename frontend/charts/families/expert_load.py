@@ -16,6 +16,7 @@ from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, hi
 
 LOAD = "How evenly does each layer share its work?"
 DEAD = "How many experts does nobody choose?"
+DEAD_OF_LABEL = "How many experts does no token of the label choose?"
 LAYER_PICK = "layer"
 """name of the selection of ``load_band_chart``, and of its field"""
 

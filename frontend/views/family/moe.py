@@ -88,7 +88,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
 def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     widgets.heading(expert_load.LOAD, "")
-    st.caption(widgets.escape(expert_load.load_words(usage)), help=HELP["load"])
+    st.caption(widgets.escape(expert_load.load_words(usage, selection.label)), help=HELP["load"])
     widgets.chart(
         expert_load.load_band_chart(usage, theme=widgets.theme(), title=None, chosen=layer),
         key=f"load_{run['run']}_{selection.label}_{layer}",
@@ -97,7 +97,7 @@ def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     )
     st.caption("Bar: the middle 80 % of the experts; tick: the median; point: the busiest. Dashed: a fair share.")
     if any(row["dead"] for row in usage["steps"]):
-        st.subheader(expert_load.DEAD, anchor=False)
+        st.subheader(expert_load.DEAD if selection.label is None else expert_load.DEAD_OF_LABEL, anchor=False)
         widgets.chart(expert_load.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer))
     widgets.numbers_behind(expert_load.load_rows(usage), "load of each layer")
 
