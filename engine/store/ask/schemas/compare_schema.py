@@ -274,11 +274,13 @@ class SaturationPoint(AnswerModel):
 
     run: str
     iteration: int
-    saturation: Share = Field(description="mean |S^ckpt ∩ S^final| / K over tokens and steps")
+    saturation: Share = Field(
+        description="Σ |S^ckpt ∩ S^final| / Σ |S^final| over tokens whose decision is known in both, mean over steps"
+    )
     error: float | None = Field(
         None, description="Half its 95 % interval; 0 where every token was counted, null where one sample was drawn"
     )
-    by_step: list[float] = Field(description="The same for each step")
+    by_step: list[float | None] = Field(description="The same for each step; null where no decision is known in both")
 
 
 class LeftOut(AnswerModel):
@@ -294,7 +296,10 @@ class Saturation(AnswerModel):
     run: str
     series: str
     final: str = Field(description="The run of the last checkpoint")
-    baseline: Share = Field(description="K/M: what even, independent choices would share")
+    baseline: Share | None = Field(
+        description="k/M, k the mean number of modules that a token uses: what even, independent choices would share; "
+        "null where the last checkpoint knows no decision"
+    )
     counted: Counted
     compared_by: str = Field(description="What shows that tokens are the same: `token ids` or `lengths of the samples`")
     points: list[SaturationPoint] = Field(description="In the order of iterations")

@@ -1,9 +1,10 @@
 """Router saturation over a training: how much of a token's final choice a checkpoint already makes.
 
-For one token and step: |S^ckpt ∩ S^final| / K, S the set of its K modules, averaged over tokens, step by step
-(Muennighoff et al., “OLMoE: Open Mixture-of-Experts Language Models”, 2024). Runs are compared only if they hold the
-same tokens in the same order. All files are read side by side in chunks of rows, so memory does not grow with them.
-Beyond ``MOST_CHOICES`` a seeded draw of whole samples is read instead and the answer gives an error.
+Σ |S^ckpt ∩ S^final| / Σ |S^final| over tokens, step by step, S the set of modules that a token uses: with K modules
+for every token the mean of |S^ckpt ∩ S^final| / K (Muennighoff et al., “OLMoE: Open Mixture-of-Experts Language
+Models”, 2024). Only decisions that are known in both runs count. Runs are compared only if they hold the same tokens in
+the same order. All files are read side by side in chunks of rows, so memory does not grow with them. Beyond
+``MOST_CHOICES`` a seeded draw of whole samples is read instead and the answer gives an error.
 
 Shapes: n tokens, S steps, K slots, C checkpoints.
 """
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
-from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
@@ -54,9 +54,10 @@ class Checkpoint:
 
     run: str
     iteration: int | None
-    steps: list[float]
-    """(S,) share of the final choices that are already made"""
+    steps: list[float | None]
+    """(S,) share of the final choices that are already made; None where none is known in both runs"""
     mean: float
+    """over the steps that are known"""
     error: float | None = 0.0
     """half the width of the mean's 95 % interval; 0 if all tokens were read, None if one sample was drawn"""
 
@@ -69,8 +70,9 @@ class Saturation:
     num_tokens: int
     compared_by: str
     """``token ids``, or ``lengths of the samples`` if the runs hold no ids"""
-    chance: list[float]
-    """(S,) K/M: expected overlap of two unrelated uniform routers"""
+    chance: list[float | None]
+    """(S,) E[k]/M, k the modules that a token uses: expected overlap of two unrelated uniform routers; None where the
+    final run knows no decision"""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """in order of iteration; the last is the final one, 1 by definition"""
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -88,13 +90,19 @@ class Saturation:
 
 
 def naive_shared(one: Integer[np.ndarray, "n S K"], other: Integer[np.ndarray, "n S K"]) -> Float[np.ndarray, " S"]:
-    """Mean |S ∩ S'| / K of each step, token by token with sets: the reference for the streamed answer."""
-    num_tokens, num_steps, top_k = one.shape
-    total = np.zeros(num_steps)
+    """Σ |S ∩ S'| / Σ |S'| of each step, token by token with sets: the reference for the streamed answer.
+
+    An id of −1 is an unused slot, one of −2 a decision that is not known. NaN where no decision is known in both.
+    """
+    num_tokens, num_steps, _ = one.shape
+    shared, used = np.zeros(num_steps), np.zeros(num_steps)
     for token in range(num_tokens):
         for step in range(num_steps):
-            total[step] += len(set(one[token, step].tolist()) & set(other[token, step].tolist())) / top_k
-    share: np.ndarray = total / num_tokens
+            here, there = set(one[token, step].tolist()), set(other[token, step].tolist())
+            if -2 not in here | there:
+                shared[step] += len((here & there) - {-1})
+                used[step] += len(there - {-1})
+    share: np.ndarray = np.divide(shared, used, out=np.full(num_steps, np.nan), where=used > 0)
     return share
 
 
@@ -191,7 +199,7 @@ def of_series(checkpoints: Sequence[RunFile], run_id: str, most_choices: int = M
         "run": run_id,
         "series": (series_of(final) or ("", 0))[0],
         "final": final.run_id,
-        "baseline": float(np.mean(answer.chance)),
+        "baseline": _mean(answer.chance),
         "counted": answer.counted,
         "compared_by": answer.compared_by,
         "points": [
@@ -208,70 +216,99 @@ class _Kept:
 
     run: RunFile
     parts: Iterator[_Part]
-    total_S: np.ndarray
-    of_samples: list[np.ndarray] = field(default_factory=list)
-    """for a draw: mean over steps of the overlap, per sample"""
+    shared_S: np.ndarray
+    """Σ |S ∩ S^final|"""
+    used_S: np.ndarray
+    """Σ |S^final| over the same decisions, known in both"""
+    of_samples: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    """for a draw: both sums of each sample, (m, S)"""
     different: str | None = None
 
 
 def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun], *, sampled: bool) -> Saturation:
     final = checkpoints[-1]
-    top_k, of_tokens, num_steps = final.layout.top_k, int(final.row["num_tokens"]), final.layout.num_steps
+    of_tokens, num_steps = int(final.row["num_tokens"]), final.layout.num_steps
+    nothing_S = np.zeros(num_steps, dtype=np.int64)
     tallies = [
-        _Kept(run, _parts(run, sampled), np.zeros(num_steps, dtype=np.int64), different=_misfit(run, final))
-        for run in checkpoints
+        _Kept(run, _parts(run, sampled), nothing_S, nothing_S, different=_misfit(run, final)) for run in checkpoints
     ]
-    num_tokens, lengths = 0, np.zeros(0)
+    num_tokens, num_samples, known_S = 0, 0, nothing_S
     for part in _parts(final, sampled):
         num_tokens += len(part.ids_nSK)
+        known_S = known_S + part.known_nS.sum(axis=0)
         starts = np.flatnonzero(np.diff(part.places["sample"], prepend=-1))
-        lengths = np.diff(starts, append=len(part.ids_nSK))
+        num_samples = len(starts)
         for tally in tallies:
             if tally.different is None:
                 own = part if tally.run is final else next(tally.parts)
                 tally.different = _other_tokens(own, part, final)
             if tally.different is None:
-                common_nS = common(own.ids_nSK, part.ids_nSK)
-                tally.total_S += common_nS.sum(axis=0)
-                if sampled and len(starts):
-                    tally.of_samples.append(np.add.reduceat(common_nS.mean(axis=1), starts))
-    offered_S = [len(final.bank.offered(step)) for step in range(final.layout.num_steps)]
+                shared_nS, used_nS = _overlap(own, part)
+                tally.shared_S = tally.shared_S + shared_nS.sum(axis=0)
+                tally.used_S = tally.used_S + used_nS.sum(axis=0)
+                if sampled and num_samples:
+                    tally.of_samples.append((np.add.reduceat(shared_nS, starts), np.add.reduceat(used_nS, starts)))
+    offered_S = [len(final.bank.offered(step)) for step in range(num_steps)]
     answer = Saturation(
         final.run_id,
         num_tokens,
         "token ids" if _knows_ids(final) else "lengths of the samples",
-        [float(top_k / offered) for offered in offered_S],
+        _shares(tallies[-1].used_S, known_S * offered_S),
         counted={
             "num_tokens": num_tokens,
             "of_tokens": of_tokens,
-            "num_samples": len(lengths) if sampled else int(final.row["num_samples"]),
+            "num_samples": num_samples if sampled else int(final.row["num_samples"]),
             "of_samples": int(final.row["num_samples"]),
             "exact": num_tokens == of_tokens,
         },
     )
     for tally, place in zip(tallies, places, strict=True):
+        share_S = _shares(tally.shared_S, tally.used_S)
+        mean = _mean(share_S)
+        if tally.different is None and mean is None:
+            tally.different = f"has no decision that is known in {final.run_id!r} too"
         if tally.different is not None:
             answer.left_out.append((tally.run.run_id, tally.different))
             continue
-        share_S = tally.total_S / max(1, num_tokens * top_k)
-        error = 0.0 if num_tokens == of_tokens else _error(tally.of_samples[0] / top_k, lengths, num_tokens / of_tokens)
-        answer.checkpoints.append(
-            Checkpoint(tally.run.run_id, place.iteration, share_S.tolist(), float(share_S.mean()), error)
-        )
+        assert mean is not None
+        error = 0.0 if num_tokens == of_tokens else _error(*tally.of_samples[0], num_tokens / of_tokens)
+        answer.checkpoints.append(Checkpoint(tally.run.run_id, place.iteration, share_S, mean, error))
     return answer
 
 
-def _error(kept_m: np.ndarray, tokens_m: np.ndarray, drawn: float) -> float | None:
-    """Half the 95 % interval of Σ kept / Σ tokens over m drawn samples, which hold the share ``drawn`` of all tokens.
+def _overlap(own: _Part, final: _Part) -> tuple[np.ndarray, np.ndarray]:
+    """|S ∩ S^final| and |S^final| of each token and step (n, S); both 0 where a decision is not known in both."""
+    known_nS = own.known_nS & final.known_nS
+    shared_nS = np.zeros(known_nS.shape, dtype=np.int64)
+    for slot in range(final.ids_nSK.shape[2]):
+        same_nSK = (own.ids_nSK == final.ids_nSK[:, :, slot : slot + 1]) & own.used_nSK
+        shared_nS += same_nSK.any(axis=2) & final.used_nSK[:, :, slot]
+    return shared_nS * known_nS, final.used_nSK.sum(axis=2) * known_nS
+
+
+def _shares(of_S: np.ndarray, whole_S: np.ndarray) -> list[float | None]:
+    pairs = zip(of_S.tolist(), whole_S.tolist(), strict=True)
+    return [of / whole if whole else None for of, whole in pairs]
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _error(shared_mS: np.ndarray, used_mS: np.ndarray, drawn: float) -> float | None:
+    """Half the 95 % interval of the mean over steps of Σ shared / Σ used over m drawn samples, which hold the share
+    ``drawn`` of all tokens.
 
     The usual estimate for a ratio over whole clusters (Cochran, *Sampling Techniques*, 2.11): tokens of one sample are
     alike, so it is the samples that count.
     """
-    count, total = len(kept_m), float(tokens_m.sum())
+    count, total_S = len(shared_mS), used_mS.sum(axis=0)
     if count < 2:
         return None
-    residual_m = kept_m - kept_m.sum() / total * tokens_m
-    variance = (1 - drawn) * count / (count - 1) * float((residual_m**2).sum()) / total**2
+    known = total_S > 0
+    residual_mS = (shared_mS - shared_mS.sum(axis=0) / np.maximum(total_S, 1) * used_mS)[:, known] / total_S[known]
+    variance = (1 - drawn) * count / (count - 1) * float((residual_mS.mean(axis=1) ** 2).sum())
     half: float | None = 1.96 * max(0.0, variance) ** 0.5
     return half
 
@@ -292,10 +329,11 @@ def _misfit(run: RunFile, final: RunFile) -> str | None:
         ("num_tokens", "tokens"),
         ("num_samples", "samples"),
     ):
-        if run.row[name] != final.row[name]:
+        own, last = (one.num_modules if name == "num_modules" else one.row[name] for one in (run, final))
+        if own != last:
             return (
-                f"has {run.row[name]:,} {noun}, {final.run_id!r} has {final.row[name]:,}: saturation compares the "
-                "same tokens of one model at different times"
+                f"has {own:,} {noun}, {final.run_id!r} has {last:,}: saturation compares the same tokens of one model "
+                "at different times"
             )
     return None
 
@@ -311,6 +349,14 @@ class _Part:
     places: dict[str, np.ndarray]
     """sample, token and token_id (−1 = unknown)"""
     ids_nSK: np.ndarray
+    used_nSK: np.ndarray
+    """which slots hold a module"""
+    known_nS: np.ndarray
+    """which decisions are known"""
+
+
+def _part(run: RunFile, places: dict[str, np.ndarray], ids_nSK: np.ndarray) -> _Part:
+    return _Part(places, ids_nSK, run.bank.used(ids_nSK), ~run.bank.unknown(ids_nSK))
 
 
 def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
@@ -318,7 +364,7 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
     if sampled:
         drawn = draw_tokens(run, most=DRAWN_TOKENS)
         places = {"sample": drawn.samples_n, "token": drawn.tokens_n, "token_id": drawn.token_ids_n}
-        yield _Part(places, drawn.ids_nSK)
+        yield _part(run, places, drawn.ids_nSK)
         return
     token_id = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     sql = (
@@ -330,7 +376,7 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
         parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
         if run.layout.packed:
             parts = [parts[0], [bytes(blob) for blob in parts[1]]]
-        yield _Part(columns, run.ribbons_of(parts)[0])
+        yield _part(run, columns, run.ribbons_of(parts)[0])
 
 
 def _other_tokens(own: _Part, part: _Part, final: RunFile) -> str | None:

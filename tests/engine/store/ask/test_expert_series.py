@@ -8,19 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.runs import make_experts
+from tests.support.runs import make_experts, with_unrecorded, with_unused
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import saturation
 from tokenpaths.engine.store.ask.tables import drawn_tokens
 
 
-def series(folder: Path, *iterations: int, drift: dict[int, float], **options) -> list[Run]:
-    return [
-        Run.open(
-            make_experts(f"at{i}", series=("training", i), drift=drift[i], **options).write(folder, overwrite=True)
-        )
-        for i in iterations
-    ]
+def series(folder: Path, *iterations: int, drift: dict[int, float], change=lambda made: made, **options) -> list[Run]:
+    made = [make_experts(f"at{i}", series=("training", i), drift=drift[i], **options) for i in iterations]
+    return [Run.open(change(one).write(folder, overwrite=True)) for one in made]
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": 5, "experts": 40, "top_k": 14}], ids=["columns", "packed"])
@@ -63,9 +59,12 @@ def test_the_page_and_the_analysis_of_a_series_say_the_same(tmp_path: Path) -> N
         run.close()
 
 
-def test_a_long_series_is_drawn_and_says_how_far_it_may_be_off(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda made: made, lambda made: with_unrecorded(with_unused(made, 0.3), 0.3)], ids=["whole", "lacking"]
+)
+def test_a_long_series_is_drawn_and_says_how_far_it_may_be_off(tmp_path: Path, monkeypatch: Any, change: Any) -> None:
     options = {"samples": 120, "length": 30, "layers": 3}
-    runs = series(tmp_path, 5, 700, drift={5: 0.6, 700: 0.0}, **options)
+    runs = series(tmp_path, 5, 700, drift={5: 0.6, 700: 0.0}, change=change, **options)
     exact = saturation.of_series(runs, "at5")
     assert exact["counted"]["exact"]
     assert [point["error"] for point in exact["points"]] == [0.0, 0.0]

@@ -8,21 +8,42 @@ import numpy as np
 import pytest
 
 import tokenpaths
-from tests.support.runs import make, make_experts
+from tests.support.runs import RunArrays, make, make_experts, with_unrecorded, with_unused
 from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND
+from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import saturation as module
 from tokenpaths.engine.store.ask.several_runs.saturation import naive_shared, runs, saturation
 
 DRIFTS = {0: 0.9, 500: 0.3, 1000: 0.0}
 
 
-def write_series(folder, name="mine", **options):
+CHANGES = {
+    "whole": {},
+    "varied": dict.fromkeys(DRIFTS, lambda made: with_unused(made, 0.3, made.info.config["series"]["iteration"])),
+    "unknown": {500: lambda made: with_unrecorded(made, 0.3), 1000: lambda made: with_unrecorded(made, 0.2, seed=1)},
+    "both": {500: with_unused, 1000: lambda made: with_unrecorded(with_unused(made, 0.3, 1), 0.3)},
+    "one known step": {500: lambda made: with_unrecorded(made, 1.0, first_step=1)},
+}
+"""what is unused or unknown in some checkpoints of a series"""
+
+
+def sets_of(made: RunArrays) -> np.ndarray:
+    """Ids with −1 for unused slots and −2 for decisions that are not known."""
+    ids = made.ids.astype(np.int64)
+    for kind, mark in ((UNUSED_KIND, -1), (UNRECORDED_KIND, -2)):
+        ids[np.isin(made.ids, [m.module for m in made.modules if m.kind == kind])] = mark
+    return ids
+
+
+def write_series(folder, name="mine", changes=CHANGES["whole"], **options):
     """Runs of one series after 1000, 0 and 500 iterations, written in this order; what was made, by iteration."""
     made = {}
     for iteration in (1000, 0, 500):
-        made[iteration] = make_experts(
-            f"{name}-{iteration:06d}", series=(name, iteration), drift=DRIFTS[iteration], **options
+        made[iteration] = changes.get(iteration, lambda made: made)(
+            make_experts(f"{name}-{iteration:06d}", series=(name, iteration), drift=DRIFTS[iteration], **options)
         )
         made[iteration].write(folder)
     return made
@@ -33,6 +54,10 @@ def test_by_hand():
     other = np.array([[[1, 0], [3, 4]], [[2, 3], [2, 3]]])
     assert common(one, other).sum(axis=0).tolist() == [2, 3]
     assert naive_shared(one, other).tolist() == [0.5, 0.75]
+    one[0, 0], one[1, 1], other[0, 1, 1] = -2, [3, -1], -1
+    assert naive_shared(one, other).tolist() == [0.0, 2 / 3]
+    one[:, 0] = -2
+    assert np.isnan(naive_shared(one, other)[0])
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
@@ -46,19 +71,22 @@ def test_shared_equals_sets(top_k):
 @pytest.mark.parametrize(
     "shape", [dict(layers=3, experts=8, top_k=2), dict(layers=9, experts=300, top_k=8)], ids=["columns", "packed"]
 )
-def test_a_series_equals_its_naive_twin(tmp_path, monkeypatch, shape):
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_series_equals_its_naive_twin(tmp_path, monkeypatch, shape, changed):
     monkeypatch.setattr(module, "CHUNK_TOKENS", 50)  # several stretches, the last one cut
-    made = write_series(tmp_path, samples=7, length=21, **shape)
+    made = write_series(tmp_path, changes=CHANGES[changed], samples=7, length=21, **shape)
+    ids = {iteration: sets_of(one) for iteration, one in made.items()}
     found = saturation(series="mine", runs_dir=tmp_path)
     assert (found.final, found.num_tokens, found.compared_by) == ("mine-001000", 147, "token ids")
     assert [c.iteration for c in found.checkpoints] == [0, 500, 1000]
     for checkpoint in found.checkpoints:
-        naive = naive_shared(made[checkpoint.iteration].ids, made[1000].ids)
-        assert np.allclose(checkpoint.steps, naive)
-        assert checkpoint.mean == pytest.approx(naive.mean())
+        naive = naive_shared(ids[checkpoint.iteration], ids[1000])
+        assert np.allclose(np.array(checkpoint.steps, dtype=float), naive, equal_nan=True)
+        assert checkpoint.mean == pytest.approx(np.nanmean(naive))
     means = [c.mean for c in found.checkpoints]
     assert means[0] < means[1] < means[2] == 1.0
-    assert found.chance == [shape["top_k"] / shape["experts"]] * shape["layers"]
+    used = [(final[final > -2] >= 0).mean() * shape["top_k"] for final in ids[1000].transpose(1, 0, 2)]
+    assert found.chance == pytest.approx([k / shape["experts"] for k in used])
     rows = found.rows()
     assert len(rows) == 3 * shape["layers"]
     assert rows[shape["layers"]] == {
@@ -68,6 +96,23 @@ def test_a_series_equals_its_naive_twin(tmp_path, monkeypatch, shape):
         "chance": found.chance[0],
         "saturation": found.checkpoints[1].steps[0],
     }
+
+
+def test_what_is_not_known_is_no_agreement(tmp_path):
+    whole, lacking, final = (make_experts(name, layers=2) for name in ("whole", "lacking", "final"))
+    lacking = with_unrecorded(lacking, 1.0)
+    files = [made.write(tmp_path) for made in (whole, lacking, final)]
+    with pytest.raises(UserError, match="run 'lacking' has no decision that is known in 'final' too"):
+        saturation(files)
+    with pytest.raises(UserError, match="run 'whole' has no decision that is known in 'lacking' too"):
+        saturation(files[:2])
+    nothing = {iteration: lambda made: with_unrecorded(made, 1.0) for iteration in (500, 1000)}
+    made = write_series(tmp_path, changes=nothing)
+    opened = [Run.open(tmp_path / f"{one.info.run_id}{RUN_SUFFIX}") for one in made.values()]
+    answer = module.of_series(opened, "mine-000000")
+    assert (answer["points"], answer["baseline"], len(answer["left_out"])) == ([], None, 3)
+    for run in opened:
+        run.close()
 
 
 def test_files_given_by_hand_need_no_series(tmp_path):
