@@ -28,8 +28,8 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 )
 from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
 from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
-from tokenpaths.engine.adapters.logs.json_lines import is_json, no_text
-from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM, is_csv
+from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, no_text, read_head, rest_of
+from tokenpaths.engine.adapters.logs.passes.csv_columns import is_csv
 from tokenpaths.engine.adapters.logs.passes.layer_records import (
     is_layer_binary,
     is_layer_record,
@@ -60,7 +60,6 @@ from tokenpaths.engine.data.labels import MOST_CHARACTERS
 from tokenpaths.engine.store.file.checks import check_text
 
 Opener = Callable[[Path, Announced], Log]
-HEAD_BYTES = 1 << 20
 
 
 class UnknownLog(UserError):
@@ -279,7 +278,7 @@ def recognise(file: Path, skip_bad: bool = False) -> str:
         UnknownLog: none of ``FORMATS`` matches.
         UserError: it cannot be read.
     """
-    head = _read_head(file)
+    head = read_head(file)
     for name, kind in FORMATS.items():
         if kind.matches is not None and kind.matches(head):
             return name
@@ -290,22 +289,9 @@ def recognise(file: Path, skip_bad: bool = False) -> str:
     return _recognise_text(file, head, skip_bad)
 
 
-def _read_head(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(HEAD_BYTES)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}", field="file") from None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
-    if not head.removeprefix(BOM).strip():
-        raise UserError(f"{file}: is empty; a routing log has a line or an array for each token", field="file")
-    return head
-
-
 def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
     """The name of the first plugin that recognises a file; ``unknown`` with the plugins that cannot be used."""
-    head, problems = _read_head(file), []
+    head, problems = read_head(file), []
     lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
     try:
         record = json.loads(lines[0])
@@ -327,20 +313,17 @@ def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
 
 def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     lines = [line for line in head.removeprefix(BOM).splitlines() if line.strip()]
-    if is_csv(next((line for line in lines if not line.startswith(b"#")), lines[0]), lines[0]):
-        return "llama.cpp"
+    row = next((line for line in lines if not line.startswith(b"#")), lines[0])
     first = _data(next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0]))
+    if first[:1] not in (b"{", b"[") and is_csv(row, lines[0]):  # a text in JSON may read like the names of columns
+        return "llama.cpp"
     if is_failed_line(first) or (skip_bad and not is_json(first)):
         told = (line for line in map(_data, lines) if line[:1] in (b"{", b"[") and not is_failed_line(line))
         first = next((line for line in told if not skip_bad or is_json(line)), first)
     if first[:1] in (b"{", b"["):
         record = _first_object(file, first, head)
-        inner = record
-        while isinstance(inner, list) and inner:
-            inner = inner[0]
-        for name, kind in FORMATS.items():
-            if isinstance(inner, dict) and kind.is_line is not None and kind.is_line(inner):
-                return name
+        if (name := _format_of(record)) is not None:
+            return name
         if record is None or find_counts(record) is not None or find_domains(record):
             return "expert-counts"
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
@@ -353,6 +336,15 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     raise UnknownLog(
         f"{file}: is no routing log that is known ({known}); a table needs a column map (--map)", field="file"
     )
+
+
+def _format_of(record: object) -> str | None:
+    """The format of JSON lines that begin with this value."""
+    while isinstance(record, list) and record:
+        record = record[0]
+    if not isinstance(record, dict):
+        return None
+    return next((name for name, kind in FORMATS.items() if kind.is_line is not None and kind.is_line(record)), None)
 
 
 def _data(line: bytes) -> bytes:
@@ -368,11 +360,17 @@ def _first_object(file: Path, line: bytes, head: bytes) -> object | None:
             return json.loads(text.removeprefix(BOM))
         except (ValueError, RecursionError):
             pass
-    known = "|".join(key for kind in FORMATS.values() for key in kind.keys)
+    known = re.compile(rf'"({"|".join(key for kind in FORMATS.values() for key in kind.keys)})"\s*:'.encode())
     unfinished = line.rstrip()[-1:] in (b"{", b"[", b",")
-    if keys := set(re.findall(rf'"({known})"\s*:'.encode(), head if unfinished else line)):
-        return {key.decode(): None for key in keys}
-    if file.stat().st_size > HEAD_BYTES or not unfinished:
+    keys = dict.fromkeys(map(bytes.decode, known.findall(head if unfinished else line)))
+    if unfinished or head.rstrip().endswith(line):
+        for part in rest_of(file, head, one_line=not unfinished):
+            if _format_of(keys) is not None:
+                break
+            keys |= dict.fromkeys(map(bytes.decode, known.findall(part)))
+    if keys:
+        return keys
+    if file.stat().st_size > len(head) or not unfinished:
         raise UnknownLog(f"{file}, line 1: is not JSON; the log is cut off, or one object is spread over lines")
     return None
 

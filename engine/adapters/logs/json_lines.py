@@ -22,7 +22,12 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS
 from tokenpaths.engine.data.sources.jsonl import bad_json_reason
 
+BOM = b"\xef\xbb\xbf"
 MAX_LINE_BYTES = 1 << 30
+HEAD_BYTES = 1 << 20
+"""by which a log is recognised"""
+PART_BYTES, OVERLAP_BYTES = 1 << 20, 64
+"""of ``rest_of``"""
 _NO_TEXT = {
     b"\x1f\x8b": "compressed with gzip; unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard; unpack it first",
@@ -85,6 +90,40 @@ def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
                     raise UserError(f"{file}, line {number}: longer than {MAX_LINE_BYTES >> 20} MB", field="file")
                 if line.strip():
                     yield f"{file}, line {number}", line
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
+
+
+def read_head(file: Path) -> bytes:
+    """The first megabyte of a log; UserError if there is nothing."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}", field="file") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
+    if not head.removeprefix(BOM).strip():
+        raise UserError(f"{file}: is empty; a routing log has a line or an array for each token", field="file")
+    return head
+
+
+def rest_of(file: Path, head: bytes, *, one_line: bool) -> Iterator[bytes]:
+    """What follows the ``head`` of a file, in parts; each begins with the end of what is before it.
+
+    ``one_line``: only to the end of the line in which the head ends.
+    """
+    if one_line and head.endswith(b"\n"):
+        return
+    try:
+        with file.open("rb") as stream:
+            stream.seek(len(head))
+            before, left = head[-OVERLAP_BYTES:], MAX_LINE_BYTES
+            while left > 0 and (part := (stream.readline if one_line else stream.read)(PART_BYTES)):
+                yield before + part
+                if one_line and part.endswith(b"\n"):
+                    return
+                before, left = part[-OVERLAP_BYTES:], left - len(part)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})", field="file") from None
 

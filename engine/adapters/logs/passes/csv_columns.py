@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenpaths.engine.adapters.logs.json_lines import text_lines
+from tokenpaths.engine.adapters.logs.json_lines import BOM, text_lines
 from tokenpaths.engine.base.errors import UserError
 
 LAYER = ("layer", "layer_id", "layer_idx", "il")
@@ -21,7 +21,6 @@ POSITIONS = ("pos", "position", "token_position", "step")
 SEQUENCE = ("seq", "seq_id")
 SAMPLE = ("turn", "request", "request_id", "sample", "conversation")
 PASS = ("call", "phase", "step", "is_decode", *SAMPLE)
-BOM = b"\xef\xbb\xbf"
 
 
 def is_csv(line: bytes, first: bytes = b"") -> bool:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import without_fills
-from tokenpaths.engine.adapters.logs.json_lines import is_json, parsed
-from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM
+from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, parsed
 from tokenpaths.engine.adapters.logs.pieces import (
     MOST_EXPERTS,
     MOST_MODULES,

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_lines, no_text, parsed, text_lines
-from tokenpaths.engine.adapters.logs.passes.csv_columns import BOM
+from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, json_lines, no_text, parsed, text_lines
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.tables.delimited import DELIMITERS

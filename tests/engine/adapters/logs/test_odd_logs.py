@@ -311,3 +311,23 @@ def test_fewer_experts_later_are_no_decision_of_a_dense_layer(tmp_path: Path) ->
     _, found = pieces(make.lines(tmp_path / "log", [make.vllm_chat(0), fewer]))
     assert [piece.num_tokens for piece in found] == [ROWS, ROWS]
     assert (found[1].ids[:, :, 0] == IDS[1][:, :, 0]).all()
+
+
+@pytest.mark.parametrize("start", ["", "data: ", ": opened\n\ndata: "])
+def test_a_text_like_the_columns_of_a_table_is_no_table(tmp_path: Path, start: str) -> None:
+    record = {"text": "Each token, layer, expert, weight: all of it", **make.vllm_chat(0)}
+    (tmp_path / "log").write_text(f"{start}{json.dumps(record)}\n\n")
+    assert [piece.num_tokens for piece in pieces(tmp_path / "log")[1]] == [ROWS]
+
+
+@pytest.mark.parametrize("start", ["", "data: "])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_long_text_before_the_decisions(tmp_path: Path, engine: str, indent: int | None, start: str) -> None:
+    before, after = {"id": "a", "prompt": "x y " * 300_000}, make.vllm_chat(0)
+    if engine == "sglang":
+        before, after = {"text": "x y " * 300_000}, make.sglang(0)
+    text = json.dumps({**before, **{key: value for key, value in after.items() if key not in before}}, indent=indent)
+    (tmp_path / "log").write_text(f"{start if indent is None else ''}{text}\n")
+    log = open_log(tmp_path / "log", **(SIZES if engine == "sglang" else {}))
+    assert (log.format, [piece.num_tokens for piece in log.pieces()]) == (engine, [ROWS])
