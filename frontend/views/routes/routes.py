@@ -44,7 +44,7 @@ MERGE_STEPS = [0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0]
 HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 ALL_LABELS = "*"
 """value in the URL: compare with all labels together"""
-SHARE = st.column_config.NumberColumn(format="percent", **OF_TOKENS["share"])
+SHARE = st.column_config.NumberColumn(format="percent", help=OF_TOKENS["share"]["help"])
 MERGING_OPTIONS = ("min_share", "merge_share", "most_modules")
 """options of ``/flow`` that hide links or merge modules"""
 
