@@ -2,8 +2,8 @@
 
 Valid for any run with hard decisions. Works on counts; the store supplies the tokens.
 
-Shapes: n tokens in reading order, S steps, K slots, M modules that a step offers, D domains (labels),
-X different token ids.
+Shapes: n tokens in reading order, S steps, K slots, M modules that a step offers, I of them,
+D domains (labels), X different token ids.
 """
 
 from __future__ import annotations
@@ -87,27 +87,35 @@ def next_token_ids(
     return following
 
 
-def chosen_together(ids_nK: Integer[np.ndarray, "n K"], num_modules: int) -> Integer[np.ndarray, "M M"]:
-    """N_ij: tokens that choose modules i and j at one step, all pairs; the diagonal is N_i."""
-    together = np.zeros((num_modules, num_modules), dtype=np.int64)
+def chosen_together(
+    ids_nK: Integer[np.ndarray, "n K"], modules_I: Integer[np.ndarray, " I"]
+) -> Integer[np.ndarray, "I I"]:
+    """N_ij: tokens that choose modules i and j, both of ``modules_I`` (ascending), at one step, all pairs; the diagonal
+    is N_i."""
+    num = len(modules_I)
+    together = np.zeros((num, num), dtype=np.int64)
+    place_M = np.full(max(ids_nK.max(initial=0), modules_I.max(initial=0)) + 1, num)
+    place_M[modules_I] = np.arange(num)
     for start in range(0, len(ids_nK), _CHUNK):
-        part = ids_nK[start : start + _CHUNK].astype(np.int64)
-        chosen = np.zeros((len(part), num_modules), dtype=np.float32)
+        part = place_M[ids_nK[start : start + _CHUNK]]
+        chosen = np.zeros((len(part), num + 1), dtype=np.float32)  # all others share the last column
         np.put_along_axis(chosen, part, 1.0, axis=1)
+        chosen = chosen[:, :num]
         # Whole numbers below 2**24: exact in single precision.
         together += (chosen.T @ chosen).astype(np.int64)
     return together
 
 
-def co_activation(together_MM: Integer[np.ndarray, "M M"]) -> Float[np.ndarray, "M M"]:
+def co_activation(together_II: Integer[np.ndarray, "I I"]) -> Float[np.ndarray, "I I"]:
     """N_ij / N_i: share of the tokens of module i that choose j as well, over all pairs chosen together.
 
-    Rows i; the diagonal is 0, for no token chooses a module twice; a row sums to K − 1, that of a dead module to 0.
-    Under even, independent choices each entry is (K − 1)/(M − 1).
+    Rows i; the diagonal is 0, for no token chooses a module twice; over all modules a row sums to K − 1, that of a dead
+    module to 0. Under even, independent choices each entry is (K − 1)/(M − 1).
     """
-    pairs = together_MM.astype(np.float64)
+    pairs = together_II.astype(np.float64)
     np.fill_diagonal(pairs, 0.0)
-    return pairs / np.maximum(np.diag(together_MM), 1)[:, None]
+    pairs /= np.maximum(np.diag(together_II), 1)[:, None]
+    return pairs
 
 
 def even_co_activation(num_modules: int, top_k: int) -> float:
@@ -128,6 +136,8 @@ class Repetition:
     """How often a token and the next one of its sample agree, per step."""
 
     num_pairs: int
+    pairs: Float[np.ndarray, " S"]
+    """those whose decisions are both known"""
     first: Float[np.ndarray, " S"]
     """P(top1_t = top1_{t+1})"""
     any: Float[np.ndarray, " S"]
@@ -163,12 +173,14 @@ def repetition(
             before = np.where(used_nSK[here - 1], before.astype(np.int64), -1)
         any_ += (common(before, after).astype(bool) & known).sum(axis=0)
         pairs_S += known.sum(axis=0)
-    pairs_S = np.maximum(pairs_S, 1)
-    return Repetition(len(later), first / pairs_S, any_ / pairs_S)
+    of_S = np.maximum(pairs_S, 1)
+    return Repetition(len(later), pairs_S, first / of_S, any_ / of_S)
 
 
 def repetition_baselines(num_modules: int, top_k: int) -> tuple[float, float]:
-    """What even, independent choices give: 1/M for the first choice, 1 − C(M−K, K)/C(M, K) for any."""
+    """What even, independent choices give: 1/M for the first choice, 1 − C(M−K, K)/C(M, K) for any (1 if 2K > M)."""
+    if 2 * top_k > num_modules:
+        return 1 / num_modules, 1.0
     return 1 / num_modules, 1 - comb(num_modules - top_k, top_k) / comb(num_modules, top_k)
 
 

@@ -18,8 +18,8 @@ def utilisation(counts: Counts) -> Float[np.ndarray, " M"]:
 
 
 def max_violation(counts: Counts) -> float:
-    """MaxVio = max u − 1: 0 = perfectly even, M − 1 = everything on one module."""
-    return float(utilisation(counts).max() - 1.0)
+    """MaxVio = max u − 1: 0 = perfectly even, M − 1 = everything on one module. 0 when nothing was counted."""
+    return max(0.0, float(utilisation(counts).max() - 1.0))
 
 
 def load_cv(counts: Counts) -> float:
@@ -45,6 +45,12 @@ def effective_top_k(counts: Counts, alpha: float = 1.5) -> float:
     shares = counts / max(int(counts.sum()), 1)
     denominator = float((shares ** (2 * alpha)).sum())
     return float((shares**2).sum() ** alpha / denominator) if denominator else 0.0
+
+
+def balance(counts: Counts) -> dict[str, float | None]:
+    """Load entropy, MaxVio and effective top-k of one step; None when nothing was counted."""
+    measures = {"load_entropy": load_entropy, "max_violation": max_violation, "effective_top_k": effective_top_k}
+    return {name: measure(counts) if counts.any() else None for name, measure in measures.items()}
 
 
 def load_overlap(counts: Counts, other: Counts) -> float | None:

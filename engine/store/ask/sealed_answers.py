@@ -15,7 +15,7 @@ from typing import Any
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
 
-ANSWERS_VERSION = 2
+ANSWERS_VERSION = 3
 """incremented when the form or meaning of an answer changes; answers of older versions are computed again"""
 Answer = dict[str, Any]
 

@@ -23,11 +23,11 @@ def repetition_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     kinds = [("first choice", "first", "baseline_first")]
     if answer["top_k"] > 1:
         kinds.append((f"any of {answer['top_k']}", "any", "baseline_any"))
-    kinds = [kind for kind in kinds if all(row[kind[1]] is not None for row in answer["steps"])]
     return [
         {"layer": row["step"], "what": what, "share": row[name], "baseline": row[baseline]}
         for row in answer["steps"]
         for what, name, baseline in kinds
+        if row[name] is not None
     ]
 
 
@@ -63,8 +63,11 @@ def repetition_chart(
 
 def repetition_words(answer: Mapping[str, Any]) -> str:
     """The mean over layers compared with chance, and the layer with the most repetition."""
-    steps, why = answer["steps"], answer.get("first_missing")
+    why = answer.get("first_missing")
     name, what = ("any", "at least one choice") if why else ("first", "their first choice")
+    steps = [row for row in answer["steps"] if row[name] is not None]
+    if not steps:
+        return "No two neighbouring tokens have known choices."
     share = math.fsum(row[name] for row in steps) / len(steps)
     even = math.fsum(row[f"baseline_{name}"] for row in steps) / len(steps)
     best = max(steps, key=lambda row: (row[name], -row["step"]))

@@ -71,7 +71,11 @@ def test_pairs_chosen_together_by_loops(n: int) -> None:
         for i, j in combinations(row, 2):
             naive[i, j] += 1
             naive[j, i] += 1
-    together = expert_affinity.chosen_together(ids, 8)
+    together = expert_affinity.chosen_together(ids, np.arange(8))
+    some = np.array([1, 2, 5])
+    assert (expert_affinity.chosen_together(ids, some) == naive[np.ix_(some, some)]).all()
+    far = np.array([4, 65_535])
+    assert expert_affinity.chosen_together(np.array([[65_535, 4], [9, 4]]), far).tolist() == [[2, 1], [1, 1]]
     assert (together == naive).all()
     share = expert_affinity.co_activation(together)
     assert np.allclose(share[:7].sum(axis=1), 2)  # K − 1
@@ -83,7 +87,7 @@ def test_pairs_chosen_together_by_loops(n: int) -> None:
 
 def test_even_choices_have_the_baseline_of_co_activation() -> None:
     everything = np.array(list(combinations(range(6), 3)))
-    share = expert_affinity.co_activation(expert_affinity.chosen_together(everything, 6))
+    share = expert_affinity.co_activation(expert_affinity.chosen_together(everything, np.arange(6)))
     assert np.allclose(share[~np.eye(6, dtype=bool)], expert_affinity.even_co_activation(6, 3))
     assert expert_affinity.even_co_activation(1, 1) == 0
 
@@ -109,7 +113,13 @@ def test_repetition_by_loops(n: int) -> None:
 def test_repetition_of_lonely_tokens_is_nothing() -> None:
     found = expert_affinity.repetition(draw(4), np.zeros(4, dtype=bool))
     assert found.num_pairs == 0
+    assert not found.pairs.any()
     assert not found.first.any()
+
+
+def test_sets_that_are_more_than_half_of_all_modules_meet() -> None:
+    assert expert_affinity.repetition_baselines(3, 2) == (1 / 3, 1)
+    assert expert_affinity.repetition_baselines(1, 2) == (1, 1), "a step that offers fewer modules than slots"
 
 
 @pytest.mark.parametrize(("modules", "top_k"), [(5, 2), (6, 1), (4, 3)])

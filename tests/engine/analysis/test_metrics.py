@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tokenpaths.engine.analysis.association import association, nmi
 from tokenpaths.engine.analysis.distribution import describe
-from tokenpaths.engine.analysis.load import effective_top_k, importance_cv2, load_entropy, max_violation, utilisation
+from tokenpaths.engine.analysis.load import (
+    balance,
+    effective_top_k,
+    importance_cv2,
+    load_entropy,
+    max_violation,
+    utilisation,
+)
 from tokenpaths.engine.analysis.path_statistics import (
     canonical,
     effective_paths,
@@ -95,6 +102,9 @@ def test_a_step_without_tokens_has_numbers_all_the_same():
     assert utilisation(nobody).tolist() == [0, 0, 0]
     assert effective_top_k(nobody) == 0
     assert load_entropy(nobody) == 0
+    assert max_violation(nobody) == 0
+    assert set(balance(nobody).values()) == {None}
+    assert balance(np.array([2, 2]))["max_violation"] == 0
 
 
 def test_importance_cv2():

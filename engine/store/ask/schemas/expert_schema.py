@@ -104,13 +104,13 @@ class CoActivation(AnswerModel):
 
 
 class StepRepetition(AnswerModel):
-    """How often neighbours agree at one step."""
+    """How often neighbours agree at one step; null where no pair of neighbours has two known decisions."""
 
     step: int
-    first: Share | None = Field(description="P(top1_t = top1_{t+1}); null where no weights were recorded")
-    any: Share = Field(description="P(S_t ∩ S_{t+1} ≠ ∅)")
+    first: Share | None = Field(description="P(top1_t = top1_{t+1}); null too where no weights were recorded")
+    any: Share | None = Field(description="P(S_t ∩ S_{t+1} ≠ ∅)")
     baseline_first: Share = Field(description="1/M")
-    baseline_any: Share = Field(description="1 − C(M−K, K)/C(M, K)")
+    baseline_any: Share | None = Field(description="1 − C(M−K, K)/C(M, K), 1 if 2K > M")
 
 
 class Repetition(AnswerModel):

@@ -65,7 +65,7 @@ class Flow(AnswerModel):
 
 
 class StepUsage(AnswerModel):
-    """How one step uses its modules."""
+    """How one step uses its modules; where nothing was counted its load is null and `dead` is empty."""
 
     step: int
     effective_top_k: float | None = Field(description="(Σc²)^α / Σc^{2α}, α = 1.5: modules that carry the load")

@@ -8,13 +8,13 @@ from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Modul
 
 
 class Balance(AnswerModel):
-    """How evenly the choices of one step spread over its modules."""
+    """How evenly the choices of one step spread over its modules; null where nothing was counted."""
 
     choices: int = Field(description="Σ c_i: tokens × top-k")
-    load_entropy: float = Field(description="H(c/Σc) / ln M: 1 = even")
-    max_violation: float = Field(description="MaxVio, M · max c_i / Σ c_i − 1: 0 = even")
-    effective_top_k: float
-    dead: int = Field(description="Modules that nothing chose")
+    load_entropy: float | None = Field(description="H(c/Σc) / ln M: 1 = even")
+    max_violation: float | None = Field(description="MaxVio, M · max c_i / Σ c_i − 1: 0 = even")
+    effective_top_k: float | None
+    dead: int | None = Field(description="Modules that nothing chose")
 
 
 class LoadBin(Balance):

@@ -75,6 +75,9 @@ class KindMeans(AnswerModel):
     run: str
     measure: str
     counted: Counted
+    counted_pictures: Counted | None = Field(
+        None, description="The drawn pictures that `edge` and `flat` are measured on; null where those are all of them"
+    )
     kinds: list[KindMean] = Field(description="By group, the most first")
     reason: str | None = Field(description="Why there is nothing to compare, in words")
 

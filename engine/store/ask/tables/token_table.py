@@ -88,6 +88,14 @@ class TokenTable:
             cache={},
         )
 
+    def of_label(self, label_id: int | None) -> TokenTable:
+        """The tokens of one label, counted beside all of that label; the table itself without a label."""
+        if label_id is None:
+            return self
+        table = self.of_samples(np.flatnonzero(self.label_N == label_id))
+        of = next({"of_samples": row[2], "of_tokens": row[3]} for row in self._open_run.labels if row[0] == label_id)
+        return replace(table, counted={**table.counted, **of, "exact": table.num_tokens == of["of_tokens"]})
+
     def of_tokens(self, places: np.ndarray) -> TokenTable:
         """Some tokens, given by their indices, in that order; samples and paths keep their indices."""
         return replace(
@@ -204,16 +212,20 @@ class TokenTable:
     @cached_property
     def _texts(self) -> list[str]:
         numbers = self.samples_N.tolist()
-        drawn = len(numbers) < self.counted["of_samples"]
+        drawn = len(numbers) < self._open_run.num_samples()
         only = "AND sample IN (SELECT unnest(?))" if drawn else ""
         sql = f"SELECT sample, text FROM sample WHERE text IS NOT NULL {only}"
         text_of = dict(self._rows(sql, *([numbers] if drawn else [])))
         return [text_of.get(number, "") for number in numbers]
 
-    def _rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    @property
+    def _open_run(self) -> RunFile:
         run = self.run()
         assert run is not None, "asked after its run was let go of"
-        return run.rows(Query(sql, parameters))
+        return run
+
+    def _rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self._open_run.rows(Query(sql, parameters))
 
 
 _TABLES: weakref.WeakKeyDictionary[RunFile, TokenTable] = weakref.WeakKeyDictionary()

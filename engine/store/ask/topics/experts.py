@@ -21,10 +21,11 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.flow_counter import of_modules
 
 MOST_LABELS = 40
 MOST_MODULES = 256
+MOST_COMPARED = 2048
+"""modules whose pairs are counted: a table of that many by that many"""
 MOST_SEALED_STEPS = 32
 """steps whose specialisation is computed at sealing"""
 SHOWN_PAIRS = 20
@@ -91,12 +92,11 @@ def specialisation(
     return head | _by_word(run, of, step, run.label_id(label), limit, each)
 
 
-def _mean_used(run: RunFile, step: int) -> int | float:
-    """Modules that a token uses at a step, on average: K unless slots are unused."""
-    if not run.bank.k_varies:
-        return run.layout.top_k
-    rows = run.rows(queries.sealed_usage(None))
-    return float(sum(row[2] for row in of_modules(rows, run.layout) if row[0] == step) / max(run.num_tokens(), 1))
+def _mean_used(run: RunFile, step: int) -> float:
+    """Modules that a token is known to use at a step, on average: K unless slots are unused or decisions unknown."""
+    offered = set(run.bank.offered(step))
+    used = sum(row[2] for row in run.rows(queries.sealed_usage(None)) if row[0] == step and row[1] in offered)
+    return float(used / max(run.num_tokens(), 1))
 
 
 def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[str, Any]:
@@ -208,21 +208,25 @@ def co_activation(
     label: LabelFilter = None,
     limit: Annotated[int, Argument("Most modules, those of the strongest pairs", ge=1, le=MOST_MODULES)] = 32,
 ) -> dict[str, Any]:
-    """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs."""
+    """N_ij/N_i over all pairs chosen together at a step, of the modules of the strongest pairs.
+
+    Of a step with more than ``MOST_COMPARED`` modules, the most chosen ones are compared.
+    """
     run.check_step(step)
     if run.layout.top_k == 1:
         raise UserError(
             f"run {run.run_id!r} chooses one module a step (top-1), so no two are ever chosen together", field="run"
         )
     drawn = draw_tokens(run, step, run.label_id(label))
-    together = measure.chosen_together(drawn.ids_nSK[:, 0], run.layout.num_modules)
-    offered = run.bank.offered(step)
-    stand_in = np.ones(run.layout.num_modules, dtype=bool)
-    stand_in[offered] = False
-    together[stand_in] = together[:, stand_in] = 0
+    ids_nK, offered = drawn.ids_nSK[:, 0], run.bank.offered(step)
+    counts_M = np.bincount(ids_nK.reshape(-1), minlength=run.layout.num_modules)
+    of_I = np.sort(sorted(offered, key=lambda module: (-counts_M[module], module))[:MOST_COMPARED])
+    of_I = of_I[counts_M[of_I] > 0]
+    together = measure.chosen_together(ids_nK, of_I)
     share = measure.co_activation(together)
     pairs = _strongest(together, share)
     shown = _chain(pairs, share, limit)
+    name = of_I.tolist()
     baseline = measure.even_co_activation(len(offered), run.layout.top_k)
     if run.bank.k_varies:
         used = run.bank.used(drawn.ids_nSK, step)[:, 0].sum(axis=1)
@@ -234,19 +238,19 @@ def co_activation(
         "baseline": baseline,
         "num_modules": len(offered),
         "counted": drawn.counted,
-        "modules": [{**run.bank.head(step, module), "count": int(together[module, module])} for module in shown],
+        "modules": [{**run.bank.head(step, name[i]), "count": int(together[i, i])} for i in shown],
         "values": share[np.ix_(shown, shown)].round(6).tolist(),
         "pairs": [
             {
-                "module": i,
-                "other": j,
+                "module": name[i],
+                "other": name[j],
                 "count": int(together[i, j]),
                 "share": float(share[i, j]),
                 "back": float(share[j, i]),
             }
             for i, j in pairs[:SHOWN_PAIRS]
         ],
-        "more": int((np.diag(together) > 0).sum()) - len(shown),
+        "more": int((counts_M[offered] > 0).sum()) - len(shown),
     }
 
 
@@ -305,13 +309,14 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
         first, any_ = measure.repetition_baselines(num_modules, run.layout.top_k)
         if used is not None:
             any_ = measure.any_repetition_of(num_modules, used[:, step].sum(axis=1), (later - 1, later))
+        known = bool(repeated.pairs[step])
         steps.append(
             {
                 "step": step,
-                "first": float(repeated.first[step]) if ordered else None,
-                "any": float(repeated.any[step]),
+                "first": float(repeated.first[step]) if known and ordered else None,
+                "any": float(repeated.any[step]) if known else None,
                 "baseline_first": first,
-                "baseline_any": any_,
+                "baseline_any": any_ if known else None,
             }
         )
     return {

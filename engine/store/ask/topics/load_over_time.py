@@ -30,10 +30,8 @@ def balance(counts: np.ndarray) -> dict[str, Any]:
     """The numbers of ``load_schema.Balance``."""
     return {
         "choices": int(counts.sum()),
-        "load_entropy": load.load_entropy(counts),
-        "max_violation": load.max_violation(counts) if counts.sum() else 0.0,
-        "effective_top_k": load.effective_top_k(counts),
-        "dead": int((counts == 0).sum()),
+        **load.balance(counts),
+        "dead": int((counts == 0).sum()) if counts.any() else None,
     }
 
 

@@ -42,6 +42,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     Per step the load numbers, per step × module count, share, utilisation and weight. ``share`` is the share of tokens
     that chose the module, so it sums to K at each step, less what slots are ``unused``; of counts that do not say K,
     the share of choices. The untrained twin was counted over all tokens, so it stands beside all of them only.
+    A step at which nothing was counted (no decision is known, all tokens were dropped) has no load and no dead modules.
     """
     label_id = run.label_id(label)
     rows = run.rows(queries.sealed_usage(label_id))
@@ -60,14 +61,12 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
         steps.append(
             {
                 "step": step,
-                "effective_top_k": load.effective_top_k(c),
+                **load.balance(c),
                 "untrained_effective_top_k": load.effective_top_k(twin[step]) if twin else None,
-                "load_entropy": load.load_entropy(c),
-                "max_violation": load.max_violation(c),
                 "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]),
                 "gate_entropy": finite(entropy.get(step)),
                 "unused": _unused(rows, run, step, num_tokens) if run.bank.k_varies else None,
-                "dead": [m for m, n in zip(offered, c, strict=True) if n == 0],
+                "dead": [m for m, n in zip(offered, c, strict=True) if n == 0] if c.any() else [],
             }
         )
         for module, count, fair in zip(offered, c, load.utilisation(c), strict=True):
@@ -76,7 +75,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                     **run.bank.head(step, module),
                     "count": int(count),
                     "share": int(count) / max(num_tokens, 1),
-                    "utilisation": float(fair),
+                    "utilisation": float(fair) if c.any() else None,
                     "weight": weights.get((step, module), 0.0),
                 }
             )
@@ -101,11 +100,9 @@ def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     was drawn.
     """
     label_id = run.label_id(label)
-    table = tokens_of(run)
-    if label_id is not None:
-        table = table.of_samples(np.flatnonzero(table.label_N == label_id))
+    table = tokens_of(run).of_label(label_id)
     answer = {"run": run.run_id, "counted": table.counted}
-    steps, top_k = run.layout.num_steps, run.layout.top_k
+    steps = run.layout.num_steps
     kinds = [[run.bank.find(step, module).kind for module in run.bank.offered(step)] for step in range(steps)]
     every = sorted({kind for row in kinds for kind in row})
     if len(every) < 2:
@@ -113,16 +110,18 @@ def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     counts = counts_of_step(run.rows(queries.sealed_usage(label_id)), run.bank, steps)
     untrained = run.rows(queries.null_usage("untrained")) if label_id is None else []
     twin = counts_of_step(untrained, run.bank, steps) if untrained else None
-    of_N = table.per_sample() * top_k
     rows = []
     for step in range(steps):
         of_kind = np.array(kinds[step])
         offered = np.array(run.bank.offered(step))
+        if not counts[step].any():  # no decision is known, or all tokens were dropped
+            continue
+        of_N = table.chosen_at(step, offered).sum(axis=1)
         for kind in every:
             here = of_kind == kind
             if not here.any():
                 continue
-            share = float(counts[step][here].sum() / max(1, counts[step].sum()))
+            share = float(counts[step][here].sum() / counts[step].sum())
             hits_N1 = table.chosen_at(step, offered[here]).sum(axis=1, keepdims=True)
             low, high = wilson(np.array([share]), effective_size(hits_N1, of_N))
             enough = (of_N > 0).sum() >= 2
@@ -138,7 +137,7 @@ def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                     "untrained": None if twin is None else float(twin[step][here].sum() / max(1, twin[step].sum())),
                 }
             )
-    return {**answer, "shares": rows, "reason": None}
+    return {**answer, "shares": rows, "reason": None if rows else "no token here chose a module"}
 
 
 def _unused(rows: Sequence[tuple[Any, ...]], run: RunFile, step: int, num_tokens: int) -> float:

@@ -20,7 +20,6 @@ from tokenpaths.engine.analysis import paired_runs
 from tokenpaths.engine.analysis.contrast import EqualParts, Mean, by_sample, difference, mean_of
 from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import UNRECORDED_KIND
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import sample_profiles
@@ -186,32 +185,27 @@ def _visited(run: RunFile, num_samples: int) -> np.ndarray:
     """(samples,) different (step, module) pairs that do work and that any token of the sample visited; NaN where the
     sample was not drawn."""
     layout = run.layout
-    active_D = np.array(
-        [
-            bool(run.bank.available[step, module])
-            and run.bank.find(step, module).kind not in ("identity", UNRECORDED_KIND)
-            for step in range(layout.num_steps)
-            for module in range(layout.num_modules)
-        ]
-    )
+    active_SM = np.zeros((layout.num_steps, layout.num_modules), dtype=bool)
+    for step in range(layout.num_steps):
+        for module in run.bank.offered(step):
+            active_SM[step, module] = run.bank.find(step, module).kind != "identity"
     visited = np.full(num_samples, np.nan)
     if sample_profiles.has_profiles(run):
         for page in sample_profiles.pages(run):
-            visited[page.first : page.first + len(page.low_nD)] = (page.low_nD[:, active_D] > 0).sum(axis=1)
+            visited[page.first : page.first + len(page.low_nD)] = (page.low_nD[:, active_SM.reshape(-1)] > 0).sum(
+                axis=1
+            )
         return visited
     table = tokens_of(run)
     total = np.zeros(table.num_samples, dtype=np.int64)
     for step in range(layout.num_steps):
-        modules = np.flatnonzero(active_D.reshape(layout.num_steps, -1)[step])
-        total += (table.chosen_at(step, modules) > 0).sum(axis=1)
+        total += (table.chosen_at(step, np.flatnonzero(active_SM[step])) > 0).sum(axis=1)
     visited[table.samples_N] = total
     return visited
 
 
 def _tokens(run: RunFile, measure: str, label_id: int | None) -> Observed:
-    table = tokens_of(run)
-    if label_id is not None:
-        table = table.of_samples(np.flatnonzero(table.label_N == label_id))
+    table = tokens_of(run).of_label(label_id)
     nothing = np.full(table.num_tokens, np.nan)
     values_P = table.compute_P if measure == "compute" else table.reuse_P
     return Observed(
@@ -273,7 +267,7 @@ def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, A
     """
     check_choice(measure, MEANS, "measure")
     table = tokens_of(run)
-    answer = {"run": run.run_id, "measure": measure, "counted": table.counted}
+    answer = {"run": run.run_id, "measure": measure, "counted": table.counted, "counted_pictures": None}
     value_n = _values(run, table, measure)
     if not np.isfinite(value_n).any():
         return {**answer, "kinds": [], "reason": f"no token of this run has a {measure}"}
@@ -282,6 +276,8 @@ def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, A
     rows = []
     for by, kind, tokens, mask_n, among_n in _kinds(run, table):
         rows += _row(by, kind, _values(run, tokens, measure), mask_n, among_n, tokens)
+        if tokens is not table:
+            answer["counted_pictures"] = tokens.counted
     order = {"region": 0, "patch": 1, "word": 2}
     rows.sort(key=lambda row: (order[row["by"]], -row["mean"], row["kind"]))
     reason = None if rows else "neither regions, nor pictures, nor words of this run were recorded"

@@ -38,7 +38,7 @@ def naive_outcomes(case: Case, measure: str, label: str | None) -> tuple[list[fl
         tokens = [t for t, owner in enumerate(naive.sample_of) if owner == number]
         if measure == "modules":
             visits = {(s, m) for t in tokens for s, step in enumerate(naive.ids[t].tolist()) for m in step}
-            keys.append(float(sum(m not in naive.identity for _, m in visits)))
+            keys.append(float(sum(m not in naive.identity | naive.unused for _, m in visits)))
         else:
             keys.append(float(np.mean([getattr(naive, measure)(t) for t in tokens])))
         nothing = sample.prediction is None or sample.label is None or sample.loss is None
