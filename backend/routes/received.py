@@ -202,9 +202,7 @@ def _resolve(services: Services, sealing: Sealing, *, again: bool) -> None:
 
 
 def _is_made(services: Services, sealing: Sealing) -> bool:
-    """Whether the job of a sealing made the run: one of its name may be somebody else's."""
-    if services.registry.must_be_taken_in(sealing.target):
-        return False
+    """Whether the job of a sealing made the run: one of its name may be somebody else's. Waits for its intake."""
     try:
         made_by = services.registry.ask(sealing.target, lambda run: run.info()["findings"].get(MADE_BY))
     except Problem as problem:

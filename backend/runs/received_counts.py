@@ -85,19 +85,6 @@ def load_of(counts: np.ndarray) -> list[Row]:
     ]
 
 
-def packed(counts: np.ndarray) -> bytes:
-    """Counts (S, M) with their shape, as they are stored."""
-    return np.array(counts.shape, dtype="<i8").tobytes() + counts.astype("<i8").tobytes()
-
-
-def unpacked(data: bytes | None) -> np.ndarray:
-    """Counts (S, M) as ``packed`` stores them; (0, 0) of None."""
-    if data is None:
-        return np.zeros((0, 0), dtype=np.int64)
-    numbers = np.frombuffer(data, dtype="<i8")
-    return numbers[2:].reshape(int(numbers[0]), int(numbers[1])).astype(np.int64)
-
-
 def when(seconds: float) -> str:
     """A time in seconds since 1970, as text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -23,16 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenpaths.backend.lock_files import held_lock_file
-from tokenpaths.backend.problems import Problem, busy, disk_full
-from tokenpaths.backend.runs.received_counts import added, begin, load_of, misfit, packed, said_of, unpacked, when
+from tokenpaths.backend.problems import Problem, busy, disk_full, problem_of
+from tokenpaths.backend.runs.received_counts import added, begin, load_of, misfit, said_of, when
 from tokenpaths.backend.runs.received_file import (
     BUSY_SECONDS,
     SUFFIX,
     Row,
     no_such_log,
     opened,
+    packed,
     read_about,
     remove,
+    unpacked,
     write_about,
     writing,
 )
@@ -79,7 +81,7 @@ class ReceivedLogs:
 
     def names(self) -> list[str]:
         """Names of all logs."""
-        return sorted(file.stem for file in self.folder.glob(f"*{SUFFIX}") if is_name(file.stem))
+        return sorted(file.stem for file in self.folder.glob(f"*{SUFFIX}") if is_name(file.stem) and file.is_file())
 
     # -- taking responses ---------------------------------------------------------------------
     def sizes(self, run: str, given: Announced) -> Announced:
@@ -208,13 +210,13 @@ class ReceivedLogs:
         for name in self.names():
             try:
                 found.append(self.about(name))
-            except Problem as problem:
+            except Exception as error:
                 with contextlib.suppress(OSError):  # sealed or forgotten meanwhile
                     info = self._file(name).stat()
                     empty = {"responses": 0, "tokens": 0, "bytes": info.st_size, "top_k": 0, "experts": 0, "load": []}
                     at = when(info.st_mtime)
                     about = {"run": name, "model": None, "job": None, "began_at": at, "last_at": at} | empty
-                    found.append(about | {"problem": problem.body()["detail"]})
+                    found.append(about | {"problem": problem_of(error).body()["detail"]})
         return found
 
     # -- sealing and forgetting them ----------------------------------------------------------
@@ -242,7 +244,7 @@ class ReceivedLogs:
         Raises:
             Problem: 404 if there is no such log, 409 while another one is at it.
         """
-        if not self._known(run).exists():
+        if not self._known(run).is_file():
             raise no_such_log(run)
         lock = HolderLock(self.folder / f".{run}.sealing")
         try:
@@ -261,22 +263,22 @@ class ReceivedLogs:
             Problem: 404 if there is no such log, 409 if it is being sealed, 507 without room to write it out.
         """
         sealing = Sealing(run, f"received-{run}-{secrets.token_hex(4)}.jsonl", target, None)
-        with self._held(), opened(self._known(run)) as con, writing(con):
+        with self._held(), opened(self._known(run)) as con:
             row = read_about(con)
             if row is None:
                 raise no_such_log(run)
             _check_open(run, row)
+            con.execute("UPDATE about SET not_before = ?", (time.time() + AGAIN_SECONDS,))  # without room too
             check_free(self.data_dir)
             if shutil.disk_usage(self.data_dir).free < row["bytes"]:
                 raise disk_full()
-            changes = {"file": sealing.file, "target": target, "not_before": time.time() + AGAIN_SECONDS}
-            write_about(con, row | changes)
+            con.execute("UPDATE about SET file = ?, target = ?", (sealing.file, target))
         return sealing, {**json.loads(row["sizes"]), "model": row["model"]}
 
     def write_out(self, sealing: Sealing) -> None:
         """Write all responses of a pending log into the inbox. Needs no lock: nothing changes them. Raises OSError."""
-        log, target = self._known(sealing.run), self._inbox(sealing)
-        with opened(log) as con, atomic_file(target) as temporary, temporary.open("wb") as stream:
+        file, target = self._known(sealing.run), self._inbox(sealing)
+        with opened(file) as con, atomic_file(target) as temporary, temporary.open("wb") as stream:
             for (line,) in con.execute("SELECT line FROM response ORDER BY number"):
                 stream.write(line + b"\n")
 
@@ -287,13 +289,15 @@ class ReceivedLogs:
                 con.execute("UPDATE about SET job = ?", (job,))
 
     def reopen(self, sealing: Sealing, *, again: bool) -> None:
-        """Take responses again for a log of which no run was made; its file in the inbox is deleted.
+        """Take responses again for a log of which no run was made; its file in the inbox is deleted, or what is there
+        of it.
 
         ``again``: it may be sealed by itself again, before more has come.
         """
         with self._at(sealing) as con:
             if con is not None:
-                self._inbox(sealing).unlink(missing_ok=True)
+                for file in (self._inbox(sealing), *self._inbox(sealing).parent.glob(f".{sealing.file}.*.tmp")):
+                    file.unlink(missing_ok=True)
                 con.execute("UPDATE about SET file = NULL, target = NULL, job = NULL")
                 if not again:
                     con.execute("UPDATE about SET not_before = ?", (math.inf,))
@@ -312,10 +316,10 @@ class ReceivedLogs:
         """Delete all that came; Problem 404 if there is none, 409 while it is written out."""
         with self._held():
             file = self._known(run)
-            if not file.exists():
+            if not file.is_file():
                 raise no_such_log(run)
             sealing = None
-            with contextlib.suppress(Problem), opened(file) as con:  # a damaged log can be forgotten too
+            with contextlib.suppress(Exception), opened(file) as con:  # a damaged log can be forgotten too
                 sealing = _sealing_of(run, read_about(con))
             if sealing is not None:
                 if sealing.job is None:
@@ -345,7 +349,7 @@ class ReceivedLogs:
         """What is known of a log; None if there is none. What a killed first request left is deleted."""
         file = self._known(run)
         with self._held():
-            if not file.exists():
+            if not file.is_file():
                 return None
             with opened(file) as con:
                 row = read_about(con)
@@ -356,7 +360,7 @@ class ReceivedLogs:
     def _readable(self) -> list[tuple[str, Row]]:
         found = []
         for name in self.names():
-            with contextlib.suppress(Problem):  # those are listed with their problem
+            with contextlib.suppress(Exception):  # those are listed with their problem
                 if (row := self._read(name)) is not None:
                     found.append((name, row))
         return found

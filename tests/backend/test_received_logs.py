@@ -15,6 +15,7 @@ import pytest
 
 from tests.backend.conftest import SECRET
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, ROWS, TOP_K, run_batch, vllm_chat, with_dense
+from tests.support.foreign_runs import unmarked
 from tests.support.runs import make, make_run
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes import received as route
@@ -118,6 +119,18 @@ def test_two_seals_at_once_make_one_job(services: Services, monkeypatch: pytest.
     assert len(jobs_of(services)) == 1
 
 
+def test_what_was_written_of_a_log_when_it_was_killed_is_deleted(tmp_path: Path, services: Services) -> None:
+    send(services, answer(0))
+    sealing, _ = services.received.begin_sealing("live", "live")
+    folder = services.settings.data_dir / "inbox"
+    folder.mkdir(exist_ok=True)
+    (folder / f".{sealing.file}.abc.tmp").write_bytes(b"half")
+    (folder / ".other.jsonl.abc.tmp").write_bytes(b"of somebody else")
+    settle(services_for(tmp_path))
+    assert [file.name for file in inbox(services)] == [".other.jsonl.abc.tmp"]
+    assert send(services, answer(1))["responses"] == 2
+
+
 @pytest.mark.parametrize("broken", ["submit", "set_job"])
 def test_a_sealing_that_was_killed_is_found_again(
     tmp_path: Path, services: Services, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -206,11 +219,13 @@ def test_a_log_beside_a_run_of_its_name_is_sealed_under_another(services: Servic
     assert services.received.names() == []
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_only_the_run_of_its_job_ends_a_log(services: Services, ours: bool) -> None:
+@pytest.mark.parametrize(("ours", "known"), [(False, True), (True, True), (True, False)])
+def test_only_the_run_of_its_job_ends_a_log(services: Services, ours: bool, known: bool) -> None:
     send(services, answer(0))
     job = seal(services, "live")["job"]
     made_by(services, "live", job if ours else "somebody-else")
+    if not known:  # as in a data folder that was copied
+        unmarked(services.settings.runs_dir / "live.duckdb")
     end(services, job, "failed")
     services.jobs.table.remove(job)
     settle(services)
@@ -275,8 +290,10 @@ def test_a_full_disk_is_noticed_before_a_log_is_written_out(
     monkeypatch.setattr("tokenpaths.backend.runs.received_logs.check_free", lambda folder: None)
     usage = type("Usage", (), {"free": size - 1})
     monkeypatch.setattr("tokenpaths.backend.runs.received_logs.shutil.disk_usage", lambda folder: usage)
+    assert services.received.quiet(0.0) == ["live"]
     assert refusal(lambda: seal(services, "live")).status == 507
     assert services.received.sealings() == []
+    assert services.received.quiet(0.0) == []  # it is not tried again at once
 
 
 def test_a_damaged_log_hides_no_other_and_can_be_forgotten(tmp_path: Path) -> None:
