@@ -244,7 +244,7 @@ def test_a_mark_is_of_a_file_and_not_of_a_name(tmp_path: Path) -> None:
 
 SPOILT = {
     "/samples/3/similar": "UPDATE path_coded SET ribbon = [1] WHERE rank = 2",
-    "/usage": "DELETE FROM module",
+    "/usage/kinds": "DELETE FROM module",
     "": "UPDATE run SET weight_semantics = '[1'",
     "/export/token.csv": "UPDATE run SET num_steps = 2",
 }

@@ -14,9 +14,10 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_and_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
-from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_STAND_INS = (UNRECORDED_KIND, UNUSED_KIND)
 _MOST_MODULES = 65_536
 _MOST_REGIONS = 255
 _LARGEST = 1e30
@@ -84,17 +85,34 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
             )
         check_text(module.name, f"the name of module {module.module}", field="modules")
         check_text(module.kind, f"the kind of module {module.module}", field="modules")
+        if module.step is None and module.kind in _STAND_INS:
+            raise UserError(
+                f"module {module.module} is of kind {module.kind!r}, so it stands for something at one step: give it "
+                "that step",
+                field="modules",
+            )
+    real = {module.step for module in modules if module.kind not in _STAND_INS}
+    if (
+        None not in real
+        and (empty := next((step for step in range(info.num_steps) if step not in real), None)) is not None
+    ):
+        raise UserError(f"step {empty} offers no module: every step needs one that can be picked", field="modules")
     unused = min((module.module for module in modules if module.kind == UNUSED_KIND), default=info.num_modules)
     if any(module.module >= unused and module.kind != UNUSED_KIND for module in modules):
         raise UserError(f"module {unused} stands for an unused slot, so every later id should too", field="modules")
 
 
 def check_ribbons(
-    module_ids: np.ndarray, info: RunInfo, available: np.ndarray, what: str = "module_ids"
+    module_ids: np.ndarray,
+    info: RunInfo,
+    available: np.ndarray,
+    what: str = "module_ids",
+    unused_from: int | None = None,
 ) -> np.ndarray | None:
     """UserError unless ``module_ids`` is (n, S, K), each id offered at its step and chosen once there.
 
-    Returns the ids with sorted slots (n, V), where that took sorting.
+    Returns the ids with sorted slots (n, V), where that took sorting. ``unused_from``: of the layout; unused slots are
+    the last ones of their step, and numbered from it on, so that equal sets of modules are one path.
     """
     expected = (info.num_steps, info.top_k)
     if module_ids.ndim != 3 or module_ids.shape[1:] != expected:
@@ -116,6 +134,17 @@ def check_ribbons(
         if not offered.all() and not offered[module_ids[:, step]].all():
             stranger = int(module_ids[:, step][~offered[module_ids[:, step]]][0])
             raise UserError(f"{what}: step {step} offers no module {stranger}", field=what)
+    if unused_from is not None:
+        unused = module_ids >= unused_from
+        place = np.arange(info.top_k) - (~unused).sum(axis=2, keepdims=True)
+        right = np.where(unused, module_ids == unused_from + place, place < 0)
+        if not right.all():
+            token, step, _ = (int(i) for i in np.argwhere(~right)[0])
+            raise UserError(
+                f"{what}: token {token} has {module_ids[token, step].tolist()} at step {step}: its unused slots should "
+                f"be the last ones, numbered {unused_from}, {unused_from + 1} … in that order",
+                field=what,
+            )
     if info.top_k == 1:
         return None
     narrow = module_ids.astype(np.uint8 if high < 256 else np.uint16, copy=False)
@@ -133,7 +162,7 @@ def check_batch(
 
     ``unused_from``: of the layout.
     """
-    sorted_nV = check_ribbons(np.asarray(batch.module_ids), info, available)
+    sorted_nV = check_ribbons(np.asarray(batch.module_ids), info, available, unused_from=unused_from)
     n = batch.num_tokens
     steps_slots = (info.num_steps, info.top_k)
     _check_array(batch.weights, "weights", (n, *steps_slots), low=-_ROUNDING, high=1 + _ROUNDING)

@@ -153,7 +153,7 @@ def _check_token_ribbons(
     sql = f"SELECT path_id, {columns_sql(plan.layout)} FROM token"
     for path_ids, *columns in read_chunks(con, sql, plan.layout):
         ids = ribbons_of(plan.layout, columns)[0]
-        check_ribbons(ids, plan.info, available, "ribbons of tokens")
+        check_ribbons(ids, plan.info, available, "ribbons of tokens", plan.layout.unused_from)
         if not np.array_equal(sorted_slots(ids), paths.ribbons(np.asarray(path_ids))):
             raise UserError("tokens have other ribbons than their paths")
 

@@ -169,7 +169,7 @@ class ShardWriter(SealedOnce):
     def write_twin(self, module_ids: np.ndarray) -> None:
         """Add ribbons (n, S, K) of the untrained twin, for the same tokens in the same order as the shard's."""
         self._check_state()
-        check_ribbons(np.asarray(module_ids), self.info, self._available)
+        check_ribbons(np.asarray(module_ids), self.info, self._available, unused_from=self.layout.unused_from)
         if len(module_ids):
             with self._disk_trouble():
                 self._add_twin(np.asarray(module_ids))

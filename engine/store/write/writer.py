@@ -100,7 +100,7 @@ class RunWriter(SealedOnce):
     def write_compact(self, batch: CompactBatch) -> None:
         """``write`` for a checked and compacted batch, as of a shard. Raises as ``write``."""
         self._check_open()
-        check_ribbons(batch.ids, self.info, self.filler.available)
+        check_ribbons(batch.ids, self.info, self.filler.available, unused_from=self.filler.layout.unused_from)
         if batch.num_tokens:
             self._put(batch)
 
@@ -110,7 +110,8 @@ class RunWriter(SealedOnce):
         Stores their frequencies, and the paths of the hash sample used for associations.
         """
         self._check_open()
-        check_ribbons(np.asarray(module_ids), self.info, self.filler.available)
+        unused_from = self.filler.layout.unused_from
+        check_ribbons(np.asarray(module_ids), self.info, self.filler.available, unused_from=unused_from)
         if len(module_ids):
             self._put(np.array(module_ids, dtype=self.filler.layout.id_dtype, order="C"))
 

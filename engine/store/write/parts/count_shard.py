@@ -44,7 +44,7 @@ def count_shard(plan: SealPlan, number: int) -> None:
     path_ids = np.empty(place.num_tokens, dtype=np.int32)
     done = 0
     for ids in read_ribbons(folder, stored):
-        check_ribbons(ids, info, available)
+        check_ribbons(ids, info, available, unused_from=layout.unused_from)
         if done + len(ids) <= place.num_tokens:
             path_ids[done : done + len(ids)] = book.add(ids)[0]
         done += len(ids)
@@ -56,7 +56,7 @@ def count_shard(plan: SealPlan, number: int) -> None:
     arrays = {"ribbons": book.ribbons(), "counts": book.counts()}
     twin = TwinCounter(layout, plan.work, KNOWN_TOKENS, place.first_row)
     for ids in read_twin(folder, manifest, stored):
-        check_ribbons(ids, info, available)
+        check_ribbons(ids, info, available, unused_from=layout.unused_from)
         twin.add(ids)
     arrays |= {f"twin_{name}": values for name, values in twin.arrays().items()}
     labels, num_chars = _labels(folder), _num_chars(folder)
