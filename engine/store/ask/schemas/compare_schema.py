@@ -84,7 +84,7 @@ class Grouping(AnswerModel):
 
 
 class DifferentNode(ModuleAtStep):
-    """A module at a step, and the share of the tokens that it got in both runs."""
+    """A module at a step, and the share of the tokens that it got in both runs, of those whose decision is known."""
 
     before: Share = Field(description="In `a`")
     after: Share = Field(description="In `b`")
@@ -124,7 +124,10 @@ class FlowDifference(AnswerModel):
     steps: list[int]
     own_modules: bool = Field(description="Whether modules belong to their step")
     nodes: list[DifferentNode]
-    links: list[MovedLink] = Field(description="`before`: share in `a`; `after`: share in `b`; largest change first")
+    links: list[MovedLink] = Field(
+        description="`before`: share in `a`; `after`: share in `b`. Of the tokens that use known modules at both "
+        "steps; largest change first"
+    )
     loads: list[StepLoads]
 
 
@@ -361,7 +364,7 @@ class Effect(AnswerModel):
     sample: int | None = Field(description="Its sample, where one sample is compared")
     num_samples: int = Field(description="Samples that were compared")
     of_samples: int = Field(description="Of so many: of the run that a job drew them from, or of the unchanged run")
-    num_tokens: Count
+    num_tokens: Count = Field(description="Tokens whose decisions are all known in both runs; shares are of these")
     controls: dict[str, Any] | None = Field(description="What was changed, as POST /traces takes it")
     after_step: int = Field(description="The first edited step")
     after_steps: list[int] = Field(description="The steps behind it that no edit changes by itself")

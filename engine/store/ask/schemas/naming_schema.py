@@ -87,7 +87,7 @@ class Neighbour(ModuleAtStep):
     """A module at the step before or after."""
 
     count: float = Field(description="Tokens; with several slots a pair counts 1/K² each")
-    share: float = Field(description="Of all that the module has from there or gives there")
+    share: float = Field(description="Of all that the module has from the modules there, or gives to them")
 
 
 class ModuleInFull(ModuleAtStep):

@@ -1,7 +1,4 @@
-"""Comparison of two runs over the samples that both have: measures, grouping of tokens by path, flows and loads.
-
-Shapes: n samples or tokens, S steps, K slots, M modules.
-"""
+"""Comparison of two runs over the samples that both have: measures, grouping of tokens by path, flows and loads."""
 
 from __future__ import annotations
 
@@ -11,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis import load
-from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, load_difference, pearson, spearman
+from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, pearson, spearman
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.flow_difference import flow_difference
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
-from tokenpaths.engine.store.ask.several_runs.series import numbers_of, relation_note, same_numbering, untrained_numbers
-from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.several_runs.series import numbers_of, untrained_numbers
 from tokenpaths.engine.store.ask.tables.excerpts import finite, sample_answers
-from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.ask.topics.overview import card
-from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
 
 if TYPE_CHECKING:
@@ -87,7 +81,7 @@ def compare(
         "correlations": correlations,
         "within": [_within(run, pairs, side) for run, side in ((a, "a"), (b, "b"))],
         "grouping": _grouping(a, b, pairs) if grouping else None,
-        "flow": _flow(a, b, matched, links),
+        "flow": flow_difference(a, b, matched, links),
         "points": _points(a, pairs, values_a, values_b, measured, points),
         "points_of": int(measured.sum()),
         "most": _most(a, pairs, values_a, values_b, measured, limit),
@@ -321,110 +315,3 @@ def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, n
     first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
     rows = np.repeat(first - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
     return columns["path_id"][rows], columns["token_id"][rows]
-
-
-def _bank_differs(a: RunFile, b: RunFile) -> str | None:
-    """Why the flows of two runs have no common links by name; None: they can be subtracted."""
-    for name, noun in (("num_steps", "steps"), ("num_modules", "modules")):
-        if a.row[name] != b.row[name]:
-            return f"{a.run_id} has {a.row[name]} {noun}, {b.run_id} has {b.row[name]}"
-    if [(m.step, m.module, m.kind) for m in a.modules] != [(m.step, m.module, m.kind) for m in b.modules]:
-        return "the two models have modules of different kinds"
-    return "one step has no flow" if a.row["num_steps"] == 1 else None
-
-
-def _flow(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dict[str, Any]:
-    """Difference of the flows of the paired samples, and of the load of each step regardless of module names."""
-    usages = [_usage(run, matched, side) for run, side in ((a, "a"), (b, "b"))]
-    num_steps = [run.layout.num_steps for run in (a, b)]
-    steps = [
-        {
-            "step": step,
-            **{
-                f"{name}_{side}": float(measure(counts[step]))
-                for side, counts in zip("ab", usages, strict=True)
-                if step < len(counts)
-                for name, measure in (("load_entropy", load.load_entropy), ("effective_top_k", load.effective_top_k))
-            },
-            "difference": load_difference(usages[0][step], usages[1][step]) if step < min(num_steps) else None,
-        }
-        for step in range(max(num_steps))
-    ]
-    reason = _bank_differs(a, b)
-    answer: dict[str, Any] = {
-        "difference": None,
-        "reason": reason,
-        "same_numbering": reason is None and same_numbering(a, b),
-        "note": None,
-        "num_tokens": [],
-        "steps": [],
-        "own_modules": a.bank.own_modules,
-        "nodes": [],
-        "links": [],
-        "loads": steps,
-    }
-    if reason is not None:
-        return answer
-    answer["note"] = relation_note(a, b)
-    before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
-    totals = [int(matched.pairs[f"num_tokens_{side}"].sum()) for side in "ab"]
-    answer |= {"num_tokens": totals, "steps": list(range(num_steps[0])), "nodes": _nodes(a, usages, totals)}
-    keys = np.unique(np.concatenate([before[0], after[0]]))
-    shares = np.zeros((2, len(keys)))
-    for row, (key, share) in zip(shares, (before, after), strict=True):
-        row[np.searchsorted(keys, key)] = share
-    change = shares[1] - shares[0]
-    answer["difference"] = float(np.abs(change).sum() / 2 / (num_steps[0] - 1))
-    modules = a.layout.num_modules
-    answer["links"] = [
-        {
-            "step": int(keys[i] // modules**2),
-            "source": int(keys[i] // modules % modules),
-            "target": int(keys[i] % modules),
-            "before": float(shares[0, i]),
-            "after": float(shares[1, i]),
-            "change": float(change[i]),
-        }
-        for i in np.argsort(-np.abs(change), kind="stable")[:limit]
-        if change[i] != 0
-    ]
-    return answer
-
-
-def _condition(matched: Matched, side: str) -> Query | None:
-    """SQL condition for the tokens of the paired samples; None: all tokens."""
-    if not (matched.only_a if side == "a" else matched.only_b):
-        return None
-    return Query("sample IN (SELECT unnest(?::INTEGER[]))", (matched.pairs[f"sample_{side}"].tolist(),))
-
-
-def _usage(run: RunFile, matched: Matched, side: str) -> list[np.ndarray]:
-    """Token counts of each module, step by step."""
-    condition = _condition(matched, side)
-    num_steps = run.layout.num_steps
-    rows = run.rows(queries.sealed_usage(None)) if condition is None else count_tokens(run, condition, 0, num_steps)[2]
-    return counts_of_step(rows, run.bank, num_steps)
-
-
-def _nodes(a: RunFile, usages: Sequence[list[np.ndarray]], totals: Sequence[int]) -> list[dict[str, Any]]:
-    """Share of the tokens at each module of each step in both runs, for modules used by at least one of them."""
-    return [
-        a.bank.head(step, module)
-        | {"before": int(n) / totals[0], "after": int(m) / totals[1], "change": int(m) / totals[1] - int(n) / totals[0]}
-        for step in range(a.layout.num_steps)
-        for module, n, m in zip(a.bank.offered(step), usages[0][step], usages[1][step], strict=True)
-        if n or m
-    ]
-
-
-def _links(run: RunFile, matched: Matched, side: str) -> tuple[np.ndarray, np.ndarray]:
-    """A numeric key for each link, and its share of the tokens; sorted by key."""
-    condition, layout = _condition(matched, side), run.layout
-    if condition is None:
-        num_tokens, columns = run.row["num_tokens"], run.arrays(queries.sealed_flow(None, 0, layout.num_steps))
-    else:
-        num_tokens, columns, _ = count_tokens(run, condition, 0, layout.num_steps)
-    step, source, target = (columns[name].astype(np.int64) for name in ("step", "source", "target"))
-    key = (step * layout.num_modules + source) * layout.num_modules + target
-    order = np.argsort(key)
-    return key[order], columns["count"][order].astype(np.float64) / num_tokens

@@ -67,11 +67,15 @@ def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit:
     _check_same(after, before, whole=sample is None)
     pairs = _pairs(after, before, sample)
     config = json.loads(after.row["config"])
-    change = RouteChange(after.layout.num_modules, _edited_steps(config))
+    unused = [run.layout.top_k for run in (after, before) if run.layout.unused_from is not None]
+    change = RouteChange(after.num_modules + max(unused, default=0), _edited_steps(config))
     first_row, num_tokens = pairs[0][3], sum(pair[2] for pair in pairs)
     for start in range(0, num_tokens, 65_536):
         size = min(65_536, num_tokens - start)
-        change.add(_ribbons(before, first_row + start, size), _ribbons(after, start, size))
+        old, known_before = _ribbons(before, first_row + start, size)
+        new, known_after = _ribbons(after, start, size)
+        known = known_before & known_after
+        change.add(old[known], new[known])
     measured = dict(after.rows(Query("SELECT name, answer FROM finding WHERE name = 'effect'")))
     outputs = json.loads(measured["effect"]) if measured else None
     answer = {
@@ -83,7 +87,7 @@ def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit:
         **change.answer(),
         "controls": config.get("controls"),
         **_losses(after, before, pairs),
-        "links": change.links(limit),
+        "links": [link for link in change.links(limit) if max(link["source"], link["target"]) < after.num_modules],
         "outputs": outputs,
         "tokens": None,
     }
@@ -92,11 +96,12 @@ def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit:
 
 def _check_same(after: RunFile, before: RunFile, *, whole: bool) -> None:
     """Refuse runs of two models, and whole runs over two data sets."""
+    edited, unedited = (run.row | {"num_modules": run.num_modules} for run in (after, before))
     for name in ("model", "modality", "num_steps", "num_modules"):
-        if after.row[name] != before.row[name]:
+        if edited[name] != unedited[name]:
             raise UserError(
-                f"{name} of {after.run_id} is {after.row[name]}, of {before.run_id} {before.row[name]}: an effect is "
-                "that of one model on the same inputs",
+                f"{name} of {after.run_id} is {edited[name]}, of {before.run_id} {unedited[name]}: an effect is that "
+                "of one model on the same inputs",
                 field="of",
             )
     if after.row["checkpoint_sha256"] != before.row["checkpoint_sha256"]:
@@ -170,15 +175,23 @@ def _edited_steps(config: dict[str, Any]) -> frozenset[int] | None:
     return edited_steps(edit.get("step") for edit in controls.get("edits") or () if edit.get("edit") != "freeze")
 
 
-def _ribbons(run: RunFile, first_row: int, size: int) -> np.ndarray:
-    """Ids (n, S, K) of ``size`` tokens, starting at a row of ``token``."""
+def _ribbons(run: RunFile, first_row: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n, S, K) of ``size`` tokens, starting at a row of ``token``, and which tokens' decisions are all known (n,).
+
+    Unused slots have the same ids behind the modules in every run.
+    """
     sql = f"SELECT {columns_sql(run.layout)} FROM token WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
     with run.cursor() as cursor:
         parts = [
             run.ribbons_of(columns)[0]
             for columns in read_chunks(cursor, sql, run.layout, (first_row, first_row + size - 1))
         ]
-    return np.concatenate(parts)
+    ids_nSK = np.concatenate(parts)
+    known_n = ~run.bank.unknown(ids_nSK).any(axis=1)
+    unused_from = run.layout.unused_from
+    if unused_from is not None and unused_from != run.num_modules:
+        ids_nSK = np.where(ids_nSK < unused_from, ids_nSK, ids_nSK - (unused_from - run.num_modules))
+    return ids_nSK, known_n
 
 
 def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, int]]) -> dict[str, Any]:

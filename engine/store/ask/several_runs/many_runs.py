@@ -292,7 +292,7 @@ def _difference(
         return gap, None if gap else f"{pairing.num} common samples have it; an interval takes {FEWEST_SAMPLES}"
     if not pairing.whole:
         return None, f"only {pairing.num:,} samples of {b} are in {a} too, and this is a number of the whole run"
-    modules = [one.run.row["num_modules"] for one in (first, other)]
+    modules = [one.run.num_modules for one in (first, other)]
     if name in SCALED_BY_MODULES and modules[0] != modules[1]:
         return None, f"{a} has {modules[0]:,} modules, {b} has {modules[1]:,}: its scale is another"
     errors = [one.errors.get(name) for one in (first, other)]

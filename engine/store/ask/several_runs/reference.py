@@ -8,7 +8,7 @@ Shapes: n tokens of the sample, p distinct paths of it, S steps, K slots, V = SÂ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.excerpts import whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
 from tokenpaths.engine.store.ask.tables.ribbon_index import ranks_of
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
@@ -98,7 +97,8 @@ def in_reference(
             raise UserError(f"{name} is {value}, it should be 0 to {most}", field=name)
     check_page(each, 0, MOST_EACH)
     tokens = sample_of(run, sample)["tokens"]
-    ribbons_nV = _sorted_ribbons(tokens, reference)
+    ribbons_nSK = np.array([_ribbon_in(reference, token["ribbon"], run) for token in tokens], dtype=np.int64)
+    ribbons_nV = sorted_slots(ribbons_nSK.reshape(len(tokens), reference.layout.num_steps, reference.layout.top_k))
     distinct_pV, path_n = np.unique(ribbons_nV, axis=0, return_inverse=True)
     ranks_n = ranks_of(reference, distinct_pV)[path_n.reshape(-1)]
     known = ranks_n > 0
@@ -124,7 +124,7 @@ def in_reference(
         "num_known": int(known.sum()),
         "num_once": sum(row["path_tokens"] == 1 for row in answers),
         "tokens": answers,
-        "unusual": _unusual(reference, tokens, known, unusual, each, seed),
+        "unusual": _unusual(run, reference, tokens, known, unusual, each, seed),
         "similar": _similar(run, reference, sample, similar) if tokens else [],
     }
 
@@ -140,24 +140,31 @@ def without_reference(run: RunFile, sample: int, reason: str | None) -> dict[str
 def _check(run: RunFile, reference: RunFile) -> None:
     if run.run_id == reference.run_id:
         raise UserError(f"{run.run_id!r} cannot be its own reference: give a run over a data set", field="reference")
+    own, other = (one.row | {"num_modules": one.num_modules} for one in (run, reference))
     for name in SHAPE:
-        if run.row[name] != reference.row[name]:
+        if own[name] != other[name]:
             raise UserError(
-                f"{name} of {run.run_id} is {run.row[name]}, of {reference.run_id} {reference.row[name]}: a reference "
-                "is a run of the same model",
+                f"{name} of {run.run_id} is {own[name]}, of {reference.run_id} {other[name]}: a reference is a run of "
+                "the same model",
                 field="reference",
             )
 
 
-def _sorted_ribbons(tokens: list[dict[str, Any]], reference: RunFile) -> np.ndarray:
-    """(n, V) ribbons as table ``path`` has them."""
+def _ribbon_in(reference: RunFile, ribbon: Sequence[Sequence[int]], run: RunFile) -> np.ndarray:
+    """(S, K) ids that a ribbon of ``run`` has in the reference; what it cannot have there gets ids of no module.
+
+    Modules have equal ids. A decision that is not known is none of the reference, whatever stands for its own; unused
+    slots are those of the reference, if it has any.
+    """
     layout = reference.layout
-    ids = np.array([whole_ribbon(token["ribbon"], layout) for token in tokens], dtype=np.int64)
-    return np.asarray(sorted_slots(ids.reshape(len(tokens), layout.num_steps, layout.top_k)))
+    nowhere = layout.num_modules
+    unused = nowhere if layout.unused_from is None else layout.unused_from
+    rows = [[module + (nowhere if module >= run.num_modules else 0) for module in modules] for modules in ribbon]
+    return np.array([[*row, *range(unused, unused + layout.top_k - len(row))] for row in rows], dtype=np.int64)
 
 
 def _unusual(
-    reference: RunFile, tokens: list[dict[str, Any]], known: np.ndarray, limit: int, each: int, seed: int
+    run: RunFile, reference: RunFile, tokens: list[dict[str, Any]], known: np.ndarray, limit: int, each: int, seed: int
 ) -> list[dict[str, Any]]:
     """Distinct paths that the reference does not have: their tokens, and its nearest path with examples."""
     of_path: dict[tuple[tuple[int, ...], ...], list[int]] = {}
@@ -167,7 +174,7 @@ def _unusual(
     listed = sorted(of_path, key=lambda path: -len(of_path[path]))[:limit]
     if not listed:
         return []
-    near = [nearest_paths(reference, whole_ribbon(path, reference.layout), 1) for path in listed]
+    near = [nearest_paths(reference, _ribbon_in(reference, path, run), 1) for path in listed]
     ranks = [int(one.ranks[0]) for one in near]
     heads = {head["rank"]: head for head in examples_of_paths(reference, sorted(set(ranks)), each, seed)}
     return [
@@ -190,4 +197,6 @@ def _unusual(
 
 def _similar(run: RunFile, reference: RunFile, sample: int, limit: int) -> list[dict[str, Any]]:
     ((own,),) = [list(piece) for _, piece in counted_profiles(run, np.array([sample]))]
-    return samples_near(reference, own, limit)
+    own_SM = own.reshape(run.layout.num_steps, run.layout.num_modules)[:, : run.num_modules]
+    added = ((0, 0), (0, reference.layout.num_modules - run.num_modules))
+    return samples_near(reference, np.pad(own_SM, added).reshape(-1), limit)
