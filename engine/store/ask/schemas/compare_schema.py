@@ -218,13 +218,13 @@ class RunsBeside(AnswerModel):
 
 
 class StepLoad(AnswerModel):
-    """How one step of a checkpoint loads its modules."""
+    """How one step of a checkpoint loads its modules; null where none of its decisions is known."""
 
     step: int
-    load_entropy: float
-    max_violation: float
-    effective_top_k: float
-    dead: int = Field(description="Modules that no token chose")
+    load_entropy: float | None
+    max_violation: float | None
+    effective_top_k: float | None
+    dead: int | None = Field(description="Modules that no token chose")
     kept: float | None = Field(description="1 − ½ Σ |l − l′| of the loads and those of the checkpoint before")
 
 
@@ -238,9 +238,9 @@ class UntrainedPoint(AnswerModel):
     num_tokens: Count
     num_paths: int
     effective_paths: float | None
-    effective_top_k: float
-    max_violation: float
-    load_entropy: float
+    effective_top_k: float | None
+    max_violation: float | None
+    load_entropy: float | None
     steps: list[StepLoad]
 
 
@@ -257,9 +257,9 @@ class TrainingPoint(AnswerModel):
     mean_reuse: Reuse
     loss: float | None
     accuracy: float | None
-    effective_top_k: float
-    max_violation: float
-    load_entropy: float
+    effective_top_k: float | None
+    max_violation: float | None
+    load_entropy: float | None
     steps: list[StepLoad]
 
 

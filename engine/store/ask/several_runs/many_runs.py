@@ -166,8 +166,12 @@ def _weighted(one: Numbers, column: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _balance(counts: Sequence[np.ndarray]) -> dict[str, float | None]:
+    """``BALANCE`` over the steps at which something was counted; None where nothing was."""
+    known = [c for c in counts if c.any()]
+    if not known:
+        return dict.fromkeys(BALANCE)
     return {
-        name: float((np.sum if name == "dead_modules" else np.mean)([measure(c) for c in counts]))  # type: ignore[no-untyped-call]
+        name: float((np.sum if name == "dead_modules" else np.mean)([measure(c) for c in known]))  # type: ignore[no-untyped-call]
         for name, measure in BALANCE.items()
     }
 

@@ -19,11 +19,8 @@ from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 UNTRAINED = "-untrained"
 """suffix of the model names of untrained twins"""
 Relation = Literal["same weights", "one training", "one name", "other weights", "untrained", "two models"]
-LOADS = {
-    "effective_top_k": load.effective_top_k,
-    "max_violation": load.max_violation,
-    "load_entropy": load.load_entropy,
-}
+LOADS = ("effective_top_k", "max_violation", "load_entropy")
+"""of ``load.balance``"""
 
 
 def series_of(run: RunFile) -> tuple[str, int] | None:
@@ -93,9 +90,11 @@ def numbers_of(run: RunFile) -> dict[str, float | int | None]:
     }
 
 
-def mean_loads(counts: Sequence[np.ndarray]) -> dict[str, float]:
-    """Measures of load, means over steps; ``counts`` holds the tokens of each module, step by step."""
-    return {name: float(np.mean([measure(c) for c in counts])) for name, measure in LOADS.items()}
+def mean_loads(counts: Sequence[np.ndarray]) -> dict[str, float | None]:
+    """Measures of load, means over the steps at which something was counted, None where nothing was; ``counts`` holds
+    the tokens of each module, step by step."""
+    told = [load.balance(c) for c in counts if c.any()]
+    return {name: float(np.mean([row[name] for row in told])) if told else None for name in LOADS}  # type: ignore[arg-type]
 
 
 def untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
@@ -148,14 +147,15 @@ def _untrained(runs: Sequence[RunFile]) -> dict[str, Any] | None:
 
 def loads_by_step(counts: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[dict[str, Any]]:
     """Measures of load of each step, and ``kept``: 1 − ½ Σ |l − l′| of the loads l as shares of the step's choices and
-    l′ of the checkpoint before; None for the first one and where it has other modules.
+    l′ of the checkpoint before; None for the first one and where it has other modules. A step at which nothing was
+    counted has None.
     """
     same = [len(c) for c in counts] == [len(c) for c in before]
     return [
         {
             "step": step,
-            **{name: measure(c) for name, measure in LOADS.items()},
-            "dead": int((c == 0).sum()),
+            **load.balance(c),
+            "dead": int((c == 0).sum()) if c.any() else None,
             "kept": load.load_overlap(c, before[step]) if same else None,
         }
         for step, c in enumerate(counts)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.runs import RunArrays, make, make_experts
+from tests.support.runs import RunArrays, make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS, many_runs, sample_matching
@@ -224,6 +224,26 @@ def test_checkpoints_have_loads_by_step_and_what_they_keep(opened) -> None:
             assert told["max_violation"] == pytest.approx(counts.max() / counts.mean() - 1)
         assert late["steps"][step]["kept"] == pytest.approx(np.minimum(*shares).sum())
     assert answer["untrained"] is None
+
+
+def test_steps_that_are_not_known_are_left_out_of_means(opened) -> None:
+    made = [make_experts(f"at-{at}", series=("t", at), drift=drift) for at, drift in ((100, 0.8), (900, 0.0))]
+    lacking = with_unrecorded(
+        named(made[1], "at-950", config=made[1].info.config | {"series": {"name": "t", "iteration": 950}}), 1.0
+    )
+    runs = opened(made[0], with_unrecorded(made[1], 1.0, first_step=1), lacking)
+    first, some, nothing = over_training(runs, "at-900")["points"]
+    counts = np.bincount(made[1].ids[:, 0].ravel(), minlength=16)
+    assert some["max_violation"] == pytest.approx(counts.max() / counts.mean() - 1)
+    assert some["load_entropy"] == some["steps"][0]["load_entropy"] > 0
+    for step in [*some["steps"][1:], *nothing["steps"]]:
+        assert [step[name] for name in ("load_entropy", "max_violation", "effective_top_k", "dead", "kept")] == [
+            None
+        ] * 5
+    assert nothing["max_violation"] is None
+    answer = compare_runs(runs)
+    assert row(answer, "max_violation")["values"] == [first["max_violation"], some["max_violation"], None]
+    assert row(answer, "dead_modules")["values"][1:] == [int((counts == 0).sum()), None]
 
 
 def test_the_untrained_twin_stands_before_the_first_checkpoint(opened) -> None:
