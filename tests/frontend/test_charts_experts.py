@@ -221,6 +221,21 @@ def test_repetition_stands_beside_chance():
     assert numbers.count(found["num_pairs"]) in expert_stability.repetition_words(found)
 
 
+def test_repetition_says_nothing_of_layers_without_known_pairs():
+    found = answers()["repetition"]
+    steps = [dict(row) for row in found["steps"]]
+    steps[1] |= {"first": None, "any": None, "baseline_any": None}
+    some = {**found, "steps": steps}
+    layers = [row["step"] for row in steps if row["step"] != steps[1]["step"]]
+    assert sorted({row["layer"] for row in expert_stability.repetition_rows(some)}) == layers
+    known = [row["first"] for row in steps if row["first"] is not None]
+    assert expert_stability.repetition_words(some).startswith(numbers.percent(sum(known) / len(known)))
+    assert expert_stability.repetition_chart(some).to_dict()["height"]
+    none = {**found, "steps": [{**row, "first": None, "any": None, "baseline_any": None} for row in steps]}
+    assert "No two neighbouring tokens" in expert_stability.repetition_words(none)
+    assert expert_stability.repetition_chart(none).to_dict()["height"]
+
+
 def test_saturation_names_when_most_is_settled():
     found = answers()["saturation"]
     table = expert_stability.saturation_rows(found, 1)

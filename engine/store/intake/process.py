@@ -49,7 +49,7 @@ class Outcome:
     """whether it says nothing about the file: want of memory, time or space"""
 
 
-RECORDS_VERSION = 3
+RECORDS_VERSION = 4
 """of records and of what the intake checks: refusals and copies of another version are made anew"""
 
 
