@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.measure import kept_document, report
+from benchmarks.science.dipaco_claims import COMPARED
 from tokenpaths.engine.analysis.contrast import ratio_error
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.tokenizer import TextTokenizer
@@ -138,26 +139,30 @@ def effects(work: Path, names: list[str], seeds: tuple[int, ...], val: Sequences
 
     The interval takes documents as what was drawn (the runs see the same ones) and adds the spread of seeds.
     """
-    documents = len(val.document.unique())
-    by_document = lambda x: np.bincount(val.document, x.double(), minlength=documents)  # noqa: E731
     found = {}
     for name in names:
-        changes, errors = {}, {}
-        for seed in seeds:
-            files = [work / seeded(other, seed).name / SUMS for other in ("dense", name)]
-            if not all(file.exists() for file in files):
-                continue
-            dense, own = (load_file(file) for file in files)
-            change, count = by_document(own["loss"] - dense["loss"]), by_document(own["count"])
-            changes[seed] = change.sum() / count.sum()
-            errors[seed] = ratio_error(change, count)
-        if changes:
-            of_seeds = statistics.stdev(changes.values()) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
-            error = math.hypot(statistics.fmean(errors.values()), of_seeds)
-            found[name] = _interval(statistics.fmean(changes.values()), error) | {
-                "by_seed": {str(seed): _interval(changes[seed], errors[seed]) for seed in changes}
+        by_seed = {seed: one for seed in seeds if (one := apart(work, name, "dense", seed, val)) is not None}
+        if by_seed:
+            changes, errors = zip(*by_seed.values(), strict=True)
+            of_seeds = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
+            error = math.hypot(statistics.fmean(errors), of_seeds)
+            found[name] = _interval(statistics.fmean(changes), error) | {
+                "by_seed": {str(seed): _interval(*one) for seed, one in by_seed.items()}
             }
     return found
+
+
+def apart(work: Path, own: str, other: str, seed: int, val: Sequences) -> tuple[float, float] | None:
+    """Loss of one run less that of another of the same seed, and its standard error over documents; None if one of
+    them is not measured."""
+    files = [work / seeded(name, seed).name / SUMS for name in (own, other)]
+    if not all(file.exists() for file in files):
+        return None
+    mine, others = (load_file(file) for file in files)
+    by_document = lambda x: np.bincount(val.document, x.double(), minlength=int(val.document.max()) + 1)  # noqa: E731
+    change, count = by_document(mine["loss"] - others["loss"]), by_document(mine["count"])
+    error = ratio_error(change, count)
+    return None if error is None else (float(change.sum() / count.sum()), error)
 
 
 def _interval(mean: float, error: float) -> dict[str, Any]:
@@ -252,6 +257,17 @@ def main() -> None:
         for seed, own in effect.pop("by_seed").items():
             results[name]["by_seed"][seed]["effect"] = own
         results[name]["effect"] = effect
+    for own, other in {pair for _, _, pairs in COMPARED for pair in pairs}:
+        for seed, row in results.get(own, {}).get("by_seed", {}).items():
+            if (found_apart := apart(arguments.work, own, other, int(seed), val)) is not None:
+                mean, error = found_apart
+                row.setdefault("less", {})[other] = {
+                    "value": mean,
+                    "low": mean - 1.96 * error,
+                    "high": mean + 1.96 * error,
+                }
+                if seed == "0":
+                    results[own]["less"] = row["less"]
     beside = {name: results[name] for name in results if name not in SHIPPED}
     beside = {name: {k: row[k] for k in ("loss", "perplexity", "accuracy")} for name, row in beside.items()}
     for name in SHIPPED:

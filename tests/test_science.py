@@ -154,12 +154,15 @@ def test_effects_of_two_paths_are_apart_only_beyond_both_intervals():
         return rows["product k-means beats k-means"]
 
     # √2 · 0.003 = 0.00424
+    results["product"]["less"] = {"dense": {"value": -1.0, "low": -1.1, "high": -0.9}}  # of another pair
     assert [verdict_of(change) for change in (-0.0044, -0.0041, 0.0041, 0.0044)] == [
         "holds",
         "not at this scale",
         "not at this scale",
         "the opposite",
     ]
+    results["product"]["less"] = {"kmeans": {"value": -0.001, "low": -0.0015, "high": -0.0005}}
+    assert verdict_of(0.0) == "holds"  # taken document by document
 
 
 def test_likeness_of_a_path_counts_pairs_of_different_images():

@@ -80,8 +80,11 @@ def dipaco(results: dict[str, Any]) -> list[Claim]:
     ppl = {name: row["perplexity"] for name, row in results.items() if "perplexity" in row}
 
     def less(own: str, other: str) -> dict[str, float]:
-        """Loss of one less that of another, from both less that of the dense path, as if these were independent: both
-        hold the dense path's, so the interval is too wide and not too narrow."""
+        """Loss of one less that of another, document by document; where only both less that of the dense path are
+        known, as if these were independent: both hold the dense path's, so the interval is then too wide."""
+        if other in results[own].get("less", {}):
+            measured: dict[str, float] = results[own]["less"][other]
+            return measured
         (value, *half), (value_of_other, *half_of_other) = (_effect(results[name]) for name in (own, other))
         width = math.hypot(*half, *half_of_other)
         change = value - value_of_other

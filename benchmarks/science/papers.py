@@ -140,8 +140,9 @@ PAPERS = (
         ("dipaco-2x2", "dipaco-4x4"),
         (
             "One network of each kind: intervals are over documents and say nothing about networks trained alike.",
-            "Differences between two routed networks take their differences from the dense path as independent; both "
-            "hold the same one, so that these intervals are too wide rather than too narrow.",
+            "In the first table, differences between two routed networks take their differences from the dense path as "
+            "independent; both hold the same one, so that these intervals are too wide. In the second they are taken "
+            "document by document.",
             "The dense path takes as many steps as each path: a quarter of the compute and the data of 2×2, a "
             "sixteenth of 4×4. Longer training of it, which the paper has, was not tried.",
             "Discriminative routing starts from k-means at 2×2 and from product k-means at 4×4; in the paper always "

@@ -58,7 +58,12 @@ def raytracing(results: dict[str, Any]) -> list[Claim]:
         for name in names:
             kind = "CIFAR-10" if "cifar" in name else "digits"
             counts.setdefault(kind, []).append(str(len(results[name]["seeds"])))
-        return ", ".join(f"{kind}: {' and '.join(numbers)} networks" for kind, numbers in counts.items())
+        return ", ".join(
+            f"{kind}: {numbers[0]} networks{' each' * (len(numbers) > 1)}"
+            if len(set(numbers)) == 1
+            else f"{kind}: {' and '.join(numbers)} networks"
+            for kind, numbers in counts.items()
+        )
 
     every = {**sets, **crossing, **{name: f"{words}, θ_out = 80" for name, words in relaxed.items()}}
     return [
