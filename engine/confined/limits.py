@@ -26,6 +26,8 @@ class Limits:
     """on top of what the libraries take that are loaded with the function, where that differs between machines"""
     seconds: int | float = 60.0
     """until it answers a call, or sends the next message of a stream"""
+    whole_stream: bool = False
+    """whether ``seconds`` are for all messages of a stream together"""
     processor_seconds: int | None = None
     """of its whole life; None: unlimited"""
     descriptors: int = 64

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -139,14 +141,15 @@ class Confined:
         """One request and its answers. A child that had served before and died is tried anew once."""
         fresh = self._child is None or self._child.poll() is not None
         begun = False
+        ends = time.monotonic() + self.limits.seconds if self.limits.whole_stream else math.inf
         while True:
             child = self._running()  # once: a child that dies after the request must not be replaced before the answer
             self._late = False  # not between the two: the child may be killed when the request is just written
             try:
-                self._limited(child, lambda child: write_message(child.stdin, values))
+                self._limited(child, ends, lambda child: write_message(child.stdin, values))
                 while True:
                     answer = self._limited(
-                        child, lambda child: read_message(child.stdout, self.limits.message_megabytes << 20)
+                        child, ends, lambda child: read_message(child.stdout, self.limits.message_megabytes << 20)
                     )
                     if not isinstance(answer, dict):
                         raise BadMessage("an answer that is no object")
@@ -170,14 +173,18 @@ class Confined:
                 log.warning("the process that reads %s had ended (%s); trying once more", self.what, _how(code))
                 fresh = True
 
-    def _limited(self, child: subprocess.Popen[bytes], act: Any) -> Any:
-        """Run ``act`` on the child, which is killed when it takes longer than its limit."""
+    def _limited(self, child: subprocess.Popen[bytes], ends: float, act: Any) -> Any:
+        """Run ``act`` on the child, which is killed when it takes longer than its limit, or beyond ``ends``."""
 
         def give_up() -> None:
             self._late = True
             child.kill()
 
-        timer = threading.Timer(self.limits.seconds, give_up)
+        left = min(self.limits.seconds, ends - time.monotonic())
+        if left <= 0:
+            give_up()
+            raise EOFError
+        timer = threading.Timer(left, give_up)
         timer.daemon = True
         timer.start()
         try:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,18 @@ def test_streams() -> None:
         given_up.close()
         assert confined.call(stop=1) == "all"
         assert confined.pid != pid
+
+
+def test_the_limit_of_a_whole_stream() -> None:
+    with Confined(f"{ROOM}:count", QUICK) as confined:
+        confined.call(stop=1)
+        confined.limits = replace(QUICK, seconds=0.2, whole_stream=True)
+        with pytest.raises(ReaderEnded, match="longer than 0.2 s") as caught:
+            for _ in confined.stream(stop=200_000):
+                pass
+        assert caught.value.reason == "time"
+        confined.limits = replace(QUICK, whole_stream=True)
+        assert [part.tolist() for part in confined.stream(stop=2)] == [[0] * 3, [1] * 3]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     vocabulary_ids,
 )
 from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of, rows_told
-from tokenpaths.engine.adapters.logs.responses.envelopes import responses
+from tokenpaths.engine.adapters.logs.responses.envelopes import OF_A_LIST, responses
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
 from tokenpaths.engine.base.errors import UserError
 
@@ -140,7 +140,7 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
             f"{identity}{f' choice {number}' if several else ''}" if identity is not None else None,
             tuple(remarks),
             some_token_ids=token_id is not None and bool((token_id < 0).any()),
-            request=record.get("request of a list") or (where if several and not alone else None),
+            request=record.get(OF_A_LIST) or (where if several and not alone else None),
             prompt=None if start else len(before) if before else prompt_tokens(record),
         )
 

@@ -22,6 +22,8 @@ NO_NAME = str(None)
 """of a stream"""
 PARTS = "parts of a stream"
 """key of the rows that came with the chunks of a stream, in order"""
+OF_A_LIST = "request of a list"
+"""key of what names the request that had several responses"""
 EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 """what lines of server-sent events begin with"""
 Response = tuple[str, dict[str, Any]]
@@ -74,7 +76,7 @@ class Streams:
         if not data:
             return
         if data == b"[DONE]":
-            yield from self._complete()
+            yield from self._done()
             return
         try:
             chunk = parsed(where, data, arrays=self._arrays)
@@ -97,11 +99,15 @@ class Streams:
             self._broken.add(name)
             raise
 
+    def complete(self) -> Iterator[Response]:
+        """The responses that have not ended, though they say that they are complete."""
+        yield from self._end([name for name, one in self._open.items() if one.is_complete()])
+
     def rest(self) -> Iterator[Response]:
         """The responses that have not ended."""
         yield from self._end(list(self._open))
 
-    def _complete(self) -> Iterator[Response]:
+    def _done(self) -> Iterator[Response]:
         """The responses that a [DONE], which names no stream, may end: all, unless streams say that they are complete.
 
         Streams without a name follow each other, so it ends the one that is open.
@@ -122,7 +128,7 @@ def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
         for number, one in enumerate(value):
             for item in in_envelope(f"{where}, response {number}" if len(value) > 1 else where, one):
                 if isinstance(item[1], dict) and len(value) > 1:
-                    item[1].setdefault("request of a list", where)
+                    item[1].setdefault(OF_A_LIST, where)
                 yield item
         return
     if not isinstance(value, dict):

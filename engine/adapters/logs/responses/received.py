@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from tokenpaths.engine.adapters.logs.responses.answers import (
     is_vllm_line,
     pieces_of,
 )
-from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, Response, Streams, body_of, in_envelope
+from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, OF_A_LIST, Streams, body_of, in_envelope
 from tokenpaths.engine.adapters.logs.routing_log import NOTHING_CAPTURED
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
@@ -41,13 +42,27 @@ from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool
 from tokenpaths.engine.data.labels import MOST_CHARACTERS
 from tokenpaths.engine.store.file.checks import check_text
 
-LIMITS = Limits(memory_megabytes=2048, seconds=60, descriptors=256, threads=True)
+LIMITS = Limits(memory_megabytes=2048, seconds=60, whole_stream=True, descriptors=256, threads=True)
 READERS = ReaderPool("tokenpaths.engine.adapters.logs.responses.received:answer", LIMITS, "the responses", "body")
 DIGEST_BYTES = 16
 MOST_ID, MOST_PROBLEM = 200, 500
 """characters that are kept"""
-MOST_GROWTH = 8
-"""bytes that a byte of a body may become: a stream of events that is put together is written in ASCII"""
+MOST_LINES = 10_000
+"""responses of one body"""
+MOST_DEPTH = 200
+"""of JSON in JSON: what the import can take where it stands"""
+MOST_GROWTH, MOST_MARK = 8, 64
+"""bytes that a byte of a body may become, and those of a mark: a stream of events that is put together, and a list that
+is taken apart, are written in ASCII"""
+BATCH_BYTES, BATCH_ROWS = 4 << 20, 256
+CUT_OFF = "the stream is cut off: it has neither [DONE] nor a finish_reason of each choice; send the whole of it"
+DEEP = f"is nested more than {MOST_DEPTH} deep"
+
+
+class TooManyLines(UserError):
+    """A body holds more responses than are taken at once."""
+
+    status = 413
 
 
 @dataclass(frozen=True)
@@ -70,9 +85,10 @@ class Counted:
 
 @dataclass(frozen=True)
 class Received:
-    """One line that came: a response, a list of them, or the envelope of one."""
+    """One line that came: a response, or the envelope of one."""
 
     line: bytes
+    """empty where it is not taken"""
     id: str
     """of the request; of its bytes where it names none"""
     problem: str | None
@@ -89,14 +105,15 @@ def read_received(body: bytes, announced: Announced) -> list[Received]:
     """
     about = json.dumps({"layers": announced.layers, "top_k": announced.top_k, "experts": announced.experts})
     found: list[Received] = []
-    room = MOST_GROWTH * len(body) + 1024
+    room = MOST_GROWTH * len(body) + MOST_MARK * MOST_LINES
     try:
         with READERS.one() as reader:
-            for row in reader.stream(body=body, about=about):
-                found.append(_checked(row))
-                room -= len(found[-1].line) + 1
-                if room < 0:
-                    raise UserError("the process that reads what came sent more than came", field="body")
+            for batch in reader.stream(body=body, about=about):
+                for row in batch if isinstance(batch, list) else [batch]:
+                    found.append(_checked(row))
+                    room -= len(row["line"]) + 1
+                    if room < 0 or len(found) > MOST_LINES:
+                        raise UserError("the process that reads what came sent more than came", field="body")
     except ReaderEnded as error:
         raise UserError(f"what came cannot be read: {error}", field="body") from None
     return found
@@ -111,9 +128,10 @@ def _checked(row: Any) -> Received:
     name = str(named) if isinstance(named, str | int) else ""
     if not name or not _is_text(name):
         name = f"sha256:{hashlib.sha256(line).hexdigest()[:32]}"
-    name = name[:MOST_ID]
+    if len(name) > MOST_ID:
+        name = f"{name[: MOST_ID - 40]}:{hashlib.sha256(name.encode()).hexdigest()[:32]}"
     if problem is not None:
-        return Received(line, name, _shown(str(problem), MOST_PROBLEM))
+        return Received(b"", name, _shown(str(problem), MOST_PROBLEM))
     return Received(line, name, None, _counted(row))
 
 
@@ -144,50 +162,121 @@ def _shown(text: str, most: int) -> str:
     return text[:most].encode("utf-8", "backslashreplace").decode()
 
 
-def answer(body: bytes, about: str) -> Iterator[dict[str, Any]]:
-    """What runs in the child: a row for each line."""
+def answer(body: bytes, about: str) -> Iterator[list[dict[str, Any]]]:
+    """What runs in the child: a row for each line, in batches."""
     announced = Announced(**json.loads(about))
-    for number, line in enumerate(lines_of(body)):
-        yield {"line": line, **_row(line, f"response {number}", announced)}
+    batch, size = list[dict[str, Any]](), 0
+    for number, (line, problem) in enumerate(lines_of(body)):
+        batch.append({"line": line, **_row(line, f"response {number}", announced, problem)})
+        size += sum(value.nbytes for value in batch[-1].values() if isinstance(value, np.ndarray)) + len(line)
+        if size >= BATCH_BYTES or len(batch) >= BATCH_ROWS:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
-def lines_of(body: bytes) -> list[bytes]:
-    """The lines of a body, a response each; one JSON value over several lines is one, and so is a stream of events.
+def lines_of(body: bytes) -> list[tuple[bytes, str | None]]:
+    """(line with one response, why it is not taken) of a body: of JSON lines, one JSON value over several, lists, or a
+    stream of events.
 
     Raises:
+        TooManyLines: it holds more than ``MOST_LINES``.
         UserError: an event holds no JSON object.
     """
     body = body.removeprefix(BOM)
     lines = [line for line in body.splitlines() if line.strip()]
+    found: Iterator[tuple[bytes, str | None]]
     if lines and lines[0].lstrip().startswith(EVENTS):
-        return _put_together(lines)
-    if len(lines) > 1 and not is_json(lines[0]) and is_json(body):
-        return [b" ".join(line.strip() for line in lines)]
-    return lines
+        found = _put_together(lines)
+    elif len(lines) > 1 and not is_json(lines[0]) and is_json(body):
+        found = iter([(b" ".join(line.strip() for line in lines), None)])
+    else:
+        found = ((line, None) for line in lines)
+    taken = list(islice(((part, problem) for line, problem in found for part in _apart(line)), MOST_LINES + 1))
+    if len(taken) > MOST_LINES:
+        raise TooManyLines(
+            f"what came holds more than {MOST_LINES:,} responses, which are taken at once; send it in parts",
+            field="body",
+        )
+    return taken
 
 
-def _put_together(lines: list[bytes]) -> list[bytes]:
-    streams, found = Streams(arrays=False), list[Response]()
+def _put_together(lines: list[bytes]) -> Iterator[tuple[bytes, str | None]]:
+    """As ``lines_of``, of a stream of events and of JSON lines between them."""
+    streams = Streams(arrays=False)
     try:
         for number, line in enumerate(lines, 1):
-            found += streams.add(f"event line {number}", line.strip() + b"\n")
-        found += streams.rest()
+            text = line.strip()
+            if text.startswith(EVENTS):
+                yield from (_written(record, None) for _, record in streams.add(f"event line {number}", text + b"\n"))
+            else:
+                yield line, None
+        yield from (_written(record, None) for _, record in streams.complete())
+        yield from (_written(record, CUT_OFF) for _, record in streams.rest())
     except UserError as error:
         raise UserError(str(error), field="body") from None
-    return [json.dumps(record).encode() for _, record in found]
 
 
-def _row(line: bytes, where: str, announced: Announced) -> dict[str, Any]:
-    """What there is to say of a line."""
+def _written(record: dict[str, Any], problem: str | None) -> tuple[bytes, str | None]:
+    if _is_deep(record):
+        record, problem = {"id": identity_of(record)}, DEEP
+    return json.dumps(record).encode(), problem
+
+
+def _apart(line: bytes) -> Iterator[bytes]:
+    """The responses of a list, which say that they are of one request; any other line as it is."""
+    if line.lstrip()[:1] == b"[":
+        try:
+            value = parsed("a list", line + b"\n")
+            if value and not _is_deep(value):
+                found = list(_of_list(value, f"list {hashlib.sha256(line).hexdigest()[:16]}"))
+                yield from (json.dumps(one).encode() for one in found)
+                return
+        except UserError:  # it is refused with its reason
+            pass
+    yield line
+
+
+def _of_list(values: list[Any], name: str, mark: str | None = None) -> Iterator[dict[str, Any]]:
+    """Each response of a list, with the name of the innermost list that holds several.
+
+    Raises:
+        UserError: something in it is none.
+    """
+    mark = name if len(values) > 1 else mark
+    for number, one in enumerate(values):
+        if isinstance(one, list):
+            yield from _of_list(one, f"{name}.{number}", mark)
+        elif isinstance(one, dict):
+            yield one if mark is None else {OF_A_LIST: mark} | one
+        else:
+            raise UserError(f"is a list with a {type(one).__name__}, it should hold objects", field="body")
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether there are more than ``MOST_DEPTH`` lists and objects around anything."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for several in inner for one in several if isinstance(one, dict | list)]
+    return bool(level)
+
+
+def _row(line: bytes, where: str, announced: Announced, problem: str | None) -> dict[str, Any]:
+    """What there is to say of a line; ``problem``: why it is not taken, whatever it holds."""
     named: Any = None
     try:
         value = parsed(where, line + b"\n", arrays=True)
+        if _is_deep([value]):
+            raise UserError(f"{where}: {DEEP}", field="body")
         held = [(at, record) for at, record in in_envelope(where, value) if isinstance(record, dict)]
         if len(held) == 1:
             named = identity_of(body_of(value) or {}) or identity_of(held[0][1])
         if isinstance(named, str):
             named, given = named if _is_text(named) else None, named
             check_text(given, f"{where}: the id", field="body")
+        if problem is not None:
+            raise UserError(f"{where}: {problem}", field="body")
         return {"id": named, **_told(where, value, held, announced)}
     except UserError as error:
         return {"id": named, "problem": _shown(str(error), MOST_PROBLEM)}
