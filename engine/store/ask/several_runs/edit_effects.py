@@ -187,7 +187,7 @@ def _ribbons(run: RunFile, first_row: int, size: int) -> tuple[np.ndarray, np.nd
             for columns in read_chunks(cursor, sql, run.layout, (first_row, first_row + size - 1))
         ]
     ids_nSK = np.concatenate(parts)
-    known_n = ~run.bank.unknown(ids_nSK).any(axis=1)
+    known_n = np.logical_not(run.bank.unknown(ids_nSK).any(axis=1))
     unused_from = run.layout.unused_from
     if unused_from is not None and unused_from != run.num_modules:
         ids_nSK = np.where(ids_nSK < unused_from, ids_nSK, ids_nSK - (unused_from - run.num_modules))

@@ -46,7 +46,7 @@ def flow_difference(a: RunFile, b: RunFile, matched: Matched, limit: int) -> dic
         return answer
     before, after = (_links(run, matched, side) for run, side in ((a, "a"), (b, "b")))
     modules = a.num_modules
-    known = np.intersect1d(*(keys // modules**2 for keys, _ in (before, after)))
+    known = np.intersect1d(before[0] // modules**2, after[0] // modules**2)
     if not len(known):
         return answer | {"same_numbering": False, "reason": "no step has links that are known in both runs"}
     answer["note"] = relation_note(a, b)
@@ -154,7 +154,7 @@ def _links(run: RunFile, matched: Matched, side: str) -> tuple[np.ndarray, np.nd
     for at in range(layout.num_steps):
         offered[at, run.bank.offered(at)] = True
     known = offered[step, source] & offered[step + 1, target]
-    step, source, target, count = (column[known] for column in (step, source, target, count))
-    key = (step * run.num_modules + source) * run.num_modules + target
+    key = ((step * run.num_modules + source) * run.num_modules + target)[known]
+    share = count[known] / np.bincount(step[known], count[known])[step[known]]
     order = np.argsort(key)
-    return key[order], (count / np.bincount(step, count, minlength=1)[step])[order]
+    return key[order], share[order]

@@ -94,7 +94,7 @@ def mean_loads(counts: Sequence[np.ndarray]) -> dict[str, float | None]:
     """Measures of load, means over the steps at which something was counted, None where nothing was; ``counts`` holds
     the tokens of each module, step by step."""
     told = [load.balance(c) for c in counts if c.any()]
-    return {name: float(np.mean([row[name] for row in told])) if told else None for name in LOADS}  # type: ignore[arg-type]
+    return {name: float(np.mean([row[name] for row in told])) if told else None for name in LOADS}
 
 
 def untrained_numbers(run: RunFile) -> dict[str, float | int | None]:
