@@ -104,6 +104,52 @@ def test_what_cannot_be_sent_is_a_sentence() -> None:
         tokenpaths.send({}, run="live", url=url, token="\u2014")
 
 
+class Unread:
+    """As a response of httpx whose body is a stream."""
+
+    @property
+    def content(self) -> bytes:
+        raise RuntimeError("the body was not read")
+
+
+class Broken:
+    def model_dump(self, mode: str) -> object:
+        raise ValueError("no dump")
+
+
+ODD: dict[str, tuple[object, dict[str, object], str]] = {
+    "unread": (Unread(), {}, "is a Unread that cannot be read \\(the body was not read\\)"),
+    "broken": (Broken(), {}, "is a Broken that cannot be read \\(no dump\\)"),
+    "surrogate": ({}, {"run": "\ud800"}, r"the run '\\ud800' holds characters"),
+    "number": ({}, {"run": 3}, "run is a int, it should be a text"),
+    "address": ({}, {"url": "http://127.0.0.1:1/ü"}, r"the url 'http://127.0.0.1:1/\\xfc' holds characters"),
+    "no address": ({}, {"url": "http://[::1"}, "is no address of an API"),
+    "address of bytes": ({}, {"url": b"http://127.0.0.1"}, "url is a bytes"),
+    "token": ({}, {"token": "a\nb"}, "the token holds characters"),
+    "time": ({}, {"timeout_s": -1}, "timeout_s is -1, it should be above 0"),
+    "endless": ({}, {"timeout_s": 1e300}, "timeout_s is 1e\\+300, it should be above 0"),
+    "not a time": ({}, {"timeout_s": None}, "timeout_s is None, it should be above 0"),
+    "layers": ({}, {"layers": "\ud800"}, "layers is .*, it should be a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_whatever_is_odd_is_said_by_its_name(case: str) -> None:
+    answer, changes, words = ODD[case]
+    with server((200, {}, TAKEN)) as (url, came), pytest.raises(UserError, match=words):
+        tokenpaths.send(answer, **{"run": "live", "url": url, **changes})
+    assert came == []
+
+
+def test_json_lines_and_events_are_passed_as_they_are() -> None:
+    assert lines('{"id": "a"}\r\n\n{"id": "b"}\n') == b'{"id": "a"}\n{"id": "b"}\n'
+    assert lines(b'{"id": "a"}\n{"id"') == b'{"id": "a"}\n{"id"\n'
+    events = 'event: x\ndata: {"id": "a"}\n\ndata: [DONE]\n\n'
+    sent = b'event: x\ndata: {"id": "a"}\ndata: [DONE]\n'
+    assert lines(events) == sent
+    assert lines([{"id": "b"}, events]) == sent + b'{"id": "b"}\n'
+
+
 def test_an_answer_over_several_lines_is_one() -> None:
     assert lines('{"id":\r\n "a"}\r\n') == b'{"id":  "a"}\n'
     assert lines(b'{"id":\r"a"}').count(b"\r") == 0

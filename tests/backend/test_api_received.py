@@ -62,6 +62,17 @@ def test_a_stream_of_events_is_one_response(tmp_path: Path, at_end: bool) -> Non
             assert [token["ribbon"] for token in run.sample(1)["tokens"]] == IDS[0].tolist()
 
 
+def test_a_stream_and_answers_are_sent_together(tmp_path: Path, serve: Serve) -> None:
+    served = serve()
+    several = [
+        json.dumps(answer(0)) + "\n" + json.dumps(answer(1)),
+        answer(2),
+        stream(tmp_path / "events").read_bytes(),
+    ]
+    told = tokenpaths.send(several, run="live", url=url_of(served))
+    assert (told["received"], told["num_refused"], told["tokens"]) == (4, 0, 4 * ROWS)
+
+
 def test_an_event_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with api_for(tmp_path / "data") as served:
         said = problem(served.client.post(f"{API}/logs/live", content=b'event: x\n\ndata: {"id": 1\n\n'), 422)
