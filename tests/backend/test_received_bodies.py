@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.backend.test_received_logs import answer, inbox, refusal, send, services_for
-from tests.engine.adapters.logs.engine_logs import IDS, PROMPT
+from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, PROMPT, ROWS, TOP_K, sglang
 from tokenpaths.backend.problems import problem_of
 from tokenpaths.backend.routes import received as route
 from tokenpaths.backend.routes.received import seal
@@ -27,6 +28,28 @@ def services(tmp_path: Path) -> Iterator[Services]:
     yield made
     made.jobs.close()
     made.registry.close()
+
+
+LONG = "x y " * 300_000
+FIRST: dict[str, dict[str, Any]] = {
+    "columns": {"text": "Each token, layer, expert, weight: all of it"},
+    "long": {"prompt": LONG},
+    "keys of others": {"metadata": {"layer": 0, "top_indices": [], "tpe": [], "selected_ids": [], "layer_idx": 0}}
+    | {"prompt": LONG},
+    "deep": {"metadata": json.loads("[" * 190 + "]" * 190)},
+}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("case", FIRST)
+def test_whatever_is_taken_first_is_recognised(services: Services, case: str, engine: str) -> None:
+    record = {**FIRST[case], **(answer(0) if engine == "vllm" else sglang(0)), **FIRST[case]}
+    sizes = Announced() if engine == "vllm" else Announced(LAYERS + 1, TOP_K)
+    route._take(services, "live", lines(record), sizes)
+    job = seal(services, "live")
+    assert job["request"]["file"] == inbox(services)[0].name
+    log = open_log(inbox(services)[0], layers=sizes.layers, top_k=sizes.top_k)
+    assert [piece.num_tokens for piece in log.pieces()] == [ROWS]
 
 
 def test_a_body_holds_no_more_responses_than_are_taken_at_once(services: Services) -> None:

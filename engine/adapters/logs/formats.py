@@ -361,11 +361,11 @@ def _first_object(file: Path, line: bytes, head: bytes) -> object | None:
         except (ValueError, RecursionError):
             pass
     known = re.compile(rf'"({"|".join(key for kind in FORMATS.values() for key in kind.keys)})"\s*:'.encode())
-    unfinished = line.rstrip()[-1:] in (b"{", b"[", b",")
+    unfinished, cut = line.rstrip()[-1:] in (b"{", b"[", b","), head.rstrip().endswith(line)
     keys = dict.fromkeys(map(bytes.decode, known.findall(head if unfinished else line)))
-    if unfinished or head.rstrip().endswith(line):
-        for part in rest_of(file, head, one_line=not unfinished):
-            if _format_of(keys) is not None:
+    if unfinished or cut:
+        for part in rest_of(file, head, one_line=cut):
+            if _format_of(keys) in ("vllm", "sglang"):  # whatever follows: no other goes before them
                 break
             keys |= dict.fromkeys(map(bytes.decode, known.findall(part)))
     if keys:
