@@ -245,7 +245,7 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
     return True
 
 
-def sentence(reason: str) -> str:
+def as_sentence(reason: str) -> str:
     """A reason of the API as a sentence of its own; its names and signs keep their case.
 
     >>> sentence("these tokens lie in one sample, so Δ has no interval")

@@ -19,7 +19,7 @@ def without_twin(run: Mapping[str, Any]) -> str:
     answer = widgets.client().ask(str(run["run"]), "twin")
     if answer["state"] == "there":
         return ""
-    text = common.sentence(answer["reason"])
+    text = common.as_sentence(answer["reason"])
     if answer["state"] in COMING:
         return f"{text} Until it is there, it is missing here."
     return text if answer["state"] != "none" else "This run has no untrained twin to compare with."

@@ -198,8 +198,8 @@ def test_an_artefact_of_an_import_is_said_on_the_page() -> None:
 
 def test_a_reason_becomes_a_sentence_and_keeps_its_signs_and_names() -> None:
     reason = "these tokens, or the others, lie in one sample, so Δ has no interval"
-    assert common.sentence(reason) == "T" + reason[1:] + "."
-    assert common.sentence("the twin of DNA is not there yet.") == "The twin of DNA is not there yet."
+    assert common.as_sentence(reason) == "T" + reason[1:] + "."
+    assert common.as_sentence("the twin of DNA is not there yet.") == "The twin of DNA is not there yet."
 
 
 def test_a_text_in_a_list_has_its_first_words() -> None:

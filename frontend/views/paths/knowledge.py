@@ -35,7 +35,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         "nmi",
     )
     if answer["reason"]:
-        reason = common.sentence(answer["reason"])
+        reason = common.as_sentence(answer["reason"])
         widgets.empty(widgets.escape(reason), "There is nothing to draw.")
     else:
         if common.all_differ(run):
@@ -87,7 +87,7 @@ def _specific(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("What is specific to a label?", anchor=False, help=SPECIFIC)
     if len([row for row in run["labels"] if row["label"] is not None]) < 2:
         reason = widgets.client().ask(run["run"], "specific")["reason"]
-        widgets.empty(widgets.escape(common.sentence(reason)))
+        widgets.empty(widgets.escape(common.as_sentence(reason)))
         return
     left, right = st.columns(2, gap="large")
     with left:

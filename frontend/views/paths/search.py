@@ -267,7 +267,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
             widgets.chart(contrast_chart(matches, theme=widgets.theme(), title=None))
             widgets.numbers_behind(matches["modules"], "modules")
         else:
-            widgets.empty(widgets.escape(common.sentence(matches["modules_reason"])))
+            widgets.empty(widgets.escape(common.as_sentence(matches["modules_reason"])))
     with st.expander(f"See {len(matches['examples'])} of them", expanded=not selection.paths):
         token_wall(matches["examples"], f"found_{_key(selection)}")
 

@@ -39,7 +39,7 @@ def outcomes(run: Mapping[str, Any], selection: Selection) -> None:
             continue
         _outcomes(run, answer, work.unit_of(per, run["modality"]), selection)
     if reasons:
-        widgets.empty(widgets.escape(common.sentence("; ".join(dict.fromkeys(reasons)))))
+        widgets.empty(widgets.escape(common.as_sentence("; ".join(dict.fromkeys(reasons)))))
     common.note_not_independent(run)
 
 
@@ -94,7 +94,7 @@ def kinds(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader(f"Which tokens get more {work.MEASURE_NAMES[measure]}?", anchor=False, help=widgets.HELP["kind_means"])
     answer = widgets.client().ask(run["run"], "means/{measure}", measure=measure)
     if answer["reason"]:
-        widgets.empty(widgets.escape(common.sentence(answer["reason"])))
+        widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
     twin = twin_run(run)
     beside = widgets.client().ask(twin, "means/{measure}", measure=measure) if twin else None
@@ -122,7 +122,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("Are tokens of one path alike?", anchor=False, help=widgets.HELP["likeness"])
     answer = widgets.client().ask(run["run"], "paths/alikeness")
     if answer["reason"]:
-        widgets.empty(widgets.escape(common.sentence(answer["reason"])))
+        widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
     row = answer["looks"][0]
     st.markdown(f"**{widgets.escape(work.likeness_words(answer))}**")
