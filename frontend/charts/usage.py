@@ -191,15 +191,21 @@ def _step_axis(steps: Sequence[int]) -> alt.X:
     )
 
 
+def _known_steps(cells: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Steps at which some module was chosen: at others nothing is known, and no module is dead."""
+    return {row["step"] for row in cells if row["count"]}
+
+
 def _load_marks(
     cells: Sequence[Mapping[str, Any]], modules: Sequence[int], chosen: str | None, look: Theme, x: alt.X, y: alt.Y
 ) -> list[alt.Chart]:
-    """A × on each dead module, and a frame around the chosen cell."""
+    """A × on each dead module, none at a step of which no choice is known; and a frame around the chosen cell."""
     line = {module: place for place, module in enumerate(modules)}
+    known = _known_steps(cells)
     dead = [
         {"x": row["step"], "y": line[row["module"]] + 0.5}
         for row in cells
-        if row["count"] == 0 and len(modules) <= MOST_MARKED
+        if row["count"] == 0 and row["step"] in known and len(modules) <= MOST_MARKED
     ]
     crosses = (
         alt.Chart(rows(dead, "dead"))
@@ -274,9 +280,10 @@ def top_k_chart(
 
 
 def dead_modules(usage: Mapping[str, Any]) -> list[tuple[int, str, int]]:
-    """Modules that no token chose: (module, name, number of steps at which it could be chosen)."""
+    """Modules that no token chose: (module, name, number of steps at which it could be chosen, choices known)."""
     total: dict[int, list[Any]] = {}
-    for row in usage["usage"]:
+    known = _known_steps(usage["usage"])
+    for row in (row for row in usage["usage"] if row["step"] in known):
         entry = total.setdefault(int(row["module"]), [str(row.get("name") or row["module"]), 0.0, 0])
         entry[1] += row["count"]
         entry[2] += 1

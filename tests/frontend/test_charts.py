@@ -366,6 +366,15 @@ def test_dead_and_overloaded_modules_are_named():
     made = {"usage": rows, "steps": []}
     assert usage.dead_modules(made) == [(1, "m1", 1)]
     assert [row["module"] for row in usage.overloaded(made)] == [0]
+    unknown = [{**row, "step": 1, "count": 0, "share": 0.0, "utilisation": None} for row in rows]
+    assert usage.dead_modules({"usage": rows + unknown, "steps": []}) == [(1, "m1", 1)]
+    assert usage.dead_modules({"usage": unknown, "steps": []}) == []
+    marks = [part["data"] for part in walk(charts.load_chart({"usage": rows + unknown}).to_dict()) if _is_dead(part)]
+    assert [[row["x"] for row in data["values"]] for data in marks] == [[0]]
+
+
+def _is_dead(part) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("data"), dict) and part["data"].get("name") == "dead"
 
 
 def test_nothing_that_is_not_finite_reaches_the_page():
