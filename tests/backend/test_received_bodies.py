@@ -99,6 +99,11 @@ def test_a_list_of_what_is_no_response_is_refused_as_a_whole(services: Services)
         assert (refused.status, refused.kind) == (422, "no-response")
 
 
+def test_an_empty_list_in_a_list_is_not_passed_over(services: Services) -> None:
+    told = send(services, answer(0), json.dumps([answer(1), []]))
+    assert (told["received"], told["num_refused"]) == (1, 1)
+
+
 @pytest.mark.parametrize("depth", [250, 900])
 def test_what_is_nested_too_deep_for_an_import_is_refused(services: Services, depth: int) -> None:
     deep = b'{"id": "a", "x": ' + b"[" * depth + b"]" * depth + b', "choices": [{"routed_experts": [[[1, 2]]]}]}'

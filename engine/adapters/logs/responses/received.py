@@ -245,7 +245,7 @@ def _of_list(values: list[Any], name: str, mark: str | None = None) -> Iterator[
     """
     mark = name if len(values) > 1 else mark
     for number, one in enumerate(values):
-        if isinstance(one, list):
+        if isinstance(one, list) and one:
             yield from _of_list(one, f"{name}.{number}", mark)
         elif isinstance(one, dict):
             yield one if mark is None else {OF_A_LIST: mark} | one
