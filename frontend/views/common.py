@@ -248,7 +248,7 @@ def passes(token: Mapping[str, Any], selection: Selection) -> bool:
 def as_sentence(reason: str) -> str:
     """A reason of the API as a sentence of its own; its names and signs keep their case.
 
-    >>> sentence("these tokens lie in one sample, so Δ has no interval")
+    >>> as_sentence("these tokens lie in one sample, so Δ has no interval")
     'These tokens lie in one sample, so Δ has no interval.'
     """
     return widgets.with_full_stop(reason[:1].upper() + reason[1:])
