@@ -146,8 +146,8 @@ def effects(work: Path, names: list[str], seeds: tuple[int, ...], val: Sequences
             changes, errors = zip(*by_seed.values(), strict=True)
             of_seeds = statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
             error = math.hypot(statistics.fmean(errors), of_seeds)
-            found[name] = _interval(statistics.fmean(changes), error) | {
-                "by_seed": {str(seed): _interval(*one) for seed, one in by_seed.items()}
+            found[name] = _interval("loss_less_dense", statistics.fmean(changes), error) | {
+                "by_seed": {str(seed): _interval("loss_less_dense", *one) for seed, one in by_seed.items()}
             }
     return found
 
@@ -165,8 +165,8 @@ def apart(work: Path, own: str, other: str, seed: int, val: Sequences) -> tuple[
     return None if error is None else (float(change.sum() / count.sum()), error)
 
 
-def _interval(mean: float, error: float) -> dict[str, Any]:
-    return {"loss_less_dense": mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
+def _interval(name: str, mean: float, error: float) -> dict[str, Any]:
+    return {name: mean, "low": mean - 1.96 * error, "high": mean + 1.96 * error}
 
 
 def ship(
@@ -260,12 +260,7 @@ def main() -> None:
     for own, other in {pair for _, _, pairs in COMPARED for pair in pairs}:
         for seed, row in results.get(own, {}).get("by_seed", {}).items():
             if (found_apart := apart(arguments.work, own, other, int(seed), val)) is not None:
-                mean, error = found_apart
-                row.setdefault("less", {})[other] = {
-                    "value": mean,
-                    "low": mean - 1.96 * error,
-                    "high": mean + 1.96 * error,
-                }
+                row.setdefault("less", {})[other] = _interval("value", *found_apart)
                 if seed == "0":
                     results[own]["less"] = row["less"]
     beside = {name: results[name] for name in results if name not in SHIPPED}

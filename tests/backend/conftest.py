@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from tests.support.runs import make_run
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.serve import server_of
+from tokenpaths.backend.services import Services
 from tokenpaths.backend.settings import Settings, load_settings
 
 SECRET = "a-secret-for-the-tests"
@@ -201,3 +202,19 @@ def raw(served: Served, data: bytes, *, timeout: float = 10) -> bytes:
             while chunk := connection.recv(65536):
                 answer += chunk
         return answer
+
+
+def services_for(tmp_path: Path, **options: Any) -> Services:
+    """What the routes work with, without a server."""
+    made = Services.from_settings(load_settings(data_dir=tmp_path / "data", worker_secret=SECRET, **options))
+    made.folder.make()
+    made.settings.runs_dir.mkdir(exist_ok=True)
+    return made
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    made = services_for(tmp_path)
+    yield made
+    made.jobs.close()
+    made.registry.close()

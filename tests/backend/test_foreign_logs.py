@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend.test_received_logs import answer, refusal, send, services_for
+from tests.backend.conftest import services_for
+from tests.backend.test_received_logs import answer, refusal, send
 from tokenpaths.backend.routes.received import ReceivedList, look_after
 from tokenpaths.backend.runs.received_file import TABLES
 from tokenpaths.backend.services import Services

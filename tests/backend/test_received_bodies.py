@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.backend.test_received_logs import answer, inbox, refusal, send, services_for
+from tests.backend.test_received_logs import answer, inbox, refusal, send
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, PROMPT, ROWS, TOP_K, sglang
 from tokenpaths.backend.problems import problem_of
 from tokenpaths.backend.routes import received as route
@@ -20,15 +19,6 @@ from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces import Announced
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.sending import lines
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
-    made = services_for(tmp_path)
-    yield made
-    made.jobs.close()
-    made.registry.close()
-
 
 LONG = "x y " * 300_000
 FIRST: dict[str, dict[str, Any]] = {

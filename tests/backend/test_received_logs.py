@@ -6,14 +6,14 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.backend.conftest import SECRET
+from tests.backend.conftest import services_for
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, ROWS, TOP_K, run_batch, vllm_chat, with_dense
 from tests.support.foreign_runs import unmarked
 from tests.support.runs import make, make_run
@@ -21,25 +21,9 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes import received as route
 from tokenpaths.backend.routes.received import look_after, seal, settle
 from tokenpaths.backend.services import Services
-from tokenpaths.backend.settings import load_settings
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces import Announced
 from tokenpaths.sending import lines
-
-
-def services_for(tmp_path: Path, **options: Any) -> Services:
-    made = Services.from_settings(load_settings(data_dir=tmp_path / "data", worker_secret=SECRET, **options))
-    made.folder.make()
-    made.settings.runs_dir.mkdir(exist_ok=True)
-    return made
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
-    made = services_for(tmp_path)
-    yield made
-    made.jobs.close()
-    made.registry.close()
 
 
 def answer(number: int = 0, ids: Any = None, **changes: Any) -> dict[str, Any]:

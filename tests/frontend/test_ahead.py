@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+from tests.frontend.test_pages import api  # noqa: F401 (fixtures)
 from tests.support.coroutines import run_alone
 from tokenpaths.frontend.server.ahead import MOST_AT_ONCE, MOST_QUERY, Ahead
 
@@ -76,7 +76,7 @@ def test_more_visits_at_once_than_that_are_left_to_their_scripts():
     ],
     ids=str,
 )
-def test_the_view_asks_again_what_was_asked_ahead(show, monkeypatch, query):  # noqa: F811
+def test_the_view_asks_again_what_was_asked_ahead(show, monkeypatch, query):
     from tokenpaths.frontend.api.client import Client
     from tokenpaths.frontend.views import ahead
 
@@ -97,7 +97,7 @@ def test_the_view_asks_again_what_was_asked_ahead(show, monkeypatch, query):  # 
     assert set(of_run[: len(set(before))]) == set(before), "and is what the view asks first"
 
 
-def test_a_run_that_is_not_there_is_left_to_the_view(show):  # noqa: F811
+def test_a_run_that_is_not_there_is_left_to_the_view(show):
     from tokenpaths.frontend.api.client import ApiError
     from tokenpaths.frontend.views import ahead
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_not_there_is_left_to_the_view(show):  # noqa: F811
         ahead.ask({"view": "routes", "run": "nowhere"})
 
 
-def test_only_the_first_run_of_the_script_waits_for_the_first_picture(show, monkeypatch):  # noqa: F811
+def test_only_the_first_run_of_the_script_waits_for_the_first_picture(show, monkeypatch):
     from tokenpaths.frontend.page import widgets
 
     waited = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from tests.frontend.test_pages import api, show  # noqa: F401  (fixtures)
+from tests.frontend.test_pages import api  # noqa: F401  (fixtures)
 from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts.drawing.choices import choices_of
@@ -95,7 +95,7 @@ def test_nothing_to_choose_in_a_picture_without_clicks():
         ("paths", "choose_rank-frequency_rank_0", "rank 2", "path:2"),
     ],
 )
-def test_a_choice_from_the_list_does_what_a_click_does(show, view, panel, begins, key):  # noqa: F811
+def test_a_choice_from_the_list_does_what_a_click_does(show, view, panel, begins, key):
     page = show(view=view, run="pictures")
     assert not [box for box in page.selectbox if box.key == f"{panel}_one"], "the list is made when it is opened"
     page.session_state[f"{panel}_panel"] = True

@@ -7,13 +7,13 @@ import io
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+from tests.frontend.test_pages import api  # noqa: F401 (fixtures)
 from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.views import export
 
 
 @pytest.mark.parametrize("view", ["routes", "paths", "samples", "work", "modules"])
-def test_every_view_of_a_run_offers_its_tables(show, view):  # noqa: F811
+def test_every_view_of_a_run_offers_its_tables(show, view):
     page = show(view=view, run="texts")
     key = "export_texts"
     assert [one.proto.popover.label for one in page.get("popover")].count("Export and link") == 1

@@ -8,7 +8,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import api_for
-from tests.support.pages import showing
 from tests.support.runs import make_experts, make_run
 from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.page.filter_chips import chips
@@ -24,12 +23,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         make_experts(name, drift=1 - place / 2, samples=4).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
-
-
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    with showing(api, monkeypatch) as draw:
-        yield draw
 
 
 def keys(page: AppTest) -> list[str]:

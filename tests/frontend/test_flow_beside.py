@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
+from tests.frontend.test_pages import api, words  # noqa: F401 (fixtures)
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     contrast_rows,
     contrast_words,
@@ -63,7 +63,7 @@ def test_equal_flows_are_drawn_without_a_scale_of_nothing(theme):
     assert "Infinity" not in text
 
 
-def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
+def test_the_page_shows_both_and_says_when_it_cannot(show):
     page = show(view="routes", run="pictures")
     labels = [label for label in page.selectbox("in_label").options if label != "all labels"]
     page = show(view="routes", run="pictures", label=labels[0], other=labels[1])
@@ -73,7 +73,7 @@ def test_the_page_shows_both_and_says_when_it_cannot(show):  # noqa: F811
     assert "Both sides" in words(show(view="routes", run="pictures", label=labels[0], other=labels[0]))
 
 
-def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):  # noqa: F811
+def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):
     from tokenpaths.frontend.views.routes import routes as flow_view
 
     seen = []

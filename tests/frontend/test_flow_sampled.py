@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frontend.test_pages import api, show  # noqa: F401 (fixtures)
+from tests.frontend.test_pages import api  # noqa: F401 (fixtures)
 
 
 def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
@@ -23,7 +23,7 @@ def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
 
 
 @pytest.mark.parametrize("filters", [{"through": "1.0"}, {"paths": "1,2"}])
-def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # noqa: F811
+def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):
     from tokenpaths.frontend.views.routes import routes
 
     monkeypatch.setattr(routes, "SAMPLED_FROM", 1)
@@ -37,7 +37,7 @@ def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):  # 
 
 
 @pytest.mark.parametrize("query", [{}, {"label": "circle"}])
-def test_what_is_sealed_is_asked_once(show, monkeypatch, query):  # noqa: F811
+def test_what_is_sealed_is_asked_once(show, monkeypatch, query):
     from tokenpaths.frontend.views.routes import routes
 
     monkeypatch.setattr(routes, "SAMPLED_FROM", 1)

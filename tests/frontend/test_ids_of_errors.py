@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.test_pages import api, show, words  # noqa: F401 (fixtures)
+from tests.frontend.test_pages import api, words  # noqa: F401 (fixtures)
 
 VIEWS = sorted((Path(__file__).resolve().parents[2] / "frontend" / "views").rglob("*.py"))
 
 
 @pytest.mark.parametrize("view", ["routes", "samples", "modules"])
-def test_a_refusal_that_leaves_a_view_empty_has_it(show, view):  # noqa: F811
+def test_a_refusal_that_leaves_a_view_empty_has_it(show, view):
     """The run's file was cut."""
     page = show(view=view, run="cut")
     assert words(page)

@@ -8,7 +8,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import api_for
-from tests.support.pages import showing
 from tests.support.runs import make_run
 from tests.support.runs.counted import make_load_run
 from tokenpaths.engine.adapters.expert_runs import Series
@@ -24,12 +23,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         make_load_run(data_dir / "runs", f"counts-{at}", seed=at, series=Series("counted", at))
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
-
-
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    with showing(api, monkeypatch) as draw:
-        yield draw
 
 
 def words(page: AppTest) -> str:

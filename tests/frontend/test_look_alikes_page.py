@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tests.backend.conftest import api_for
-from tests.support.pages import showing
 from tests.support.runs import make
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 from tokenpaths.frontend.api.client import WITHOUT_LABELS, Client
@@ -34,12 +33,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     many.write(data_dir / "runs")
     with api_for(data_dir, query_seconds=100) as served:  # a busy machine is no failure
         yield str(served.client.base_url).rstrip("/")
-
-
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    with showing(api, monkeypatch) as draw:
-        yield draw
 
 
 def test_the_finding_names_the_groups_and_one_click_merges_them(show) -> None:

@@ -33,13 +33,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(served.client.base_url).rstrip("/")
 
 
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    """Draw the page at an address and give what stands on it."""
-    with showing(api, monkeypatch) as draw:
-        yield draw
-
-
 def words(page: AppTest) -> str:
     return " ".join(element.value for kind in ("error", "warning", "info") for element in page.get(kind))
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.backend.conftest import api_for
 from tests.frontend.test_pages import words
-from tests.support.pages import showing
 from tests.support.runs import make, make_run
 from tokenpaths.backend.jobs.service import job_table
 from tokenpaths.backend.settings import load_settings
@@ -36,12 +35,6 @@ def api(data_dir: Path) -> Iterator[str]:
     replace(turned, batches=[replace(first, samples=samples), *turned.batches[1:]]).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
-
-
-@pytest.fixture
-def show(api: str, monkeypatch: pytest.MonkeyPatch):
-    with showing(api, monkeypatch) as draw:
-        yield draw
 
 
 def said(page) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.naive_store import Case, Naive
-from tests.support.runs import make, with_unused
+from tests.support.runs import RunArrays, make, with_unused
 from tokenpaths.engine.store.ask.run import Run
 
 KINDS = {
@@ -70,3 +70,17 @@ def text(_cases: dict[str, Case]) -> Case:
 @pytest.fixture
 def unlabelled(_cases: dict[str, Case]) -> Case:
     return _cases["unlabelled"]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., list[Run]]]:
+    """Write runs and open them; closed at the end."""
+    runs: list[Run] = []
+
+    def write(*made: RunArrays) -> list[Run]:
+        runs.extend(Run.open(one.write(tmp_path)) for one in made)
+        return runs[-len(made) :]
+
+    yield write
+    for run in runs:
+        run.close()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
@@ -279,11 +280,8 @@ def _against_the_last(checkpoints: Sequence[RunFile], places: Sequence[SeriesRun
 def _overlap(own: _Part, final: _Part) -> tuple[np.ndarray, np.ndarray]:
     """|S ∩ S^final| and |S^final| of each token and step (n, S); both 0 where a decision is not known in both."""
     known_nS = own.known_nS & final.known_nS
-    shared_nS = np.zeros(known_nS.shape, dtype=np.int64)
-    for slot in range(final.ids_nSK.shape[2]):
-        same_nSK = (own.ids_nSK == final.ids_nSK[:, :, slot : slot + 1]) & own.used_nSK
-        shared_nS += same_nSK.any(axis=2) & final.used_nSK[:, :, slot]
-    return shared_nS * known_nS, final.used_nSK.sum(axis=2) * known_nS
+    used_ids_nSK = np.where(own.used_nSK, own.ids_nSK.astype(np.int64), -1)
+    return common(used_ids_nSK, final.ids_nSK) * known_nS, final.used_nSK.sum(axis=2) * known_nS
 
 
 def _shares(of_S: np.ndarray, whole_S: np.ndarray) -> list[float | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,24 +11,10 @@ import pytest
 
 from tests.support.runs import RunArrays, make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS, many_runs, sample_matching
 from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
 from tokenpaths.engine.store.ask.several_runs.series import over_training, relation_note, relation_of, same_numbering
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_groups
-
-
-@pytest.fixture
-def opened(tmp_path: Path):
-    runs: list[Run] = []
-
-    def write(*made: RunArrays) -> list[Run]:
-        runs.extend(Run.open(one.write(tmp_path)) for one in made)
-        return runs[-len(made) :]
-
-    yield write
-    for run in runs:
-        run.close()
 
 
 def named(made: RunArrays, run_id: str, **info: object) -> RunArrays:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,19 +22,6 @@ CHANGES: dict[str, Callable[[RunArrays], RunArrays]] = {
     "one known step": lambda made: with_unrecorded(made, 1.0, first_step=1),
 }
 Open = Callable[..., list[Run]]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    runs: list[Run] = []
-
-    def write(*made: RunArrays) -> list[Run]:
-        runs.extend(Run.open(one.write(tmp_path)) for one in made)
-        return runs[-len(made) :]
-
-    yield write
-    for run in runs:
-        run.close()
 
 
 def whole(name: str, **options: object) -> RunArrays:

@@ -6,7 +6,6 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,20 +20,6 @@ from tokenpaths.engine.store.ask.several_runs.compare import NotComparable, comp
 from tokenpaths.engine.store.ask.several_runs.series import over_training
 
 Pair = Callable[..., tuple[Run, Run]]
-
-
-@pytest.fixture
-def opened(tmp_path: Path):
-    """Write runs and open them; closed at the end."""
-    runs: list[Run] = []
-
-    def write(*made: RunArrays) -> list[Run]:
-        runs.extend(Run.open(one.write(tmp_path)) for one in made)
-        return runs[-len(made) :]
-
-    yield write
-    for run in runs:
-        run.close()
 
 
 def moved(made: RunArrays, run_id: str, every: int = 2, **info: object) -> RunArrays:
