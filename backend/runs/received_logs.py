@@ -314,8 +314,10 @@ class ReceivedLogs:
 
     def forget(self, run: str) -> None:
         """Delete all that came; Problem 404 if there is none, 409 while it is written out."""
+        file = self._known(run)
+        if not file.is_file():
+            raise no_such_log(run)  # before the lock, as in ``_read``
         with self._held():
-            file = self._known(run)
             if not file.is_file():
                 raise no_such_log(run)
             sealing = None
@@ -348,6 +350,8 @@ class ReceivedLogs:
     def _read(self, run: str) -> Row | None:
         """What is known of a log; None if there is none. What a killed first request left is deleted."""
         file = self._known(run)
+        if not file.is_file():
+            return None  # before the lock, whose file is not made for what is no log
         with self._held():
             if not file.is_file():
                 return None

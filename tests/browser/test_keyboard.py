@@ -159,6 +159,8 @@ def test_every_picture_of_a_view_has_a_name_that_says_something(visit, view):
     drawn = here.page.locator('[data-testid="stVegaLiteChart"]')
     if view not in ("change", "importance", "dream", "compare"):
         expect(drawn.locator("svg, canvas").first).to_be_visible()
+    for place in range(drawn.count()):
+        expect(drawn.nth(place)).to_have_attribute("aria-label", re.compile("."))  # a box has none yet
     for name in named(here.page, '[data-testid="stVegaLiteChart"]'):
         assert len(name) > 20, name
         assert "Vega" not in name
