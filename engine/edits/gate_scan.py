@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.analysis.contrast import ratio_error
+from tokenpaths.engine.analysis.contrast import difference, ratio_error
 from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.gate_effects import row_losses
@@ -178,31 +178,26 @@ def gain_trend(
 ) -> dict[str, Any] | None:
     """Gain at the first positions (at most 16) minus that of the last group that two texts reach, 95 % interval.
 
-    Both gains are means over tokens; the error is that of their difference, texts taken as what was drawn, so that a
-    text's early and late tokens need not be independent. None where texts are too short or too few.
+    Both gains are means over tokens. Texts are what was drawn, so that a text's early and late tokens need not be
+    independent; the interval is as wide as the fewer texts of the two groups make it (``contrast.difference``). None
+    where texts are too short or too few.
     """
-    from scipy.special import stdtrit  # only for who asks
-
     late = max((int(group) for group in np.flatnonzero((counts > 0).sum(axis=0) >= 2)), default=0)
     most = min(16, edges[late + 1] // 2, edges[late])
     early = len([edge for edge in edges[1:] if edge <= most])
     if not early or not late:
         return None
-    gains, rest_N = [], np.zeros(len(counts))
-    for sign, part in ((1, slice(0, early)), (-1, slice(late, late + 1))):
-        rise_N, count_N = rises[:, part].sum(axis=1), counts[:, part].sum(axis=1)
-        gains.append(float(rise_N.sum() / count_N.sum()))
-        rest_N += sign * (rise_N - gains[-1] * count_N) / count_N.sum()
-    num = int((counts.sum(axis=1) > 0).sum())
-    error = float(np.sqrt(num / (num - 1) * (rest_N**2).sum()))
-    half, change = float(stdtrit(num - 1, 0.975)) * error, gains[0] - gains[1]
+    groups = slice(early), slice(late, late + 1)
+    parts = [(rises[:, at].sum(axis=1), counts[:, at].sum(axis=1).astype(np.float64)) for at in groups]
+    change = difference(*parts[0], *parts[1])
+    assert change is not None, "both groups have tokens"
+    gains = [float(rise_N.sum() / count_N.sum()) for rise_N, count_N in parts]
     return {
         "early": {"first": 0, "last": edges[early] - 1, "rise": gains[0]},
         "late": {"first": edges[late], "last": edges[late + 1] - 1, "rise": gains[1]},
-        "difference": change,
-        "error": error,
-        "low": change - half,
-        "high": change + half,
+        "difference": change.mean,
+        "low": change.low,
+        "high": change.high,
     }
 
 
