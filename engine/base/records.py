@@ -23,6 +23,8 @@ UNUSED_KIND = "unused"
 modules of the model, and their ids are the last ones of a run, so that equal sets of modules are one path"""
 DATA_SHA256 = "data_sha256"
 """finding of a run: ``Dataset.identity`` of what it was traced over"""
+FIRST_PREDICTION = "first_prediction"
+"""finding of a run whose tokens have a loss from this position of each window on only; without it from the first"""
 
 
 def engine_version() -> str:

@@ -30,7 +30,7 @@ class PreparedSet:
         self._sample_of_window: list[int] = []
         self.num_samples = 0
         self.num_targets = 0
-        """images with a known label, or tokens with a next token"""
+        """images with a known label, or tokens whose next token is to be predicted"""
         self.end: tuple[int, int] | None = None
         """for a single sample, batch and row (padding not counted) of its end"""
 
@@ -74,7 +74,7 @@ class PreparedSet:
                 self.end = (len(self.batches), tokens - 1)
             lengths = torch.tensor([len(self._windows[i].ids) for i in part])
             self.samples.append(torch.tensor([self._sample_of_window[i] for i in part]).repeat_interleave(lengths))
-            self.batches.append(padded([self._windows[i] for i in part], before))
+            self.batches.append(padded([self._windows[i] for i in part], before, self._model.first_prediction))
         self._windows, self._sample_of_window = [], []
         self.num_targets = sum(int((batch.targets >= 0).sum()) for batch in self.batches)
         return self

@@ -99,6 +99,11 @@ class DiPaCo(RoutedModel):
     def device(self) -> torch.device:
         return self.router.mean.device
 
+    @property
+    def first_prediction(self) -> int:
+        """That of the first token behind the routing prefix; position t predicts token t + 1."""
+        return int(self.config.prefix) - 1
+
     def places(self, path: int) -> list[tuple[str, int, int, int]]:
         """Where each block of a path lives: ("levels", level, module, index) or ("own", path, 0, index)."""
         modules = self.config.path_modules[path].tolist()

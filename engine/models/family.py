@@ -183,6 +183,12 @@ class RoutedModel(nn.Module):
         return int(self.config.top_k)
 
     @property
+    def first_prediction(self) -> int:
+        """The first position of a sequence whose prediction counts for losses: before it, what is to be predicted was
+        already read to decide the route."""
+        return 0
+
+    @property
     def must_leave(self) -> int:
         """How many modules of a step a ban has to leave, so that no token is without one."""
         return int(self.config.top_k)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenpaths.engine.base.device import mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import Modality, ModuleInfo
+from tokenpaths.engine.base.records import FIRST_PREDICTION, Modality, ModuleInfo
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.tokenizer import Encoded, TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import WEIGHTS, Checkpoint, CheckpointError, find_checkpoint
@@ -74,6 +74,10 @@ class LoadedModel:
         return self.model.top_k_under(self.controls or self.model.Controls())
 
     @property
+    def first_prediction(self) -> int:
+        return self.model.first_prediction
+
+    @property
     def must_leave(self) -> int:
         return self.model.must_leave
 
@@ -120,7 +124,9 @@ class LoadedModel:
     def run_fields(self) -> dict[str, Any]:
         changed = self.controls.given() if self.controls else {}
         config = json.loads(self.checkpoint.config.model_dump_json())
-        validation = {"validation": self.checkpoint.validation} if self.checkpoint.validation else {}
+        findings = {"validation": self.checkpoint.validation} if self.checkpoint.validation else {}
+        if self.first_prediction:
+            findings[FIRST_PREDICTION] = self.first_prediction
         return {
             "model": self.name,
             "family": self.family,
@@ -132,7 +138,7 @@ class LoadedModel:
             "config": config | ({"controls": json.loads(json.dumps(changed))} if changed else {}),
             "checkpoint_sha256": self.sha256,
             "axes": self.model.axis_names(),
-            "findings": validation | self.model.findings(self.token_texts()),
+            "findings": findings | self.model.findings(self.token_texts()),
             "token_texts": self.token_texts(),
             "predicts_tokens": self.modality == "text",
             "scores": self.model.has_margins,

@@ -56,8 +56,14 @@ def alike(windows: Sequence[TextWindow], budget: int, before: int = 0) -> Iterat
         yield part
 
 
-def padded(windows: Sequence[TextWindow], before: tuple[int, ...] = ()) -> ModelInput:
-    """Windows as the rows of one pass, padded at the end, which a causal model's real tokens do not attend to."""
+def padded(windows: Sequence[TextWindow], before: tuple[int, ...] = (), first_prediction: int = 0) -> ModelInput:
+    """Windows as the rows of one pass, padded at the end, which a causal model's real tokens do not attend to.
+
+    Args:
+        windows: of one or more texts.
+        before: token ids prepended to each window.
+        first_prediction: first position of a window that has a target.
+    """
     p = len(before)
     shape = len(windows), p + max(len(window.ids) for window in windows)
     ids, targets = torch.zeros(shape, dtype=torch.long), torch.full(shape, NO_TARGET)
@@ -70,4 +76,5 @@ def padded(windows: Sequence[TextWindow], before: tuple[int, ...] = ()) -> Model
         targets[i, p : end - 1] = own[1:]
         if window.next_id is not None:
             targets[i, end - 1] = window.next_id
+    targets[:, : p + first_prediction] = NO_TARGET
     return ModelInput(ids, targets, valid)

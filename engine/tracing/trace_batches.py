@@ -222,7 +222,7 @@ def _text_pass(
     model: Traceable, twin: Traceable | None, windows: list[TextWindow]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Arrays (n, …) of the tokens of one pass, window after window, and its soft tables by window."""
-    batch = padded(windows, model.before)
+    batch = padded(windows, model.before, model.first_prediction)
     traced = model.run(batch)
     loss, predicted = window_losses(traced.logits, batch)
     arrays = {**_flat(model, traced, batch.valid), "loss": loss, "predicted_id": predicted}

@@ -43,7 +43,7 @@ class ModelInput:
     raw: Tensor
     """pixels (B, 3, H, W) as uint8, or token ids (B, T)"""
     targets: Tensor
-    """classes (B,) or next tokens (B, T); ``NO_TARGET`` where none is known"""
+    """classes (B,) or next tokens (B, T); ``NO_TARGET`` where none is known, or where it is no prediction"""
     valid: Tensor | None
     """bool (B, T): positions of text tokens, contiguous in each row; None for images"""
 
@@ -112,6 +112,10 @@ class Traceable(Protocol):
     @property
     def before(self) -> tuple[int, ...]:
         """Token ids prepended to every window that are not tokens of a text (``<s>``)."""
+
+    @property
+    def first_prediction(self) -> int:
+        """First position of a text window whose prediction has a target: see ``RoutedModel.first_prediction``."""
 
     @property
     def num_steps(self) -> int:

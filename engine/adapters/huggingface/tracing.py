@@ -90,6 +90,7 @@ class HuggingFaceModel:
     classes: tuple[str, ...] = ()
     image_size: int = 0
     grid: tuple[int, int] = (0, 0)
+    first_prediction: int = 0
 
     def with_controls(self, values: dict[str, Any] | None) -> HuggingFaceModel:
         """See ``Traceable.with_controls``; a share to ban stays unresolved until usage has been counted."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tokenpaths.engine.base.errors import RunFileError
+from tokenpaths.engine.base.records import FIRST_PREDICTION
 from tokenpaths.engine.store.ask.schemas.compare_schema import Outputs
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -157,6 +158,7 @@ CONFIGS: dict[str, type[Config]] = {"dipaco": DiPaCo, "raytracing": RayTracing}
 FINDINGS: dict[str, TypeAdapter[Any]] = {
     "answer": TypeAdapter(Answer | None),
     "effect": TypeAdapter(Outputs | None),
+    FIRST_PREDICTION: TypeAdapter(Count),
     "notes": TypeAdapter(list[str]),
     "validation": TypeAdapter(Validation | None),
     "lights": TypeAdapter(Lights | None),

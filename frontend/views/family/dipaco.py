@@ -47,7 +47,8 @@ HELP = {
     ),
     "strip": (
         "Position t predicts token t+1, and belongs to decision max(0, t + 1 − prefix) / W, rounded down, of its "
-        "context window. Decision 0 is that of the document’s router."
+        "context window. Decision 0 is that of the document’s router. Predictions of the prefix itself have no "
+        "loss: its tokens chose the path."
     ),
 }
 Paths = list[dict[str, Any]]

@@ -12,12 +12,15 @@ from pydantic import ValidationError
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.edits.measure import measure_effect
+from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo, chunk_of_position, grouped
 from tokenpaths.engine.models.dipaco_path import new_path
 from tokenpaths.engine.models.family import family_class
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
 from tokenpaths.engine.tracing.loaded_model import load_model, to_host
 from tokenpaths.engine.tracing.trace_run import trace_samples
 
@@ -369,3 +372,53 @@ def test_a_traced_run_holds_one_path_a_text_and_the_composition(tmp_path):
         ids = torch.from_numpy(tokenizer.encode(texts[2]).ids).long()[None, :20]
         wanted = made.trace(ids, reroute_every=4).module_ids[0, :, :, 0].tolist()
         assert [[step[0] for step in t["ribbon"]] for t in tokens[: len(wanted)]] == wanted
+
+
+def test_losses_are_those_behind_the_routing_prefix_of_each_window(tmp_path):
+    """Traced, measured as an effect and put side by side: the prefix counts nowhere."""
+    tokenizer = TextTokenizer.train(["one path of many modules and a router"] * 3, 270)
+    made = model(vocab_size=tokenizer.vocab_size)
+    differ(made)
+    folder = save_checkpoint(tmp_path / "small", made, dtype=torch.float32)
+    tokenizer.save(folder / "tokenizer.json")
+    loaded = load_model(folder, [], "cpu")
+    texts = [f"{one} router of many paths and {one}" for one in ("a", "the", "some", "my", "no", "her", "our", "its")]
+    samples = [Sample(image=None, text=text, label=None, source=text) for text in ("of", *texts)]
+    wanted: list[list[float | None]] = []
+    for sample in samples:
+        ids = torch.from_numpy(tokenizer.encode(sample.text).ids).long()
+        wanted.append([])
+        for start in range(0, len(ids), 20):
+            logits = made.trace(ids[None, start : start + 20]).logits[0].detach()
+            for place, row in enumerate(logits):
+                # The first four tokens of a window choose its path.
+                told = place >= 3 and start + place + 1 < len(ids)
+                loss = torch.nn.functional.cross_entropy(row, ids[start + place + 1]) if told else None
+                wanted[-1].append(None if loss is None else float(loss))
+    assert not any(loss is not None for loss in wanted[0]), "a text that ends with its prefix predicts nothing"
+    assert max(map(len, wanted)) > 20
+    known = [[loss for loss in text if loss is not None] for text in wanted]
+    every = [loss for text in known for loss in text]
+
+    change = loaded.with_controls({"edits": [{"edit": "ban", "modules": [0], "step": 0}]})
+    with (
+        Run.open(trace_samples(loaded, samples, tmp_path, run_id="r", dataset="d")) as run,
+        Run.open(trace_samples(change, samples, tmp_path, run_id="edited", dataset="d")) as edited,
+    ):
+        assert run.row["loss"] == pytest.approx(sum(every) / len(every), abs=1e-4)
+        for i, (text, of_text) in enumerate(zip(wanted, known, strict=True)):
+            answer = run.sample(i)
+            assert [token["loss"] is None for token in answer["tokens"]] == [loss is None for loss in text]
+            assert [t["loss"] for t in answer["tokens"] if t["loss"] is not None] == pytest.approx(of_text, abs=0.01)
+            assert answer["loss"] == (pytest.approx(sum(of_text) / len(of_text), abs=1e-4) if of_text else None)
+        data = prepare(loaded, samples)
+        effect = measure_effect(change, data)
+        assert effect["num_targets"] == data.num_targets == len(every)
+        assert effect["loss"]["before"] == pytest.approx(sum(every) / len(every), abs=1e-4)
+        beside = compare_runs([run, edited])
+        loss = next(row for row in beside["rows"] if row["name"] == "loss")
+        # The mean difference over common samples is that of the runs: samples weigh as many tokens as have a loss.
+        assert loss["differences"][1]["value"] == pytest.approx(loss["values"][1] - loss["values"][0], abs=1e-5)
+        assert loss["differences"][1]["value"] == pytest.approx(effect["loss"]["change"], abs=1e-4)
+        told = edited.effect(run)["loss"]
+        assert told["change"] == pytest.approx(effect["loss"]["change"], abs=1e-4)

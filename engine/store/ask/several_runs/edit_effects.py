@@ -200,8 +200,9 @@ def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, in
     answer: dict[str, Any] = {"loss": None, "accuracy": None, "perplexity": None}
     if text and "loss" in after.token_columns and "loss" in before.token_columns:
         size, start = sum(pair[2] for pair in pairs), pairs[0][3]
-        old, new = _token_loss(before, start, size), _token_loss(after, 0, size)
-        if old is not None and new is not None:
+        (old, num_old), (new, num_new) = _token_loss(before, start, size), _token_loss(after, 0, size)
+        # Means over other tokens have no difference: a run may be older than the rule of which tokens have a loss.
+        if old is not None and new is not None and num_old == num_new:
             answer["loss"] = change_of(old, new)
             answer["perplexity"] = change_of(math.exp(min(80.0, old)), math.exp(min(80.0, new)))
         return answer
@@ -216,16 +217,19 @@ def _losses(after: RunFile, before: RunFile, pairs: list[tuple[int, int, int, in
     return answer
 
 
-def _token_loss(run: RunFile, first_row: int, size: int) -> float | None:
-    """Mean over tokens, computed from the means of samples: these are exact, losses of single tokens are rounded."""
+def _token_loss(run: RunFile, first_row: int, size: int) -> tuple[float | None, int]:
+    """Mean over the tokens that have a loss, and how many do.
+
+    Computed from the means of samples: these are exact, losses of single tokens are rounded.
+    """
     query = Query(
-        "SELECT sum(mean * n) / sum(n) FROM (SELECT sample, count(*) AS n FROM token WHERE rowid BETWEEN ? AND ? "
-        "AND loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample) JOIN (SELECT sample, loss AS mean FROM sample) "
-        "USING (sample) WHERE mean IS NOT NULL AND NOT isnan(mean)",
+        "SELECT sum(mean * n) / sum(n), coalesce(sum(n), 0) FROM (SELECT sample, count(*) AS n FROM token "
+        "WHERE rowid BETWEEN ? AND ? AND loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample) "
+        "JOIN (SELECT sample, loss AS mean FROM sample) USING (sample) WHERE mean IS NOT NULL AND NOT isnan(mean)",
         (first_row, first_row + size - 1),
     )
-    mean: float | None = run.rows(query)[0][0]
-    return mean
+    mean, num = run.rows(query)[0]
+    return mean, int(num)
 
 
 def _tokens(after: RunFile, before: RunFile, sample: int) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from tokenpaths.engine.analysis.paired_runs import (
 )
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import FIRST_PREDICTION
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
@@ -80,12 +81,14 @@ class Numbers:
 
     run: RunFile
     samples: dict[str, np.ndarray]
-    """columns of ``_SAMPLES``, (m,) each"""
+    """columns of ``_SAMPLES``, and ``num_losses``, the tokens that a text's loss is the mean of, (m,) each"""
     values: dict[str, int | float | None]
     errors: dict[str, int | float | None] = field(default_factory=dict)
     """standard errors of ``values``"""
     untrained: dict[str, int | float | None] = field(default_factory=dict)
     chance: dict[str, int | float | None] = field(default_factory=dict)
+    first_prediction: int = 0
+    """position of a window from which on tokens have a loss"""
 
 
 def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
@@ -130,6 +133,8 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     """Everything about one run that does not depend on the others but for the number of tokens."""
     row = run.row | {"num_modules": run.num_modules}
     one = Numbers(run, run.arrays(Query(_SAMPLES)), {name: row[name] for name in (*SIZE, *WORK)})
+    one.first_prediction = _first_prediction(run)
+    one.samples["num_losses"] = _losses_of_samples(one) if one.first_prediction else one.samples["num_tokens"]
     counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
     one.values |= _balance(counts)
     if run.load_only is not None:
@@ -156,11 +161,32 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     return one
 
 
+def _first_prediction(run: RunFile) -> int:
+    rows = run.rows(Query("SELECT answer FROM finding WHERE name = ?", (FIRST_PREDICTION,)))
+    return int(rows[0][0]) if rows else 0
+
+
+def _losses_of_samples(one: Numbers) -> np.ndarray:
+    """(m,) tokens with a loss. Elsewhere all but a text's last one have it, and nobody has to count."""
+    rows = one.run.arrays(
+        Query("SELECT sample, count(*) AS num FROM token WHERE loss IS NOT NULL AND NOT isnan(loss) GROUP BY sample")
+    )
+    counts = np.zeros(len(one.samples["num_tokens"]), dtype=np.int64)
+    counts[rows["sample"]] = rows["num"]
+    return counts
+
+
+def _weights(one: Numbers, column: str) -> np.ndarray:
+    """(m,) weights of the samples: tokens weigh but for outputs of a whole image."""
+    if column in ("loss", "correct") and one.run.row["modality"] == "vision":
+        return np.ones(len(one.samples[column]))
+    weights: np.ndarray = one.samples["num_losses" if column == "loss" else "num_tokens"].astype(np.float64)
+    return weights
+
+
 def _weighted(one: Numbers, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and values of the samples that have the measure: tokens weigh but for outputs of a whole image."""
-    values = one.samples[column]
-    per_sample = column in ("loss", "correct") and one.run.row["modality"] == "vision"
-    weights = np.ones(len(values)) if per_sample else one.samples["num_tokens"].astype(np.float64)
+    """Weights and values of the samples that have the measure."""
+    values, weights = one.samples[column], _weights(one, column)
     known = np.isfinite(values)
     return weights[known], values[known]
 
@@ -291,6 +317,9 @@ def _difference(
         return None, _nothing_common(first.run, other.run)
     if name == "loss" and first.run.row["modality"] == "text" and not _same_tokens(first, other, pairing):
         return None, f"{a} and {b} cut the same texts into other tokens, so a loss per token is another number"
+    if name == "loss" and first.first_prediction != other.first_prediction:
+        places = f"{first.first_prediction} and {other.first_prediction}"
+        return None, f"{a} and {b} count losses from positions {places} of a text on, so they are of other tokens"
     if name in OUTCOME or name in WORK:
         gap = _paired(name, first, other, pairing)
         return gap, None if gap else f"{pairing.num} common samples have it; an interval takes {FEWEST_SAMPLES}"
@@ -308,13 +337,9 @@ def _difference(
 def _paired(name: str, first: Numbers, other: Numbers, pairing: Pairing) -> Difference | None:
     """The mean over common samples that have the measure in both runs."""
     column = (OUTCOME | WORK)[name]
-    values = [one.samples[column][rows] for one, rows in ((first, pairing.rows_a), (other, pairing.rows_b))]
-    weights = [
-        np.ones(len(rows))
-        if name in OUTCOME and one.run.row["modality"] == "vision"
-        else one.samples["num_tokens"][rows].astype(np.float64)
-        for one, rows in ((first, pairing.rows_a), (other, pairing.rows_b))
-    ]
+    sides = (first, pairing.rows_a), (other, pairing.rows_b)
+    values = [one.samples[column][rows] for one, rows in sides]
+    weights = [_weights(one, column)[rows] for one, rows in sides]
     known = np.isfinite(values[0]) & np.isfinite(values[1])
     return paired_difference(values[0][known], weights[0][known], values[1][known], weights[1][known])
 

@@ -206,11 +206,11 @@ def _visited(run: RunFile, num_samples: int) -> np.ndarray:
 
 def _tokens(run: RunFile, measure: str, label_id: int | None) -> Observed:
     table = tokens_of(run).of_label(label_id)
-    nothing = np.full(table.num_tokens, np.nan)
+    nothing, loss_n = np.full(table.num_tokens, np.nan), losses(run, table)
     values_P = table.compute_P if measure == "compute" else table.reuse_P
     return Observed(
         values_P[table.path_n],
-        {"right": _right(table), "confidence": nothing, "loss": losses(run, table)},
+        {"right": _right(table, loss_n), "confidence": nothing, "loss": loss_n},
         table.sample_n,
         table.num_samples,
         table.counted,
@@ -235,8 +235,9 @@ def losses(run: RunFile, table: TokenTable) -> np.ndarray:
     return loss_n
 
 
-def _right(table: TokenTable) -> np.ndarray:
-    """(n,) 1 where the token predicted to follow does, 0 where another does, NaN where one of both is not known."""
+def _right(table: TokenTable, loss_n: np.ndarray) -> np.ndarray:
+    """(n,) 1 where the token predicted to follow does, 0 where another does, NaN where one of both is not known, or
+    where the run has losses but none here: what a DiPaCo says of the tokens that chose its path is no prediction."""
     predicted, ids = table.columns.get("predicted_id"), table.columns.get("token_id")
     right_n = np.full(table.num_tokens, np.nan)
     if predicted is None or ids is None or len(ids) < 2:
@@ -245,6 +246,9 @@ def _right(table: TokenTable) -> np.ndarray:
     follows = (table.sample_n[1:] == table.sample_n[:-1]) & (place[1:] == place[:-1] + 1)
     known = np.flatnonzero(follows & (predicted[:-1] >= 0) & (ids[1:] >= 0))
     right_n[known] = predicted[known] == ids[known + 1]
+    counted_n = np.isfinite(loss_n)
+    if counted_n.any():
+        right_n[~counted_n] = np.nan
     return right_n
 
 

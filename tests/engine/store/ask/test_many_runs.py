@@ -129,6 +129,12 @@ def test_other_scales_and_other_tokens_are_not_subtracted(opened) -> None:
     assert not answer["runs"][1]["same_tokens"]
     assert "into other tokens" in row(answer, "loss")["reasons"][1]
     assert row(answer, "mean_reuse")["differences"][1] is not None
+    behind = named(first, "behind", findings={"first_prediction": 3})
+    (d,) = opened(behind)
+    answer = compare_runs([a, d])
+    assert answer["runs"][1]["same_tokens"]
+    assert "from positions 0 and 3 of a text on" in row(answer, "loss")["reasons"][1]
+    assert row(answer, "mean_reuse")["differences"][1] is not None
 
 
 def test_too_many_runs_and_one_twice_are_refused(opened) -> None:

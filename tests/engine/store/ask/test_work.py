@@ -108,15 +108,30 @@ def test_right_tokens_are_those_that_predict_their_successor(tmp_path):
     ids, predicted = (np.concatenate([getattr(b, name) for b in batches]) for name in ("token_id", "predicted_id"))
     sizes = [s.num_tokens for s in made.samples]
     ends = set((np.cumsum(sizes) - 1).tolist())
-    right = [float(predicted[t] == ids[t + 1]) for t in range(len(ids)) if t not in ends]
+    loss = np.concatenate([batch.loss for batch in batches])
+    right = [float(predicted[t] == ids[t + 1]) for t in range(len(ids)) if t not in ends and not np.isnan(loss[t])]
     with Run.open(made.write(tmp_path)) as run:
         groups = run.outcomes("reuse", per="token", groups=2)["groups"]
-        # The first token of a text has no loss here but predicts; groups are of all tokens with either.
         assert 0.2 < np.mean([row["right"]["mean"] for row in groups]) < 0.8
         whole = run.outcomes("reuse", per="token", groups=2)["counted"]["num_tokens"]
     assert whole == len(ids)
     low, high = min(row["right"]["mean"] for row in groups), max(row["right"]["mean"] for row in groups)
     assert low <= np.mean(right) <= high
+
+
+def test_tokens_without_a_loss_are_neither_right_nor_wrong_where_others_have_one(tmp_path):
+    """As the routing prefix of a DiPaCo: what is said there of the next token is no prediction."""
+    made = make("prefix", "text", samples=8)
+    made = replace(made, info=replace(made.info, predicts_tokens=True))
+    batches = []
+    for batch in made.batches:
+        place = np.concatenate([np.arange(sample.num_tokens) for sample in batch.samples])
+        loss = np.where(place < 2, np.nan, 1.0)
+        successor = np.roll(batch.token_id, -1)
+        batches.append(replace(batch, loss=loss, predicted_id=np.where(place < 2, successor, successor + 1)))
+    with Run.open(replace(made, batches=batches).write(tmp_path)) as run:
+        groups = run.outcomes("reuse", per="token", groups=2)["groups"]
+    assert [row["right"]["mean"] for row in groups] == [0, 0]
 
 
 @pytest.mark.parametrize("measure", ["compute", "reuse", "loss"])
