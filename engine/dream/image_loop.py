@@ -7,7 +7,7 @@ Source: Distributed Neural Architectures, appendix C.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
-from tokenpaths.engine.dream.observed_pass import Need, Seen, look
+from tokenpaths.engine.dream.observed_pass import Seen, look
 from tokenpaths.engine.dream.parametrisation import start_spectrum, to_pictures, total_variation
 from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.dream.transforms import disturb, draw, generator_of
@@ -173,10 +173,11 @@ class ImageDreams:
 def examine(model: RoutedModel, inputs: Tensor, objectives: Sequence[Objective], top: int = 5) -> list[dict[str, Any]]:
     """One whole, undisturbed forward pass: what objectives are worth, whether choices match, the likeliest classes.
 
+    A RayTracing network answers where its own threshold stops, though a block's rate is that at the last threshold.
     ``objective`` is the mean over the wanted decisions; ``matched_choices`` and ``matched_tokens`` are those of
     ``Choices.matched`` or ``Module.matched`` (None for other objectives); ``top`` holds (class, probability).
     """
-    seen = look(model, inputs, [Need(steps=o.need.steps, output=True) for o in objectives])
+    seen = look(model, inputs, [replace(o.need, output=True) for o in objectives])
     return [_examined(s, o, top) for s, o in zip(seen, objectives, strict=True)]
 
 

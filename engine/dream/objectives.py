@@ -155,8 +155,12 @@ class Block(Objective):
     block: int
     """number over all layers"""
 
+    @property
+    def need(self) -> Need:
+        return Need(rates=True)
+
     def value(self, seen: Seen) -> Float[Tensor, ""]:
-        assert seen.rates is not None, "of a RayTracing network"
+        assert seen.rates is not None, "need asks for it"
         return seen.rates[self.block]
 
 
@@ -212,7 +216,7 @@ class Total(Objective):
     @property
     def need(self) -> Need:
         needs = [part.need for part in self.parts]
-        return Need(max(n.steps for n in needs), any(n.output for n in needs))
+        return Need(max(n.steps for n in needs), any(n.output for n in needs), any(n.rates for n in needs))
 
     @property
     def terms(self) -> int:

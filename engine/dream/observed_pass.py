@@ -33,6 +33,8 @@ class Need:
     """routers that must have spoken"""
     output: bool = False
     """the model's answer is wanted too"""
+    rates: bool = False
+    """the firing rates of all blocks at the last threshold step are wanted, of a RayTracing network"""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Seen:
     edges: Float[Tensor, "I A Z"] | None = None
     gates: Float[Tensor, "P L H D"] | None = None
     rates: Float[Tensor, " Q"] | None = None
-    """firing rate of every block at the last threshold step, silent ones included"""
+    """firing rate of every block when the threshold has fallen to its end, silent ones included"""
 
 
 def look(model: RoutedModel, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
@@ -131,9 +133,18 @@ def _look_directional(model: Directional, inputs: Tensor, needs: Sequence[Need])
 
 
 def _look_raytracing(model: RayTracing, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
-    # The threshold falls to the cap, whatever reaches the output: signals have come to every layer by then.
-    output = model.relax(model.convolutions(inputs), theta_out=float("inf"), attached=True)
-    return [Seen(x, output=y, rates=r) for x, y, r in zip(inputs, output.logits, output.last_rates, strict=True)]
+    features = model.convolutions(inputs)
+    outputs: list[Tensor | None] = [None] * len(needs)
+    rates: list[Tensor | None] = [None] * len(needs)
+    if answering := [b for b, need in enumerate(needs) if need.output]:
+        for b, logits in zip(answering, model.relax(features[answering]).logits, strict=True):
+            outputs[b] = logits
+    if firing := [b for b, need in enumerate(needs) if need.rates]:
+        # The threshold falls to the cap, whatever reaches the output: signals have come to every layer by then.
+        to_the_cap = model.relax(features[firing], theta_out=float("inf"), attached=True)
+        for b, of_blocks in zip(firing, to_the_cap.last_rates, strict=True):
+            rates[b] = of_blocks
+    return [Seen(x, output=y, rates=r) for x, y, r in zip(inputs, outputs, rates, strict=True)]
 
 
 READERS: dict[type[RoutedModel], Callable[..., list[Seen]]] = {

@@ -279,7 +279,7 @@ def test_a_block_of_a_raytracing_network_can_be_dreamed() -> None:
     model = RayTracing(RayTracingConfig(image_size=8, layers=2, blocks=4, width=4, theta_steps=6)).eval()
     model.requires_grad_(False)
     image = torch.randn(1, 3, 8, 8)
-    (seen,) = look(model, image, [Need()])
+    (seen,) = look(model, image, [Block(1).need])
     expected = model(image, theta_out=float("inf")).last_rates[0]
     torch.testing.assert_close(seen.rates, expected)
     quiet = ImageSettings(
@@ -289,6 +289,31 @@ def test_a_block_of_a_raytracing_network_can_be_dreamed() -> None:
     before = dreams.examine()[0]["objective"]
     dreams.run(20)
     assert dreams.examine()[0]["objective"] > before
+
+
+def test_a_raytracing_network_answers_where_its_own_threshold_stops() -> None:
+    """Its answer at the last threshold is that of a network that does not exist."""
+    torch.manual_seed(0)
+    config = RayTracingConfig(image_size=8, layers=2, blocks=4, width=4, theta_steps=6, num_classes=4)
+    model = RayTracing(config).eval().requires_grad_(False)
+    images = torch.randn(3, 3, 8, 8)
+    own, last = model(images), model(images, theta_out=float("inf"))
+    assert (own.theta_steps < 6).all()
+    assert (own.logits - last.logits).abs().max() > 0.01
+    wanted = [Answer(2), Block(1), Answer(2) + 0.5 * Block(3)]
+    seen = look(model, images, [objective.need for objective in wanted])
+    torch.testing.assert_close(seen[0].output, own.logits[0])
+    assert seen[0].rates is None
+    assert seen[1].output is None
+    torch.testing.assert_close(seen[1].rates, last.last_rates[1])
+    both = own.logits[2, 2] + 0.5 * last.last_rates[2, 3]
+    assert float(wanted[2].value(seen[2])) == pytest.approx(float(both), rel=1e-5)
+    for place, found in enumerate(examine(model, images, wanted)):
+        assert dict(found["top"]) == pytest.approx(dict(enumerate(own.logits[place].softmax(dim=0).tolist())))
+    pixels = images[:1].clone().requires_grad_()
+    (answer,) = look(model, pixels, [Answer(2).need])
+    (gradient,) = torch.autograd.grad(Answer(2).value(answer), pixels)
+    assert gradient.abs().sum() > 0
 
 
 def test_a_model_whose_modules_choose_is_refused() -> None:
