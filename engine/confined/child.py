@@ -20,11 +20,8 @@ from typing import Any
 from tokenpaths.engine.base.errors import NotEnoughMemory, UserError
 from tokenpaths.engine.base.shared_cores import stand_back
 from tokenpaths.engine.confined.limits import Limits, confine
-from tokenpaths.engine.confined.messages import read_message, write_message
+from tokenpaths.engine.confined.messages import MAX_SENTENCE, read_message, write_message
 from tokenpaths.engine.confined.syscalls import die_with_parent, refuse_the_rest
-
-MAX_SENTENCE = 2000
-"""characters of an error that are passed on"""
 
 
 def serve(function: Callable[..., Any], limits: Limits, answers: BufferedIOBase) -> None:

@@ -8,9 +8,10 @@ not trust the sender: lengths, dtypes and shapes are checked before memory is al
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 DTYPES = frozenset(f"{kind}{size}" for kind, sizes in (("i", "1248"), ("u", "1248"), ("f", "248")) for size in sizes)
 """dtypes of arrays in little endian, and ``b1``; others are refused"""
 MAX_HEADER_BYTES = 4 * 2**20
+MAX_SENTENCE = 2000
+"""characters of an error that are passed on"""
 LONG_TEXT = 1024
 """characters from which on a text travels as a buffer"""
 _MARK = "#"
@@ -110,21 +113,35 @@ def read_message(pipe: BufferedIOBase, most_bytes: int) -> Any:
     length = int.from_bytes(_exactly(pipe, 8), "big")
     if length > MAX_HEADER_BYTES:
         raise BadMessage(f"a header of {length} bytes")
-    try:
-        header = json.loads(_exactly(pipe, length))
-        about = [(str(entry[0]), int(entry[1]), list(entry[2:])) for entry in header["buffers"]]
+    data = _exactly(pipe, length)
+    with _parsing("header"):
+        header = json.loads(data)
+        about = [(entry[0], entry[1], entry[2:]) for entry in header["buffers"]]
         tree = header["value"]
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise BadMessage(f"an unreadable header ({type(error).__name__})") from None
-    if any(size < 0 for _, size, _ in about) or sum(size for _, size, _ in about) > most_bytes:
-        raise BadMessage(f"buffers of more than {most_bytes} bytes")
-    readers = [_reader_of(kind, size, more) for kind, size, more in about]
-    values = [read(_exactly(pipe, size)) for read, (_, size, _) in zip(readers, about, strict=True)]
-    return _unpacked(tree, values)
+        if not all(type(size) is int and size >= 0 for _, size, _ in about):
+            raise BadMessage("buffers whose sizes are no numbers of bytes")
+        if sum(size for _, size, _ in about) > most_bytes:
+            raise BadMessage(f"buffers of more than {most_bytes} bytes")
+        readers = [_reader_of(kind, size, more) for kind, size, more in about]
+    buffers = [_exactly(pipe, size) for _, size, _ in about]
+    with _parsing("value"):
+        values = [read(buffer) for read, buffer in zip(readers, buffers, strict=True)]
+        return _unpacked(tree, values)
 
 
-def _reader_of(kind: str, size: int, more: list[Any]) -> Callable[[bytearray], Any]:
-    """How a buffer becomes its value; raises BadMessage where its header cannot be true."""
+@contextlib.contextmanager
+def _parsing(what: str) -> Iterator[None]:
+    """Turn every failure into BadMessage: the sender, not this program, is to blame for whatever parsing meets."""
+    try:
+        yield
+    except BadMessage:
+        raise
+    except Exception as error:
+        raise BadMessage(f"an unreadable {what} ({type(error).__name__})") from None
+
+
+def _reader_of(kind: Any, size: int, more: list[Any]) -> Callable[[bytearray], Any]:
+    """How a buffer becomes its value; fails where its header cannot be true."""
     if kind == "bytes" and not more:
         return bytes
     if kind == "text" and not more:
@@ -132,7 +149,7 @@ def _reader_of(kind: str, size: int, more: list[Any]) -> Callable[[bytearray], A
     if kind == "arrow" and not more:
         return _table
     if kind != "array" or len(more) != 2:
-        raise BadMessage(f"a buffer of kind {kind[:20]!r}")
+        raise BadMessage(f"a buffer of kind {str(kind)[:20]!r}")
     name, shape = more
     if name != "b1" and name not in DTYPES:
         raise BadMessage(f"an array of dtype {str(name)[:20]!r}")
@@ -143,10 +160,7 @@ def _reader_of(kind: str, size: int, more: list[Any]) -> Callable[[bytearray], A
 
 
 def _text(data: bytearray) -> str:
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        raise BadMessage("a text that is not UTF-8") from None
+    return data.decode("utf-8", "surrogatepass")
 
 
 def _table(data: bytearray) -> pa.Table:
@@ -154,13 +168,10 @@ def _table(data: bytearray) -> pa.Table:
     import pyarrow as pa
 
     buffer = pa.py_buffer(data)
-    try:
-        for message in pa.ipc.MessageReader.open_stream(buffer):
-            _refuse_unfolding(message.metadata.to_pybytes())
-        table = pa.ipc.open_stream(buffer).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadMessage(f"an Arrow stream that cannot be read ({type(error).__name__})") from None
+    for message in pa.ipc.MessageReader.open_stream(buffer):
+        _refuse_unfolding(message.metadata.to_pybytes())
+    table = pa.ipc.open_stream(buffer).read_all()
+    table.validate(full=True)
     return table
 
 

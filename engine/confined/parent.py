@@ -14,11 +14,12 @@ import weakref
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from http import HTTPStatus
 from typing import Any, Literal
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits, child_environment
-from tokenpaths.engine.confined.messages import BadMessage, read_message, write_message
+from tokenpaths.engine.confined.messages import MAX_SENTENCE, BadMessage, read_message, write_message
 
 log = logging.getLogger(__name__)
 Reason = Literal["died", "time", "memory", "failed", "start", "busy"]
@@ -26,6 +27,7 @@ PIPE_BYTES = 1 << 20
 """size of the pipes where the system lets it be set: large messages need fewer switches between the processes"""
 
 EXIT_SECONDS = 5.0
+CLIENT_ERRORS = frozenset(status.value for status in HTTPStatus if 400 <= status < 500)
 
 
 class ReaderEnded(UserError):
@@ -75,8 +77,7 @@ class Confined:
         Raises:
             UserError: the function raised one (``RemoteError``), or there is no answer (``ReaderEnded``).
         """
-        with self._held():
-            parts = self._exchange(values)
+        with self._held(), contextlib.closing(self._exchange(values)) as parts:
             while True:
                 try:
                     next(parts)  # parts that nobody asked for
@@ -89,17 +90,7 @@ class Confined:
         The child is held until the last value; a stream that is given up ends it.
         """
         with self._held():
-            finished = False
-            try:
-                value = yield from self._exchange(values)
-                finished = True
-                return value
-            except UserError:
-                finished = True  # it has answered, or was stopped
-                raise
-            finally:
-                if not finished:
-                    self._stop()
+            return (yield from self._exchange(values))
 
     def start(self) -> None:
         """Start the child in advance."""
@@ -138,7 +129,17 @@ class Confined:
             self._lock.release()
 
     def _exchange(self, values: dict[str, Any]) -> Generator[Any, None, Any]:
-        """One request and its answers. A child that had served before and died is tried anew once."""
+        """One request and its answers; a child that has not given its last one is ended, whatever the reason."""
+        try:
+            return (yield from self._answers(values))
+        except UserError:  # it has answered, or was stopped
+            raise
+        except BaseException:  # what it still sends would be taken for the answer to the next request
+            self._stop()
+            raise
+
+    def _answers(self, values: dict[str, Any]) -> Generator[Any, None, Any]:
+        """The answers to one request. A child that had served before and died is tried anew once."""
         fresh = self._child is None or self._child.poll() is not None
         begun = False
         ends = time.monotonic() + self.limits.seconds if self.limits.whole_stream else math.inf
@@ -151,9 +152,9 @@ class Confined:
                     answer = self._limited(
                         child, ends, lambda child: read_message(child.stdout, self.limits.message_megabytes << 20)
                     )
-                    if not isinstance(answer, dict):
-                        raise BadMessage("an answer that is no object")
-                    if answer.get("kind") != "part":
+                    if not isinstance(answer, dict) or not isinstance(answer.get("kind"), str):
+                        raise BadMessage("an answer that says not of which kind it is")
+                    if answer["kind"] != "part":
                         return self._value(answer)
                     begun = True
                     yield answer.get("value")
@@ -193,16 +194,16 @@ class Confined:
             timer.cancel()
 
     def _value(self, answer: dict[str, Any]) -> Any:
-        kind, sentence = answer.get("kind"), str(answer.get("sentence") or "")[:2000]
+        kind, sentence, error = answer["kind"], _text(answer, "sentence", MAX_SENTENCE), _text(answer, "error", 80)
         if kind == "value":
             return answer.get("value")
         if kind == "user":
-            field, status = answer.get("field"), answer.get("status")
+            status = answer.get("status")
             raise RemoteError(
                 sentence,
-                field=field if isinstance(field, str) else self.field,
-                kind=str(answer.get("error"))[:80],
-                status=status if type(status) is int else None,
+                field=_text(answer, "field", 80) or self.field,
+                kind=error,
+                status=status if type(status) is int and status in CLIENT_ERRORS else None,
             )
         if kind == "memory":
             raise self._ended(
@@ -212,11 +213,10 @@ class Confined:
         self._stop()
         if kind != "failed":
             raise self._ended("died", f"Reading {self.what} gave no answer that can be understood")
-        log.warning("reading %s failed: %s: %s", self.what, answer.get("error"), sentence)
+        log.warning("reading %s failed: %s: %s", self.what, error, sentence)
         raise self._ended(
             "failed",
-            f"Reading {self.what} failed in the library that reads it ({str(answer.get('error'))[:80]}): it is damaged "
-            "or was made to do harm",
+            f"Reading {self.what} failed in the library that reads it ({error}): it is damaged or was made to do harm",
         )
 
     def _died(self, code: int | None) -> ReaderEnded:
@@ -311,6 +311,12 @@ def _end(child: subprocess.Popen[bytes]) -> int:
             pipe.close()  # type: ignore[union-attr]
     child.wait()
     return child.returncode if code is None else code
+
+
+def _text(answer: dict[str, Any], name: str, longest: int) -> str:
+    """A text of an answer; empty where the child sent anything else."""
+    value = answer.get(name)
+    return value[:longest] if isinstance(value, str) else ""
 
 
 def _how(code: int | None) -> str:

@@ -76,6 +76,15 @@ def test_other_values_are_not_sent() -> None:
         ["arrow", 8],
         ["text", 8],
         ["bytes"],
+        ["bytes", 1e400],
+        ["bytes", True],
+        ["bytes", "8"],
+        [["bytes"], 8],
+        ["array", 8, ["f8"], [1]],
+        ["array", 0, "f8", [0, 10**30]],
+        ["array", 0, "f8", [0, 2**62, 2**62]],
+        ["array", 8, "f8", 1],
+        {"kind": "bytes"},
         7,
     ],
 )
@@ -96,6 +105,7 @@ def test_bad_headers_are_refused() -> None:
         [],
         {"value": {"#": 0}, "buffers": []},
         {"value": {"#": True}, "buffers": []},
+        b'{"value": ' + b"[" * 900 + b"]" * 900 + b', "buffers": []}',
     ):
         with pytest.raises(BadMessage):
             read_message(framed(header), 1 << 20)

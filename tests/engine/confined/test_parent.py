@@ -127,12 +127,57 @@ def test_the_limit_of_a_whole_stream() -> None:
         assert [part.tolist() for part in confined.stream(stop=2)] == [[0] * 3, [1] * 3]
 
 
+def framed(header: str) -> bytes:
+    return len(header).to_bytes(8, "big") + header.encode()
+
+
 @pytest.mark.parametrize(
-    "frame", [b"\xff" * 8, b"\0" * 7 + b"\x02{}", b"\0" * 7 + b"\x1c" + b'{"value":1,"buffers":[]}    ']
+    "frame",
+    [
+        b"\xff" * 8,
+        framed("{}"),
+        framed('{"value":1,"buffers":[]}'),
+        framed('{"value":{"#":0},"buffers":[["bytes",1e400]]}'),
+        framed('{"value":{"#":0},"buffers":[["array",0,["f8"],[0]]]}'),
+        framed(f'{{"value":{{"#":0}},"buffers":[["array",0,"f8",[0,{10**30}]]]}}'),
+        framed('{"value":{"kind":[1]},"buffers":[]}'),
+        framed('{"value":{"kind":{"#":0}},"buffers":[["array",2,"i1",[2]]]}') + b"\1\1",
+    ],
 )
 def test_a_lying_child_is_not_believed(frame: bytes) -> None:
-    with Confined(f"{ROOM}:lie", Limits(seconds=20)) as confined, pytest.raises(ReaderEnded):
-        confined.call(frame=frame)
+    with Confined(f"{ROOM}:lie", Limits(seconds=20)) as confined:
+        with pytest.raises(ReaderEnded):
+            confined.call(frame=frame)
+        assert confined.pid is None, "it runs no more"
+
+
+def test_odd_errors_of_a_child_are_made_plain() -> None:
+    """An error that the API could not answer, or whose parts are no texts."""
+    odd = '{"kind":"user","error":7,"sentence":{"#":0},"field":[],"status":999}'
+    frame = framed(f'{{"value":{odd},"buffers":[["array",2,"i1",[2]]]}}') + b"\1\1"
+    with Confined(f"{ROOM}:lie", Limits(seconds=20), field="image") as confined:
+        with pytest.raises(RemoteError) as caught:
+            confined.call(frame=frame)
+        assert (str(caught.value), caught.value.field, caught.value.kind) == ("", "image", "")
+        assert not hasattr(caught.value, "status")
+
+
+def test_a_child_whose_answer_nobody_took_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it still sends must not be taken for the answer to the next request."""
+    with Confined(f"{ROOM}:echo", QUICK) as confined:
+        confined.call()
+        pid = confined.pid
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tokenpaths.engine.confined.parent.read_message", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                confined.call(number=1)
+        assert confined.pid is None
+        assert confined.call(number=2) == {"number": 2}
+        assert confined.pid != pid
 
 
 def test_threads_wait_for_each_other(acting: Confined) -> None:
