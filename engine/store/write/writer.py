@@ -21,7 +21,7 @@ import numpy as np
 
 from tokenpaths.engine.base.errors import RunFileError, UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, partial_file, rename_durably, run_file
-from tokenpaths.engine.base.lifecycle import SealedOnce, claim
+from tokenpaths.engine.base.lifecycle import SealedOnce, claim, claim_to_clear
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo, TraceBatch
 from tokenpaths.engine.base.run_parts import parts_of, remove_parts
 from tokenpaths.engine.base.seal_marks import digest_of, mark_sealed
@@ -282,7 +282,7 @@ def remove_abandoned(runs_dir: Path) -> list[str]:
         partial_file = Path(runs_dir) / f".{run_id}.partial"
         lock = HolderLock(partial_file.with_suffix(".lock"))
         try:
-            lock.acquire()
+            claim_to_clear(lock)
             # A writer that is killed before its first byte, or right after its run has its name, leaves a lock only.
             if partial_file.exists():
                 removed.append(run_id)

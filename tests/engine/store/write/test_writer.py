@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from tests.support.runs import RunArrays, make, make_run
+from tokenpaths.engine.base import lifecycle
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
 from tokenpaths.engine.store.file.hash_sample import HashSample
+from tokenpaths.engine.store.write import writer as writer_file
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 
@@ -313,6 +315,31 @@ def test_the_lock_of_a_writer_that_died_before_its_first_byte_is_removed(tmp_pat
     assert ".early.lock" not in names(tmp_path)
     writer.abort()
     assert names(tmp_path) == []
+
+
+def test_a_writer_waits_for_whoever_deletes_what_it_had_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of two workers that were killed, one deletes both unfinished runs while the other resumes its job."""
+    (tmp_path / ".resumed.partial").write_bytes(b"what was written until then")
+    deleting, go_on = threading.Event(), threading.Event()
+    remove, main_thread = writer_file.remove_partial, threading.get_ident()
+
+    def slowly(partial: Path) -> None:
+        if threading.get_ident() != main_thread:
+            deleting.set()
+            assert go_on.wait(20)
+        remove(partial)
+
+    monkeypatch.setattr(writer_file, "remove_partial", slowly)
+    clearing = threading.Thread(target=remove_abandoned, args=(tmp_path,))
+    clearing.start()
+    assert deleting.wait(20)
+    later = threading.Timer(4 * lifecycle.PATIENCE_SECONDS, go_on.set)
+    later.start()
+    make_run(tmp_path, "resumed", samples=1)
+    clearing.join()
+    later.join()
+    assert [card["status"] for card in list_runs(tmp_path)] == ["sealed"]
+    assert names(tmp_path) == ["resumed.duckdb"]
 
 
 FULL_DISK = """
