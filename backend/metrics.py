@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenpaths.backend.problems import PROBLEM_KIND
 
 log = logging.getLogger(__name__)
+HUNG_UP = 499
+"""status, as of nginx, of a request whose client went away before it had an answer: no fault of this program"""
 PAGE = """# Watching a server
 
 `GET /metrics` of the API says how it fares, in the text format of Prometheus. Where a token is set it wants the token
@@ -59,7 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "tokenpaths_requests",
-            "Requests answered, by method, route and status",
+            f"Requests answered, by method, route and status; {HUNG_UP} where the client hung up before that",
             ["method", "route", "status"],
             registry=self.registry,
         )
@@ -78,7 +80,7 @@ class Metrics:
         )
         self.answers = Counter(
             "tokenpaths_answers",
-            "Answers about runs: computed, cached, shared (waited for the same question), not_modified, refused",
+            "Answers about runs: computed, cached, shared (waited for the same question), not_modified",
             ["how"],
             registry=self.registry,
         )
@@ -140,7 +142,7 @@ class MetricsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, began = 500, time.perf_counter()
+        status, began = HUNG_UP, time.perf_counter()  # ``Guard`` returns without an answer only where nobody waits
 
         async def note_status(message: Message) -> None:
             nonlocal status
@@ -150,6 +152,9 @@ class MetricsMiddleware:
 
         try:
             await self.app(scope, receive, note_status)
+        except BaseException:
+            status = 500 if status == HUNG_UP else status
+            raise
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
             method = scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"

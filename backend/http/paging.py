@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
@@ -16,6 +16,7 @@ from tokenpaths.backend.problems import Problem, nearest
 MAX_INTEGER = 2**53
 """largest integer that a JSON reader can represent exactly (2^53); no number in a run is larger"""
 _BOUND_KEYS_EXCLUDED = ("next", "limit")
+Position = TypeVar("Position", int, str)
 
 
 async def refuse_unknown_keys(request: Request) -> None:
@@ -92,28 +93,21 @@ def binding_of(request: Request, identity: str) -> str:
 def encode_cursor(position: int | str, binding: str) -> str:
     """Encode the start of the next page and the context it is valid for as an opaque ``next`` cursor.
 
-    >>> decode_cursor(encode_cursor(40, "b"), "b")
+    >>> decode_cursor(encode_cursor(40, "b"), "b", int)
     40
     """
     return base64.urlsafe_b64encode(json.dumps([position, binding]).encode()).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, binding: str) -> int | str:
-    """The position in ``cursor``; Problem 422 if it is damaged or belongs to another query."""
+def decode_cursor(cursor: str, binding: str, kind: type[Position]) -> Position:
+    """The position in ``cursor``, of type ``kind``; Problem 422 if it is damaged or belongs to another query."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
         position, bound = json.loads(base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True))
-        if not isinstance(position, int | str) or isinstance(position, bool) or not isinstance(bound, str):
+        if not isinstance(bound, str):
             raise ValueError("wrong types")
-        if isinstance(position, int) and not 0 <= position <= MAX_INTEGER:
-            raise ValueError("out of range")
     except (ValueError, TypeError, UnicodeError, binascii.Error, RecursionError):
-        raise Problem(
-            422,
-            "cursor",
-            "`next` is not a cursor of this server; take it from the last answer, unchanged.",
-            field="next",
-        ) from None
+        raise _no_cursor() from None
     if bound != binding:
         raise Problem(
             422,
@@ -121,7 +115,15 @@ def decode_cursor(cursor: str, binding: str) -> int | str:
             "`next` belongs to another question, or the run was replaced since; start again without `next`.",
             field="next",
         )
+    if type(position) is not kind or (isinstance(position, int) and not 0 <= position <= MAX_INTEGER):
+        raise _no_cursor()
     return position
+
+
+def _no_cursor() -> Problem:
+    return Problem(
+        422, "cursor", "`next` is not a cursor of this server; take it from the last answer, unchanged.", field="next"
+    )
 
 
 def with_cursor(page: dict[str, Any], binding: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Guard:
                 await self.app(scope, receive, send_with_headers)
                 return
         except Exception as error:  # last resort for uncaught exceptions
-            if isinstance(error, ClientDisconnect):
+            if isinstance(error, ClientDisconnect):  # nobody waits for an answer
                 return
             if started:  # headers are sent: break the connection, so a partial body is not taken for a whole
                 raise

@@ -106,10 +106,10 @@ async def list_jobs(
         if word not in STATES:
             raise Problem(422, "state", f"There is no state {word[:40]!r}; {nearest(word, STATES)}", field="state")
     binding = binding_of(request, "jobs")
-    before = decode_cursor(cursor, binding) if cursor else None
+    before = decode_cursor(cursor, binding, int) if cursor else None
 
     def compute() -> dict[str, Any]:
-        jobs, more = services.jobs.page(states, kinds, int(before) if before is not None else None, limit)  # type: ignore[arg-type]
+        jobs, more = services.jobs.page(states, kinds, before, limit)  # type: ignore[arg-type]
         following = encode_cursor(more, binding) if more is not None else None
         return {"jobs": jobs, "workers": services.jobs.table.workers(), "next": following}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -86,7 +87,9 @@ def _folder(data: bytes) -> FilePath:
         named = None
     if not isinstance(named, str) or not named.strip() or "\0" in named:
         raise Problem(422, "invalid", 'Send {"folder": "…"}, the folder that holds config.json.', field="folder")
-    folder = FilePath(named.strip()).expanduser()
+    folder = FilePath(named.strip())
+    with suppress(RuntimeError, ValueError):  # of nobody whom this machine knows: then it is no whole path
+        folder = folder.expanduser()
     if not folder.is_absolute():
         raise Problem(422, "invalid", "Give the whole path of the folder, from the root on.", field="folder")
     return folder

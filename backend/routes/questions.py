@@ -77,7 +77,7 @@ def _endpoint(question: Question, route: Route) -> Any:
                 request, run, question.answer, lambda opened: getattr(opened, question.name)(**values)
             )
         binding = binding_of(request, services.registry.identity(run))
-        values["offset"] = int(decode_cursor(cursor, binding)) if cursor else 0
+        values["offset"] = decode_cursor(cursor, binding, int) if cursor else 0
         return await services.answers.about_run(
             request, run, question.answer, lambda opened: with_cursor(getattr(opened, question.name)(**values), binding)
         )

@@ -31,7 +31,7 @@ async def list_runs(request: Request, services: Shared, limit: Limit = 100, curs
     Asking for that run itself waits for its intake.
     """
     binding = binding_of(request, "runs")
-    after = str(decode_cursor(cursor, binding)) if cursor else None
+    after = decode_cursor(cursor, binding, str) if cursor else None
 
     def compute() -> Answer:
         return as_json(RunList, _page_of_runs(services, after, limit, binding))

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from starlette.requests import Request
 
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
+from tokenpaths.backend.http.paging import binding_of, encode_cursor
 from tokenpaths.engine.base.errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema
@@ -286,6 +288,18 @@ def test_cursor_belongs_to_its_question(serve: Serve) -> None:
 def test_damaged_cursor(api: Served, cursor: str) -> None:
     for path in ("/runs", "/runs/vision/paths", "/runs/vision/samples"):
         problem(api.get(path, params={"next": cursor}), 422, "next")
+
+
+@pytest.mark.parametrize(
+    ("path", "position"), [("/jobs", "abc"), ("/runs/vision/paths", "abc"), ("/runs/vision/samples", "4"), ("/runs", 4)]
+)
+def test_cursor_whose_position_is_of_another_kind(api: Served, path: str, position: int | str) -> None:
+    """A cursor is signed by nobody: whoever knows how it is made can put anything into it."""
+    registry = api.app.state.services.registry
+    identity = registry.identity("vision") if "vision" in path else path.removeprefix("/")
+    request = Request({"type": "http", "path": API + path, "query_string": b"", "headers": [(b"host", b"a")]})
+    cursor = encode_cursor(position, binding_of(request, identity))
+    assert "not a cursor" in problem(api.get(path, params={"next": cursor}), 422, "next")["detail"]
 
 
 def test_equal_questions_are_computed_once(serve: Serve) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 import time
 
 import pytest
@@ -67,6 +68,24 @@ def test_metrics_tell_of_requests_jobs_queue_and_worker(serve: Serve) -> None:
     assert float(values["tokenpaths_requests_inside"]) == 1
     methods = {name.partition('method="')[2].partition('"')[0] for name in values if "requests_total{" in name}
     assert methods == {"GET", "PUT"}
+
+
+def test_a_client_that_hangs_up_is_no_fault_of_the_server(serve: Serve) -> None:
+    served = serve()
+    url = served.client.base_url
+    head = f"PUT {API}/searches/one HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((url.host, url.port), 10) as connection:
+        connection.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        time.sleep(0.5)  # until its request is being answered
+
+    def statuses() -> list[str]:
+        text = served.client.get("/metrics").text
+        return re.findall(r'requests_total\{method="PUT",route="[^"]+",status="(\d+)"', text)
+
+    ends = time.monotonic() + 20
+    while not statuses() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert statuses() == ["499"]
 
 
 def test_metrics_see_the_worker(tracing: Served) -> None:

@@ -231,11 +231,15 @@ def test_a_checkpoint_that_lies_elsewhere_is_found_again(checkpoints: Path, tmp_
         assert problem(api.get("/models/hf:tiny.v1"), 404)["field"] == "model"
         for folder, said in (
             ("far/tiny.v1", "whole path"),
+            ("~nobody-of-this-name/tiny.v1", "whole path"),
+            ("~\ud800/tiny.v1", "whole path"),
             (str(tmp_path), "There is no config.json"),
             (str(checkpoints / "dense"), "names no experts"),
             ("", "config.json"),
         ):
-            refused = problem(api.client.put(place, json={"folder": folder}), 422)
+            content = json.dumps({"folder": folder})  # httpx would send no half of a pair
+            headers = {"content-type": "application/json"}
+            refused = problem(api.client.put(place, content=content, headers=headers), 422)
             assert said in refused["detail"], folder
         assert problem(api.client.put(place, json=[1]), 422)["field"] == "folder"
         assert problem(api.client.put(f"{API}/models/tiny/folder", json={"folder": str(far)}), 404)
