@@ -10,13 +10,13 @@ import re
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
-from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by, sealed_run
 from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
@@ -68,12 +68,11 @@ class ImportJob:
     Request: ClassVar[type[BaseModel]] = ImportRequest
 
     def __init__(
-        self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str, runs_dir: Path
+        self, log: Log, make: Callable[[Log], Generator[ImportProgress, None, Path]], run: str, context: JobContext
     ) -> None:
-        self.log, self.make, self.run = log, make, run
-        self.counting: Generator[int, None, Log] | None = log.counting(runs_dir)
+        self.log, self.make, self.run, self.context = log, make, run, context
+        self.counting: Generator[int, None, Log] | None = log.counting(context.runs_dir)
         self.parts: Generator[ImportProgress, None, Path] | None = None
-        self.file: Path | None = None
         self.last = Progress(0, None, "tokens")
 
     @classmethod
@@ -114,6 +113,8 @@ class ImportJob:
         from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
         from tokenpaths.engine.store.write.writer import remove_abandoned
 
+        if (sealed := sealed_run(folder, context, job=job)) is not None:
+            return _finished(sealed, context)
         series = None if request.series is None else Series(request.series, int(request.at or 0))
         try:
             log = open_confined_log(
@@ -131,11 +132,9 @@ class ImportJob:
         texts = None
         if request.tokenizer is not None:
             texts = importing.read_vocabulary(context.inbox_file(request.tokenizer, field="tokenizer"))
-        run, is_there = claim_run(
+        run, _ = claim_run(
             folder, context, request.run, lambda: importing.new_import_id(log.model or file.stem), job=job
         )
-        if is_there:
-            return Finished(run, None, "tokens")
         remove_abandoned(context.runs_dir)
 
         def make(counted: Log) -> Generator[ImportProgress, None, Path]:
@@ -150,7 +149,7 @@ class ImportJob:
                 findings=made_by(job),
             )
 
-        return cls(log, make, run, context.runs_dir)
+        return cls(log, make, run, context)
 
     @classmethod
     def _of_counts(
@@ -167,14 +166,9 @@ class ImportJob:
         from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
         from tokenpaths.engine.adapters.logs.importing import new_import_id
 
-        run, is_there = claim_run(
-            folder, context, request.run, lambda: new_import_id(request.model or file.stem), job=job
-        )
-        if not is_there:
-            import_counts(
-                counts, file, context.runs_dir, run, model=request.model, series=series, findings=made_by(job)
-            )
-        return Finished(run, None, "tokens")
+        run, _ = claim_run(folder, context, request.run, lambda: new_import_id(request.model or file.stem), job=job)
+        import_counts(counts, file, context.runs_dir, run, model=request.model, series=series, findings=made_by(job))
+        return _finished(run, context)
 
     def advance(self) -> Progress:
         """Process some batches, or some stages of the sealing."""
@@ -183,19 +177,8 @@ class ImportJob:
             if self.counting is not None:
                 self._look()
             elif self._write():
-                return self._sealed()
+                return _finished(self.run, self.context).advance()
         return self.last
-
-    def _sealed(self) -> Progress:
-        """The result, with notes on what the log does not state."""
-        from tokenpaths.engine.store.ask.run import Run
-
-        assert self.file is not None
-        with Run.open(self.file) as run:
-            notes = run.info()["findings"].get("notes") or []
-        done = self.last.done
-        result: dict[str, Any] = {"run": self.run, "tokens": done} | ({"notes": notes} if notes else {})
-        return Progress(done, done, "tokens", finished=True, result=result)
 
     def _look(self) -> None:
         """Process one piece while the whole log is read for its sizes and by the doctor."""
@@ -213,8 +196,7 @@ class ImportJob:
         try:
             at = next(self.parts)
             self.last = Progress(at.tokens, None, "tokens", at.sealing or f"making the run {self.run}")
-        except StopIteration as end:
-            self.file = end.value
+        except StopIteration:
             return True
         return False
 
@@ -224,6 +206,17 @@ class ImportJob:
             if parts is not None:
                 with contextlib.suppress(UserError):
                     parts.close()
+
+
+def _finished(run: str, context: JobContext) -> Finished:
+    """An import whose run is sealed: the run itself tells what came out, with notes on what the log does not state."""
+    with context.open_run(run) as opened:
+        info = opened.info()
+    result, tokens = {"run": run}, info["num_tokens"]
+    if info["kind"] == "tokens":
+        notes = info["findings"].get("notes")
+        result |= {"tokens": tokens} | ({"notes": notes} if notes else {})
+    return Finished(result, tokens, "tokens")
 
 
 class SeriesOfImports:

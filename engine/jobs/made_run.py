@@ -27,6 +27,24 @@ def made_by(job: Path) -> dict[str, str]:
     return {MADE_BY: job.name}
 
 
+def sealed_run(folder: Path, context: JobContext, *, job: Path | None = None) -> str | None:
+    """Name of the run of the claim in ``folder`` if the job sealed it before it was restarted; ``job`` as for
+    ``claim_run``."""
+    run = _claim(folder).get("run")
+    return run if run is not None and _is_made_by(job or folder, run, context) else None
+
+
+def keep_result(folder: Path, result: dict[str, Any]) -> None:
+    """Keep the result of the job beside its claim. Call it before the run is sealed: a job that is killed right after
+    that still has it."""
+    write_atomically(folder / CLAIM, json.dumps(_claim(folder) | {"result": result}).encode())
+
+
+def kept_result(folder: Path) -> dict[str, Any]:
+    """What ``keep_result`` kept; empty if nothing."""
+    return dict(_claim(folder).get("result") or {})
+
+
 def claim_run(
     folder: Path, context: JobContext, wanted: str | None, make_name: Callable[[], str], *, job: Path | None = None
 ) -> tuple[str, bool]:
@@ -38,17 +56,21 @@ def claim_run(
     Raises:
         UserError: another program has made a run of this name since the job was submitted.
     """
-    file = folder / CLAIM
-    if file.is_file():
-        run = json.loads(file.read_bytes())["run"]
+    run = _claim(folder).get("run")
+    if run is not None:
         if _is_made_by(job or folder, run, context):
             return run, True
         check_run_name(run, context)  # a job of another name may have been quicker while this one was stopped
         return run, False
     check_run_name(wanted, context)
     run = wanted or make_name()
-    write_atomically(file, json.dumps({"run": run}).encode())
+    write_atomically(folder / CLAIM, json.dumps({"run": run}).encode())
     return run, False
+
+
+def _claim(folder: Path) -> dict[str, Any]:
+    file = folder / CLAIM
+    return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
 
 def _is_made_by(job: Path, run_id: str, context: JobContext) -> bool:
@@ -63,14 +85,17 @@ class Finished:
     """A job that sealed its run just before it was killed."""
 
     def __init__(
-        self, run: str, done: int | None, unit: str, following: tuple[tuple[str, dict[str, Any]], ...] = ()
+        self,
+        result: dict[str, Any],
+        done: int | None,
+        unit: str,
+        following: tuple[tuple[str, dict[str, Any]], ...] = (),
     ) -> None:
-        self.run, self.done, self.unit, self.following = run, done or 0, unit, following
+        self.result, self.done, self.unit, self.following = result, done or 0, unit, following
 
     def advance(self) -> Progress:
         """Return the final progress."""
-        result = {"run": self.run}
-        return Progress(self.done, self.done, self.unit, finished=True, result=result, following=self.following)
+        return Progress(self.done, self.done, self.unit, finished=True, result=self.result, following=self.following)
 
     def close(self) -> None:
         """Nothing to release."""

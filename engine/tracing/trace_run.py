@@ -149,6 +149,7 @@ def trace_parts(
         if isinstance(writer, RunWriter):  # of a shard its manifest says it
             _add_notes(info, (dataset.walk if dataset else walk).notes())
         at = TraceProgress(done, options.total, tokens)
+        yield replace(at, sealing="sealing")  # before it begins: now all is known that a job keeps of the walk
         path = yield from map_progress(seal_in_stages(writer), lambda stage: replace(at, sealing=stage))
         if not alone and isinstance(writer, RunWriter):
             keep_twin(file, writer.twin_paths)

@@ -128,17 +128,19 @@ def test_a_job_imports_a_folder_of_checkpoints(tmp_path: Path) -> None:
     request = read_request(kind, {"file": "trace", "run": "flame"})
     kind.check(request, context)
     job = kind.start(request, folder, context)
-    for _ in range(200):  # killed after its first run
-        if (context.runs_dir / "flame-100.duckdb").exists():
-            break
-        job.advance()
-    job.close()
+    while (before := job.advance()).done < ROWS or len(list(context.runs_dir.glob("*.duckdb"))) < 1:
+        pass
+    job.close()  # killed after its first run
     job = kind.start(request, folder, context)
+    assert job.advance().done == before.done == ROWS, "what was done stays done"
     while not (progress := job.advance()).finished:
         pass
     job.close()
     assert progress.result is not None
+    assert progress.done == 2 * ROWS
     assert progress.result["runs"] == ["flame-100", "flame-200"]
+    with Run.open(context.runs_dir / "flame-100.duckdb") as run:
+        assert set(run.info()["findings"]["notes"]) <= set(progress.result["notes"]) != set()
     with Run.open(context.runs_dir / "flame-200.duckdb") as run:
         assert run.card()["series"] == {"name": "flame", "iteration": 200}
         assert run.card()["num_tokens"] == ROWS

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
-from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, made_by
+from tokenpaths.engine.jobs.made_run import Finished, check_run_name, claim_run, keep_result, kept_result, made_by
 from tokenpaths.engine.jobs.model_outline import under_field
 from tokenpaths.engine.jobs.registry import BUNDLED_PREFIX, JobContext, Progress
 from tokenpaths.engine.jobs.traces.trace_twin import following_twin
@@ -56,10 +56,13 @@ class TraceJob:
         dataset: Dataset,
         parts: Generator[TraceProgress, None, Path],
         run: str,
+        folder: Path,
         following: Callable[[], tuple[tuple[str, dict[str, Any]], ...]],
     ) -> None:
-        self.dataset, self.parts, self.run, self.following = dataset, parts, run, following
+        self.dataset, self.parts, self.run, self.folder, self.following = dataset, parts, run, folder, following
         self.last = Progress(0, dataset.num_samples, "samples")
+        self.result: dict[str, Any] | None = None
+        """once all samples are traced"""
 
     @classmethod
     def check(cls, request: TraceRequest, context: JobContext) -> None:
@@ -101,7 +104,8 @@ class TraceJob:
             return following_twin(context, run, request.model_dump(mode="json")) if wants_twin else ()
 
         if is_there:
-            return Finished(run, dataset.num_samples, "samples", following())
+            result = {"run": run} | kept_result(folder)
+            return Finished(result, result.get("samples", dataset.num_samples), "samples", following())
         remove_abandoned(context.runs_dir)
         options = TraceOptions(
             run_id=run,
@@ -114,7 +118,7 @@ class TraceJob:
             twin_later=True,
             findings=made_by(folder),
         )
-        return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run, following)
+        return cls(dataset, trace_parts(loaded, dataset, context.runs_dir, options), run, folder, following)
 
     def advance(self) -> Progress:
         """Process some batches, or some stages of the sealing."""
@@ -127,17 +131,25 @@ class TraceJob:
             left_out = f", {self.dataset.walk.left_out:,} left out" if self.dataset.walk.left_out else ""
             words = at.sealing or f"{at.tokens:,} tokens traced"
             self.last = Progress(at.samples, at.total, "samples", words + left_out)
+            if at.sealing and self.result is None:
+                self.result = self._result(at.samples)
+                keep_result(self.folder, self.result)
         return self.last
 
-    def _sealed(self) -> Progress:
-        done = self.last.done
-        result: dict[str, Any] = {"run": self.run, "samples": done}
+    def _result(self, samples: int) -> dict[str, Any]:
+        result: dict[str, Any] = {"run": self.run, "samples": samples}
         if self.dataset.walk.left_out:
             result |= {"left_out": self.dataset.walk.left_out, "problems": self.dataset.walk.problems}
         if notes := [*self.dataset.notes, *self.dataset.walk.notes()]:
             result["notes"] = notes
-        following = self.following()
-        return Progress(done, done, "samples", self.last.message, finished=True, result=result, following=following)
+        return result
+
+    def _sealed(self) -> Progress:
+        assert self.result is not None, "kept before the sealing"
+        done = self.last.done
+        return Progress(
+            done, done, "samples", self.last.message, finished=True, result=self.result, following=self.following()
+        )
 
     def close(self) -> None:
         """Close the run; an unfinished run is deleted."""

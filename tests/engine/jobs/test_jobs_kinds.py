@@ -185,7 +185,8 @@ def test_a_killed_trace_leaves_no_half_run_and_makes_one(tmp_path: Path, monkeyp
     assert runs == [progress.result["run"]]
     # Killed after the run was sealed and before anybody was told: found, not made twice.
     again = kind.start(request, folder, context)
-    assert again.advance() == Progress(6, 6, "samples", finished=True, result={"run": runs[0]})
+    assert again.advance() == Progress(6, 6, "samples", finished=True, result=progress.result)
+    assert progress.result == {"run": runs[0], "samples": 6}
     assert [file.stem for file in context.runs_dir.iterdir()] == runs
     with Run.open(context.runs_dir / f"{runs[0]}.duckdb") as run:
         assert run.card()["num_samples"] == 6
@@ -222,11 +223,11 @@ def test_a_job_that_is_tried_again_does_not_pass_off_the_run_of_another(
         first = found.start(request, folders[0], context)
         first.close()
     second = found.start(request, folders[1], context)
-    while not second.advance().finished:
+    while not (last := second.advance()).finished:
         pass
     second.close()
     assert "'mine' already" in refused(lambda: found.start(request, folders[0], context), "run")
-    assert found.start(request, folders[1], context).advance().result == {"run": "mine"}
+    assert found.start(request, folders[1], context).advance().result == last.result
 
 
 def test_a_trace_takes_so_few_at_once_that_a_cancel_acts() -> None:
