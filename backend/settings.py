@@ -7,7 +7,9 @@ generated from this table (``python -m tokenpaths.backend.settings > docs/settin
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -24,18 +26,23 @@ from pydantic_settings import (
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.model_folders import models_folders
+from tokenpaths.settings_file import ENV_PREFIX, FILE_VARIABLE, cannot_be_read, find_settings_file
 from tokenpaths.web_origins import read_origins
 
-ENV_PREFIX = "TOKENPATHS_"
+_log = logging.getLogger(__name__)
 SECRET_HEADER = "x-tokenpaths-worker-secret"
 """header in which `worker_secret` is sent"""
 INTRODUCTION = (
     "A value comes from the first of: command line flag (where the command has one), environment variable, "
     "settings file, default. The settings file is TOML, one `name = value` a line; it is "
     "`settings.toml` in the user's configuration folder (`~/.config/tokenpaths/` on Linux), or the one that "
-    "`TOKENPATHS_SETTINGS_FILE` names. A name that does not exist is refused; an empty environment variable counts as "
-    "not set."
+    "`TOKENPATHS_SETTINGS_FILE` names. A name that does not exist is refused in the file, and one of the environment "
+    "that begins with `TOKENPATHS_` is warned of; an empty environment variable counts as not set. Python "
+    "(`tokenpaths.trace`, `record`, `runs` …) finds its folders in the same places: it reads `data_dir`, `models_dirs` "
+    "and `huggingface_dir`."
 )
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "TOKENPATHS_API_URL", "TOKENPATHS_PROCESSES_FILE"})
+"""variables that are no settings: of the settings file, and of processes that `tokenpaths up` starts"""
 
 PathList = Annotated[tuple[Path, ...], NoDecode]
 WordList = Annotated[tuple[str, ...], NoDecode]
@@ -44,11 +51,6 @@ WordList = Annotated[tuple[str, ...], NoDecode]
 def default_data_dir() -> Path:
     """The user's data folder, for example ``~/.local/share/tokenpaths`` on Linux."""
     return Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
-
-
-def default_settings_file() -> Path:
-    """The settings file that is read when it exists, ``~/.config/tokenpaths/settings.toml`` on Linux."""
-    return Path(platformdirs.user_config_dir("tokenpaths", appauthor=False)) / "settings.toml"
 
 
 class Settings(BaseSettings):
@@ -244,6 +246,11 @@ class Settings(BaseSettings):
     def _split_folders(cls, value: Any) -> Any:
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
 
+    @field_validator("models_dirs", mode="after")
+    @classmethod
+    def _at_home(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(folder.expanduser() for folder in value)
+
     @field_validator("allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_words(cls, value: Any) -> Any:
@@ -315,17 +322,26 @@ def load_settings(settings_file: Path | None = None, **flags: Any) -> Settings:
 
     Raises UserError that names the setting, what was given and what would be right.
     """
-    named = settings_file or (Path(v) if (v := os.environ.get(f"{ENV_PREFIX}SETTINGS_FILE")) else None)
-    if named is not None and not named.is_file():
-        raise UserError(f"The settings file {named} does not exist.", field="settings_file")
-    file = named or (default_settings_file() if default_settings_file().is_file() else None)
+    file = find_settings_file(settings_file)
     chosen = type("Settings", (Settings,), {"settings_file": file, "__module__": __name__, "__doc__": Settings.__doc__})
+    _warn_of(tuple(sorted(name for name in os.environ if name.startswith(ENV_PREFIX))))
     try:
         return chosen(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise UserError(_explain(error, file), field=str(error.errors()[0]["loc"][0])) from None
     except ValueError as error:  # broken TOML
-        raise UserError(f"The settings file {file} cannot be read: {error}.", field="settings_file") from None
+        raise cannot_be_read(file, error) from None
+
+
+@functools.lru_cache  # once a process
+def _warn_of(variables: tuple[str, ...]) -> None:
+    """Log those that are no setting: most are misspelt, and the setting that was meant has another value."""
+    names = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for variable in variables:
+        if variable not in names | OTHER_VARIABLES:
+            near = difflib.get_close_matches(variable, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/settings.md lists the names."
+            _log.warning("The environment variable %s is no setting and has no effect; %s", variable, hint)
 
 
 def _explain(error: ValidationError, file: Path | None) -> str:

@@ -90,11 +90,10 @@ def test_models_come_from_entry_points_and_a_folder_of_ones_own(tmp_path, monkey
     code = f"MODELS, NOWHERE, SEVEN = {str(tmp_path / 'theirs')!r}, {str(tmp_path / 'nowhere')!r}, 7"
     names = {"a": "gone:X", "b": "my_models:NOWHERE", "c": "my_models:SEVEN", "mine": "my_models:MODELS"}
     write_plugin(tmp_path / "site", "my_models", code, {"tokenpaths.models": names})
-    monkeypatch.setenv("TOKENPATHS_MODELS_DIR", str(tmp_path / "own"))
     model_folders.installed_folders.cache_clear()
     try:
         with installed(tmp_path / "site"), pytest.warns(UserWarning, match="the models '.' of my_models") as warned:
-            folders = model_folders.models_folders(tmp_path, [tmp_path / "settings"])
+            folders = model_folders.models_folders(tmp_path, [tmp_path / "settings", tmp_path / "own"])
     finally:
         model_folders.installed_folders.cache_clear()
     first, second, third = sorted(str(warning.message).partition(" cannot be found: ")[2] for warning in warned)

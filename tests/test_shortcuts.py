@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,60 @@ def test_texts_given_as_a_list_become_the_samples(models, tmp_path):
     assert run.file == tmp_path / "mine.duckdb"
     assert run.frames.table("sample")["text"].tolist() == texts[:2]
     assert run.fit()["untrained"]["num_tokens"] == run.row["num_tokens"]
+
+
+@pytest.fixture
+def settings(models, tmp_path, monkeypatch) -> Path:
+    """A settings file that names a data folder and a folder of models."""
+    file = tmp_path / "settings.toml"
+    file.write_text(f"data_dir = '{tmp_path / 'chosen'}'\nmodels_dirs = ['{models}']\n")
+    monkeypatch.setenv("TOKENPATHS_SETTINGS_FILE", str(file))
+    return file
+
+
+def test_folders_of_the_settings_file_are_those_of_the_command_line(settings, models, tmp_path):
+    from tests.support.recorder_models import language, tokens
+    from tokenpaths.backend.settings import load_settings
+    from tokenpaths.engine.base.files import data_dir
+    from tokenpaths.engine.base.model_folders import models_folders
+
+    command_line = load_settings()
+    assert data_dir() == command_line.data_dir
+    assert models_folders(data_dir()) == command_line.all_models_dirs
+    run = tokenpaths.trace("tiny-text", ["the cat sat"], run="mine", twin=False)
+    assert run.file == tmp_path / "chosen" / "runs" / "mine.duckdb"
+    model = language()
+    with tokenpaths.record(model, run="recorded"):
+        model(tokens(seed=1))
+    assert {row.run for row in tokenpaths.runs()} == {"mine", "recorded"}
+
+
+def test_folders_of_the_environment_come_before_the_file(settings, tmp_path, monkeypatch):
+    from tokenpaths.engine.base.files import data_dir
+    from tokenpaths.settings_file import folders_setting
+
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("TOKENPATHS_MODELS_DIRS", os.pathsep.join(["/a", "", "/b"]))
+    assert data_dir() == tmp_path / "other"
+    assert folders_setting("models_dirs") == (Path("/a"), Path("/b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("data_dir = 3", "data_dir", "should name a folder; given 3"),
+        ("data_dir = ''", "data_dir", "should name a folder; given ''"),
+        ("models_dirs = [1]", "models_dirs", r"should be a list of folders; given \[1\]"),
+        ("data_dir = ", "settings_file", "cannot be read"),
+    ],
+)
+def test_settings_files_that_give_no_folder_are_explained(settings, text, field, words):
+    from tokenpaths.engine.base.model_folders import models_folders
+
+    settings.write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        models_folders() if field == "models_dirs" else tokenpaths.runs()
+    assert caught.value.field == field
 
 
 def test_controls_and_the_untrained_twin_are_runs_without_a_null(models, tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import data_dir, runs_dir
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.settings_file import folder_setting
 
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Sample
@@ -65,10 +66,10 @@ def trace(
     twin = twin and not controls and not untrained
     loaded: Any = model
     if isinstance(model, str | Path):
-        folders = models_folders(data_dir())
-        found = find_traceable(model, folders, device, None, controls or None, folders[0])
+        checkpoints_dir = folder_setting("huggingface_dir") or data_dir() / "models"
+        found = find_traceable(model, models_folders(data_dir()), device, None, controls or None, checkpoints_dir)
         loaded = found.load()
-        found.note_place(loaded, folders[0])
+        found.note_place(loaded, checkpoints_dir)
     if controls:
         loaded = loaded.with_controls(dict(controls))
     if untrained:

@@ -14,8 +14,8 @@ from pathlib import Path
 import platformdirs
 
 from tokenpaths.engine.base.errors import Held, UserError
+from tokenpaths.settings_file import folder_setting
 
-DATA_DIR_VARIABLE = "TOKENPATHS_DATA_DIR"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 RUN_SUFFIX = ".duckdb"
 PROGRAM_DIR = Path(__file__).resolve().parents[2]
@@ -41,13 +41,14 @@ def check_name(name: str, what: str = "run id", *, field: str | None = None) -> 
 
 
 def data_dir(flag: str | os.PathLike[str] | None = None) -> Path:
-    """The folder for runs and jobs: the flag, else TOKENPATHS_DATA_DIR, else the user's data folder."""
+    """The folder for runs and jobs: the flag, else the setting ``data_dir``, else the user's data folder.
+
+    Raises:
+        UserError: The settings file cannot be read, or gives no folder.
+    """
     if flag:
         return Path(flag).expanduser()
-    from_environment = os.environ.get(DATA_DIR_VARIABLE)
-    if from_environment:
-        return Path(from_environment).expanduser()
-    return Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
+    return folder_setting("data_dir") or Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
 
 
 def runs_dir(folder: str | os.PathLike[str] | None = None) -> Path:

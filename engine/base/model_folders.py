@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.base.plugins import PluginError, load, where_from
+from tokenpaths.settings_file import folders_setting
 
-DIR_VARIABLE = "TOKENPATHS_MODELS_DIR"
 GROUP = "tokenpaths.models"
 """entry points of distributions that bring models: each is a folder of checkpoint folders (a Path or str)"""
 LARGER_MODELS = "tokenpaths-models"
@@ -51,16 +50,16 @@ def folder_of(point: EntryPoint) -> Path:
     return folder
 
 
-def models_folders(data_dir: Path | None = None, more: Iterable[Path] = ()) -> list[Path]:
+def models_folders(data_dir: Path | None = None, more: Iterable[Path] | None = None) -> list[Path]:
     """Folders of models in the order in which they are searched: the first that has a name wins.
 
     Args:
         data_dir: The data folder, if its ``models`` count.
-        more: Folders of the settings.
+        more: The setting ``models_dirs``; None reads it from the environment or the settings file.
     """
     own = [data_dir / "models"] if data_dir is not None else []
-    chosen = [Path(folder).expanduser() for folder in [os.environ.get(DIR_VARIABLE)] if folder]
-    return list(dict.fromkeys([*own, *more, *chosen, *installed_folders()]))
+    chosen = folders_setting("models_dirs") if more is None else more
+    return list(dict.fromkeys([*own, *chosen, *installed_folders()]))
 
 
 def where_to_get(name: str) -> str | None:

@@ -40,7 +40,7 @@ def test_flag_beats_environment_beats_file_beats_default(monkeypatch: pytest.Mon
 
 
 def test_default_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tokenpaths.backend.settings.default_settings_file", lambda: tmp_path / "settings.toml")
+    monkeypatch.setattr("tokenpaths.settings_file.default_settings_file", lambda: tmp_path / "settings.toml")
     assert load_settings().port == 8000
     (tmp_path / "settings.toml").write_text("port = 1234\n")
     assert load_settings().port == 1234
@@ -72,6 +72,18 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("TOKENPATHS_DATA_DIR", "")
     assert load_settings(file).data_dir == tmp_path
     assert load_settings().data_dir == data_dir() != Path.cwd()
+
+
+def test_a_variable_that_is_no_setting_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("PROT", "MODELS_DIR", "API_URL", "SETTINGS_FILE", "PORT"):
+        monkeypatch.setenv(f"TOKENPATHS_{name}", "9" if name == "PORT" else "")
+    assert load_settings().port == load_settings().port == 9
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The environment variable TOKENPATHS_{given} is no setting and has no effect; did you mean TOKENPATHS_{meant}?"
+        for given, meant in (("MODELS_DIR", "MODELS_DIRS"), ("PROT", "PORT"))
+    ]
 
 
 def test_missing_file_is_explained(tmp_path: Path) -> None:

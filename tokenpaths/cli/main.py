@@ -199,4 +199,7 @@ def _command() -> str:
 def _logs_dir() -> Path:
     from tokenpaths.engine.base.files import data_dir
 
-    return data_dir() / "logs"
+    try:
+        return data_dir() / "logs"
+    except UserError:  # a settings file that cannot be read is not why the command broke
+        return Path(tempfile.gettempdir())

@@ -78,7 +78,7 @@ def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder
     Args:
         run: Name of the run; by default the model's class and the time.
         runs_dir: Folder of the run files, made if need be; by default ``runs`` in the data folder
-            (``TOKENPATHS_DATA_DIR``).
+            (setting ``data_dir``).
         routers: Names (``layers.*.gate``; * stands for anything, dots included) or modules, instead of those found.
         read: Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found.
         top_k, num_experts: Where no attribute says it. They count for all routers.

@@ -123,7 +123,7 @@ def test_a_checkpoint_of_it_is_loaded_and_listed(checkpoint: Path) -> None:
 def test_it_is_traced_by_the_command_line(
     checkpoint: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOKENPATHS_MODELS_DIR", str(checkpoint.parent))
+    monkeypatch.setenv("TOKENPATHS_MODELS_DIRS", str(checkpoint.parent))
     arguments = ["--model", "toy-halves", "--data", str(pictures), "--run", "halves"]
     assert main(["trace", *arguments, "--data-dir", str(tmp_path / "data")]) == 0
     with Run.open(tmp_path / "data" / "runs" / "halves.duckdb") as run:
