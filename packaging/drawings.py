@@ -148,7 +148,7 @@ def effective_top_k() -> list[str]:
     return [
         *parts,
         text(148, 195, "all modules share the tokens:"),
-        text(148, 213, "effective top-k = 4", "b"),
+        text(148, 213, "effective top-k = √4 = 2", "b"),
         text(448, 195, "one takes nearly all:"),
         text(448, 213, "effective top-k near 1", "b"),
     ]

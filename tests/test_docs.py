@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,3 +124,16 @@ def test_the_files_that_the_training_page_makes_can_be_trained_on(tmp_path, monk
     assert corpus.classes == val.classes == ("fruit", "sea")
     assert isinstance(fitted(recipe, corpus).model, DNAConfig)
     assert fitted(recipe, corpus).model.num_classes == 2
+
+
+def test_the_concept_of_effective_top_k_is_what_the_function_gives():
+    from tokenpaths.engine.analysis.load import effective_top_k
+
+    concept = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").partition("## Effective top-k")[2]
+    drawing = (ROOT / "docs" / "drawings" / "effective_top_k.svg").read_text(encoding="utf-8")
+    assert "√M if all M share" in concept.replace("\n", " ")
+    for modules in (4, 9):
+        assert effective_top_k(np.full(modules, 7)) == pytest.approx(modules**0.5)
+    assert "= √4 = 2<" in drawing
+    assert effective_top_k(np.array([85, 5, 5, 5])) == pytest.approx(1, abs=0.02)
+    assert "effective top-k near 1" in drawing
