@@ -67,8 +67,9 @@ HELP = {
         "tokens on one path but of different samples, D that of any two of different samples."
     ),
     "phases": (
-        "Perplexity = e^loss over documents held back for stopping (at most 64 sequences a path), each read by the "
-        "path that it was routed to; losses of paths are weighted by the sizes of their shards."
+        "Perplexity = e^loss over documents held back for stopping (at most 64 sequences for each path there is), each "
+        "read by the path that it was routed to; losses of paths are weighted by their predictions, or by the sizes of "
+        "their shards where the checkpoint does not keep how many those are."
     ),
     "module_kinds": "Choices of modules of a kind / all choices of the step.",
     "nmi": (

@@ -14,7 +14,8 @@ from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
-SETS = {"train_loss": "training", "val_loss": "validation"}
+TRAINING, VALIDATION = "training", "validation"
+SETS = {"train_loss": TRAINING, "val_loss": VALIDATION}
 PATHS = "lowest and highest path"
 Row = dict[str, Any]
 
@@ -24,6 +25,20 @@ def history_of(model: Mapping[str, Any]) -> list[Row]:
     training = (model.get("config") or {}).get("training")
     history = training.get("history") if isinstance(training, Mapping) else None
     return [dict(row) for row in history if isinstance(row, Mapping)] if isinstance(history, list) else []
+
+
+def training_loss_name(model: Mapping[str, Any]) -> str:
+    """What the training loss of a response of ``/models/{model}`` is to be called: its labels may not be the data's."""
+    training = (model.get("config") or {}).get("training")
+    recipe = training.get("recipe") if isinstance(training, Mapping) else None
+    recipe = recipe if isinstance(recipe, Mapping) else {}
+    augment = recipe.get("augment")
+    changes = {
+        "smoothed": recipe.get("label_smoothing"),
+        "mixed": augment.get("mix") if isinstance(augment, Mapping) else None,
+    }
+    made = [change for change, amount in changes.items() if isinstance(amount, (int, float)) and amount > 0]
+    return f"{TRAINING}, labels {' and '.join(made)}" if made else TRAINING
 
 
 def curve_rows(history: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -40,11 +55,12 @@ def phase_rows(history: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows {phase, perplexity, low, high, paths} of a DiPaCo's outer steps.
 
     ``perplexity`` is that of held-back documents, each read by its path, with the losses of paths weighted by their
-    shards; ``low`` and ``high`` are those of the best and the worst path.
+    predictions, or by their shards in a history without those; ``low`` and ``high`` are those of the best and the worst
+    path.
     """
     made = []
     for row in history:
-        losses, sizes = row.get("stop_loss"), row.get("sizes")
+        losses, sizes = row.get("stop_loss"), row.get("stop_count", row.get("sizes"))
         if not (_number(row.get("outer")) and isinstance(losses, list) and isinstance(sizes, list)):
             continue
         # A path without held-back documents has no loss.
@@ -72,7 +88,7 @@ def _number(value: Any) -> bool:
 def curve_words(history: Sequence[Mapping[str, Any]]) -> str:
     """“The validation loss fell from 3.01 to 1.55 nats in 2,340 iterations and was still falling at the end.”"""
     table = curve_rows(history)
-    curve = [row for row in table if row["set"] == "validation"] or table
+    curve = [row for row in table if row["set"] == VALIDATION] or table
     if len(curve) < 2:
         return ""
     first, last, lowest = curve[0], curve[-1], min(curve, key=lambda row: row["loss"])
@@ -90,17 +106,23 @@ def curve_words(history: Sequence[Mapping[str, Any]]) -> str:
 
 @redrawable
 def training_curve_chart(
-    history: Sequence[Mapping[str, Any]], *, theme: str | Theme = "light", title: str | None = "", height: int = 220
+    history: Sequence[Mapping[str, Any]],
+    *,
+    training: str = TRAINING,
+    theme: str | Theme = "light",
+    title: str | None = "",
+    height: int = 220,
 ) -> alt.LayerChart:
-    """Loss over training, of both sets."""
+    """Loss over training, of both sets; ``training`` names the first one."""
     look = theme_named(theme)
-    table = [{**row, "said": numbers.number(row["loss"])} for row in curve_rows(history)]
+    names = {TRAINING: training, VALIDATION: VALIDATION}
+    table = [{**row, "set": names[row["set"]], "said": numbers.number(row["loss"])} for row in curve_rows(history)]
     x = alt.X("iteration:Q", axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6))
     y = alt.Y("loss:Q", scale=alt.Scale(zero=False, padding=8), axis=alt.Axis(title="loss (nats)", tickCount=5))
     colour = alt.Color(
         "set:N",
-        scale=alt.Scale(domain=list(SETS.values()), range=[look.link, look.ink]),
-        legend=alt.Legend(title=None, orient="top", symbolSize=80),
+        scale=alt.Scale(domain=list(names.values()), range=[look.link, look.ink]),
+        legend=alt.Legend(title=None, orient="top", symbolSize=80, labelLimit=0),
     )
     base = alt.Chart(rows(table)).encode(x=x, y=y, color=colour)
     dots = base.mark_point(filled=True, size=45, opacity=1, tooltip=True).encode(

@@ -142,6 +142,24 @@ def test_training_is_read_from_the_checkpoint():
     assert len(rows) == 6
 
 
+def test_a_training_loss_of_other_labels_than_the_datas_is_named_so():
+    def name(**recipe):
+        return training_curve.training_loss_name({"config": {"training": {"recipe": recipe}}})
+
+    assert name() == name(label_smoothing=0.0, augment={"mix": 0.0}) == name(augment=None) == "training"
+    assert name(label_smoothing=0.1, augment={"mix": 0.0}) == "training, labels smoothed"
+    assert name(label_smoothing=0.1, augment={"mix": 0.5}) == "training, labels smoothed and mixed"
+    for nothing in ({}, {"config": {"training": 3}}, {"config": {"training": {"recipe": []}}}):
+        assert training_curve.training_loss_name(nothing) == "training"
+    chart = training_curve.training_curve_chart(HISTORY, training="training, labels smoothed")
+    assert {row["set"] for row in data_of(chart, "iteration", "set")} == {"training, labels smoothed", "validation"}
+
+
+def test_perplexity_by_phase_weights_paths_by_their_predictions_where_these_are_kept():
+    (row,) = training_curve.phase_rows([{**PHASES[0], "stop_count": [3, 1]}])
+    assert row["perplexity"] == pytest.approx(100**0.75 * 200**0.25)
+
+
 def test_perplexity_by_phase_weights_paths_by_their_documents():
     first, second = training_curve.phase_rows([*PHASES, {"outer": 3, "stop_loss": 2.0}, {"iteration": 4}])
     assert first["perplexity"] == pytest.approx(100**0.25 * 200**0.75)

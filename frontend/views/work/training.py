@@ -14,37 +14,44 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 
 
-def history(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the checkpoint of the run's model keeps of its training; empty where there is no such model here, and with a
+def _model(run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The checkpoint of the run's model, which keeps its training; empty where there is no such model here, and with a
     caption where it cannot be read now."""
     if common.is_untrained(run) or common.of_huggingface(run):
-        return []
+        return {}
     try:
-        return training_curve.history_of(widgets.client().model(common.model_name(run)))
+        model: Mapping[str, Any] = widgets.client().model(common.model_name(run))
+        return model
     except ApiError as error:
         if error.status != 404:  # else an import, a recording, or a model that lies elsewhere
             st.caption(f"How this model was trained cannot be read now. {widgets.error_text(error)}")
-        return []
+        return {}
 
 
 def curve(run: Mapping[str, Any], selection: Selection) -> None:
     """Loss over training; nothing for models that keep none."""
     del selection
-    kept = history(run)
+    model = _model(run)
+    kept = training_curve.history_of(model)
     words = training_curve.curve_words(kept)
     if not words:
         return
     st.subheader("How was this model trained?", anchor=False)
     st.markdown(f"**{widgets.escape(words)}**")
-    widgets.chart(training_curve.training_curve_chart(kept, theme=widgets.theme(), title=None))
-    st.caption("As it was logged while the model was trained: one training, no interval.")
+    name = training_curve.training_loss_name(model)
+    widgets.chart(training_curve.training_curve_chart(kept, training=name, theme=widgets.theme(), title=None))
+    altered = name.removeprefix(training_curve.TRAINING)
+    st.caption(
+        "As it was logged while the model was trained: one training, no interval. The training loss is that of one "
+        f"batch{altered}{', which raises it' if altered else ''}."
+    )
     widgets.numbers_behind(kept, "training")
 
 
 def phases(run: Mapping[str, Any], selection: Selection) -> None:
     """Perplexity by phase of a DiPaCo's training; nothing for models that keep none."""
     del selection
-    kept = history(run)
+    kept = training_curve.history_of(_model(run))
     words = training_curve.phase_words(kept)
     if not words:
         return
@@ -53,6 +60,6 @@ def phases(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.chart(training_curve.phase_chart(kept, theme=widgets.theme(), title=None))
     st.caption(
         "A phase ends with an outer step, which moves what paths share. Measured on documents held back for stopping, "
-        "at most 64 sequences a path, each read by its own; one training, no interval."
+        "each read by its own path; one training, no interval."
     )
     widgets.numbers_behind(training_curve.phase_rows(kept), "phases")
