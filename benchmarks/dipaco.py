@@ -36,17 +36,18 @@ from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES, DiPaCoRecipe
-from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents, split_documents
+from tokenpaths.engine.train.dipaco.dipaco_run import DiPaCoRun, branch
+from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, load_documents
 from tokenpaths.engine.train.dipaco.finish_dipaco import (
     document_paths,
     export,
     findings,
+    learn_to_reroute,
     routed_numbers,
     routed_sums,
-    train_rerouter,
 )
 from tokenpaths.engine.train.dipaco.path_report import score_all_paths, shard_table
-from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun, Resources, best_path, branch, train
+from tokenpaths.engine.train.dipaco.train_dipaco import Resources, best_path, train
 from tokenpaths.engine.train.loop import Progress
 
 ORDER = tuple(RECIPES)
@@ -184,12 +185,11 @@ def ship(
     kept = work / name / "shipped.json"
     if kept.exists() and (out / name).exists():
         return json.loads(kept.read_text(encoding="utf-8"))
-    split = split_documents(sequences, run.recipe.router_share, run.recipe.stop_share, run.recipe.split_seed)
     say(f"{name}: learning to route again")
-    rerouter = train_rerouter(run.model, sequences.select(split.router), on_progress=counted(name))
+    rerouter = learn_to_reroute(run, sequences, counted(name))
     model = export(run, out / name, tokenizer, f"{COMMAND} --ship", base)
     say(f"{name}: every path over the validation text")
-    scores = score_all_paths(model, val, precise=True, on_progress=counted(name))
+    scores = score_all_paths(model, val, on_progress=counted(name))
     paths = [model.path_model(p) for p in range(model.config.num_paths)]
     numbers = routed_numbers(paths, scores.document, val, model.config.prefix)
     answer = {**numbers, "file": VAL, "rerouter": rerouter, **findings(scores, model, val)}

@@ -109,7 +109,7 @@ def domain_rows(
 def quality(models: dict[str, Directional], val: TextCorpus) -> dict[str, Any]:
     """Parameters, loss, perplexity and accuracy on the whole validation file."""
     return {
-        name: {"params": num_params(model.config)} | _rounded(evaluate(model, val, CPU, precise=True))
+        name: {"params": num_params(model.config)} | _rounded(evaluate(model, val, CPU))
         for name, model in models.items()
     }
 

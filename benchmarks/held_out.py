@@ -76,7 +76,7 @@ def documents(corpus: TextCorpus) -> np.ndarray:
 
 def of_corpus(model: Any, corpus: ImageCorpus | TextCorpus, limit: int | None) -> Sums:
     """Of models that ``tokenpaths train`` measures window by window, or image by image."""
-    parts = [[part.numpy() for part in row] for row in scored(model, corpus, CPU, limit, precise=True)]
+    parts = [[part.numpy() for part in row] for row in scored(model, corpus, CPU, limit)]
     place_n, loss_n, right_n = (np.concatenate(column) for column in zip(*parts, strict=True))
     sample_n = documents(corpus)[place_n] if isinstance(corpus, TextCorpus) else place_n
     return Sums.of(sample_n, loss_n, right_n)

@@ -67,13 +67,13 @@ def quality(model: RoutedModel, languages: Languages, tokenizer: TextTokenizer) 
     """Parameters, and next-token loss and accuracy on the held-out tenth, by language, and on the validation file."""
     held = languages.held_out
     row: dict[str, Any] = {"params": sum(p.numel() for p in model.parameters())}
-    row |= _rounded(evaluate(model, held.corpus(tokenizer), CPU, precise=True))
-    row["val"] = _rounded(evaluate(model, languages.val.corpus(tokenizer), CPU, precise=True))
+    row |= _rounded(evaluate(model, held.corpus(tokenizer), CPU))
+    row["val"] = _rounded(evaluate(model, languages.val.corpus(tokenizer), CPU))
     row["by_language"] = {}
     for language in sorted(set(held.languages)):
         texts = tuple(t for t, own in zip(held.texts, held.languages, strict=True) if own == language)
         part = LabelledTexts(texts, (language,) * len(texts)).corpus(tokenizer)
-        numbers = evaluate(model, part, CPU, precise=True)
+        numbers = evaluate(model, part, CPU)
         row["by_language"][language] = {k: round(numbers[k], 4) for k in ("loss", "accuracy")}
     return row
 

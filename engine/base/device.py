@@ -56,6 +56,15 @@ def mixed_precision(device: torch.device, enabled: bool | None = None) -> Iterat
         yield
 
 
+def gains_by_bfloat16(device: torch.device) -> bool:
+    """Whether mixed precision pays on this device.
+
+    On a processor the clock decides, and another process may find another answer: whoever needs equal numbers later,
+    or from several processes, asks once and keeps it.
+    """
+    return device.type == "cuda" or device.type == "cpu" and cpu_gains_by_bfloat16()
+
+
 @functools.cache
 def cpu_gains_by_bfloat16() -> bool:
     """Whether products in bfloat16 are quicker here than in float32: asked of the clock, once a process.

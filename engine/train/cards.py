@@ -41,7 +41,7 @@ def finish(
     if isinstance(train, TextCorpus):
         train.tokenizer.save(out / TOKENIZER)
     device = next(run.model.parameters()).device
-    numbers = rounded(evaluate(build_model(read_checkpoint(out), device), val, device, precise=True))
+    numbers = rounded(evaluate(build_model(read_checkpoint(out), device), val, device))
     validation = numbers | {"file": run.recipe.val_file}
     note(out, validation if twin is None else validation | {"dense_twin": twin})
     return numbers
@@ -88,14 +88,21 @@ def recipe_lines(training: dict[str, Any], tokens: str = "") -> list[str]:
     ]
 
 
-def curve(history: Sequence[dict[str, Any]], *extra: str) -> list[str]:
-    """Table of the training log: losses, and the columns ``extra`` where the log has them."""
-    columns = ("iteration", "train_loss", "val_loss", "val_accuracy", *extra)
-    columns = tuple(column for column in columns if column in history[-1])
+def curve(training: dict[str, Any], *extra: str) -> list[str]:
+    """Table of the training log: losses, and the columns ``extra`` where the log has them.
+
+    The training loss is that of one batch, and left out where its labels were smoothed or mixed: it cannot stand beside
+    a validation loss then.
+    """
+    recipe, history = training["recipe"], training["history"]
+    altered = recipe.get("label_smoothing") or recipe.get("augment", {}).get("mix")
+    columns = ("iteration", *(() if altered else ("train_loss",)), "val_loss", "val_accuracy", *extra)
+    columns = tuple(column for column in columns if any(column in entry for entry in history))
+    names = {"train_loss": "train loss (one batch)"}
     return [
-        "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "| " + " | ".join(names.get(column, column.replace("_", " ")) for column in columns) + " |",
         "|" + "---|" * len(columns),
-        *("| " + " | ".join(str(entry[column]) for column in columns) + " |" for entry in history),
+        *("| " + " | ".join(str(entry.get(column, "–")) for column in columns) + " |" for entry in history),
     ]
 
 

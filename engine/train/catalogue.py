@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tokenpaths.engine.base.errors import Held, UserError
-from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
+from tokenpaths.engine.train.resuming import alone_in
 
 if TYPE_CHECKING:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
@@ -69,21 +69,8 @@ class Training:
         Raises:
             Held: another process trains there: two would write over each other's states.
         """
-        order.work.parent.mkdir(parents=True, exist_ok=True)
-        lock = HolderLock(order.work.with_name(f".{order.work.name}.lock"))
-        try:
-            lock.acquire()
-        except Held as error:
-            holder = str(error).partition(":")[0]
-            raise Held(
-                f"another process trains {self.name} in {order.work} ({holder}); wait for it, or give another folder "
-                "for --work",
-                field="work",
-            ) from error
-        try:
+        with alone_in(order.work, self.name):
             return self.run(order)
-        finally:
-            lock.release()
 
 
 def trainings() -> dict[str, Training]:
@@ -244,7 +231,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.cards import note, rounded
     from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
     from tokenpaths.engine.train.dipaco.documents import load_documents
-    from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, routed_numbers
+    from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, learn_to_reroute, routed_numbers
     from tokenpaths.engine.train.dipaco.train_dipaco import Resources, train
     from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
 
@@ -256,13 +243,19 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     resources = Resources(order.workers, device=order.device)
     shared: dict[str, Any] = dict(resources=resources, on_progress=order.on_progress)
     # What all recipes start from; a folder of its own, so that they can share it.
-    base = train(RECIPES["base"], documents, order.work.parent / "dipaco-base", **shared)
+    shared_base = order.work.parent / "dipaco-base"
+    with alone_in(shared_base, "the base of all DiPaCo"):
+        base = train(RECIPES["base"], documents, shared_base, **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)
+    learnt: dict[str, Any] = {}
+    if recipe.model.rerouter:
+        with order.stage("learning to route again"):
+            learnt["rerouter"] = rounded(learn_to_reroute(done, documents))
     with order.stage(f"measuring on {FILES[1]}"):
         model = export(done, order.out, tokenizer, order.command, base)
         paths = [model.path_model(p) for p in range(recipe.model.num_paths)]
         numbers = routed_numbers(paths, document_paths(model, val), val, recipe.model.prefix)
-        note(order.out, rounded(numbers) | {"file": FILES[1]})
+        note(order.out, rounded(numbers) | {"file": FILES[1]} | learnt)
     return _validation(order.out)
 
 

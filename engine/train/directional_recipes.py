@@ -101,7 +101,7 @@ def write_card(folder: Path) -> Path:
         *_ablations(numbers.get("ablations")),
         *_domains(numbers.get("domains")),
         *section("Curve"),
-        *curve(training["history"], "mean_gate", "gate_spread"),
+        *curve(training, "mean_gate", "gate_spread"),
         *section("Limits"),
         "A small model for looking at routing, not for use: a context of 256 tokens, a vocabulary of 8 192, one "
         "training run." + _copying(numbers.get("induction")),

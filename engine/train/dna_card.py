@@ -67,7 +67,7 @@ def write_card(folder: Path) -> Path:
         *_validation_table(checkpoint.name, config, checkpoint.validation),
         *_path_table(checkpoint.validation.get("paths")),
         *section("Curve"),
-        *curve(training["history"], "skipped_share"),
+        *curve(training, "skipped_share"),
         *section("Limits"),
         "Small models for looking at routing, not for use: "
         + (

@@ -140,7 +140,7 @@ def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, out: 
     val, held_out = (part.corpus(tokenizer) for part in (languages.val, languages.held_out))
     finish(run, val, val, out, command)
     device = next(run.model.parameters()).device
-    numbers = evaluate(build_model(read_checkpoint(out), device), held_out, device, precise=True)
+    numbers = evaluate(build_model(read_checkpoint(out), device), held_out, device)
     note(out, {"held_out": rounded(numbers)})
     return out
 
@@ -179,7 +179,7 @@ def write_card(folder: Path) -> Path:
         *_beside(numbers.get("beside")),
         *_routing(numbers.get("routing")),
         *section("Curve (on the held-out tenth)"),
-        *curve(training["history"], "mean_connection", "self_share"),
+        *curve(training, "mean_connection", "self_share"),
         *section("Limits"),
         "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096, 1.2 MB "
         "of training text.",

@@ -1,7 +1,7 @@
 """The training loop of a recipe: resumable, seeded, logged; NaN stops it with the last good state kept.
 
-All randomness of iteration i comes from a generator seeded with (recipe seed, i), so a resumed run repeats an
-uninterrupted one (bit for bit on a CPU with the same thread count).
+All randomness of iteration i comes from a generator seeded with (recipe seed, i), and a state is one between two
+iterations, so a resumed run repeats an uninterrupted one (bit for bit on a CPU with the same thread count).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision, pick_device
+from tokenpaths.engine.base.device import mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.normalisation import normalise
@@ -31,6 +31,7 @@ from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.train.augment import augment, mix
 from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus
 from tokenpaths.engine.train.recipes import Recipe
+from tokenpaths.engine.train.resuming import Resumable, indivisible, same_settings, takes_bfloat16
 
 STATE = "state.safetensors"
 PROGRESS = "state.json"
@@ -58,15 +59,19 @@ class Progress:
 
 
 @dataclass
-class TrainingRun:
+class TrainingRun(Resumable):
     """Folder with state and log of one training run."""
 
     recipe: Recipe
     folder: Path
     model: RoutedModel
     optimizer: torch.optim.AdamW
+    bfloat16: bool = False
+    """products in bfloat16: chosen when the run began"""
     iteration: int = 0
     seconds: float = 0.0
+    last: dict[str, float] = field(default_factory=dict)
+    """numbers of the last iteration, where it is one of the log"""
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -147,19 +152,17 @@ def train(
                 field="context",
             )
     run = open_run(recipe, folder, device)
-    low_precision = recipe.bfloat16 and (device.type == "cuda" or cpu_gains_by_bfloat16())
     started = last_save = time.monotonic()
     before = run.seconds
     recent: list[float] = []
     try:
+        _log_if_due(run, val, check_every)  # makes up for an evaluation that was interrupted
         while run.iteration < recipe.iterations:
             tick = time.monotonic()
-            loss, routing = _iterate(run, corpus, device, low_precision)
+            loss = _iterate(run, corpus, check_every)
             recent = [*recent[-99:], time.monotonic() - tick]
-            run.iteration += 1
             run.seconds = before + time.monotonic() - started
-            if run.iteration % check_every == 0 or run.iteration == recipe.iterations:
-                _log(run, loss, routing, evaluate(run.model, val, device, limit=60_000))
+            _log_if_due(run, val, check_every)
             on_progress(Progress(run.iteration, recipe.iterations, loss, len(recent) / sum(recent), _note(run)))
             if time.monotonic() - last_save > save_every_s:
                 save_state(run)
@@ -167,14 +170,16 @@ def train(
     except TrainingDiverged:
         raise
     except BaseException:
-        save_state(run)
+        if run.whole:
+            save_state(run)
         raise
     save_state(run)
     return run
 
 
-def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[float, Any]:
+def _iterate(run: TrainingRun, corpus: ImageCorpus | TextCorpus, check_every: int) -> float:
     recipe, model = run.recipe, run.model
+    device = next(model.parameters()).device
     if isinstance(corpus, ImageCorpus):
         inputs, targets = image_batch(corpus, recipe, run.iteration, recipe.model.num_classes)
     else:
@@ -182,7 +187,7 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
     model.train()
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(recipe, run.iteration)
-    with mixed_precision(device, low_precision):
+    with mixed_precision(device, run.bfloat16):
         loss, routing = model.training_loss(inputs.to(device), targets.to(device), recipe.label_smoothing)
     value = float(loss.detach())
     if recipe.balance:
@@ -194,9 +199,12 @@ def _iterate(run: TrainingRun, corpus, device, low_precision: bool) -> tuple[flo
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip))
     if not math.isfinite(norm):
         raise _diverged(run, f"the gradient became {norm}")
-    run.optimizer.step()
-    model.after_iteration(routing)
-    return value, routing
+    with indivisible(run):
+        run.optimizer.step()
+        model.after_iteration(routing)
+        run.iteration += 1
+        run.last = {"train_loss": value} | model.training_numbers(routing) if _log_is_due(run, check_every) else {}
+    return value
 
 
 def _diverged(run: TrainingRun, what: str) -> TrainingDiverged:
@@ -211,11 +219,11 @@ def evaluate(
     corpus: ImageCorpus | TextCorpus,
     device: torch.device,
     limit: int | None = None,
-    precise: bool = False,
+    bfloat16: bool = False,
 ) -> dict[str, float]:
-    """Loss (nats) and accuracy; in float32 if ``precise``, else as training runs."""
+    """Loss (nats) and accuracy, in float32 unless ``bfloat16``."""
     total = correct = count = 0.0
-    for _, losses, right in scored(model, corpus, device, limit, precise):
+    for _, losses, right in scored(model, corpus, device, limit, bfloat16):
         total += float(losses.sum())
         correct += float(right.sum())
         count += len(losses)
@@ -230,16 +238,15 @@ def scored(
     corpus: ImageCorpus | TextCorpus,
     device: torch.device,
     limit: int | None = None,
-    precise: bool = False,
+    bfloat16: bool = False,
 ) -> Iterator[tuple[Int[Tensor, " n"], Float[Tensor, " n"], Bool[Tensor, " n"]]]:
     """Place, loss (nats) and rightness of each prediction, some at a time; the place is that of an image, or of a
     predicted token in ``corpus.ids``, of which about ``limit`` are read."""
     model.eval()
-    low_precision = not precise and (device.type == "cuda" or cpu_gains_by_bfloat16())
     for places, inputs, targets in _batches(corpus, model.config.context, limit):
         # Not around the whole loop: whoever reads this would be in the mode as well.
         with torch.inference_mode():
-            with mixed_precision(device, low_precision):
+            with mixed_precision(device, bfloat16):
                 logits = model(inputs.to(device)).logits
             flat = logits.flatten(0, -2).float()
             goal = targets.to(device).flatten()
@@ -276,6 +283,7 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
     run = TrainingRun(recipe, folder, model, make_optimizer(model, recipe))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PROGRESS).exists():
+        run.bfloat16 = takes_bfloat16({}, recipe.bfloat16, device)
         save_state(run)  # so that there is a good state to go back to, however early the loss is lost
         return run
     about = _read_progress(folder)
@@ -303,15 +311,8 @@ def open_run(recipe: Recipe, folder: Path, device: torch.device) -> TrainingRun:
                 "exp_avg_sq": tensors[f"m2.{name}"].clone(),
             }
     run.iteration, run.seconds, run.history = about["iteration"], about["seconds"], about["history"]
+    run.bfloat16, run.last = takes_bfloat16(about, recipe.bfloat16, device), about.get("last", {})
     return run
-
-
-def same_settings(told: Any, recipe: BaseModel) -> bool:
-    """Whether a state is of this recipe; what was added to recipes since has its default there."""
-    try:
-        return type(recipe)(**told) == recipe
-    except (TypeError, ValidationError):
-        return False
 
 
 def _read_progress(folder: Path) -> dict[str, Any]:
@@ -352,7 +353,9 @@ def save_state(run: TrainingRun) -> None:
     about = {
         "recipe": json.loads(run.recipe.model_dump_json()),
         "iteration": run.iteration,
+        "bfloat16": run.bfloat16,
         "seconds": run.seconds,
+        "last": run.last,
         "history": run.history,
         "machine": describe_machine(),
     }
@@ -362,17 +365,24 @@ def save_state(run: TrainingRun) -> None:
             old.unlink()
 
 
-def _log(run: TrainingRun, loss: float, routing: Any, validation: dict[str, float]) -> None:
-    entry: dict[str, Any] = {
-        "iteration": run.iteration,
-        "seconds": round(run.seconds, 1),
-        "train_loss": round(loss, 4),
-        **{f"val_{k}": round(v, 4) for k, v in validation.items() if k != "count"},
-    }
-    entry |= {name: round(value, 4) for name, value in run.model.training_numbers(routing).items()}
-    run.history.append(entry)
-    with open(run.folder / LOG, "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+def _log_is_due(run: TrainingRun, check_every: int) -> bool:
+    """Whether the iteration that was done last belongs into the log and is not in it."""
+    belongs = run.iteration and (run.iteration % check_every == 0 or run.iteration == run.recipe.iterations)
+    return bool(belongs) and (not run.history or run.history[-1]["iteration"] < run.iteration)
+
+
+def _log_if_due(run: TrainingRun, val: ImageCorpus | TextCorpus, check_every: int) -> None:
+    if not _log_is_due(run, check_every):
+        return
+    device = next(run.model.parameters()).device
+    validation = evaluate(run.model, val, device, limit=60_000, bfloat16=run.bfloat16)
+    entry: dict[str, Any] = {"iteration": run.iteration, "seconds": round(run.seconds, 1)}
+    entry |= {name: round(value, 4) for name, value in run.last.items()}
+    entry |= {f"val_{name}": round(value, 4) for name, value in validation.items() if name != "count"}
+    history = [*run.history, entry]
+    # Whole, not one line more: rows behind the state of a run that was killed are written a second time.
+    write_atomically(run.folder / LOG, "".join(json.dumps(row) + "\n" for row in history).encode())
+    run.history = history
 
 
 def _note(run: TrainingRun) -> str:

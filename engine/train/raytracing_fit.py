@@ -1,7 +1,7 @@
 """One training stage of a Ray-Tracing network: Adam on in-memory batches, early stopping, resumable, seeded.
 
-All randomness of an epoch comes from a generator seeded with (seed, epoch), so a resumed run repeats an uninterrupted
-one (bit for bit on a CPU with the same thread count).
+All randomness of an epoch comes from a generator seeded with (seed, epoch), and a state is one between two iterations,
+so a resumed run repeats an uninterrupted one (bit for bit on a CPU with the same thread count).
 
 Shapes: N samples.
 """
@@ -23,13 +23,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenpaths.engine.base.device import cpu_gains_by_bfloat16
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
-from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for, same_settings
+from tokenpaths.engine.train.loop import PROGRESS, STATE, Progress, TrainingDiverged, generator_for
+from tokenpaths.engine.train.resuming import Resumable, indivisible, same_settings, takes_bfloat16
 
 Logits = Callable[[Tensor], Tensor]
+CPU = torch.device("cpu")
+"""where these small networks are trained, whatever else there is"""
 
 
 class Plan(BaseModel):
@@ -62,13 +64,15 @@ class Samples:
 
 
 @dataclass
-class Fit:
+class Fit(Resumable):
     """Where a stage stands."""
 
     plan: Plan
     folder: Path
     network: nn.Module
     optimizer: torch.optim.Adam
+    bfloat16: bool = False
+    """products in bfloat16: chosen when the stage began"""
     iteration: int = 0
     seconds: float = 0.0
     last_loss: float = math.inf
@@ -125,8 +129,7 @@ def fit(
             if run.stopped or run.iteration == plan.epochs * per_epoch:
                 break
             tick = time.monotonic()
-            run.last_loss = _iterate(run, logits_of, train, per_epoch)
-            run.iteration += 1
+            _iterate(run, logits_of, train, per_epoch)
             recent = [*recent[-99:], time.monotonic() - tick]
             run.seconds = before + time.monotonic() - started
             note = f"val_loss {run.history[-1]['val_loss']:.3f}" if run.history else ""
@@ -138,7 +141,8 @@ def fit(
     except TrainingDiverged:
         raise
     except BaseException:
-        save_fit(run)
+        if run.whole:
+            save_fit(run)
         raise
     save_fit(run)
     with torch.no_grad():
@@ -148,12 +152,12 @@ def fit(
     return run
 
 
-def _iterate(run: Fit, logits_of: Logits, train: Samples, per_epoch: int) -> float:
+def _iterate(run: Fit, logits_of: Logits, train: Samples, per_epoch: int) -> None:
     epoch, index = divmod(run.iteration, per_epoch)
     order = torch.randperm(len(train), generator=generator_for(run.plan.seed + 7919, epoch))
     rows = order[index * run.plan.batch_size : (index + 1) * run.plan.batch_size]
     run.network.train()
-    with torch.autocast("cpu", torch.bfloat16, enabled=run.plan.bfloat16 and cpu_gains_by_bfloat16()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=run.bfloat16):
         logits = logits_of(train.inputs[rows])
     loss = F.cross_entropy(logits.float(), train.labels[rows])
     value = float(loss.detach())
@@ -161,8 +165,10 @@ def _iterate(run: Fit, logits_of: Logits, train: Samples, per_epoch: int) -> flo
         raise _diverged(run, f"the loss became {value}")
     run.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    run.optimizer.step()
-    return value
+    with indivisible(run):
+        run.optimizer.step()
+        run.iteration += 1
+        run.last_loss = value
 
 
 def _end_epoch(run: Fit, logits_of: Logits, val: Samples) -> None:
@@ -171,20 +177,20 @@ def _end_epoch(run: Fit, logits_of: Logits, val: Samples) -> None:
     numbers = measure(logits_of, val)
     if not math.isfinite(numbers["loss"]):
         raise _diverged(run, f"the validation loss became {numbers['loss']}")
-    run.stale += 1
-    if numbers["loss"] < run.best_loss:
-        run.best_loss, run.stale = numbers["loss"], 0
-        run.best = {name: p.detach().clone() for name, p in run.trained.items()}
-    run.stopped = run.plan.patience is not None and run.stale >= run.plan.patience
-    run.history.append(
-        {
-            "epoch": len(run.history) + 1,
-            "iteration": run.iteration,
-            "train_loss": round(run.last_loss, 4),
-            "val_loss": round(numbers["loss"], 4),
-            "val_accuracy": round(numbers["accuracy"], 4),
-        }
-    )
+    entry = {
+        "epoch": len(run.history) + 1,
+        "iteration": run.iteration,
+        "train_loss": round(run.last_loss, 4),
+        "val_loss": round(numbers["loss"], 4),
+        "val_accuracy": round(numbers["accuracy"], 4),
+    }
+    with indivisible(run):
+        run.stale += 1
+        if numbers["loss"] < run.best_loss:
+            run.best_loss, run.stale = numbers["loss"], 0
+            run.best = {name: p.detach().clone() for name, p in run.trained.items()}
+        run.stopped = run.plan.patience is not None and run.stale >= run.plan.patience
+        run.history.append(entry)
 
 
 @torch.inference_mode()
@@ -208,6 +214,7 @@ def open_fit(plan: Plan, network: nn.Module, folder: Path) -> Fit:
     run = Fit(plan, folder, network, torch.optim.Adam(trained, lr=plan.learning_rate))
     if not (folder / PROGRESS).exists():
         folder.mkdir(parents=True, exist_ok=True)
+        run.bfloat16 = takes_bfloat16({}, plan.bfloat16, CPU)
         run.best = {name: p.detach().clone() for name, p in run.trained.items()}
         save_fit(run)
         return run
@@ -234,6 +241,7 @@ def open_fit(plan: Plan, network: nn.Module, folder: Path) -> Fit:
                 }
     for name in ("iteration", "seconds", "stale", "stopped", "history"):
         setattr(run, name, about[name])
+    run.bfloat16 = takes_bfloat16(about, plan.bfloat16, CPU)
     for name in ("last_loss", "best_loss"):
         setattr(run, name, math.inf if about[name] is None else about[name])
     return run
@@ -259,6 +267,7 @@ def save_fit(run: Fit) -> None:
     about = {
         "plan": json.loads(run.plan.model_dump_json()),
         "iteration": run.iteration,
+        "bfloat16": run.bfloat16,
         "seconds": run.seconds,
         "last_loss": run.last_loss if math.isfinite(run.last_loss) else None,
         "best_loss": run.best_loss if math.isfinite(run.best_loss) else None,

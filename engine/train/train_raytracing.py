@@ -28,6 +28,7 @@ from tokenpaths.engine.train.cards import mebibytes, note, rounded, save_card, s
 from tokenpaths.engine.train.loop import Progress, training_record
 from tokenpaths.engine.train.raytracing_fit import Fit, Plan, Samples, fit, measure
 from tokenpaths.engine.train.raytracing_recipe import Corpora, RayTracingRecipe
+from tokenpaths.engine.train.resuming import alone_in
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,12 @@ def train(
 
     Raises:
         TrainingDiverged: a loss is no longer finite; the last good state is on disk.
+        Held: another process trains the convolutions.
         UserError: ``work`` holds a run with other settings.
     """
     stage = work / f"{recipe.data}-convolutions-{recipe.feature_seed}"
-    convolutions = train_convolutions(recipe, corpora, stage, on_progress)
+    with alone_in(stage, f"the convolutions for {recipe.data}"):
+        convolutions = train_convolutions(recipe, corpora, stage, on_progress)
     features = extract_all(convolutions, corpora)
     model, run = train_network(recipe, convolutions, features, work / recipe.name, on_progress=on_progress)
     assert isinstance(model, RayTracing), "train_network makes one"
@@ -285,7 +288,7 @@ def write_card(folder: Path) -> Path:
         f"{numbers['reachable_share']:.1%}; all weights of the blocks that fired, with the input modules and "
         f"the output layer, are {numbers['lit_params_share']:.1%}.",
         *section("Curve"),
-        "| epoch | train loss | validation loss | validation accuracy |",
+        "| epoch | train loss (last batch) | validation loss | validation accuracy |",
         "|---|---|---|---|",
         *(
             f"| {e['epoch']} | {e['train_loss']} | {e['val_loss']} | {e['val_accuracy']} |"

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
@@ -189,21 +189,20 @@ def path_scores(
     paths: Sequence[PathModel],
     sequences: Sequences,
     *,
-    precise: bool = False,
+    bfloat16: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Float[Tensor, "N T P"]:
     """Log-likelihood of each position's successor under each path; 0 where there is none.
 
-    In float32 if ``precise``, else as training runs. ``on_progress`` hears (sequences done, of how many).
+    In float32 unless ``bfloat16``. ``on_progress`` hears (sequences done, of how many).
     """
     scores = torch.zeros(len(sequences), int(sequences.length.max()) - 1, len(paths))
     device = paths[0].ends.positions.device
-    low_precision = not precise and (device.type == "cuda" or cpu_gains_by_bfloat16())
     done = 0
     for rows, inputs, targets in _batches(sequences):
         has_target = targets >= 0
         for p, model in enumerate(paths):
-            with mixed_precision(device, low_precision):
+            with mixed_precision(device, bfloat16):
                 h = model.hidden(inputs.to(device))[has_target.to(device)]
                 own = torch.zeros(targets.shape)
                 own[has_target] = _log_likelihood(h, model.ends.head.weight, targets[has_target].to(device)).cpu()

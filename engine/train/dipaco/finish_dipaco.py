@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
 from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card, section
-from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores
+from tokenpaths.engine.train.dipaco.dipaco_run import DiPaCoRun
+from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores, split_documents
 from tokenpaths.engine.train.dipaco.path_report import (
     PathScores,
     bounds,
@@ -32,7 +34,6 @@ from tokenpaths.engine.train.dipaco.path_report import (
     reroute_curve,
     shard_table,
 )
-from tokenpaths.engine.train.dipaco.train_dipaco import DiPaCoRun
 from tokenpaths.engine.train.loop import training_record
 
 
@@ -89,6 +90,19 @@ def document_paths(model: DiPaCo, sequences: Sequences) -> Int[Tensor, " N"]:
     return nearest(model.router.scores(features))[:, 0].cpu()
 
 
+def learn_to_reroute(
+    run: DiPaCoRun, sequences: Sequences, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, float]:
+    """``train_rerouter`` of a finished run, on the documents that it set aside for its routers.
+
+    Part of every export: until then the re-router is noise, and routing again with it would be too.
+    """
+    recipe = run.recipe
+    split = split_documents(sequences, recipe.router_share, recipe.stop_share, recipe.split_seed)
+    own = sequences.select(split.router)
+    return train_rerouter(run.model, own, bfloat16=run.bfloat16, on_progress=on_progress)
+
+
 def train_rerouter(
     model: DiPaCo,
     sequences: Sequences,
@@ -98,6 +112,7 @@ def train_rerouter(
     batch_size: int = 16,
     learning_rate: float = 5e-4,
     seed: int = 0,
+    bfloat16: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
     """Score sequences set aside with every path, and learn the best continuation at every token.
@@ -106,7 +121,7 @@ def train_rerouter(
     accuracy on it, and that of always naming its most frequent path.
     """
     paths = [model.path_model(p) for p in range(model.config.num_paths)]
-    scores = path_scores(paths, sequences, on_progress=on_progress)
+    scores = path_scores(paths, sequences, bfloat16=bfloat16, on_progress=on_progress)
     best = best_continuation(scores, horizon)
     inside = torch.arange(best.shape[1]) < (sequences.length - 1)[:, None]
     best[~inside] = -100
@@ -201,7 +216,7 @@ def write_card(folder: Path) -> Path:
         f"from its first {config.prefix} tokens ({config.router} router on the features of the base path).",
         "",
         f"- weights: bfloat16 safetensors (the router's scores float32), {mebibytes(folder):.1f} MiB, base path "
-        "and learned re-router included",
+        f"{'and learned re-router ' if 'rerouter' in numbers else ''}included",
         f"- data: `english_train.parquet`, validated on `english_val.parquet`: English text of five "
         f"domains ({ENGLISH})",
         f"- command: `{training['command']}`",
@@ -224,7 +239,7 @@ def write_card(folder: Path) -> Path:
         *_rerouting(numbers),
         *_shards(numbers),
         *section("Curve"),
-        *_curve(training["history"]),
+        *_curve(training),
         *section("Limits"),
         f"A small model for looking at routing, not for use: a context of {config.context} tokens, a vocabulary of "
         f"{config.vocab_size:,}, a few hundred iterations. The learned re-router tunes one block of the base, the "
@@ -286,10 +301,29 @@ def _shards(numbers: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _curve(history: list[dict[str, Any]]) -> list[str]:
-    mean = lambda xs: sum(x for x in xs if x is not None) / max(1, sum(x is not None for x in xs))  # noqa: E731
-    return [
-        "| outer step | mean training loss | mean loss set aside |",
+def _curve(training: dict[str, Any]) -> list[str]:
+    """Losses by outer step; the one set aside over all predictions, or over paths where their numbers are not known."""
+    history = training["history"]
+    rows = [(row["outer"], fmean(row["train_loss"]), _set_aside(row)) for row in history]
+    over_paths = any("stop_loss" in row and "stop_count" not in row for row in history)
+    lines = [
+        "| outer step | training loss, mean over paths | loss set aside" + ", mean over paths" * over_paths + " |",
         "|---|---|---|",
-        *(f"| {row['outer']} | {mean(row['train_loss']):.3f} | {mean(row['stop_loss']):.3f} |" for row in history),
+        *(f"| {outer} | {loss:.3f} | {'–' if aside is None else f'{aside:.3f}'} |" for outer, loss, aside in rows),
     ]
+    if over_paths and (steps := training["recipe"]["reshard_at"]):
+        lines += [
+            "",
+            "Each path's loss set aside is that of the documents routed to it, 64 sequences at most. They are others "
+            f"after outer step {', '.join(map(str, steps))}, where documents were sharded again: do not compare the "
+            "last column across it.",
+        ]
+    return lines
+
+
+def _set_aside(row: dict[str, Any]) -> float | None:
+    """Mean of the losses of what is set aside for each path that has any: over predictions, else over paths."""
+    losses = row.get("stop_loss", [])
+    counts = row.get("stop_count", [int(loss is not None) for loss in losses])
+    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None]
+    return sum(loss * count for loss, count in known) / sum(count for _, count in known) if known else None

@@ -106,18 +106,14 @@ class PathScores:
 
 @torch.no_grad()
 def score_all_paths(
-    model: DiPaCo,
-    sequences: Sequences,
-    *,
-    precise: bool = True,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    model: DiPaCo, sequences: Sequences, *, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> PathScores:
-    """Run every path over every sequence, once; every W is then a matter of looking up.
+    """Run every path over every sequence, once, in float32; every W is then a matter of looking up.
 
     ``on_progress`` hears (sequences done, of how many).
     """
     paths = [model.path_model(p) for p in range(model.config.num_paths)]
-    scores = path_scores(paths, sequences, precise=precise, on_progress=on_progress)
+    scores = path_scores(paths, sequences, on_progress=on_progress)
     document = nearest(model.router.scores(document_features(model.router, sequences).to(model.device)))[:, 0]
     running = None
     if model.router.rerouter is not None:

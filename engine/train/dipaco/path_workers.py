@@ -1,7 +1,7 @@
 """Inner loop of DiPaCo training: one path for τ iterations, in this process or in a pool.
 
-A task reads files and writes one file, and all its randomness derives from (seed, path, epoch): neither who runs it,
-nor when, nor how often a worker dies changes its numbers.
+A task reads files and writes one file, all its randomness derives from (seed, path, epoch), and its precision is the
+run's: neither who runs it, nor when, nor how often a worker dies changes its numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.models.dipaco import DiPaCo
@@ -61,8 +61,11 @@ def shards_file(folder: Path, version: int) -> Path:
 class PathWorker:
     """What runs tasks: recipe, sequences and shards in memory, parameters from files."""
 
-    def __init__(self, recipe: DiPaCoRecipe, sequences: Sequences, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, recipe: DiPaCoRecipe, sequences: Sequences, folder: Path, device: torch.device, *, bfloat16: bool
+    ) -> None:
         self.recipe, self.sequences, self.folder, self.device = recipe, sequences, folder, device
+        self.bfloat16 = bfloat16
         with torch.device("meta"):
             self.skeleton = DiPaCo(recipe.model)
         self._shards: tuple[int, torch.Tensor, torch.Tensor] | None = None
@@ -86,7 +89,6 @@ class PathWorker:
         optimizer = make_inner_optimizer(model, recipe)
         self._load_moments(task, model, optimizer)
         shard = self.shard(task, version)
-        low_precision = recipe.bfloat16 and (self.device.type == "cuda" or cpu_gains_by_bfloat16())
         losses = []
         for iteration in range(task.outer * tau, (task.outer + 1) * tau):
             inputs, targets = shard_batch(self.sequences, shard, recipe.batch_size, recipe.seed, task.path, iteration)
@@ -94,7 +96,7 @@ class PathWorker:
                 targets[:, : recipe.model.prefix - 1] = -100
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, iteration)
-            with mixed_precision(self.device, low_precision):
+            with mixed_precision(self.device, self.bfloat16):
                 loss = model.training_loss(inputs.to(self.device), targets.to(self.device))
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -185,6 +187,7 @@ class WorkerPool:
     size: int
     threads: int
     device: str
+    bfloat16: bool
     members: list[_Member] = field(default_factory=list)
 
     def __enter__(self) -> WorkerPool:
@@ -203,7 +206,7 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
         recipe = self.recipe.model_dump_json()
-        arguments = (theirs, recipe, str(self.folder), self.threads, self.device)
+        arguments = (theirs, recipe, str(self.folder), self.threads, self.device, self.bfloat16)
         process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -275,12 +278,12 @@ class WorkerPool:
         self.members[index] = self._start()
 
 
-def serve(pipe: Connection, recipe_json: str, folder: str, threads: int, device: str) -> None:
+def serve(pipe: Connection, recipe_json: str, folder: str, threads: int, device: str, bfloat16: bool) -> None:
     """The life of one worker process: task in, file and mean loss out."""
     torch.set_num_threads(threads)
     recipe, where = DiPaCoRecipe.model_validate_json(recipe_json), Path(folder)
     columns = load_file(where / SEQUENCES)
-    worker = PathWorker(recipe, Sequences(**columns, labels=()), where, torch.device(device))
+    worker = PathWorker(recipe, Sequences(**columns, labels=()), where, torch.device(device), bfloat16=bfloat16)
     while True:
         try:
             task, version = pipe.recv()

@@ -1,18 +1,12 @@
-"""DiPaCo training: paths apart for τ iterations, then one outer step per module; resumable after each.
-
-The folder of a run holds, after outer step t: ``outer-t`` (all parameters, router and velocity), ``path-p-(t−1)``
-(inner moments), the shards, and ``run.json``. A finished ``path-p-t`` is not repeated.
-"""
+"""DiPaCo training: paths apart for τ iterations, then one outer step per module; resumable after each."""
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +17,12 @@ from torch import Tensor
 
 from tokenpaths.engine.base.device import pick_device
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.models.checkpoint import save_tensors
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel, new_path
 from tokenpaths.engine.models.dipaco_router import LinearScores, fit_discriminative, fit_kmeans, fit_product, nearest
 from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
+from tokenpaths.engine.train.dipaco.dipaco_run import STATE, DiPaCoRun, resume, save_run
 from tokenpaths.engine.train.dipaco.documents import (
     Sequences,
     Split,
@@ -42,43 +36,14 @@ from tokenpaths.engine.train.dipaco.path_workers import (
     PathTask,
     PathWorker,
     WorkerPool,
-    global_file,
     path_file,
     save_sequences,
     shards_file,
 )
-from tokenpaths.engine.train.loop import Progress, TrainingDiverged, same_settings
+from tokenpaths.engine.train.loop import Progress, TrainingDiverged
+from tokenpaths.engine.train.resuming import takes_bfloat16
 
-STATE = "run.json"
 BEST = "best-{:03d}.safetensors"
-
-
-@dataclass
-class DiPaCoRun:
-    """A run in its folder; ``model`` holds the global parameters, ``features`` those of all sequences."""
-
-    recipe: DiPaCoRecipe
-    folder: Path
-    model: DiPaCo
-    velocity: dict[str, Tensor]
-    features: Tensor = field(default_factory=lambda: torch.empty(0, 0))
-    outer: int = 0
-    """outer steps done"""
-    seconds: float = 0.0
-    shards: int = 0
-    """outer step from which the present shards hold"""
-    resharded: int = 0
-    """how often the discriminative router was fitted"""
-    sizes: list[int] = field(default_factory=list)
-    best_loss: list[float | None] = field(default_factory=list)
-    best_outer: list[int] = field(default_factory=list)
-    stopped: list[bool] = field(default_factory=list)
-    """paths that had not become better for ``patience`` outer steps: they train no more"""
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-
-SAVED = ("outer", "seconds", "shards", "resharded", "sizes", "best_loss", "best_outer", "stopped", "history")
-"""what ``run.json`` keeps of a run beside its recipe"""
 
 
 @dataclass(frozen=True)
@@ -138,8 +103,8 @@ def train(
     threads = resources.threads or torch.get_num_threads()
     if workers:
         save_sequences(folder, sequences)
-    pool = WorkerPool(recipe, folder, workers, threads, str(device)) if workers else None
-    here = PathWorker(recipe, sequences, folder, device)
+    pool = WorkerPool(recipe, folder, workers, threads, str(device), run.bfloat16) if workers else None
+    here = PathWorker(recipe, sequences, folder, device, bfloat16=run.bfloat16)
     clock = _Clock(run, on_progress)
     with pool or nullcontext():
         while run.outer < min(recipe.outer_steps, recipe.outer_steps if until is None else until):
@@ -201,9 +166,9 @@ def _advance(
     losses = apply_outer_step(run, tasks)
     run.outer += 1
     entry: dict[str, Any] = {"outer": run.outer, "train_loss": [round(x, 4) for x in losses], "sizes": run.sizes}
-    held_back = stop_losses(run, sequences, split)
+    held_back, counts = stop_losses(run, sequences, split)
     if held_back:
-        entry["stop_loss"] = [None if x is None else round(x, 4) for x in held_back]
+        entry |= {"stop_loss": [None if x is None else round(x, 4) for x in held_back], "stop_count": counts}
     _remember_best(run, held_back)
     if any(run.stopped):
         entry["stopped"] = [p for p, s in enumerate(run.stopped) if s]
@@ -239,22 +204,31 @@ def apply_outer_step(run: DiPaCoRun, tasks: list[PathTask]) -> list[float]:
     return [sum(own) / len(own) for own in losses.values()]
 
 
-def stop_losses(run: DiPaCoRun, sequences: Sequences, split: Split, most: int = 64) -> list[float | None]:
-    """Loss behind the prefix of each path on the sequences set aside that are routed to it."""
+def stop_losses(
+    run: DiPaCoRun, sequences: Sequences, split: Split, most: int = 64
+) -> tuple[list[float | None], list[int]]:
+    """Loss behind the prefix of each path on the sequences set aside that are routed to it; of how many predictions.
+
+    At most ``most`` sequences for each path there is are read, the same after every sharding, so that the loss over all
+    of them can be compared from one outer step to the next.
+    """
     if not len(split.stop):
-        return []
-    own = sequences.select(split.stop)
-    paths = _paths(run, split.stop)[:, 0]
+        return [], []
+    count = run.recipe.model.num_paths
+    # Evenly spaced: documents lie in the file by their source.
+    sample = split.stop[torch.linspace(0, len(split.stop) - 1, min(len(split.stop), most * count)).long()]
+    own, paths, prefix = sequences.select(sample), _paths(run, sample)[:, 0], run.recipe.model.prefix
     losses: list[float | None] = []
-    for p in range(run.recipe.model.num_paths):
-        rows = (paths == p).nonzero().squeeze(1)[:most]
-        if not len(rows):
+    counts: list[int] = []
+    for p in range(count):
+        part = own.select((paths == p).nonzero().squeeze(1))
+        counts.append(int((part.length - prefix).sum()))
+        if not counts[-1]:
             losses.append(None)
             continue
-        part = own.select(rows)
-        scores = path_scores([run.model.path_model(p)], part)[:, run.recipe.model.prefix - 1 :, 0]
-        losses.append(float(-scores.sum() / (part.length - run.recipe.model.prefix).sum()))
-    return losses
+        scores = path_scores([run.model.path_model(p)], part, bfloat16=run.bfloat16)[:, prefix - 1 :, 0]
+        losses.append(float(-scores.sum()) / counts[-1])
+    return losses, counts
 
 
 def _remember_best(run: DiPaCoRun, losses: list[float | None]) -> None:
@@ -321,7 +295,7 @@ def reshard(run: DiPaCoRun, sequences: Sequences, split: Split) -> None:
     """Fit the discriminative router on what the paths make of the router documents, and shard again."""
     config = run.recipe.model
     own = sequences.select(split.router)
-    scores = path_scores([run.model.path_model(p) for p in range(config.num_paths)], own)
+    scores = path_scores([run.model.path_model(p) for p in range(config.num_paths)], own, bfloat16=run.bfloat16)
     best = scores[:, config.prefix - 1 :].sum(dim=1).argmax(dim=1)
     # A path that is nobody's best would have no documents, and training would end here: it keeps half a fair share.
     counts = torch.bincount(best, minlength=config.num_paths).double()
@@ -360,9 +334,10 @@ def open_run(
         recipe, folder, model, velocity, best_loss=[None] * count, best_outer=[0] * count, stopped=[False] * count
     )
     if (folder / STATE).exists():
-        _resume(run)
+        resume(run)
         run.features = _features(run, sequences) if features is None else features
         return run
+    run.bfloat16 = takes_bfloat16({}, recipe.bfloat16, device)
     model.start_from(base or new_path(recipe.model).to(device))
     documents = sequences.document[split.train].unique()
     if len(documents) < count:
@@ -379,67 +354,3 @@ def open_run(
     _shard(run, split.train)
     save_run(run)
     return run
-
-
-def _resume(run: DiPaCoRun) -> None:
-    about = json.loads((run.folder / STATE).read_text(encoding="utf-8"))
-    if not same_settings(about["recipe"], run.recipe):
-        raise UserError(
-            f"{run.folder.name} holds a run of recipe {about['recipe']['name']!r} with other settings; "
-            "give another folder, or delete this one to start afresh",
-            field="out",
-        )
-    for name in SAVED:
-        setattr(run, name, about[name])
-    tensors = load_file(global_file(run.folder, run.outer), device=str(run.model.device))
-    run.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-    run.velocity = {name: tensors[f"velocity.{name}"] for name in run.velocity}
-
-
-def save_run(run: DiPaCoRun) -> None:
-    """Parameters, velocity and position; what came before is removed only when this is whole."""
-    tensors = {f"model.{k}": v.detach() for k, v in run.model.state_dict().items()}
-    tensors |= {f"velocity.{k}": v for k, v in run.velocity.items()}
-    save_tensors(global_file(run.folder, run.outer), tensors)
-    about = {"recipe": json.loads(run.recipe.model_dump_json()), **{name: getattr(run, name) for name in SAVED}}
-    write_atomically(run.folder / STATE, json.dumps(about, indent=1).encode())
-    for file in run.folder.glob("outer-*.safetensors"):
-        if file != global_file(run.folder, run.outer):
-            file.unlink()
-    for file in run.folder.glob("path-*.safetensors"):
-        if int(file.stem.rsplit("-", 1)[1]) < run.outer - 1:
-            file.unlink()
-    # Nobody writes at this moment: what a killed worker had begun can go.
-    for file in run.folder.glob(".path-*.tmp"):
-        file.unlink()
-
-
-def branch(source: Path, target: Path, recipe: DiPaCoRecipe) -> None:
-    """Go on from a generative run's state with a discriminative router: copies the folder once.
-
-    Raises:
-        UserError: the runs would have differed before the branch, or it lies behind the re-sharding.
-    """
-    if (target / STATE).exists():
-        return
-    about = json.loads((source / STATE).read_text(encoding="utf-8"))
-    old = DiPaCoRecipe(**about["recipe"])
-    same = old.model_copy(
-        update=dict(
-            name=recipe.name,
-            model=old.model.model_copy(update={"router": "discriminative"}),
-            first_router=old.model.router,
-            reshard_at=recipe.reshard_at,
-        )
-    )
-    if same != recipe:
-        raise UserError(f"{recipe.name} is not {old.name} with a discriminative router", field="recipe")
-    if about["outer"] > recipe.reshard_at[0]:
-        raise UserError(
-            f"{source.name} has done {about['outer']} outer steps, {recipe.name} re-shards at {recipe.reshard_at[0]}: "
-            "branch earlier",
-            field="reshard_at",
-        )
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=lambda folder, names: [n for n in names if n == STATE])
-    about["recipe"] = json.loads(recipe.model_dump_json())
-    write_atomically(target / STATE, json.dumps(about, indent=1).encode())

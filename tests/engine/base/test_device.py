@@ -31,5 +31,14 @@ def test_a_processor_without_bfloat16_products_is_not_timed(monkeypatch: pytest.
     assert not device.cpu_gains_by_bfloat16()
 
 
+def test_only_a_processor_asks_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "cpu_gains_by_bfloat16", lambda: pytest.fail("timed"))
+    assert device.gains_by_bfloat16(torch.device("cuda", 1))
+    assert not device.gains_by_bfloat16(torch.device("mps"))
+    for answer in (True, False):
+        monkeypatch.setattr(device, "cpu_gains_by_bfloat16", lambda answer=answer: answer)
+        assert device.gains_by_bfloat16(torch.device("cpu")) is answer
+
+
 def test_a_product_takes_time() -> None:
     assert 0 < device._product_time(torch.float32) < 60

@@ -14,9 +14,10 @@ from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.losses import balance_loss
 from tokenpaths.engine.train.corpora import load_corpora
 from tokenpaths.engine.train.dipaco.dipaco_recipe import RECIPES as DIPACO
-from tokenpaths.engine.train.loop import PROGRESS, open_run, same_settings, train
+from tokenpaths.engine.train.loop import PROGRESS, open_run, train
 from tokenpaths.engine.train.raytracing_recipe import RECIPES as RAYTRACING
 from tokenpaths.engine.train.recipes import RECIPES
+from tokenpaths.engine.train.resuming import same_settings
 
 
 def by_hand(logits: torch.Tensor, ids: torch.Tensor, working: list[int]) -> float:

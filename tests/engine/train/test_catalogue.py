@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
@@ -101,6 +105,35 @@ def test_texts_from_the_command_line_to_a_run(small: Path, name: str, capsys: py
     with Run.open(trace_samples(loaded, samples, small / "runs", run_id="r")) as run:
         assert run.card()["family"] == loaded.checkpoint.family
         assert run.flow()["num_tokens"] == run.card()["num_tokens"] > 0
+
+
+def test_a_dipaco_ships_with_a_rerouter_that_has_learnt(small: Path) -> None:
+    out = train(small, "dipaco-2x2", "--tokenizer", str(small / "tokenizer.json"))
+    (state,) = (small / "work" / "dipaco-2x2").glob("outer-*.safetensors")
+    before, after = load_file(state), load_file(out / "model.safetensors")
+    for name in ("router.rerouter.head.weight", "router.rerouter.block.mlp.up.weight"):
+        assert not torch.equal(before[f"model.{name}"].bfloat16(), after[name])
+    learnt = read_checkpoint(out).validation["rerouter"]
+    assert learnt["sequences"] > 0
+    assert 0 < learnt["accuracy"] <= 1
+    assert "base path and learned re-router included" in (out / "card.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("dipaco-2x2", "dipaco-base"), ("raytracing-digits", "digits-convolutions-0")]
+)
+def test_what_trainings_share_is_trained_by_one_at_a_time(small: Path, name: str, folder: str, capsys) -> None:
+    (small / "work").mkdir()
+    lock = HolderLock(small / "work" / f".{folder}.lock")
+    lock.acquire()
+    arguments = ["--data", str(small / "data"), "--work", str(small / "work"), "--out", str(small / "models" / name)]
+    arguments += ["--tokenizer", str(small / "tokenizer.json"), "--device", "cpu", "--threads", "1"]
+    assert main(["train", name, *arguments]) == 75
+    said = capsys.readouterr().err
+    assert f"{folder} (.{folder}.lock is held by process {os.getpid()}); wait for it" in said
+    assert not (small / "work" / folder).exists()
+    lock.release()
+    assert main(["train", name, *arguments]) == 0
 
 
 def test_digits_from_the_command_line_to_a_run(small: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,9 @@ from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_router import nearest
+from tokenpaths.engine.train import resuming
 from tokenpaths.engine.train.cards import note
+from tokenpaths.engine.train.dipaco.dipaco_run import STATE, branch
 from tokenpaths.engine.train.dipaco.documents import document_features, path_scores, split_documents
 from tokenpaths.engine.train.dipaco.finish_dipaco import (
     document_paths,
@@ -35,7 +38,7 @@ from tokenpaths.engine.train.dipaco.path_workers import (
     global_file,
     save_sequences,
 )
-from tokenpaths.engine.train.dipaco.train_dipaco import Resources, best_path, branch, open_run, train
+from tokenpaths.engine.train.dipaco.train_dipaco import Resources, best_path, open_run, stop_losses, train
 from tokenpaths.engine.train.loop import TrainingDiverged
 
 
@@ -90,6 +93,25 @@ def test_a_pool_with_a_killed_worker_gives_the_numbers_of_one_process(sequences,
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("gains", [True, False])
+def test_workers_take_the_precision_of_the_run(sequences, tmp_path, monkeypatch, gains):  # noqa: F811
+    """Whatever their own clocks say, and whatever this one says when the run goes on."""
+    plan = recipe(bfloat16=True)
+    monkeypatch.setattr(resuming, "gains_by_bfloat16", lambda device: gains)
+    alone = train(plan, sequences, tmp_path / "alone")
+    assert alone.bfloat16 is gains
+    train(plan, sequences, tmp_path / "pool", resources=Resources(1, threads=1), until=1)
+    monkeypatch.setattr(resuming, "gains_by_bfloat16", lambda device: not gains)
+    pooled = train(plan, sequences, tmp_path / "pool", resources=Resources(1, threads=1))
+    assert torch.equal(weights(alone), weights(pooled))
+    assert [e["stop_loss"] for e in alone.history] == [e["stop_loss"] for e in pooled.history]
+    state = tmp_path / "pool" / STATE
+    about = json.loads(state.read_text())
+    del about["bfloat16"]
+    state.write_text(json.dumps(about))
+    assert train(plan, sequences, tmp_path / "pool").bfloat16 is not gains, "a state that does not say asks the clock"
+
+
 def test_a_task_that_keeps_killing_its_workers_ends_training(sequences, tmp_path):  # noqa: F811
     plan = recipe()
     open_run(plan, sequences, split_documents(sequences, 0.1, 0.1, 0), tmp_path, None, CPU)
@@ -100,7 +122,10 @@ def test_a_task_that_keeps_killing_its_workers_ends_training(sequences, tmp_path
         deaths.append(task)
         os.kill(pool.members[0].process.pid, signal.SIGKILL)
 
-    with WorkerPool(plan, tmp_path, 1, 1, "cpu") as pool, pytest.raises(UserError, match=f"cost {DEATHS} workers"):
+    with (
+        WorkerPool(plan, tmp_path, 1, 1, "cpu", bfloat16=False) as pool,
+        pytest.raises(UserError, match=f"cost {DEATHS} workers"),
+    ):
         pool.run([PathTask(0, 0)], 0, kill)
     assert not multiprocessing.active_children()
 
@@ -168,7 +193,7 @@ def test_replicas_of_one_path_share_its_documents_and_move_it_by_their_mean(sequ
     after = [load_file(file)["after.ends.positions"] for file in files]
     assert not torch.equal(after[0], after[1])
     assert torch.allclose(run.model.path_model(0).ends.positions, sum(after) / 3, atol=1e-6)
-    worker = PathWorker(plan, sequences, tmp_path, torch.device("cpu"))
+    worker = PathWorker(plan, sequences, tmp_path, CPU, bfloat16=False)
     parts = torch.cat([worker.shard(PathTask(0, 0, replica), 0) for replica in range(3)])
     assert sorted(parts.tolist()) == sorted(split_documents(sequences, 0.1, 0.1, 0).train.tolist())
 
@@ -189,6 +214,26 @@ def test_paths_stop_early_keep_their_best_and_leave_shared_modules_to_the_others
         assert loss == pytest.approx(run.best_loss[p], abs=1e-3)
         heard = [entry["stop_loss"][p] for entry in run.history[: run.best_outer[p]]]
         assert run.best_loss[p] == pytest.approx(min(heard), abs=1e-3)
+
+
+def test_what_is_set_aside_is_the_same_after_every_sharding(sequences, tmp_path):  # noqa: F811
+    split = split_documents(sequences, 0.1, 0.4, 0)
+    run = open_run(recipe(stop_share=0.4), sequences, split, tmp_path, None, CPU)
+    for path in range(4):  # equal paths: how documents are shared out must not change the loss of all
+        for own in run.model.path_model(path).parameters():
+            own.fill_(0.01)
+    means = []
+    for only in (None, 0, 3):
+        if only is not None:
+            run.model.router.weight.zero_()
+            run.model.router.bias.copy_(torch.nn.functional.one_hot(torch.tensor(only), 4).float())
+        losses, counts = stop_losses(run, sequences, split, most=3)
+        assert [loss is None for loss in losses] == [count == 0 for count in counts]
+        means.append((sum(loss * n for loss, n in zip(losses, counts, strict=True) if n) / sum(counts), sum(counts)))
+    assert means[1] == means[2]
+    assert means[0] == (pytest.approx(means[1][0], abs=1e-5), means[1][1])
+    chosen = split.stop[torch.linspace(0, len(split.stop) - 1, 12).long()]
+    assert means[0][1] == int((sequences.length[chosen] - 4).sum())
 
 
 def test_numbers_behind_the_prefix_are_those_of_each_sequence_on_its_path(sequences):  # noqa: F811
@@ -253,3 +298,20 @@ def test_an_exported_model_reads_back_with_its_router_card_and_numbers(sequences
     assert f"| small | {numbers['loss']:.3f} | {numbers['perplexity']:.1f} |" in card
     assert "| dense path |" in card
     assert "discriminative router" in card
+    assert "base path included" in card, "nobody taught its re-router"
+    last = run.history[-1]
+    rows = [(loss, count) for loss, count in zip(last["stop_loss"], last["stop_count"], strict=True) if count]
+    aside = sum(loss * count for loss, count in rows) / sum(count for _, count in rows)
+    assert "| outer step | training loss, mean over paths | loss set aside |" in card
+    assert f"| 2 | {sum(last['train_loss']) / 4:.3f} | {aside:.3f} |" in card
+    assert len({sum(row["stop_count"]) for row in run.history}) == 1
+    # A history of before, whose groups of documents are not known.
+    about = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    for row in about["training"]["history"]:
+        del row["stop_count"]
+    (out / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    note(out, {"rerouter": {"accuracy": 0.5}})
+    card = (out / "card.md").read_text(encoding="utf-8")
+    assert "loss set aside, mean over paths |" in card
+    assert "after outer step 1, where documents were sharded again" in card
+    assert "learned re-router included" in card

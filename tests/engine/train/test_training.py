@@ -19,7 +19,7 @@ from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.families.checkpoint_config import CARD, WEIGHTS, CheckpointError, read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.train.cards import finish
+from tokenpaths.engine.train.cards import curve, finish
 from tokenpaths.engine.train.corpora import load_corpora
 from tokenpaths.engine.train.dna_card import read_twin
 from tokenpaths.engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
@@ -148,12 +148,27 @@ def test_training_learns_and_the_export_carries_its_numbers(data, tmp_path):
     assert checkpoint.config == VISION
     assert checkpoint.classes == ("b", "g", "r")
     assert checkpoint.validation["accuracy"] == numbers["accuracy"]
-    again = evaluate(build_model(checkpoint), val_set, CPU, precise=True)
+    again = evaluate(build_model(checkpoint), val_set, CPU)
     assert again["loss"] == pytest.approx(numbers["loss"], abs=1e-4)
     card = (out / CARD).read_text()
     assert "tokenpaths train v" in card
     assert "dense twin" in card
     assert f"{numbers['accuracy']:.1%}" in card
+
+
+@pytest.mark.parametrize(
+    ("altered", "shown"), [({}, True), ({"label_smoothing": 0.1}, False), ({"augment": AugmentConfig(mix=0.5)}, False)]
+)
+def test_a_card_shows_no_training_loss_of_labels_that_are_not_the_datas(altered, shown):
+    rows = [{"iteration": 1, "train_loss": 2.5, "val_loss": 2.0}, {"iteration": 2, "val_loss": 1.0, "share": 0.5}]
+    recipe = vision_recipe(augment=AugmentConfig(mix=0.0)).model_copy(update=altered)
+    table = curve({"recipe": json.loads(recipe.model_dump_json()), "history": rows}, "share", "nothing")
+    if shown:
+        assert table[0] == "| iteration | train loss (one batch) | val loss | share |"
+        assert table[2:] == ["| 1 | 2.5 | 2.0 | – |", "| 2 | – | 1.0 | 0.5 |"]
+    else:
+        assert table[0] == "| iteration | val loss | share |"
+        assert table[2:] == ["| 1 | 2.0 | – |", "| 2 | 1.0 | 0.5 |"]
 
 
 @pytest.mark.parametrize("save_every_s", [0.0, 1e9])

@@ -1,0 +1,91 @@
+"""What lets a training go on bit for bit where it stopped: changes that a state holds whole or not at all, the settings
+and the precision of a state, one process a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from tokenpaths.engine.base.device import gains_by_bfloat16
+from tokenpaths.engine.base.errors import Held
+from tokenpaths.engine.base.files import HolderLock
+
+
+class Resumable:
+    """A run in memory whose state is saved now and then."""
+
+    whole = True
+    """whether weights, moments, counters and history are all of the same moment; only then may they be saved"""
+
+
+@contextlib.contextmanager
+def indivisible(run: Resumable) -> Iterator[None]:
+    """Around changes that belong together: Ctrl-C waits for their end, and one that fails leaves the run not whole."""
+    with _interrupts_held_back():
+        run.whole = False
+        yield
+        run.whole = True
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Whoever handles SIGINT hears of one that comes meanwhile at the end."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread only, and only where it handles the signal
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
+def same_settings(told: Any, recipe: BaseModel) -> bool:
+    """Whether a state is of this recipe; what was added to recipes since has its default there."""
+    try:
+        return type(recipe)(**told) == recipe
+    except (TypeError, ValidationError):
+        return False
+
+
+def takes_bfloat16(state: Mapping[str, Any], wanted: bool, device: torch.device) -> bool:
+    """Whether a run computes in bfloat16: as its state says; where none does, if ``wanted`` and the device gains by it.
+
+    Kept, because the clock is asked: a process that goes on, or a worker, could find another answer.
+    """
+    kept = state.get("bfloat16")
+    return kept if isinstance(kept, bool) else wanted and gains_by_bfloat16(device)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, what: str) -> Iterator[None]:
+    """Keep other processes out of the folder in which ``what`` is trained, by a lock file beside it.
+
+    Raises:
+        Held: another process trains there: two would write over each other's states.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = HolderLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire()
+    except Held as error:
+        holder = str(error).partition(":")[0]
+        raise Held(
+            f"another process trains {what} in {folder} ({holder}); wait for it, or give another folder for --work",
+            field="work",
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
