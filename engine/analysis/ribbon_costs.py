@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
-from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import NOT_OFFERED_KIND, UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 
 NOTHING = -1
 """unit of a module that does no work, of an unused slot, and of a pair (step, module) that does not exist"""
@@ -28,16 +28,16 @@ def module_units(
 
     Returns ``available`` and ``units``: a module with ``step=None`` is the same unit at every step,
     a module of one step is a unit of its own; identity modules and unused slots have unit ``NOTHING``, those of
-    unknown decisions ``UNKNOWN``.
+    unknown decisions ``UNKNOWN``. A row of the kind ``NOT_OFFERED_KIND`` takes a module out of its step.
     """
     available = np.zeros((num_steps, num_modules), dtype=bool)
     units = np.full((num_steps, num_modules), NOTHING, dtype=np.int64)
     # Modules of one step are written last, so that they win over the shared module of the same id.
     for module in sorted(modules, key=lambda m: m.step is not None):
         steps = slice(None) if module.step is None else module.step
-        available[steps, module.module] = True
+        available[steps, module.module] = module.kind != NOT_OFFERED_KIND
         number = module.module if module.step is None else (module.step + 1) * num_modules + module.module
-        idle = {"identity": NOTHING, UNUSED_KIND: NOTHING, UNRECORDED_KIND: UNKNOWN}
+        idle = {"identity": NOTHING, UNUSED_KIND: NOTHING, NOT_OFFERED_KIND: NOTHING, UNRECORDED_KIND: UNKNOWN}
         units[steps, module.module] = idle.get(module.kind, number)
     return available, units
 

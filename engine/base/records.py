@@ -21,6 +21,12 @@ UNRECORDED_KIND = "unrecorded"
 UNUSED_KIND = "unused"
 """kind of the modules that stand for slots that a token did not use (dropped, over capacity, adaptive k); they are no
 modules of the model, and their ids are the last ones of a run, so that equal sets of modules are one path"""
+STAND_IN_KINDS = (UNRECORDED_KIND, UNUSED_KIND)
+NOT_OFFERED_KIND = "not offered"
+"""kind of the rows that take a module which several steps share (``step`` None) out of the choice of one step; they are
+no modules"""
+WITHOUT_WORK = ("identity", *STAND_IN_KINDS, NOT_OFFERED_KIND)
+"""kinds that do nothing: a ban or a force of such a module of one step means nothing"""
 DATA_SHA256 = "data_sha256"
 """finding of a run: ``Dataset.identity`` of what it was traced over"""
 FIRST_PREDICTION = "first_prediction"

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import NOT_OFFERED_KIND, WITHOUT_WORK, ModuleInfo
 from tokenpaths.engine.base.spreadsheet import spreadsheet_text
 from tokenpaths.engine.data.sources.sample import Sample
 from tokenpaths.engine.edits.measure import Unchanged
@@ -60,14 +60,16 @@ class Row:
 def module_rows(modules: Sequence[ModuleInfo], num_steps: int) -> list[Row]:
     """Rows that ban each module in turn.
 
-    A module that any step may choose is banned at every single step, then at all steps; one that belongs to a step, at
-    that step. Identities that only mark an omitted module (they belong to a step) are skipped.
+    A module that several steps may choose is banned at each of them, then at all; one that belongs to a step, at that
+    step. Identities that only mark an omitted module (they belong to a step) and unused slots are skipped.
     """
     rows = []
+    missing = {(module.step, module.module) for module in modules if module.kind == NOT_OFFERED_KIND}
     for module in modules:
-        if module.step is not None and module.kind == "identity":
+        if module.step is not None and module.kind in WITHOUT_WORK:
             continue
-        for step in (*range(num_steps), None) if module.step is None else (module.step,):
+        offered = [step for step in range(num_steps) if (step, module.module) not in missing]
+        for step in (*offered, None) if module.step is None else (module.step,):
             ban = {"edit": "ban", "modules": [module.module]} | ({} if step is None else {"step": step})
             rows.append(Row(step, module.module, module.name, module.kind, (ban,)))
     return rows

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import NOT_OFFERED_KIND, ModuleInfo
 from tokenpaths.engine.families.dna_config import DNAConfig
 
 
@@ -23,7 +23,8 @@ def module_flops(config: DNAConfig, kind: str) -> int:
 
 
 def dna_module_table(config: DNAConfig, num_params: Sequence[int]) -> list[ModuleInfo]:
-    """The modules of a bank; one that a single step may choose belongs to that step.
+    """The modules of a bank; one that a single step may choose belongs to that step. Behind them stand the steps that
+    do not offer one of the others, so that a module which several steps share remains one module.
 
     Args:
         config: the model's configuration.
@@ -44,7 +45,13 @@ def dna_module_table(config: DNAConfig, num_params: Sequence[int]) -> list[Modul
             )
         )
         seen[kind] += 1
-    return rows
+    shared = [row for row in rows if row.step is None]
+    return rows + [
+        ModuleInfo(step, row.module, row.name, NOT_OFFERED_KIND, 0, 0)
+        for row in shared
+        for step in range(config.steps)
+        if step not in offered[row.module]
+    ]
 
 
 def token_flops(

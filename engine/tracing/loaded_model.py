@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenpaths.engine.base.device import mixed_precision, pick_device
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import FIRST_PREDICTION, Modality, ModuleInfo
+from tokenpaths.engine.base.records import FIRST_PREDICTION, NOT_OFFERED_KIND, WITHOUT_WORK, Modality, ModuleInfo
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.tokenizer import Encoded, TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import WEIGHTS, Checkpoint, CheckpointError, find_checkpoint
@@ -91,7 +91,7 @@ class LoadedModel:
 
     @property
     def num_modules(self) -> int:
-        return int(self.checkpoint.config.num_modules)
+        return max(module.module for module in self.module_table()) + 1
 
     @property
     def modality(self) -> Modality:
@@ -169,10 +169,14 @@ class LoadedModel:
 
 def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[Sequence[int]]:
     """The modules of each step that may be banned, without identities that only mark an omitted module."""
-    return [
-        [m.module for m in modules if m.step is None or (m.step == step and m.kind != "identity")]
-        for step in range(num_steps)
-    ]
+    missing = {(m.step, m.module) for m in modules if m.kind == NOT_OFFERED_KIND}
+
+    def may_be_banned(module: ModuleInfo, step: int) -> bool:
+        if module.step is None:
+            return (step, module.module) not in missing
+        return module.step == step and module.kind not in WITHOUT_WORK
+
+    return [[m.module for m in modules if may_be_banned(m, step)] for step in range(num_steps)]
 
 
 @torch.inference_mode()

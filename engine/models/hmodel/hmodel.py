@@ -39,7 +39,7 @@ from tokenpaths.engine.families.hmodel_config import (
     hmodel_plan,
 )
 from tokenpaths.engine.models.bank.modules import Block
-from tokenpaths.engine.models.family import RoutedModel, Traced
+from tokenpaths.engine.models.family import RoutedModel, Traced, narrow_ids
 from tokenpaths.engine.models.hmodel.hmodel_controls import (
     RouteSettings,
     edit_logits,
@@ -61,6 +61,7 @@ from tokenpaths.engine.models.hmodel.hmodel_layers import (
     scatter_rows,
     sharpen,
     strongest_chain,
+    unused_slots,
 )
 from tokenpaths.engine.models.hmodel.pretrained_layers import build_pretrained, check_causal
 from tokenpaths.engine.models.losses import linear_cross_entropy
@@ -113,7 +114,7 @@ class HModel(RoutedModel):
         "decision": "soft",
         "unit": "sequence",
         "reading": "the strongest chain: from the input to the hidden layer it is most strongly connected to, "
-        "from there to the next, once for each iteration; the weight is that connection's",
+        "from there to the next, one an iteration, until nothing is sent on; the weight is that connection's",
     }
 
     @property
@@ -212,7 +213,7 @@ class HModel(RoutedModel):
         ids_BS, weights_BS = strongest_chain(routed.edges, self.config.num_modules)
         flops_BT = self._flops(routed)[:, routed.layout.segments[PRIMARY[self.config.modality]]]
         over_tokens = lambda x: x[:, None, :, None].expand(-1, flops_BT.shape[1], -1, 1)  # noqa: E731
-        ids = over_tokens(ids_BS.to(torch.uint8 if self.config.num_modules <= 256 else torch.int16))
+        ids = over_tokens(ids_BS.to(narrow_ids(self.config.num_modules + 1)))
         weights = over_tokens(weights_BS)
         entropy = torch.full_like(weights[..., 0], float("nan"))  # c are no distribution over layers
         return Traced(output.logits, ids, weights, entropy, flops_BT, edges=routed.edges)
@@ -273,8 +274,8 @@ class HModel(RoutedModel):
         return {"mean_connection": float(open_BIHZ.mean()), "self_share": float(own / open_BIHZ.sum())}
 
     def module_table(self) -> list[ModuleInfo]:
-        """The hidden layers; the chain can visit any of them at any iteration."""
-        return [
+        """The hidden layers; the chain can visit any of them at any iteration, or end."""
+        layers = [
             ModuleInfo(
                 step=None,
                 module=index,
@@ -285,6 +286,7 @@ class HModel(RoutedModel):
             )
             for index, layer in enumerate(self.hidden)
         ]
+        return layers + unused_slots(len(layers), self.config.num_steps)
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
         """Names along the axes of ``edges``."""
@@ -410,10 +412,11 @@ class HModel(RoutedModel):
         """What a source sends to each target; after the last iteration only to outputs, no layer runs again."""
         first = self.config.num_modules if iteration == self.config.iterations else 0
         if settings.connections is not None:
-            given = settings.connections[:, iteration, source, first:]
-            if settings.plan is not None:  # c of 0 and 1 are logits without end
-                given = edit_logits(given.logit(), settings.plan, iteration).sigmoid()
-            return given.unsqueeze(1).expand(len(h_BND), 1, -1)
+            given = settings.connections[:, iteration, source, first:].unsqueeze(1)
+            if settings.plan is not None:  # the logits of c are α · logit(c), those of 0 and 1 without end
+                alpha = settings.alpha_at(iteration)
+                given = sharpen(edit_logits(alpha * given.logit(), settings.plan, iteration), alpha, None)
+            return given.expand(len(h_BND), 1, -1)
         logits = self.connections[source](pool(h_BND, counted, self.config.pooling))[..., first:]
         logits = edit_logits(logits, settings.plan, iteration)
         return sharpen(logits, settings.alpha_at(iteration), settings.top_k)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tokenpaths.engine.analysis.ribbon_costs import flops_table, module_units
 from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, RunFileError, UserError
-from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import NOT_OFFERED_KIND, STAND_IN_KINDS, UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import queries
@@ -54,7 +54,7 @@ class ModuleBank:
         """whether some tokens use fewer modules than there are slots"""
         self._shared = {m.module: m for m in modules if m.step is None}
         self._of_step = {(m.step, m.module): m for m in modules if m.step is not None}
-        self.own_modules = bool(self._of_step)
+        self.own_modules = any(m.kind not in STAND_IN_KINDS for m in self._of_step.values())
         """whether modules belong to their step, so that equal ids at two steps are different modules"""
 
     def find(self, step: int, module: int) -> ModuleInfo:
@@ -109,7 +109,8 @@ class RunFile:
             cursor.execute(queries.run_row().sql)
             names = [column[0] for column in cursor.description]
             self.row: dict[str, Any] = dict(zip(names, cursor.fetchall()[0], strict=True))
-            self.modules = [ModuleInfo(*row) for row in cursor.execute(queries.module_rows().sql).fetchall()]
+            table = [ModuleInfo(*row) for row in cursor.execute(queries.module_rows().sql).fetchall()]
+            self.modules = [module for module in table if module.kind != NOT_OFFERED_KIND]
             self.labels = cursor.execute(queries.label_rows().sql).fetchall()
             """rows label_id, label, num_samples, num_tokens"""
             self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
@@ -132,10 +133,10 @@ class RunFile:
         self.merged_names: dict[str, str] = {}
         """labels of the file that are shown under another name, with that name"""
         self._merging = threading.Lock()
-        available, self.units = module_units(self.modules, self.layout.num_steps, self.layout.num_modules)
+        available, self.units = module_units(table, self.layout.num_steps, self.layout.num_modules)
         self.bank = ModuleBank(self.modules, available)
         offered = [max(self.bank.offered(step), default=-1) for step in range(self.layout.num_steps)]
-        stand_ins = any(module.kind in (UNRECORDED_KIND, UNUSED_KIND) for module in self.modules)
+        stand_ins = any(module.kind in STAND_IN_KINDS for module in self.modules)
         self.num_modules: int = max(offered) + 1 if stand_ins else self.layout.num_modules
         """M without what stands for unused slots and unknown decisions"""
 

@@ -14,10 +14,17 @@ import numpy as np
 from tokenpaths.engine.analysis.path_statistics import sorted_and_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
-from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo, RunInfo, SampleRecord, TraceBatch
+from tokenpaths.engine.base.records import (
+    NOT_OFFERED_KIND,
+    STAND_IN_KINDS,
+    UNUSED_KIND,
+    ModuleInfo,
+    RunInfo,
+    SampleRecord,
+    TraceBatch,
+)
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_STAND_INS = (UNRECORDED_KIND, UNUSED_KIND)
 _MOST_MODULES = 65_536
 _MOST_REGIONS = 255
 _LARGEST = 1e30
@@ -85,21 +92,35 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
             )
         check_text(module.name, f"the name of module {module.module}", field="modules")
         check_text(module.kind, f"the kind of module {module.module}", field="modules")
-        if module.step is None and module.kind in _STAND_INS:
+        if module.step is None and module.kind in (*STAND_IN_KINDS, NOT_OFFERED_KIND):
             raise UserError(
                 f"module {module.module} is of kind {module.kind!r}, so it stands for something at one step: give it "
                 "that step",
                 field="modules",
             )
-    real = {module.step for module in modules if module.kind not in _STAND_INS}
-    if (
-        None not in real
-        and (empty := next((step for step in range(info.num_steps) if step not in real), None)) is not None
-    ):
-        raise UserError(f"step {empty} offers no module: every step needs one that can be picked", field="modules")
+    _check_offers(info, modules)
     unused = min((module.module for module in modules if module.kind == UNUSED_KIND), default=info.num_modules)
     if any(module.module >= unused and module.kind != UNUSED_KIND for module in modules):
         raise UserError(f"module {unused} stands for an unused slot, so every later id should too", field="modules")
+
+
+def _check_offers(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
+    """UserError unless every step offers a module, and what a step does not offer is shared by others."""
+    shared = {module.module for module in modules if module.step is None}
+    own = {module.step for module in modules if module.kind not in (*STAND_IN_KINDS, NOT_OFFERED_KIND)}
+    missing: dict[int | None, set[int]] = {}
+    for module in modules:
+        if module.kind == NOT_OFFERED_KIND:
+            if module.module not in shared:
+                raise UserError(
+                    f"module {module.module} is not offered at step {module.step}, but no step shares it: leave that "
+                    "row out",
+                    field="modules",
+                )
+            missing.setdefault(module.step, set()).add(module.module)
+    for step in range(info.num_steps):
+        if step not in own and shared <= missing.get(step, set()):
+            raise UserError(f"step {step} offers no module: every step needs one that can be picked", field="modules")
 
 
 def check_ribbons(

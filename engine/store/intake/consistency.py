@@ -85,17 +85,14 @@ def _check_modules(con: duckdb.DuckDBPyConnection, plan: Plan) -> list[ModuleInf
         check_run(plan.info, modules)
     except UserError as error:
         raise RunFileError(f"its table module is impossible: {error}") from error
-    offered: dict[int | None, set[int]] = {}
+    seen: set[tuple[int | None, int]] = set()
     for module in modules:
-        if (
-            module.module in offered.setdefault(module.step, set())
-            or min(module.num_params, module.flops_per_token) < 0
-        ):
+        if (module.step, module.module) in seen or min(module.num_params, module.flops_per_token) < 0:
             raise RunFileError(f"its table module is impossible: module {module.module} is there twice or of no size")
-        offered[module.step].add(module.module)
-    everywhere = offered.get(None, set())
+        seen.add((module.step, module.module))
+    offered_S = module_units(modules, plan.layout.num_steps, plan.layout.num_modules)[0].sum(axis=1)
     for step in range(plan.layout.num_steps):
-        if len(everywhere | offered.get(step, set())) < plan.layout.top_k:
+        if offered_S[step] < plan.layout.top_k:
             raise RunFileError(f"its table module is impossible: step {step} offers too few modules")
     return modules
 

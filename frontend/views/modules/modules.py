@@ -119,7 +119,7 @@ def unused_words(usage: Mapping[str, Any]) -> str:
     return (
         f"k varies: {numbers.percent(sum(shares.values()) / len(shares))} of all slots are unused, most at step {most} "
         f"({numbers.percent(shares[most])}). An unused slot (a dropped token, a full module, a router that chose "
-        "fewer) is no module and no work."
+        "fewer, a chain that has ended) is no module and no work."
     )
 
 

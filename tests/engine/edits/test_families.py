@@ -50,6 +50,18 @@ def test_hmodel_bias_moves_the_logit():
     torch.testing.assert_close(edited.edges[:, 0, 3:, :2], plain.edges[:, 0, 3:, :2])
 
 
+def test_hmodel_bias_means_the_same_with_connections_given():
+    """A sample's own connections, given to it: a bias moves them as it moves those of the heads."""
+    model = test_hmodel.make(pooling="sequence", alpha=3, alpha_rate=0.9)
+    x = test_hmodel.tokens(1)
+    own, bias = model.trace(x).edges, [{"edit": "bias", "modules": [2], "value": -1.5, "step": 1}]
+    assert ((own[:, 1, :3] > 0.001) & (own[:, 1, :3] < 0.999)).all(), "logits can be told from c"
+    moved = under(model, bias, x).edges
+    assert (moved[:, 1, :3, 2] < own[:, 1, :3, 2] - 0.001).all()
+    given = under(model, bias, x, connections=own[0].tolist()).edges
+    torch.testing.assert_close(given[:, :2], moved[:, :2], atol=1e-4, rtol=1e-3)
+
+
 def test_hmodel_takes_the_connections_of_another_sample():
     model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens(2)
     both = model.trace(x)

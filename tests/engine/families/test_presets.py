@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.runs.arrays import RunArrays, routed, run_info
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.base.routing import route, route_expert_choice
+from tokenpaths.engine.edits.sweep import module_rows
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
 from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.loaded_model import choices_of
 
 SIZE = dict(width=16, heads=2, mlp_width=32, vocab_size=50, context=24)
 
@@ -83,6 +89,37 @@ def test_experts_belong_to_their_step_in_the_module_table():
     rows = DNA(moe()).module_table()
     assert [row.step for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert {row.kind for row in rows} == {"mlp"}
+
+
+def test_modules_of_some_steps_are_offered_at_these_only(tmp_path: Path):
+    """Two modules that two of three steps share, beside two of one step: load is of what a step offers."""
+    config = DNAConfig(
+        modality="text",
+        width=8,
+        heads=2,
+        mlp_width=16,
+        backbone=0,
+        steps=3,
+        mlps=4,
+        choices=((0, 1), (0, 1), (2, 3)),
+        vocab_size=50,
+        context=12,
+    )
+    rows = DNA(config).module_table()
+    assert [(row.step, row.module) for row in rows if row.kind == "mlp"] == [(None, 0), (None, 1), (2, 2), (2, 3)]
+    assert choices_of(rows, 3) == [[0, 1], [0, 1], [2, 3]]
+    bans = [(row.step, row.module) for row in module_rows(rows, 3)]
+    assert bans == [(0, 0), (1, 0), (None, 0), (0, 1), (1, 1), (None, 1), (2, 2), (2, 3)]
+    even = np.array([[[0], [1], [2]], [[0], [0], [3]], [[1], [1], [2]], [[1], [0], [3]]])
+    info = run_info("some", num_steps=3, num_modules=config.num_modules, top_k=1)
+    with Run.open(RunArrays(info, rows, [routed([SampleRecord(4)], even)]).write(tmp_path)) as run:
+        for step in run.usage()["steps"]:
+            assert (step["load_entropy"], step["max_violation"], step["dead"]) == (pytest.approx(1), 0, [])
+        # Of three visits the shared module is one where a token takes it twice.
+        reuse = [token["reuse"] for token in run.sample(0)["tokens"]]
+        assert reuse == pytest.approx([0, 1 / 3, 1 / 3, 0])
+    with pytest.raises(UserError, match="step 2 offers no module 1"):
+        RunArrays(info, rows, [routed([SampleRecord(4)], even[:, [0, 1, 1]])]).write(tmp_path / "other")
 
 
 def test_each_block_of_a_mixture_of_depths_takes_its_best_tokens_and_leaves_the_rest_as_they_are():

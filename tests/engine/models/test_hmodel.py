@@ -6,11 +6,19 @@ import pytest
 import torch
 from torch import nn
 
+from tokenpaths.engine.base.records import UNUSED_KIND
+from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.tokenizer import TextTokenizer
+from tokenpaths.engine.edits.prepared import prepare
+from tokenpaths.engine.edits.sweep import module_rows, usage_of
+from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dna import DNA
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.hmodel_layers import gather, pool, sharpen, strongest_chain
 from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections, plain_transformer
-from tokenpaths.engine.tracing.loaded_model import to_host
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.tracing.loaded_model import load_model, to_host
+from tokenpaths.engine.tracing.trace_run import trace_samples
 
 TEXT = dict(modality="text", width=16, heads=2, mlp_width=24, connection_width=8, vocab_size=40, context=12)
 IMAGE = dict(
@@ -320,6 +328,56 @@ def test_the_strongest_chain_by_hand():
     assert weights.tolist() == [pytest.approx([0.8, 0.6, 0.7])]
 
 
+def test_a_chain_that_has_ended_stays_ended_and_visits_nothing():
+    edges = torch.zeros(3, 4, 3, 3)  # two hidden layers, one input, one output, three iterations
+    edges[:, 0, 2] = torch.tensor([[0.2, 0.3, 0.9], [0.0, 0.0, 1.0], [0.6, 0.1, 0.0]])
+    edges[0, 1, 1] = torch.tensor([0.0, 0.0, 1.0])  # the first sends to the output alone
+    edges[:, 1, 0, 0] = 0.7  # what the layer of number 0 sends is no way on for a chain that is not there
+    edges[:, 2, 0] = torch.tensor([0.0, 0.4, 0.0])
+    ids, weights = strongest_chain(edges, 2)
+    assert ids.tolist() == [[1, 2, 2], [2, 2, 2], [0, 0, 1]]
+    assert weights.tolist() == [pytest.approx(row) for row in ([0.3, 0, 0], [0, 0, 0], [0.6, 0.7, 0.4])]
+
+
+def test_a_run_counts_no_visit_behind_the_end_of_a_chain(tmp_path):
+    tokenizer = TextTokenizer.train(["one path of many layers and a chain that ends"] * 3, 270)
+    model = make(seed=10, vocab_size=tokenizer.vocab_size, context=64, pooling="sequence", route_top_k=1)
+    folder = save_checkpoint(tmp_path / "small", model)
+    tokenizer.save(folder / "tokenizer.json")
+    loaded = load_model(folder, [], "cpu")
+    words = ["one", "path", "of", "many", "layers", "and", "a", "chain", "that", "ends"]
+    samples = [Sample(None, f"{word} {word} {word}", None, word) for word in words]
+    assert loaded.num_modules == 4
+    with Run.open(trace_samples(loaded, samples, tmp_path, run_id="ends", dataset="d")) as run:
+        chains = []
+        for number in range(len(samples)):
+            edges = run.soft("edges", sample=number)["values"]
+            at, chain = None, []
+            for step in range(3):
+                row = edges[0][3][:3] if step == 0 else [0.0] * 3 if at is None else edges[step][at][:3]
+                at = row.index(max(row)) if max(row) > 0 else None
+                chain.append([] if at is None else [at])
+            answers = run.sample(number)["tokens"]
+            assert all(token["ribbon"] == chain for token in answers)
+            chains += [chain] * len(answers)
+        assert any([] in chain for chain in chains)
+        assert any([] not in chain for chain in chains)
+        usage = run.usage()
+        for step in usage["steps"]:
+            assert step["unused"] == pytest.approx(sum(not chain[step["step"]] for chain in chains) / len(chains))
+        for cell in usage["usage"]:
+            assert cell["count"] == sum(cell["module"] in chain[cell["step"]] for chain in chains)
+        compute = sum(sum(map(len, chain)) / 3 for chain in chains) / len(chains)
+        assert run.row["mean_compute"] == pytest.approx(compute)
+        info = run.info()
+        assert info["num_modules"] == len(info["modules"]) == 3
+        assert not run.flow()["own_modules"], "layers are the same at every iteration"
+        assert loaded.choices() == [[0, 1, 2]] * 3
+        assert {row.module for row in module_rows(loaded.module_table(), 3)} == {0, 1, 2}
+        data = prepare(loaded, samples)
+        assert usage_of(loaded, data)[:, 3].sum() == sum(chain.count([]) for chain in chains)
+
+
 def test_a_trace_is_one_decision_for_all_tokens_of_a_text():
     model = make()
     traced = to_host(model.trace(tokens()))
@@ -328,7 +386,7 @@ def test_a_trace_is_one_decision_for_all_tokens_of_a_text():
     assert traced.weights.min() > 0
     assert traced.weights.max() <= 1
     assert traced.gate_entropy.isnan().all()
-    table = model.module_table()
+    table = [m for m in model.module_table() if m.kind != UNUSED_KIND]
     assert [m.name for m in table] == ["transformer 0", "convolution 0", "transformer 1"]
     assert [m.kind for m in table] == ["transformer", "convolution", "transformer"]
     names = model.axis_names()

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import STAND_IN_KINDS, ModuleInfo
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.run_series import place_of, series_place
@@ -102,7 +102,9 @@ def info(run: RunFile) -> dict[str, Any]:
             for group in run.look_alikes[:MOST_GROUPS]
         ],
         "modules": [
-            {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__} for module in run.modules
+            {name: getattr(module, name) for name in ModuleInfo.__dataclass_fields__}
+            for module in run.modules
+            if module.kind not in STAND_IN_KINDS
         ],
         "summary": None if run.load_only is not None else _summary(run),
         "associations": _associations(run.rows(queries.association_rows())),

@@ -166,7 +166,8 @@ def test_unused_slots_of_every_layout_are_no_modules(write: Any, tmp_path: Path)
             "dropped": sum(not step for chosen in CHOSEN for step in chosen),
         }
         assert any("% of slots are unused: k varies" in note for note in findings["notes"])
-        assert {m["kind"] for m in info["modules"]} == {"expert", "unused"}
+        assert {m["kind"] for m in info["modules"]} == {"expert"}
+        assert {m.kind for m in run.modules} == {"expert", "unused"}
 
 
 def test_a_dropped_token_of_one_expert_a_layer(tmp_path: Path):
@@ -185,7 +186,8 @@ def test_a_step_of_fill_values_is_unknown_where_no_slot_is_marked_unused(tmp_pat
     np.save(tmp_path / "log.npy", ids)
     with imported(tmp_path, tmp_path / "log.npy") as run:
         info = run.info()
-        assert {m["kind"] for m in info["modules"]} == {"expert", "unrecorded"}
+        assert {m["kind"] for m in info["modules"]} == {"expert"}
+        assert {m.kind for m in run.modules} == {"expert", "unrecorded"}
         assert "unused_slots" not in info["findings"]
         assert run.usage()["steps"][0]["unused"] is None
         assert run.sample(0)["tokens"][3]["compute"] == 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.runs.arrays import RunArrays, routed, run_info
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND, ModuleInfo, SampleRecord
+from tokenpaths.engine.base.records import NOT_OFFERED_KIND, UNRECORDED_KIND, UNUSED_KIND, ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.checks import check_ribbons, check_run
 
@@ -61,3 +61,24 @@ def test_every_step_offers_a_module(kind: str) -> None:
         check_run(INFO, [*MODULES[:EXPERTS], *stand_ins])
     assert caught.value.field == "modules"
     check_run(INFO, [ModuleInfo(None, m, "", "mlp", 1, 1) for m in range(EXPERTS)] + stand_ins)
+
+
+def test_a_step_takes_a_shared_module_out_of_its_choice(tmp_path: Path) -> None:
+    info = run_info("shared", num_steps=2, num_modules=3, top_k=1)
+    shared = [ModuleInfo(None, m, "", "mlp", 1, 1) for m in range(3)]
+    without = ModuleInfo(1, 2, "", NOT_OFFERED_KIND, 0, 0)
+    check_run(info, [*shared, without])
+    ids = np.array([[[2], [0]], [[1], [1]]])
+    with Run.open(RunArrays(info, [*shared, without], [routed([SampleRecord(2)], ids)]).write(tmp_path)) as run:
+        assert [run.bank.offered(step) for step in range(2)] == [[0, 1, 2], [0, 1]]
+        assert not run.bank.own_modules
+        assert run.sample(0)["tokens"][1]["reuse"] == 0.5, "one module at two steps"
+        assert len(run.info()["modules"]) == 3
+    with pytest.raises(UserError, match="step 1 offers no module 2"):
+        RunArrays(info, [*shared, without], [routed([SampleRecord(2)], ids[::-1, ::-1])]).write(tmp_path / "other")
+    with pytest.raises(UserError, match="step 1 offers no module"):
+        check_run(info, [*shared, *(ModuleInfo(1, m, "", NOT_OFFERED_KIND, 0, 0) for m in range(3))])
+    with pytest.raises(UserError, match="module 2 is not offered at step 1, but no step shares it"):
+        check_run(info, [*shared[:2], ModuleInfo(0, 2, "", "mlp", 1, 1), without])
+    with pytest.raises(UserError, match="stands for something at one step"):
+        check_run(info, [*shared, ModuleInfo(None, 2, "", NOT_OFFERED_KIND, 0, 0)])
