@@ -253,12 +253,6 @@ class Directional(RoutedModel):
         act, plan = controls.interventions(self.config), controls.plan(self.config)
         frozen = tuple(layer for layer, step in enumerate(plan.steps) if step and step.frozen) if plan else ()
         if frozen:
-            if act.gates is not None:
-                raise UserError(
-                    "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze "
-                    "or gates",
-                    field="gates",
-                )
             unedited = self(inputs, valid, Interventions(pooling=act.pooling)).gates
             act = replace(act, gates=unedited, gate_layers=frozen)
         return self.trace(inputs, valid, act)

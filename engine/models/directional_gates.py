@@ -7,7 +7,7 @@ Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,7 @@ from tokenpaths.engine.families.directional_config import (
     directional_plan,
 )
 from tokenpaths.engine.families.edit_plan import RoutePlan
+from tokenpaths.engine.families.edit_values import Freeze
 
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""
@@ -200,8 +201,33 @@ class DirectionalControls(DirectionalFields):
         return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)
 
     def plan(self, config: DirectionalConfig) -> RoutePlan | None:
-        """What each layer does differently; UserError for edits that do not fit the model."""
-        return directional_plan(config, self.edits)
+        """What each layer does differently.
+
+        Raises:
+            UserError: edits that do not fit the model; a layer that is to be frozen and to have gates given.
+        """
+        plan = directional_plan(config, self.edits)
+        frozen = [layer for layer, step in enumerate(plan.steps if plan else ()) if step and step.frozen]
+        if plan is None or not frozen or (self.gate is None and self.gates is None):
+            return plan
+        if self.gates is not None:
+            raise UserError(
+                "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze or "
+                "gates",
+                field="gates",
+            )
+        set_by_hand = [layer for layer in frozen if self.gate_layer in (None, layer)]
+        for edit in self.edits or ():
+            if isinstance(edit, Freeze) and edit.step in set_by_hand:
+                raise UserError(
+                    f"the router of step {edit.step} is frozen, and its gates are to be {self.gate:g}: leave out freeze "
+                    "or gate, or name another gate_layer",
+                    field="gate",
+                )
+        if set_by_hand == frozen:
+            raise UserError("gates are given to every router, so none is left to be frozen", field="gate")
+        steps = tuple(None if layer in set_by_hand else step for layer, step in enumerate(plan.steps))
+        return replace(plan, steps=steps)
 
 
 def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateEdit, ...]:

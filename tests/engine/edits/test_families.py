@@ -108,6 +108,29 @@ def test_directional_frozen_layers_keep_their_gates():
         under(model, [{"edit": "freeze"}], x, gates=plain.gates[0].tolist())
 
 
+def test_directional_layers_are_frozen_or_have_gates_given_but_not_both():
+    model = test_directional.lively(test_directional.small())
+    x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    plain = model.trace(x)
+    off = under(model, [{"edit": "freeze", "step": 1}], x, gate=0, gate_layer=0)
+    assert (off.gates[:, 0] == 0).all()
+    torch.testing.assert_close(off.gates[:, 1], plain.gates[:, 1])
+    assert not torch.allclose(off.gates[:, 2], plain.gates[:, 2])
+    rest = under(model, [{"edit": "freeze"}], x, gate=0, gate_layer=0, gate_head=1)
+    assert (rest.gates[:, 0, 1] == 0).all()
+    torch.testing.assert_close(rest.gates[:, 0, 0], plain.gates[:, 0, 0])
+    torch.testing.assert_close(rest.gates[:, 1:], plain.gates[:, 1:])
+    for edits, controls, words in (
+        ([{"edit": "freeze", "step": 1}], {"gate": 0}, "step 1 is frozen, and its gates are to be 0"),
+        ([{"edit": "freeze", "step": 1}], {"gate": 0.5, "gate_layer": 1, "gate_head": 0}, "are to be 0.5"),
+        ([{"edit": "freeze"}], {"gate": 1}, "none is left to be frozen"),
+        ([{"edit": "ban", "modules": [1], "step": 0}, {"edit": "freeze"}], {"gate": 1}, "none is left to be frozen"),
+    ):
+        with pytest.raises(UserError, match=words) as refused:
+            model.top_k_under(model.read_controls({"edits": edits} | controls))
+        assert refused.value.field == "gate"
+
+
 # DiPaCo ---------------------------------------------------------------------------------------------------------
 
 
