@@ -8,7 +8,9 @@ Shapes: n tokens, S routed layers, K slots, M experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +23,17 @@ from tokenpaths.engine.base.records import ModuleInfo
 FAMILY = "moe"
 """``RunInfo.family`` of every run made by an adapter"""
 KIND = "expert"
+_SECRET = re.compile(
+    r"secret|passw(or)?d|passphrase|credential|authori[sz]ation|bearer|(api|access|private|signing|encryption)_?key"
+    r"|(api|access|auth|hub|hf|hugging_?face|wandb|session|refresh)_?token$|^token$",
+    re.IGNORECASE,
+)
+"""names of settings that nobody means to send to others"""
+_FOLDER = re.compile(r"(/|~/|[A-Za-z]:[\\/])[^\n]*[^/\\\n][/\\]*")
+"""a path from the root or the home folder"""
+_LEFT_OUT = object()
+_DEEPEST = 40
+"""levels of a configuration; one that holds itself has no last one"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,37 @@ class Series:
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "iteration": self.iteration, **self.extra}
+
+
+def shareable_config(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A model's configuration as a run keeps it, which is sent to others.
+
+    Left out is what is no JSON, secrets (``api_key``), and where a checkpoint lay (``_name_or_path``); of other paths
+    the last component is kept.
+    """
+    shareable: dict[str, Any] = _shareable(config, _DEEPEST)
+    return shareable
+
+
+def _shareable(value: Any, levels: int) -> Any:
+    if isinstance(value, (Mapping, list, tuple)) and not levels:
+        return _LEFT_OUT
+    if isinstance(value, Mapping):
+        items = {
+            str(name): _shareable(item, levels - 1)
+            for name, item in value.items()
+            if str(name).lstrip("_") != "name_or_path" and not _SECRET.search(str(name))
+        }
+        return {name: item for name, item in items.items() if item is not _LEFT_OUT}
+    if isinstance(value, (list, tuple)):
+        listed = [_shareable(item, levels - 1) for item in value]
+        return _LEFT_OUT if any(item is _LEFT_OUT for item in listed) else listed
+    if isinstance(value, str) and _FOLDER.fullmatch(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return _LEFT_OUT
 
 
 def expert_modules(layers: Sequence[ExpertLayer]) -> list[ModuleInfo]:

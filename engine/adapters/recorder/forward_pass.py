@@ -5,7 +5,7 @@ Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,9 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenpaths.engine.adapters.recorder.choice_verification import ExpertRows
+from tokenpaths.engine.adapters.recorder.pass_tokens import Say, read_mask, tokens_of_pass
 from tokenpaths.engine.adapters.recorder.router_outputs import CallGroup, read_calls
-from tokenpaths.engine.adapters.recorder.router_plan import Plan, RawCall, RouterCall
-from tokenpaths.engine.adapters.recorder.user_model import BatchInfo, first_size, kept_positions, read_mask, tokens_of
+from tokenpaths.engine.adapters.recorder.router_plan import (
+    Plan,
+    RawCall,
+    RouterCall,
+    called_later,
+    other_order,
+    rows_of_call,
+)
+from tokenpaths.engine.adapters.recorder.router_search import Router
+from tokenpaths.engine.adapters.recorder.user_model import BatchInfo
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.data.labels import Remarks, read_label
@@ -34,9 +44,29 @@ class Forward:
     kwargs: dict[str, Any]
     named: dict[str, Any]
     """inputs by name, including positional ones"""
+    expert_rows: ExpertRows = field(default_factory=dict)
+    """rows that the watched experts received so far"""
     calls: list[RouterCall] = field(default_factory=list)
     raw: list[RawCall] = field(default_factory=list)
-    """first pass only: the outputs of all candidates"""
+    """the outputs of all candidates, until the first pass to end has settled how they are read"""
+    calls_itself: bool = False
+    """whether the model was called inside this pass"""
+
+    def take(self, plan: Plan, router: Router, tensors: Sequence[Tensor], rows: int, *, copy: bool) -> None:
+        """Keep the output of a router as the plan has it.
+
+        Raises:
+            UserError: the plan has another router at this place, or an output of another shape.
+        """
+        place, expected = len(self.calls), plan.calls
+        # The candidates that were passed over at first are still watched where they stand inside others.
+        if not any(earlier.module is router.module for earlier, _ in expected):
+            if any(router.module in (late.module, late.around and late.around.module) for late in plan.uncalled):
+                raise called_later(router)
+            return
+        if place >= len(expected) or expected[place][0].module is not router.module:
+            raise other_order(router, [earlier.name for earlier, _ in expected], place)
+        self.calls.append((router, rows_of_call(tensors, expected[place][1], rows, router, copy=copy), rows))
 
 
 @dataclass
@@ -48,19 +78,24 @@ class Batch:
     groups: list[CallGroup]
     num_tokens: int
     shape: tuple[int, int]
-    """samples, tokens per sample, padding included; rows are samples one after the other"""
+    """of its ``PassTokens``, like the next three"""
     token_ids: Tensor | None
     mask: Tensor | None
-    """(B, T) as given or found; read once it has been copied, so that no step waits for it"""
+    compact: bool
     mask_was_given: bool
     samples: list[SampleRecord]
     transposed: bool
-    compact: bool
-    """True: the routers received only the tokens kept by the mask"""
+    expert_rows: ExpertRows
     events: list[torch.cuda.Event]
 
     def ready(self) -> bool:
         return all(event.query() for event in self.events)
+
+    def chosen(self, place: int) -> np.ndarray:
+        """Tokens that a call sends to each expert (M,), where they were counted."""
+        group = next(group for group in self.groups if place in group.places)
+        assert group.counts is not None
+        return group.counts[group.places.index(place)].numpy()
 
 
 def batch_of(
@@ -69,12 +104,15 @@ def batch_of(
     renormalise: bool,
     batch_first: bool,
     rank: int | None,
-    say: Callable[[str], None],
+    parameters: Collection[str],
+    counted: bool,
+    say: Say,
     remarks: Remarks,
 ) -> Batch:
     """Start the copies of one forward pass to the host.
 
     ``say`` receives notes on what could not be recorded, ``remarks`` counts labels that are changed or left out.
+    ``parameters`` are the names of the model's inputs; ``counted``: the tokens of each expert are needed.
 
     Raises:
         UserError: routers saw different tokens, or ``Recorder.batch`` described another batch.
@@ -89,58 +127,25 @@ def batch_of(
             field="routers",
         )
     rows = counts.pop()
-    groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise)
+    groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise, counted)
     info = forward.info
-    token_ids, mask = tokens_of(info, forward.args, forward.named, batch_first)
-    shape, compact = _shape_of(forward, rows, token_ids, mask, batch_first, say)
-    if token_ids is not None and tuple(token_ids.shape) != shape:
-        if info.input_ids is not None:
-            raise UserError(
-                f"input_ids has shape {tuple(token_ids.shape)}, but the routers saw {shape[0]} × {shape[1]} tokens",
-                field="input_ids",
-            )
-        say(
-            f"the input has {tuple(token_ids.shape)} ids, the routers saw {shape[0]} × {shape[1]} tokens: "
-            "recorded without token ids"
-        )
-        token_ids = None
-    if mask is not None and tuple(mask.shape) != shape:
-        if info.mask is not None:
-            raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
-        mask = None
+    tokens = tokens_of_pass(
+        rows, info, forward.args, forward.kwargs, forward.named, parameters, batch_first=batch_first, say=say
+    )
     return Batch(
         forward.number,
         [_moved(group) for group in groups],
         rows,
-        shape,
-        _to_host(token_ids),
-        _to_host(mask),
+        tokens.shape,
+        None if tokens.ids is None else _to_host(tokens.ids),
+        None if tokens.mask is None else _to_host(tokens.mask),
+        tokens.compact,
         info.mask is not None,
-        _samples_of(forward, shape, rank, remarks),
+        _samples_of(forward, tokens.shape, rank, remarks),
         not batch_first,
-        compact,
-        _events([*(group.ids for group in groups), token_ids, mask]),
+        forward.expert_rows,
+        _events([*(group.ids for group in groups), tokens.ids, tokens.mask]),
     )
-
-
-def _shape_of(
-    forward: Forward, rows: int, ids: Tensor | None, mask: Tensor | None, batch_first: bool, say: Callable[[str], None]
-) -> tuple[tuple[int, int], bool]:
-    """Number of samples and of tokens per sample; whether padding was removed before the routers."""
-    for tokens in (ids, mask):
-        if tokens is None:
-            continue
-        if tokens.numel() == rows:
-            return (tokens.shape[0], tokens.shape[1]), False
-        if mask is not None and tokens.shape == mask.shape:
-            keep = kept_positions(mask)
-            if isinstance(keep, Tensor) and int(keep.sum()) == rows:
-                return (tokens.shape[0], tokens.shape[1]), True
-    size = ids.shape[0] if ids is not None else first_size(forward.args, forward.kwargs, 0 if batch_first else 1)
-    if size < 1 or rows % size:
-        size = 1
-        say(f"{rows} tokens cannot be shared among the samples of the input: each forward pass is one sample")
-    return (size, rows // size), False
 
 
 def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
@@ -164,7 +169,10 @@ def _moved(group: CallGroup) -> CallGroup:
     """Start the copies of a group's tensors to the host."""
 
     def there(tensor: Tensor) -> Tensor:
-        return tensor.to("cpu", non_blocking=True)
+        return tensor.to("cpu", non_blocking=_has_events(tensor))
+
+    def there_too(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else there(tensor)
 
     return CallGroup(
         group.places,
@@ -173,14 +181,20 @@ def _moved(group: CallGroup) -> CallGroup:
         there(group.entropies),
         there(group.margins),
         there(group.runners),
-        None if group.wrong is None else there(group.wrong),
-        None if group.reach is None else there(group.reach),
+        there_too(group.wrong),
+        there_too(group.reach),
+        there_too(group.counts),
     )
 
 
-def _to_host(tensor: Tensor | None) -> Tensor | None:
+def _to_host(tensor: Tensor) -> Tensor:
     # A copy also on the host: a loader may use its buffer again for the next batch.
-    return None if tensor is None else tensor.detach().to("cpu", non_blocking=True, copy=True)
+    return tensor.detach().to("cpu", non_blocking=_has_events(tensor), copy=True)
+
+
+def _has_events(tensor: Tensor) -> bool:
+    """Whether ``_events`` tells when a copy has arrived; on other devices (MPS, XPU) a copy is waited for."""
+    return tensor.is_cuda
 
 
 def _events(tensors: Sequence[Tensor | None]) -> list[torch.cuda.Event]:
@@ -201,14 +215,14 @@ def _label(value: Any, where: str, remarks: Remarks) -> str | None:
     return label
 
 
-def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBatch:
+def trace_batch(batch: Batch, plan: Plan, say: Say) -> TraceBatch:
     """Rows of tokens, samples one after the other, without padding.
 
     Raises:
         UserError: a router returned invalid ids or weights, or the given mask cannot be read.
     """
     steps, top_k = len(plan.layers), plan.top_k
-    kind = np.uint8 if all(layer.num_experts <= 256 for layer in plan.layers) else np.int32
+    kind = np.uint8 if plan.num_modules <= 256 else np.int32
     ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
     weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
     entropies, margins = (np.empty((batch.num_tokens, steps), dtype=np.float32) for _ in range(2))
@@ -240,8 +254,13 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
         ids, weights, entropies, wrong = ids[rows], weights[rows], entropies[rows], wrong[rows]
         margins, runners = margins[rows], runners[rows]
     # Padding may hold anything; it has been left out.
-    _check_ids(wrong, batch.groups, plan)
     _check_weights(weights, plan)
+    _check_ids(wrong, batch.groups, plan)
+    for step in plan.sparse_steps:
+        # Unused slots have the ids behind the experts of all layers.
+        ids[:, step] += ids.dtype.type(plan.unused_from - plan.layers[step].num_experts) * (
+            ids[:, step] >= plan.layers[step].num_experts
+        )
     return TraceBatch(
         samples=[replace(s, num_tokens=int(n)) for s, n in zip(batch.samples, lengths, strict=True) if n],
         module_ids=ids,
@@ -249,7 +268,7 @@ def trace_batch(batch: Batch, plan: Plan, say: Callable[[str], None]) -> TraceBa
         gate_entropy=np.maximum(entropies, 0),
         margin=margins,
         runner_up=runners,
-        flops=np.full(len(ids), plan.flops_per_token, dtype=np.float32),
+        flops=plan.flops(ids),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
     )
 
@@ -258,14 +277,20 @@ def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) ->
     if not wrong_nS.any():
         return
     step = int(wrong_nS.any(axis=0).argmax())
-    layer = plan.layers[step]
+    layer, number = plan.layers[step], int(wrong_nS[:, step].sum())
+    if step in plan.sparse_steps:
+        raise UserError(
+            f"router {layer.name} gave more than {plan.top_k} scores that are not zero, or scores below 0, for "
+            f"{number} tokens, so its choice cannot be told from them as in the first forward pass: give read=",
+            field="read",
+        )
     reach = next(
         group.reach[group.places.index(step)].tolist()
         for group in groups
         if step in group.places and group.reach is not None
     )
     raise UserError(
-        f"router {layer.name} gave ids from {reach[0]} to {reach[1]} for {int(wrong_nS[:, step].sum())} tokens, it has "
+        f"router {layer.name} gave ids from {reach[0]} to {reach[1]} for {number} tokens, it has "
         f"the experts 0 … {layer.num_experts - 1}: give num_experts= if there are more, or read= if another number "
         "means that a token was dropped",
         field="num_experts",

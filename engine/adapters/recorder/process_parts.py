@@ -3,8 +3,8 @@
 The processes meet in a hidden folder beside the run. Each but rank 0 writes ``rank-0001.parquet`` (a row is a
 sample) and then a manifest with its SHA-256; rank 0 waits for all manifests, appends the parts in the order of the
 ranks, seals, and says so in ``done.json``. Nobody waits inside a collective, so a process that fails stops nobody
-for longer than ``WAIT_S`` since it was last heard of: sealing may take longer, and rank 0 gives signs of life
-meanwhile. The last one to leave removes the folder.
+for longer than ``WAIT_S`` since it was last heard of: training and sealing may take longer, and every process gives
+signs of life from its first pass to its last word. The last one to leave removes the folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -197,15 +197,24 @@ def part_file(folder: Path, rank: int) -> Path:
 
 
 class PartWriter:
-    """Writes the batches of one process to one Parquet file, a row group per batch."""
+    """Writes the batches of one process to one Parquet file, a row group per batch.
 
-    def __init__(self, meeting: Meeting) -> None:
+    ``check`` raises a UserError for a batch that could not be appended to the run: its own process is told, at once.
+    """
+
+    def __init__(self, meeting: Meeting, check: Callable[[TraceBatch], object]) -> None:
         self.file = part_file(meeting.folder, meeting.rank)
         self._meeting = meeting
+        self._check = check
         self._writer = pq.ParquetWriter(self.file, _SCHEMA, compression="zstd")
 
     def write(self, batch: TraceBatch) -> None:
-        """Append a batch; its samples keep label, text and source."""
+        """Append a batch; its samples keep label, text and source.
+
+        Raises:
+            UserError: it is malformed; it is not written.
+        """
+        self._check(batch)
         ends = np.cumsum([sample.num_tokens for sample in batch.samples])[:-1]
 
         def pieces(values: np.ndarray | None, kind: str) -> list[bytes | None]:
@@ -236,9 +245,9 @@ class PartWriter:
 
 
 def read_part(
-    folder: Path, rank: int, sha256: str, shape: tuple[int, int], flops_per_token: float
+    folder: Path, rank: int, sha256: str, shape: tuple[int, int], flops_of: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[TraceBatch]:
-    """The batches of one part, for runs with ``shape`` (S, K).
+    """The batches of one part, for runs with ``shape`` (S, K); ``flops_of`` ids (n, S, K) are those of the tokens (n,).
 
     Raises:
         UserError: the part differs from what its process wrote.
@@ -263,6 +272,6 @@ def read_part(
                 gate_entropy=joined("entropy", "<f4").reshape(-1, steps),
                 margin=joined("margin", "<f4").reshape(-1, steps) if scored else None,
                 runner_up=joined("runner_up", "<u2").reshape(-1, steps) if scored else None,
-                flops=np.full(len(ids), flops_per_token, dtype=np.float32),
+                flops=flops_of(ids),
                 token_id=joined("token_id", "<i8") if rows[0]["token_id"] is not None else None,
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,19 @@ class RecordOptions:
         texts = self.token_texts
         texts = texts if isinstance(texts, Mapping) else dict(enumerate(texts or ()))
         return {int(token_id): str(text) for token_id, text in texts.items()}
+
+
+def signature_of_record() -> inspect.Signature:
+    """The signature of ``record`` with a keyword for each option, for ``help`` and editors."""
+    kind = inspect.Parameter
+    model = kind("model", kind.POSITIONAL_OR_KEYWORD, annotation="nn.Module")
+    options = [
+        kind(
+            field.name,
+            kind.POSITIONAL_OR_KEYWORD if field.name == "run" else kind.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in fields(RecordOptions)
+    ]
+    return inspect.Signature([model, *options], return_annotation="Recorder")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from tokenpaths.engine.adapters.expert_runs import FAMILY, Series, expert_modules
+from tokenpaths.engine.adapters.expert_runs import FAMILY, Series
 from tokenpaths.engine.adapters.recorder import process_parts as parts
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 from tokenpaths.engine.adapters.recorder.router_plan import Plan
 from tokenpaths.engine.adapters.recorder.router_search import Router
 from tokenpaths.engine.adapters.recorder.user_model import config_of
+from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file
 from tokenpaths.engine.base.records import RunInfo, TraceBatch, engine_version
+from tokenpaths.engine.store.file.checks import check_batch, check_run
+from tokenpaths.engine.store.file.schema import first_unused
 from tokenpaths.engine.store.write.writer import RunWriter
 
 
@@ -37,12 +42,16 @@ class RecordedRun:
         self._broken: Exception | None = None
         self._findings: dict[str, Any] = {}
         self._meeting: parts.Meeting | None = None
+        self._signs_of_life = ExitStack()
+        self._slots = self._unused = self._dropped = 0
         problem = self._name_problem()
         rank, world = parts.processes()
         self.rank: int | None = rank if world > 1 and options.merge else None
         """rank of this process among those that record together; None: it records alone"""
         if self.rank is not None:
             self._meeting = parts.agree(run_id, runs_dir, problem)
+            # Not only while sealing: another process may end its part of the training hours before this one.
+            self._signs_of_life.enter_context(self._meeting.busy())
         elif problem:
             raise UserError(problem, field="run")
 
@@ -75,12 +84,20 @@ class RecordedRun:
         except Exception as error:  # the file may end in the middle of a pass
             self._broken = error
             raise
+        if plan.sparse_steps:
+            unused = trace.module_ids >= plan.unused_from
+            self._slots += unused.size
+            self._unused += int(unused.sum())
+            self._dropped += int(unused.all(axis=2).sum())
 
     def _open(self, plan: Plan, routers: list[Router], scores: bool) -> RunWriter | parts.PartWriter:
+        info, modules = self._info(plan, routers, scores), plan.modules()
         if self._meeting is not None and self.rank:
-            return parts.PartWriter(self._meeting)
-        info = self._info(plan, routers, scores)
-        return RunWriter(self.runs_dir, info, expert_modules(plan.layers), overwrite=self._options.overwrite)
+            check_run(info, modules)
+            available, _ = module_units(modules, info.num_steps, info.num_modules)
+            check = partial(check_batch, info=info, available=available, unused_from=first_unused(modules))
+            return parts.PartWriter(self._meeting, check)
+        return RunWriter(self.runs_dir, info, modules, overwrite=self._options.overwrite)
 
     def _info(self, plan: Plan, routers: list[Router], scores: bool) -> RunInfo:
         options = self._options
@@ -96,7 +113,7 @@ class RecordedRun:
             dataset=options.dataset,
             split=options.split,
             num_steps=len(plan.layers),
-            num_modules=max(x.num_experts for x in plan.layers),
+            num_modules=plan.num_modules,
             top_k=plan.top_k,
             weight_semantics=plan.semantics.as_json(),
             config=config,
@@ -126,10 +143,10 @@ class RecordedRun:
                 self._meeting.tell({"sha256": None, "plan": None, "notes": notes})
             file = self._meeting.outcome()
         else:
-            with self._meeting.busy():
-                self._merge_parts(self._meeting, plan, routers, notes)
-                file = self._seal_run(notes, nothing)
+            self._merge_parts(self._meeting, plan, routers, notes)
+            file = self._seal_run(notes, nothing)
             self._meeting.announce(file)
+        self._signs_of_life.close()
         self._meeting.leave()
         self._meeting = None
         return file
@@ -138,6 +155,13 @@ class RecordedRun:
         if self._sink is None:
             raise nothing()
         assert isinstance(self._sink, RunWriter)
+        if self._unused:
+            share = self._unused / self._slots
+            self._findings["unused_slots"] = {"share": share, "slots": self._unused, "dropped": self._dropped}
+            notes.append(
+                f"{100 * share:.2g} % of slots are unused: k varies; {self._dropped:,} times a token was dropped at a "
+                "layer: it used no expert there"
+            )
         if notes:
             self._findings["notes"] = list(notes)  # of ``RunInfo``: written when the run is sealed
         return self._sink.seal()
@@ -153,13 +177,47 @@ class RecordedRun:
             if manifest["plan"] != plan.as_json():
                 raise UserError(f"process {rank} recorded other routers than process 0: give all the same model")
             shape = len(plan.layers), plan.top_k
-            for batch in parts.read_part(meeting.folder, rank, manifest["sha256"], shape, plan.flops_per_token):
+            for batch in parts.read_part(meeting.folder, rank, manifest["sha256"], shape, plan.flops):
                 self.write(batch, plan, routers)
 
     def abort(self, why: str) -> None:
         """Delete everything written, and release waiting processes."""
         if self._sink is not None:
             self._sink.abort()
+        self._signs_of_life.close()
         if self._meeting is not None:
             self._meeting.fail(why)
             self._meeting = None
+
+
+def nothing_recorded(name: str, forwards: int, masked: int, stray: int) -> UserError:
+    """Why a recording of the model class ``name`` holds nothing.
+
+    Args:
+        forwards: passes that began.
+        masked: those whose tokens the mask left out.
+        stray: calls of routers outside of a pass.
+    """
+    if masked:
+        return UserError(
+            f"the mask left out every token of the {masked} forward passes: True or 1 should mark the tokens that "
+            "count",
+            field="mask",
+        )
+    if forwards:
+        return UserError(
+            f"{name} was called {forwards} times, but no pass that was to be recorded came to its end: an exception "
+            "ended it",
+            field="model",
+        )
+    if not stray:
+        return UserError(
+            f"no forward pass of {name} was seen in the block: call the recorded model there, or record the module "
+            "that you call",
+            field="model",
+        )
+    return UserError(
+        f"the routers were called {stray} times, but never inside a forward pass of {name}: record the module that you "
+        "call",
+        field="model",
+    )

@@ -5,9 +5,10 @@
             model(batch)
     rec.file, rec.run
 
-A forward pass of the model is one batch; calls of routers outside of one (a checkpointed block that is computed
-again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so gradients stay equal to the
-last bit. An error inside a hook never reaches the model: it stops the recording, with a warning.
+A forward pass of the model is one batch, also one inside another; calls of routers outside of one (a checkpointed
+block that is computed again for its gradient) are not recorded. Hooks copy detached tensors and change nothing, so
+gradients stay equal to the last bit. An error inside a hook never reaches the model: it stops the recording, with a
+warning.
 
 A recording is no ``Traceable`` (``engine.tracing.traceable``). That protocol is a model that the tracer calls: it cuts
 texts into windows, runs a pass, and runs it again under controls or at initialisation. Here the user's own loop calls
@@ -16,18 +17,18 @@ matter, and a pass cannot be repeated. A user's own model that shall be traced a
 ``tokenpaths.trace``.
 
 In the order of their work: ``record_options`` (what the caller sets), ``router_search`` (candidates among the modules),
-``router_outputs`` (how an output is read), ``router_plan`` and ``choice_verification`` (what the first pass settles),
-``user_model`` (which tokens a pass is about), ``forward_pass`` (copies to the host), ``recorded_run`` (the run),
-``process_parts`` (several processes).
+``module_hooks`` and ``open_passes`` (which call belongs to which pass), ``router_outputs`` and ``weight_meaning`` (how
+an output is read, and what it means), ``router_plan`` (what the first pass settles), ``choice_verification`` (whether
+every pass agrees with it), ``pass_tokens`` and ``user_model`` (which tokens a pass is about), ``forward_pass`` (copies
+to the host), ``recorded_run`` (the run), ``process_parts`` (several processes).
 """
 
 from __future__ import annotations
 
-import inspect
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,12 +36,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenpaths.engine.adapters.recorder.choice_verification import ExpertCalls, assumption, rows_of
+from tokenpaths.engine.adapters.recorder.choice_verification import (
+    UNSEEN_LATER,
+    ExpertCalls,
+    ExpertRows,
+    PassChecks,
+    assumption,
+    rows_of,
+)
 from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, trace_batch
-from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
-from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun
+from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
+from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses
+from tokenpaths.engine.adapters.recorder.record_options import RecordOptions, signature_of_record
+from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, nothing_recorded
 from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
-from tokenpaths.engine.adapters.recorder.router_plan import Plan, decide, other_order, read_by_caller, rows_of_call
+from tokenpaths.engine.adapters.recorder.router_plan import Plan, decide, left_out, read_by_caller
 from tokenpaths.engine.adapters.recorder.router_search import Router, find_routers, named_routers, nothing_found
 from tokenpaths.engine.adapters.recorder.user_model import (
     BatchInfo,
@@ -69,7 +79,8 @@ class RecordingStopped(UserError, UserWarning):
 
 
 class RecordingAssumed(UserWarning):
-    """Warning that decisions are recomputed from logits and could not be compared with those of the model."""
+    """Warning that a run may not be what the model did: decisions that are recomputed from logits could not be compared
+    with those of the model, or what looks like a router is no step of the run."""
 
 
 def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder:
@@ -100,23 +111,7 @@ def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder
     return Recorder(model, RecordOptions(run=run, **options))
 
 
-def _spelt_out() -> inspect.Signature:
-    """The signature of ``record`` with a keyword for each field of ``RecordOptions``, for ``help`` and editors."""
-    kind = inspect.Parameter
-    model = kind("model", kind.POSITIONAL_OR_KEYWORD, annotation="nn.Module")
-    options = [
-        kind(
-            field.name,
-            kind.POSITIONAL_OR_KEYWORD if field.name == "run" else kind.KEYWORD_ONLY,
-            default=field.default,
-            annotation=field.type,
-        )
-        for field in fields(RecordOptions)
-    ]
-    return inspect.Signature([model, *options], return_annotation="Recorder")
-
-
-record.__signature__ = _spelt_out()  # type: ignore[attr-defined]
+record.__signature__ = signature_of_record()  # type: ignore[attr-defined]
 
 
 class Recorder:
@@ -144,6 +139,7 @@ class Recorder:
             raise nothing_found(self.model)
         self.passed_over: list[tuple[str, str]] = []
         self.notes: list[str] = []
+        self._said: set[str] = set()
         self._remarks = Remarks()
         self.problem: str | None = None
         self.file: Path | None = None
@@ -193,8 +189,10 @@ class Recorder:
             raise UserError("a recorder records once: make another one with tokenpaths.record", field="run")
         self._output = RecordedRun(self.run_id, self.runs_dir, self.model_name, self.model, self._options)
         self._info = BatchInfo()
-        self._forward: Forward | None = None
+        self._passes = OpenPasses()
+        self._ending = threading.Lock()
         self._plan: Plan | None = None
+        self._checks = PassChecks()
         self._pending: deque[Batch] = deque()
         self._forwards = self._stray = self._masked = 0
         self._signature = signature_of(self.model)
@@ -214,7 +212,7 @@ class Recorder:
         try:
             self._write_pending(to_the_end=True)
             stopped = self.problem
-            self.notes.extend(self._remarks.sentences())
+            self.notes.extend([*self._checks.notes(), *self._remarks.sentences()])
             self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
         except BaseException as failure:
             self._state = "failed"
@@ -230,30 +228,31 @@ class Recorder:
             self._warn(f"run {self.run_id!r} holds {self.num_tokens} tokens, recorded before {stopped}")
 
     def _place_hooks(self) -> None:
-        # Compiled code must call the hooks as they are: tracing through them would bake the first batch in.
-        hook = torch.compiler.disable
         if self._compiled:
             torch.compiler.reset()  # code that was compiled before knows no hooks
-        self._hooks.append(self.model.register_forward_pre_hook(hook(self._before), with_kwargs=True, prepend=True))
-        self._hooks.append(self.model.register_forward_hook(hook(self._after)))
+        model = self.model
+        self._hooks = [
+            model.register_forward_pre_hook(ModuleHook(model, self._before), with_kwargs=True, prepend=True),
+            model.register_forward_hook(ModuleHook(model, self._after)),
+            model.register_forward_hook(ModuleHook(model, self._closed), always_call=True),
+        ]
         watched: dict[int, nn.Module] = {}
         for router in self.routers:
             for candidate in (router, router.around):
                 if candidate is not None and id(candidate.module) not in watched:
-                    watched[id(candidate.module)] = candidate.module
-                    self._hooks.append(
-                        candidate.module.register_forward_hook(hook(self._hook_of(candidate)), with_kwargs=True)
-                    )
+                    module = watched[id(candidate.module)] = candidate.module
+                    hook = ModuleHook(module, self._hook_of(candidate))
+                    self._hooks.append(module.register_forward_hook(hook, with_kwargs=True))
         # Compiled experts would keep a break in their graph for good.
         watchable = [] if self._compiled or self._options.read is not None else self.routers
-        self._experts = ExpertCalls(self.model, watchable, lambda: self._forward is not None)
+        self._experts = ExpertCalls(model, watchable, self._open_rows)
 
     def _remove_hooks(self) -> None:
         self._experts.close()
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
-        self._forward = None
+        self._passes.clear()
         if self._compiled:
             torch.compiler.reset()
 
@@ -262,22 +261,31 @@ class Recorder:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._state != "open" or in_backward():
             return
-        is_recorded = self._forwards % self._options.every == 0
+        number, self._forwards = self._forwards, self._forwards + 1
         try:
-            named = named_inputs(self._signature, args, kwargs) if is_recorded else {}
-            self._forward = Forward(self._forwards, self._info, args, kwargs, named) if is_recorded else None
+            forward = None
+            if number % self._options.every == 0:
+                named = named_inputs(self._signature, args, kwargs)
+                forward = Forward(number, self._info, args, kwargs, named, self._experts.new_rows())
+            self._passes.begin(forward)
         except Exception as error:
-            self._stop(error, self._forwards)
-        self._forwards += 1
+            self._stop(error, number)
         self._info = BatchInfo()
+
+    def _open_rows(self) -> ExpertRows | None:
+        forward = self._passes.innermost
+        return None if forward is None or in_backward() else forward.expert_rows
 
     def _hook_of(self, router: Router) -> Callable[..., None]:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            forward = self._forward
+            if in_backward():
+                return
+            forward = self._passes.innermost
             if forward is None:
                 self._stray += 1
                 return
             try:
+                self._passes.check_thread()
                 with torch.no_grad():
                     self._keep(forward, router, module, args, kwargs, output)
             except Exception as error:
@@ -286,20 +294,28 @@ class Recorder:
         return after
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        forward, self._forward = self._forward, None
+        forward = self._passes.innermost
         if forward is None or self._state != "open" or in_backward():
             return
-        try:
-            with torch.no_grad():
-                self._pending.append(self._batch_of(forward))
-        except Exception as error:
-            self._stop(error, forward.number)
-            return
-        self._write_pending()
+        if forward.calls_itself and not (forward.calls or forward.raw):
+            return  # all that it did was the passes inside it
+        with self._ending:
+            try:
+                with torch.no_grad():
+                    self._pending.append(self._batch_of(forward))
+            except Exception as error:
+                self._stop(error, forward.number)
+                return
+            self._write_pending()
+
+    def _closed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The end of a pass, also of one that failed."""
+        if not in_backward():
+            self._passes.end()
 
     def _stop(self, error: Exception, number: int) -> None:
         """Stop recording and report the reason; the model runs on."""
-        self._forward = None
+        self._passes.clear()
         self._state = "stopped"
         self.problem = f"forward pass {number}: {_sentence(error)}"
         self._note(f"the recording stopped at {self.problem}")
@@ -311,6 +327,16 @@ class Recorder:
     def _note(self, note: str) -> None:
         if note not in self.notes and len(self.notes) < _MOST_NOTES:
             self.notes.append(note)
+
+    def _say(self, kind: str, note: str) -> None:
+        """Note the first of each kind: shapes in them may differ from pass to pass."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self._note(note)
+
+    def _assume(self, sentence: str) -> None:
+        self._note(sentence)
+        warnings.warn(sentence, RecordingAssumed, stacklevel=4)
 
     # What a forward pass says --------------------------------------------------------------------------------------
 
@@ -330,28 +356,30 @@ class Recorder:
             rows = tensors[0].shape[0]
         else:
             tensors = [tensor.detach() for tensor in tensors_of(output)]
-        if self._plan is None:
+        if self._plan is None or forward.raw:
             forward.raw.append((router, [tensor.clone() for tensor in tensors], rows))
             return
-        place = len(forward.calls)
-        expected = self._plan.calls
-        # The candidates that were passed over at first are still watched where they stand inside others.
-        if not any(earlier.module is router.module for earlier, _ in expected):
-            return
-        if place >= len(expected) or expected[place][0].module is not router.module:
-            raise other_order(router, [earlier.name for earlier, _ in expected], place)
-        forward.calls.append((router, rows_of_call(tensors, expected[place][1], rows, router, copy=True), rows))
+        forward.take(self._plan, router, tensors, rows, copy=True)
+
+    def _settle(self, forward: Forward) -> Plan:
+        """The plan, made of the first pass to end."""
+        plan, forward.calls, self.routers, self.passed_over = decide(
+            self.model, forward.raw, self.routers, self._options.router_settings, forward.expert_rows
+        )
+        self._experts.keep(plan.verified)
+        if plan.assumed:
+            self._assume(assumption(plan.assumed, plan.top_k))
+        if plan.uncalled:
+            self._assume(left_out(plan.uncalled))
+        return plan
 
     def _batch_of(self, forward: Forward) -> Batch:
         if self._plan is None:
-            self._plan, forward.calls, self.routers, self.passed_over = decide(
-                self.model, forward.raw, self.routers, self._options.router_settings, self._experts.rows
-            )
-            forward.raw.clear()
-            self._experts.close()
-            if self._plan.assumed:
-                self._note(sentence := assumption(self._plan.assumed, self._plan.top_k))
-                warnings.warn(sentence, RecordingAssumed, stacklevel=3)
+            self._plan = self._settle(forward)
+        else:
+            for router, tensors, rows in forward.raw:  # of a pass around the first one to end
+                forward.take(self._plan, router, tensors, rows, copy=False)
+        forward.raw.clear()
         if len(forward.calls) != len(self._plan.calls):
             missing = self._plan.calls[len(forward.calls)][0].name
             raise UserError(
@@ -364,7 +392,9 @@ class Recorder:
             renormalise=self._options.renormalise,
             batch_first=self._options.batch_first,
             rank=self._output.rank,
-            say=self._note,
+            parameters=() if self._signature is None else self._signature.parameters,
+            counted=bool(self._plan.verified),
+            say=self._say,
             remarks=self._remarks,
         )
 
@@ -385,40 +415,21 @@ class Recorder:
         assert self._plan is not None
         for event in batch.events:
             event.synchronize()
-        trace = trace_batch(batch, self._plan, self._note)
+        plan = self._plan
+        verifiable = {name: batch.expert_rows[name] for name in plan.verified}
+        if self._checks.check(batch.number, plan.calls, batch.chosen, verifiable):
+            self._assume(f"forward pass {batch.number}: {UNSEEN_LATER}")
+        trace = trace_batch(batch, plan, self._say)
         if not trace.samples:
             self._masked += 1
             return
-        self._output.write(trace, self._plan, self.routers)
+        self._output.write(trace, plan, self.routers)
         self.num_tokens += trace.num_tokens
 
     def _nothing_recorded(self) -> UserError:
-        name = type(self.model).__name__
         if self.problem is not None:
             return UserError(self.problem, field="model")
-        if self._masked:
-            return UserError(
-                f"the mask left out every token of the {self._masked} forward passes: True or 1 should "
-                "mark the tokens that count",
-                field="mask",
-            )
-        if self._forwards:
-            return UserError(
-                f"{name} was called {self._forwards} times, but no pass that was to be recorded came to "
-                "its end: an exception ended it",
-                field="model",
-            )
-        if not self._stray:
-            return UserError(
-                f"no forward pass of {name} was seen in the block: call the recorded model there, or "
-                "record the module that you call",
-                field="model",
-            )
-        return UserError(
-            f"the routers were called {self._stray} times, but never inside a forward pass of {name}: record the "
-            "module that you call",
-            field="model",
-        )
+        return nothing_recorded(type(self.model).__name__, self._forwards, self._masked, self._stray)
 
     def _abort(self, why: str) -> None:
         self._pending.clear()

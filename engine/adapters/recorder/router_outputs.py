@@ -1,13 +1,14 @@
-"""Reading of a router's output: which of its tensors are ids, weights and logits, and what the weights mean.
+"""Reading of a router's output: which of its tensors are ids, weights and logits.
 
-The reading is settled once, on the first output of each router, and applied to all later ones.
+The reading is settled once, on the first output of each router, and applied to all later ones; ``weight_meaning`` says
+what the weights mean.
 Shapes: n tokens (rows of the router's input), K slots, M experts, S calls of routers in one forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.models.family import margins_of
 
-TOLERANCE = 0.01
-"""tolerance when matching a weight against a formula: bfloat16 has 8 bits"""
+_SUM = 0.01
+"""tolerance of the sum of probabilities: bfloat16 has 8 bits"""
 STACKED_ELEMENTS = 1 << 24
 """logits processed at a time, so that wide routers at many layers need no second copy of all of them"""
 
@@ -55,17 +56,6 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Meaning:
-    """Semantics of the weights of one router, as inferred."""
-
-    score_function: str
-    order: str
-    renormalised: bool | None
-    bias: bool | None
-    note: str
-
-
-@dataclass(frozen=True)
 class Call:
     """The stored tensors of one call of one router."""
 
@@ -82,7 +72,7 @@ class CallGroup:
     places: list[int]
     """indices of the calls, in the order of the forward pass"""
     ids: Tensor
-    """(g, n, K)"""
+    """(g, n, K); from ``num_experts`` of the reading on: a slot that a token did not use, of sparse scores"""
     weights: Tensor
     """(g, n, K)"""
     entropies: Tensor
@@ -92,9 +82,12 @@ class CallGroup:
     runners: Tensor
     """(g, n), modules of the next score"""
     wrong: Tensor | None = None
-    """(g, n), True for ids that are no expert of the router; ``ids`` is undefined there. None: not possible"""
+    """(g, n), True for ids that are no expert of the router, and for scores that are not sparse; ``ids`` is undefined
+    there. None: not possible"""
     reach: Tensor | None = None
     """(g, 2), the smallest and the largest id of each call, as given"""
+    counts: Tensor | None = None
+    """(g, M), tokens sent to each expert; None: not asked for"""
 
 
 def tensors_of(output: Any) -> list[Tensor]:
@@ -188,76 +181,20 @@ def _no_ids(tensor: Tensor, rows: int, slots: int | None, num_experts: int | Non
 
 def _kind_of_scores(scores: Tensor, top_k: int) -> str:
     chosen = (scores != 0).sum(dim=1)
-    if top_k < scores.shape[1] and bool((chosen == top_k).all()) and bool((scores >= 0).all()):
+    # Fewer than K: a token was dropped, by one expert that is full or by all of them.
+    if top_k < scores.shape[1] and 0 < int(chosen.max()) <= top_k and bool((scores >= 0).all()):
         return "sparse"
     sums = scores.float().sum(dim=1)
-    return "probabilities" if bool((scores >= 0).all()) and bool(((sums - 1).abs() < TOLERANCE).all()) else "logits"
+    return "probabilities" if bool((scores >= 0).all()) and bool(((sums - 1).abs() < _SUM).all()) else "logits"
 
 
-def explain(call: Call, scale: float | int | None, renormalise: bool) -> tuple[Reading, Meaning]:
-    """Infer the semantics of the weights of a first call from known formulas; returns the reading with its scale.
-
-    A scale attribute of the gate counts as included if that explains the weights, or if they exceed 1.
-    """
-    reading = call.reading
-    if reading.recomputed:
-        of = "softmax of the logits" if reading.kind == "logits" else "probabilities"
-        divided = ", divided by their sum" if renormalise else ""
-        note = (
-            f"recomputed: the ids are the top {reading.top_k} of the recorded {reading.kind}; that the weights are the "
-            f"{of} at these ids{divided} is assumed, as is the entropy"
-        )
-        return replace(reading, entropy=True), Meaning("unknown", "unknown", None, None, note)
-    unknown = Meaning("unknown", "unknown", None, None, "as given; no known formula explains the weights")
-    if reading.kind == "callable":
-        return reading, Meaning("unknown", "unknown", None, None, "ids and weights are what read= gave")
-    if reading.kind == "sparse":
-        above = call.logits is not None and float(call.logits.max()) > 1 + TOLERANCE
-        note = "ids and weights are the scores that are not zero, as given"
-        return replace(reading, scale=scale if scale is not None and above else 1.0), replace(unknown, note=note)
-    if call.weights is None:
-        note = "the gate gives ids only" + (
-            ""
-            if call.logits is None
-            else ("; that the weights are the softmax of its logits at these ids is assumed, as is the entropy")
-        )
-        return replace(reading, scale=1.0, entropy=call.logits is not None), replace(unknown, note=note)
-    weights_nK = call.weights.float()
-    for tried in dict.fromkeys((1.0, scale or 1.0)):
-        meaning = _formula(call, weights_nK / tried)
-        if meaning is not None:
-            return replace(reading, scale=tried, entropy=meaning.score_function == "softmax"), meaning
-    over = float(weights_nK.max()) > 1 + TOLERANCE
-    return replace(reading, scale=scale if scale is not None and over else 1.0), unknown
-
-
-def _formula(call: Call, weights_nK: Tensor) -> Meaning | None:
-    """The formula that reproduces these weights from the logits, within ``TOLERANCE``."""
-    if call.logits is None or call.ids is None:
-        return None
-    ids_nK, logits_nM = call.ids.long(), call.logits.float()
-    best = logits_nM.topk(ids_nK.shape[1], dim=1).indices.sort(dim=1).values
-    plain = bool((best == ids_nK.sort(dim=1).values).all())
-    why = "" if plain else "; the choice is not the top-k of the logits: a bias, groups or noise enter it"
-    for score, scores_nM in (("softmax", logits_nM.softmax(dim=1)), ("sigmoid", logits_nM.sigmoid())):
-        chosen = scores_nM.gather(1, ids_nK)
-        for renormalised, tried in ((False, chosen), (True, chosen / chosen.sum(dim=1, keepdim=True))):
-            if renormalised and ids_nK.shape[1] == 1:
-                continue
-            if float((tried - weights_nK).abs().max()) < TOLERANCE:
-                same = " (the same as top-k, then softmax)" if renormalised and score == "softmax" else ""
-                note = f"as given; the formula{same} was found by comparing the weights with it{why}"
-                return Meaning(score, f"{score}, then top-k", renormalised, False if plain else None, note)
-    return None
-
-
-def read_calls(calls: Sequence[Call], rows: int, renormalise: bool) -> list[CallGroup]:
+def read_calls(calls: Sequence[Call], rows: int, renormalise: bool, counted: bool = False) -> list[CallGroup]:
     """The decisions of ``calls`` in compact types, slots by weight, on the router's device; similar calls are stacked.
 
     Ids are uint8 up to 256 experts, else int16 (int32 above 32,768), weights and entropies float16. An entropy is NaN
-    if the softmax of the logits is not the router's distribution.
+    if the softmax of the logits is not the router's distribution. ``counted``: also the tokens of each expert.
     """
-    return [_read_group(places, [calls[i] for i in places], renormalise) for places in _alike(calls, rows)]
+    return [_read_group(places, [calls[i] for i in places], renormalise, counted) for places in _alike(calls, rows)]
 
 
 def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
@@ -274,14 +211,13 @@ def _alike(calls: Sequence[Call], rows: int) -> list[list[int]]:
     return [group for parts in groups.values() for group in parts]
 
 
-def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> CallGroup:
+def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool, counted: bool) -> CallGroup:
     """The decisions of similar calls with the indices ``places``."""
     reading = calls[0].reading
     size = reading.num_experts
-    narrow = torch.uint8 if size <= 256 else torch.int16 if size <= 2**15 else torch.int32
     ids, weights, logits = (_stacked([getattr(c, name) for c in calls]) for name in ("ids", "weights", "logits"))
-    recomputed = ids is None
-    wrong = reach = None
+    given = ids is not None
+    wrong = reach = counts = None
     if ids is None:
         assert logits is not None
         ids = logits.topk(reading.top_k, dim=-1).indices
@@ -291,6 +227,10 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> 
         wrong = ((ids < 0) | (ids >= size)).any(dim=-1)
         reach = torch.stack([ids.amin(dim=(1, 2)), ids.amax(dim=(1, 2))], dim=1) if ids.numel() else None
         ids = ids.clamp(0, size - 1)  # a gather with an id that is none would end the model's own CUDA context
+    if counted:
+        of_call = ids.flatten(1)
+        counts = torch.zeros(len(ids), size, dtype=torch.int32, device=ids.device)
+        counts.scatter_add_(1, of_call, torch.ones_like(of_call, dtype=torch.int32))
     probs = None
     if logits is not None and reading.kind in ("sparse", "probabilities"):
         probs = logits.float()
@@ -298,17 +238,23 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> 
         probs = logits.float().softmax(dim=-1)
     if weights is None:
         weights = (
-            torch.full(ids.shape, 1 / reading.top_k, device=ids.device)
-            if probs is None
-            else (probs.gather(-1, ids.long()))
+            torch.full(ids.shape, 1 / reading.top_k, device=ids.device) if probs is None else probs.gather(-1, ids)
         )
     weights = weights.float() / reading.scale
-    if reading.top_k > 1 and not recomputed:
+    if reading.top_k > 1 and given:
         # Before rounding to 16 bits, which makes ties: slot 0 is the largest weight.
         weights, order = weights.sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(-1, order)
-    if renormalise and recomputed:
+    if renormalise and reading.recomputed:
         weights = weights / weights.sum(dim=-1, keepdim=True)
+    if reading.kind == "sparse":
+        assert logits is not None
+        wrong = ((logits != 0).sum(dim=-1) > reading.top_k) | (logits < 0).any(dim=-1)
+        used = weights > 0
+        # Numbered from the first unused slot on, so that equal sets of experts are one path.
+        slot = torch.arange(reading.top_k, device=ids.device)
+        ids = torch.where(used, ids, size + slot - used.sum(dim=-1, keepdim=True))
+    narrow = _narrow_ids(size + reading.top_k if reading.kind == "sparse" else size)
     if probs is not None and reading.entropy:
         entropies = torch.special.entr(probs).sum(dim=-1)
         margins, runners = margins_of(probs, ids)
@@ -316,7 +262,11 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool) -> 
         entropies = margins = torch.full(ids.shape[:2], float("nan"), device=ids.device)
         runners = torch.zeros(ids.shape[:2], dtype=narrow, device=ids.device)
     small = weights.to(torch.float16), entropies.to(torch.float16)
-    return CallGroup(places, ids.to(narrow), *small, margins, runners.to(narrow), wrong, reach)
+    return CallGroup(places, ids.to(narrow), *small, margins, runners.to(narrow), wrong, reach, counts)
+
+
+def _narrow_ids(number: int) -> torch.dtype:
+    return torch.uint8 if number <= 256 else torch.int16 if number <= 2**15 else torch.int32
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:

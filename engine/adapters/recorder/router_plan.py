@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
-from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics
-from tokenpaths.engine.adapters.recorder.choice_verification import CLOSE, Outcome, compare
-from tokenpaths.engine.adapters.recorder.router_outputs import Call, Meaning, Reading, explain, find_reading
+from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
+from tokenpaths.engine.adapters.recorder.choice_verification import CLOSE, Outcome, compare, counts_of
+from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading, find_reading
 from tokenpaths.engine.adapters.recorder.router_search import Router
+from tokenpaths.engine.adapters.recorder.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo
 
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""
@@ -24,8 +27,10 @@ RawCall = tuple[Router, list[Tensor], int]
 RouterCall = tuple[Router, Call, int]
 """a router, the stored part of one call, and the number of rows of its input"""
 _OUTCOMES: dict[Outcome, str] = {
-    "agrees": "in the first forward pass each expert was called with as many tokens as these ids say",
-    "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} (ties)",
+    "agrees": "in the first forward pass each expert was called with as many tokens as these ids say, and later passes "
+    "were compared as well",
+    "nearly": f"in the first forward pass the experts were called as these ids say, but for at most {CLOSE:.0%} "
+    "(ties), and later passes were compared as well",
     "unseen": "that these are the ids that the model uses is assumed: what its experts were called with does not tell",
 }
 """notes of a run about recomputed ids"""
@@ -55,14 +60,44 @@ class Plan:
     """the router calls of one forward pass in order: one step each"""
     assumed: tuple[str, ...] = ()
     """names of the routers whose choice is recomputed and could not be verified against the model"""
+    verified: tuple[str, ...] = ()
+    """lists of experts whose calls tell whether the choices of a pass are the model's"""
+    uncalled: tuple[Router, ...] = ()
+    """candidates that the first pass did not call"""
 
     @property
-    def flops_per_token(self) -> float:
-        return float(sum(layer.flops_per_token for layer in self.layers) * self.top_k)
+    def sparse_steps(self) -> list[int]:
+        """The steps at which a token may use fewer than K experts."""
+        return [step for step, (_, reading) in enumerate(self.calls) if reading.kind == "sparse"]
+
+    @property
+    def unused_from(self) -> int:
+        """The first id that stands for an unused slot."""
+        return max(layer.num_experts for layer in self.layers)
+
+    @property
+    def num_modules(self) -> int:
+        """Number of ids, those of unused slots included."""
+        return self.unused_from + (self.top_k if self.sparse_steps else 0)
+
+    def modules(self) -> list[ModuleInfo]:
+        """The module table of the run."""
+        return expert_modules(self.layers) + [
+            ModuleInfo(step, self.unused_from + slot, "unused slot", UNUSED_KIND, 0, 0)
+            for step in self.sparse_steps
+            for slot in range(self.top_k)
+        ]
+
+    def flops(self, module_ids_nSK: np.ndarray) -> np.ndarray:
+        """FLOPs of each token (n,)."""
+        of_step_S = np.array([layer.flops_per_token for layer in self.layers], dtype=np.float32)
+        if not self.sparse_steps:
+            return np.full(len(module_ids_nSK), of_step_S.sum() * self.top_k, dtype=np.float32)
+        return (module_ids_nSK < self.unused_from).sum(axis=2).astype(np.float32) @ of_step_S
 
     def as_json(self) -> dict[str, Any]:
         layers = [[x.name, x.num_experts, x.params_per_expert, x.flops_per_token] for x in self.layers]
-        return {"layers": layers, "top_k": self.top_k}
+        return {"layers": layers, "top_k": self.top_k, "sparse": self.sparse_steps}
 
 
 def decide(
@@ -105,20 +140,31 @@ def decide(
             continue
         router, reading = taken[id(router.module)]
         call = rows_of_call(tensors, reading, rows, router, copy=False)
-        scale = router.scale if settings.scale is None else settings.scale
-        reading, meaning = explain(call, scale, settings.renormalise)
-        if settings.scale is not None and reading.kind in ("ids", "sparse", "callable"):
-            reading = replace(reading, scale=settings.scale)
+        given = settings.scale is not None
+        reading, meaning = explain(call, settings.scale if given else router.scale, settings.renormalise, given=given)
         router.reads, router.num_experts, router.top_k = reading.words, reading.num_experts, reading.top_k
         router.steps = (*router.steps, len(settled))
         settled.append((router, reading))
         meanings.append(meaning)
         calls.append((router, replace(call, reading=reading), rows))
-    outcomes = compare([(router, call) for router, call, _ in calls], expert_rows)
+    outcomes = compare(settled, lambda place: counts_of(calls[place][1]), expert_rows)
     for place, outcome in outcomes.items():
         meanings[place] = replace(meanings[place], note=f"{meanings[place].note}; {_OUTCOMES[outcome]}")
     assumed = dict.fromkeys(settled[place][0].name for place, outcome in outcomes.items() if outcome == "unseen")
-    return replace(_plan(settled, meanings), assumed=tuple(assumed)), calls, routers_read, passed_over
+    verified = {str(settled[place][0].experts) for place, outcome in outcomes.items() if outcome != "unseen"}
+    plan = replace(
+        _plan(settled, meanings),
+        assumed=tuple(assumed),
+        verified=tuple(sorted(verified)),
+        uncalled=tuple(router for router in routers if _is_uncalled(router, seen)),
+    )
+    return plan, calls, routers_read, passed_over
+
+
+def _is_uncalled(router: Router, seen: Mapping[int, Any]) -> bool:
+    """Whether what looks like a router, by more than its name, was not called in the first pass."""
+    there = [candidate for candidate in (router, router.around) if candidate is not None]
+    return not router.must_give_ids and not any(id(candidate.module) in seen for candidate in there)
 
 
 def _choose(
@@ -205,6 +251,24 @@ def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[An
             field="read",
         )
     return [ids.reshape(-1, ids.shape[-1]), weights.reshape(-1, weights.shape[-1])]
+
+
+def left_out(routers: Sequence[Router]) -> str:
+    """Warning for ``routers`` that the first pass did not call."""
+    others = f" and {len(routers) - 1} more" if len(routers) > 1 else ""
+    return (
+        f"{routers[0].name}{others} ({routers[0].why}) was not called in the first forward pass, so the run has no "
+        "step of it; the recording stops where a later pass calls it"
+    )
+
+
+def called_later(router: Router) -> UserError:
+    return UserError(
+        f"{router.name} was called, which the first forward pass did not call: a run needs the same steps for every "
+        "token; begin the recording with a pass through all layers, or name the routers that every pass calls with "
+        "routers=",
+        field="routers",
+    )
 
 
 def other_order(router: Router, names: Sequence[str], place: int) -> UserError:

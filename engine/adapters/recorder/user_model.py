@@ -1,26 +1,21 @@
-"""What the recorder reads of the user's model besides its routers: the core inside wrappers, its name, its inputs.
-
-Shapes: B samples, T tokens each.
-"""
+"""What the recorder reads of the user's model besides its routers: the core inside wrappers, its name, its inputs."""
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
+from tokenpaths.engine.adapters.expert_runs import shareable_config
 from tokenpaths.engine.base.errors import UserError
 
-_ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
-_MASK = "attention_mask"
-_MASKED_BELOW = -1000.0
-"""threshold of padding in an additive mask; −10,000 is common, and becomes −9,984 in bfloat16"""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def core(model: nn.Module) -> nn.Module:
@@ -56,22 +51,24 @@ def in_backward() -> bool:
 
 
 def name_of(model: nn.Module) -> str:
+    """The name in the model's configuration, of a folder without its path; by default the model's class.
+
+    A run is sent to others, whom the folders of this machine are no business of.
+    """
     named = getattr(getattr(model, "config", None), "name_or_path", None)
-    return named if isinstance(named, str) and named else type(model).__name__
+    if not isinstance(named, str) or not named.strip("/\\. "):
+        return type(model).__name__
+    if _HUB_NAME.fullmatch(named) and not Path(named).exists():
+        return named
+    return re.split(r"[/\\]", named.rstrip("/\\"))[-1]
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """The model's own configuration, if it can be written as JSON."""
+    """The model's own configuration, as far as it can be written as JSON and shown to others."""
     config = getattr(model, "config", None)
     as_dict = getattr(config, "to_dict", None) or getattr(config, "model_dump", None)
     values = as_dict() if callable(as_dict) else getattr(config, "__dict__", {})
-    plain = {}
-    for name, value in dict(values).items():
-        try:
-            plain[str(name)] = json.loads(json.dumps(value, allow_nan=False))
-        except (TypeError, ValueError):
-            continue
-    return plain
+    return shareable_config(values)
 
 
 @dataclass
@@ -109,92 +106,3 @@ def named_inputs(
             if signature.parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 named[name] = value
     return named | dict(kwargs)
-
-
-def tokens_of(
-    info: BatchInfo, args: tuple[Any, ...], named: Mapping[str, Any], batch_first: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Vocabulary ids (B, T) and the mask (B, T) as given or found, if known.
-
-    Raises:
-        UserError: values given to ``Recorder.batch`` have another type or shape.
-    """
-    ids = _as_tensor(info.input_ids, "input_ids") if info.input_ids is not None else _find_ids(args, named)
-    if ids is not None and (ids.is_floating_point() or ids.dim() not in (1, 2)):
-        raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)", field="input_ids")
-    model_mask = named.get(_MASK)
-    mask = (
-        _as_tensor(info.mask, "mask")
-        if info.mask is not None
-        else (model_mask if isinstance(model_mask, Tensor) and model_mask.dim() == 2 else None)
-    )
-    ids, mask = (None if t is None else t[None] if t.dim() == 1 else t for t in (ids, mask))
-    if not batch_first:
-        ids = None if ids is None else ids.T
-        mask = None if mask is None or info.mask is None else mask.T
-    return ids, mask
-
-
-def _find_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | None:
-    """The model's integer input (B, T): by name, else its first argument."""
-    for value in (*(named.get(name) for name in _ID_NAMES), *args[:1]):
-        if (
-            isinstance(value, Tensor)
-            and value.dim() in (1, 2)
-            and not value.is_floating_point()
-            and (value.dtype != torch.bool and not value.is_complex())
-        ):
-            return value
-    return None
-
-
-def _as_tensor(values: Any, name: str) -> Tensor:
-    try:
-        return values if isinstance(values, Tensor) else torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(
-            f"{name} is {type(values).__name__}, it should be a tensor or nested lists of equal length", field=name
-        ) from None
-
-
-def first_size(args: tuple[Any, ...], kwargs: Mapping[str, Any], axis: int) -> int:
-    """Length of ``axis`` of the first input with at least two axes; 1 without one."""
-    first = next((t for t in tensors_of([*args, *kwargs.values()]) if t.dim() >= 2), None)
-    return 1 if first is None else first.shape[axis]
-
-
-def kept_positions(mask: Tensor) -> Tensor | str:
-    """Mask of the tokens that are kept, or a message why it cannot be determined.
-
-    Supported are booleans, 0 and 1 of any type, and additive masks: 0 keeps, very negative values do not.
-    """
-    if mask.dtype == torch.bool:
-        return mask
-    if mask.is_complex():
-        return "it is complex"
-    zero, one = mask == 0, mask == 1
-    if bool((zero | one).all()):
-        if mask.is_floating_point() and bool(zero.all()):
-            return "it is a float mask of zeros, which would keep all if it is added to scores, and none if it is not"
-        return one
-    if mask.is_floating_point() and bool((zero | (mask <= _MASKED_BELOW)).all()):
-        return zero
-    return f"it holds values from {float(mask.min()):g} to {float(mask.max()):g}"
-
-
-def read_mask(mask: Tensor, was_given: bool, say: Callable[[str], None]) -> Tensor | None:
-    """``kept_positions``; for a found mask that cannot be read, None and a note that all positions count.
-
-    Raises:
-        UserError: a mask given by the caller cannot be read.
-    """
-    keep = kept_positions(mask)
-    if isinstance(keep, Tensor):
-        return keep
-    if was_given:
-        raise UserError(f"mask cannot be read: {keep}; give booleans, or 1 for tokens and 0 for padding", field="mask")
-    say(
-        f"the model's {_MASK} cannot be read: {keep}; padding, if there is any, was recorded too: say which it is "
-        "with rec.batch(mask=…)"
-    )
-    return None

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import socket
+import time
 import weakref
 from pathlib import Path
 
@@ -172,9 +173,13 @@ def record_once(rank: int, ddp, folder: Path, case: str) -> str:
     try:
         with record(ddp, run=f"mine-{rank}" if case == "names" else "mine", runs_dir=folder) as rec:
             for i in range(2 - rank if case == "fewer" else 2):
-                rec.batch(labels=[f"rank {rank}"] * (9 if case == "stops" and (rank, i) == (1, 1) else 2))
+                bad = (rank, i) == (1, 1)
+                texts = ["\ud800", "a lone surrogate"] if case == "malformed" and bad else None
+                rec.batch(labels=[f"rank {rank}"] * (9 if case == "stops" and bad else 2), texts=texts)
                 with contextlib.nullcontext() if case == "even" else ddp.no_sync():
                     step(ddp, tokens(2, 5, seed=10 * rank + i))
+            if (case, rank) == ("late", 0):
+                time.sleep(3 * process_parts.WAIT_S)
             if case == f"raise {rank}":
                 raise RuntimeError("the disk of this process is full")
         return f"{rec.file.name} {rec.num_tokens}" if rec.file else f"no run: {rec.problem}"
@@ -182,7 +187,7 @@ def record_once(rank: int, ddp, folder: Path, case: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-CASES = ("even", "raise 0", "raise 1", "names", "fewer", "stops")
+CASES = ("even", "raise 0", "raise 1", "names", "fewer", "stops", "malformed", "late")
 
 
 def process(rank: int, port: int, folder: Path) -> None:
@@ -190,8 +195,8 @@ def process(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    process_parts.WAIT_S = 30.0
     for case in CASES:
+        process_parts.WAIT_S, process_parts.BEAT_S = (2.0, 0.1) if case == "late" else (30.0, 5.0)
         model = language(layers=2)
         said = record_once(rank, torch.nn.parallel.DistributedDataParallel(model), folder / case, case)
         torch.save((said, [p.grad for p in model.parameters()]), folder / f"{case} {rank}.pt")
@@ -257,16 +262,34 @@ def test_a_process_whose_recording_stops_trains_on_and_the_run_says_so(two):
     assert note == "process 1: the recording stopped at forward pass 1: 9 labels for 2 samples: give one for each"
 
 
+def test_a_malformed_pass_of_another_process_stops_its_recording_and_no_more(two):
+    folder, said = two
+    assert said["malformed"] == ["mine.duckdb 20", "mine.duckdb 10"]
+    with Run.open(folder / "malformed" / "mine.duckdb") as run:
+        assert run.row["num_tokens"] == 30
+        (note,) = run.info()["findings"]["notes"]
+    assert note.startswith("process 1: the recording stopped at forward pass 1: text of sample 0 of the batch")
+
+
+def test_a_process_that_trains_longer_than_others_wait_is_waited_for(two):
+    folder, said = two
+    assert said["late"] == ["mine.duckdb 20", "mine.duckdb 20"]
+    assert [p.name for p in (folder / "late").iterdir()] == ["mine.duckdb"]
+
+
 def test_a_damaged_part_is_refused(tmp_path):
     from tokenpaths.engine.base.files import HolderLock
 
+    def sevens(ids):
+        return np.full(len(ids), 7.0, dtype=np.float32)
+
     meeting = process_parts.Meeting(tmp_path, 1, 2, HolderLock(tmp_path / "lock"))
-    writer = process_parts.PartWriter(meeting)
+    writer = process_parts.PartWriter(meeting, lambda batch: None)
     made = _batch()
     writer.write(made)
     writer.seal({"layers": [], "top_k": 2}, [])
     manifest = process_parts.Meeting(tmp_path, 0, 2, HolderLock(tmp_path / "lock")).others()[0]
-    (back,) = process_parts.read_part(tmp_path, 1, manifest["sha256"], (3, 2), 7.0)
+    (back,) = process_parts.read_part(tmp_path, 1, manifest["sha256"], (3, 2), sevens)
     for name in ("module_ids", "weights", "gate_entropy", "token_id"):
         assert np.array_equal(getattr(back, name), getattr(made, name), equal_nan=name == "gate_entropy")
     assert back.samples == made.samples
@@ -274,7 +297,7 @@ def test_a_damaged_part_is_refused(tmp_path):
     data[60] ^= 1
     writer.file.write_bytes(data)
     with pytest.raises(UserError, match="the part of process 1 is damaged"):
-        next(process_parts.read_part(tmp_path, 1, manifest["sha256"], (3, 2), 7.0))
+        next(process_parts.read_part(tmp_path, 1, manifest["sha256"], (3, 2), sevens))
 
 
 def _batch():

@@ -1,0 +1,267 @@
+"""Which tokens a forward pass is about: ids and mask among the model's inputs, beside what its routers saw.
+
+Shapes: B samples, T tokens each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.user_model import BatchInfo
+from tokenpaths.engine.base.errors import UserError
+
+_ID_NAMES = ("input_ids", "tokens", "token_ids", "inputs", "idx", "x")
+_MASK = "attention_mask"
+_DECODER_IDS, _DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+_OF_DECODER = frozenset({_DECODER_IDS, _DECODER_MASK, "decoder_inputs_embeds"})
+"""inputs that models with an encoder and a decoder have"""
+_MASKED_BELOW = -1000.0
+"""threshold of padding in an additive mask; −10,000 is common, and becomes −9,984 in bfloat16"""
+_SAY_WHICH = "say which it is with rec.batch(mask=…)"
+
+Say = Callable[[str, str], None]
+"""(kind, note): notes of one kind are said once in a recording"""
+
+
+@dataclass(frozen=True)
+class PassTokens:
+    """The tokens of a forward pass."""
+
+    shape: tuple[int, int]
+    """samples, tokens per sample, padding included; rows are samples one after the other"""
+    ids: Tensor | None
+    """(B, T)"""
+    mask: Tensor | None
+    """(B, T) as given or found; read once it has been copied, so that no step waits for it"""
+    compact: bool
+    """True: the routers received only the tokens kept by the mask"""
+
+
+def tokens_of_pass(
+    rows: int,
+    info: BatchInfo,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    named: Mapping[str, Any],
+    parameters: Collection[str],
+    batch_first: bool,
+    say: Say,
+) -> PassTokens:
+    """The tokens of a pass whose routers saw ``rows`` of them.
+
+    Args:
+        info: what the caller said of it.
+        args, kwargs: inputs of the model.
+        named: all of them by name.
+        parameters: names of the inputs that the model can take.
+        say: receives notes on what could not be recorded.
+
+    Raises:
+        UserError: what the caller said has another type or shape.
+    """
+    ids: Tensor | None
+    mask: Tensor | None
+    ids, found_mask = _found(rows, info, args, named, parameters, say)
+    if info.input_ids is not None:
+        ids = _given(info.input_ids, "input_ids", batch_first)
+    elif ids is not None and not batch_first:
+        ids = ids.T
+    if ids is not None and (ids.is_floating_point() or ids.dim() != 2):
+        raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)", field="input_ids")
+    inputs = tensors_of([*args, *kwargs.values()])
+    if info.mask is not None:
+        mask = _given(info.mask, "mask", batch_first)
+    else:
+        mask = _oriented(_mask_of(found_mask, say), ids, inputs, batch_first)
+    shape, compact = _shape_of(rows, ids, mask, inputs, batch_first, say)
+    if ids is not None and tuple(ids.shape) != shape:
+        if info.input_ids is not None:
+            raise UserError(
+                f"input_ids has shape {tuple(ids.shape)}, but the routers saw {shape[0]} × {shape[1]} tokens",
+                field="input_ids",
+            )
+        say(
+            "ids do not fit",
+            f"the input has {tuple(ids.shape)} ids, the routers saw {shape[0]} × {shape[1]} tokens: "
+            "recorded without token ids",
+        )
+        ids = None
+    if mask is not None and tuple(mask.shape) != shape:
+        if info.mask is not None:
+            raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
+        mask = _last_columns(mask, shape, ids, inputs, batch_first, say)
+    return PassTokens(shape, ids, mask, compact)
+
+
+def _found(
+    rows: int, info: BatchInfo, args: tuple[Any, ...], named: Mapping[str, Any], parameters: Collection[str], say: Say
+) -> tuple[Tensor | None, Any]:
+    """Ids and the mask that belong together among the model's inputs."""
+    ids, mask = _find_ids(args, named), named.get(_MASK)
+    has_decoder = any(name in parameters or named.get(name) is not None for name in _OF_DECODER)
+    if not has_decoder:
+        return ids, mask
+    decoder_ids = named.get(_DECODER_IDS)
+    decoder_ids = decoder_ids if isinstance(decoder_ids, Tensor) and decoder_ids.dim() == 2 else None
+    if decoder_ids is not None and named.get("encoder_outputs") is not None:
+        return decoder_ids, named.get(_DECODER_MASK)  # the encoder ran before
+    if ids is not None and decoder_ids is not None and (ids.numel() == rows) != (decoder_ids.numel() == rows):
+        return (ids, mask) if ids.numel() == rows else (decoder_ids, named.get(_DECODER_MASK))
+    if info.input_ids is None or (info.mask is None and mask is not None):
+        say(
+            "encoder or decoder",
+            "the model has an encoder and a decoder, and shapes do not tell whose tokens the routers saw: recorded "
+            "without token ids, padding included; say which they are with rec.batch(input_ids=…, mask=…)",
+        )
+    return None, None
+
+
+def _find_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor | None:
+    """The model's integer input (B, T): by name, else its first argument."""
+    for value in (*(named.get(name) for name in _ID_NAMES), *args[:1]):
+        if (
+            isinstance(value, Tensor)
+            and value.dim() in (1, 2)
+            and not value.is_floating_point()
+            and (value.dtype != torch.bool and not value.is_complex())
+        ):
+            return value[None] if value.dim() == 1 else value
+    return None
+
+
+def _given(values: Any, name: str, batch_first: bool) -> Tensor:
+    """What the caller said, as (B, T) where it has two axes."""
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"{name} is {type(values).__name__}, it should be a tensor or nested lists of equal length", field=name
+        ) from None
+    tensor = tensor[None] if tensor.dim() == 1 else tensor
+    return tensor if batch_first or tensor.dim() != 2 else tensor.T
+
+
+def _mask_of(mask: Any, say: Say) -> Tensor | None:
+    """The model's mask with two axes; None, and a note, for another."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        what = f"is {type(mask).__name__}"
+    elif mask.dim() == 1:
+        return mask[None]
+    elif mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:  # as it is added to the scores of all heads
+        return mask[:, 0, 0]
+    elif mask.dim() != 2:
+        what = f"has shape {tuple(mask.shape)}"
+    else:
+        return mask
+    say(
+        "mask of another kind",
+        f"the model's {_MASK} {what}, not (B, T): padding, if there is any, was recorded too: {_SAY_WHICH}",
+    )
+    return None
+
+
+def _oriented(mask: Tensor | None, ids: Tensor | None, inputs: Sequence[Tensor], batch_first: bool) -> Tensor | None:
+    """A mask that was found, as (B, T): most models that run time first are given it so, too."""
+    if mask is None or batch_first:
+        return mask
+    samples = ids.shape[0] if ids is not None else _first_size(inputs, 1)
+    return mask.T if mask.shape[0] != samples and mask.shape[1] == samples else mask
+
+
+def _shape_of(
+    rows: int, ids: Tensor | None, mask: Tensor | None, inputs: Sequence[Tensor], batch_first: bool, say: Say
+) -> tuple[tuple[int, int], bool]:
+    """Number of samples and of tokens per sample; whether padding was removed before the routers."""
+    for tokens in (ids, mask):
+        if tokens is None:
+            continue
+        if tokens.numel() == rows:
+            return (tokens.shape[0], tokens.shape[1]), False
+        if mask is not None and tokens.shape == mask.shape:
+            keep = kept_positions(mask)
+            if isinstance(keep, Tensor) and int(keep.sum()) == rows:
+                return (tokens.shape[0], tokens.shape[1]), True
+    size = ids.shape[0] if ids is not None else _first_size(inputs, 0 if batch_first else 1)
+    if size < 1 or rows % size:
+        size = 1
+        say(
+            "samples unknown",
+            f"{rows} tokens cannot be shared among the samples of the input: each forward pass is one sample",
+        )
+    return (size, rows // size), False
+
+
+def _last_columns(
+    mask: Tensor, shape: tuple[int, int], ids: Tensor | None, inputs: Sequence[Tensor], batch_first: bool, say: Say
+) -> Tensor | None:
+    """The part of a mask that is about the tokens of a pass after others, whose keys and values a cache holds.
+
+    None, and a note, where a mask does not fit otherwise.
+    """
+    samples, length = shape
+    vectors = next((t.shape[:2] for t in inputs if t.is_floating_point() and t.dim() == 3), None)
+    passed = ids.shape if ids is not None else vectors if vectors is None or batch_first else vectors[::-1]
+    if mask.shape[0] == samples and mask.shape[1] > length and passed is not None and tuple(passed) == shape:
+        say(
+            "mask of a cache",
+            f"the model's {_MASK} was longer than the tokens of a pass, as with a cache of earlier ones: its last "
+            "columns were taken for theirs",
+        )
+        return mask[:, -length:]
+    say(
+        "mask does not fit",
+        f"the model's {_MASK} of shape {tuple(mask.shape)} does not fit the {samples} × {length} tokens that the "
+        f"routers saw: padding, if there is any, was recorded too: {_SAY_WHICH}",
+    )
+    return None
+
+
+def _first_size(inputs: Sequence[Tensor], axis: int) -> int:
+    """Length of ``axis`` of the first input with at least two axes; 1 without one."""
+    first = next((t for t in inputs if t.dim() >= 2), None)
+    return 1 if first is None else first.shape[axis]
+
+
+def kept_positions(mask: Tensor) -> Tensor | str:
+    """Mask of the tokens that are kept, or a message why it cannot be determined.
+
+    Supported are booleans, 0 and 1 of any type, and additive masks: 0 keeps, very negative values do not.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_complex():
+        return "it is complex"
+    zero, one = mask == 0, mask == 1
+    if bool((zero | one).all()):
+        if mask.is_floating_point() and bool(zero.all()):
+            return "it is a float mask of zeros, which would keep all if it is added to scores, and none if it is not"
+        return one
+    if mask.is_floating_point() and bool((zero | (mask <= _MASKED_BELOW)).all()):
+        return zero
+    return f"it holds values from {float(mask.min()):g} to {float(mask.max()):g}"
+
+
+def read_mask(mask: Tensor, was_given: bool, say: Say) -> Tensor | None:
+    """``kept_positions``; for a found mask that cannot be read, None and a note that all positions count.
+
+    Raises:
+        UserError: a mask given by the caller cannot be read.
+    """
+    keep = kept_positions(mask)
+    if isinstance(keep, Tensor):
+        return keep
+    if was_given:
+        raise UserError(f"mask cannot be read: {keep}; give booleans, or 1 for tokens and 0 for padding", field="mask")
+    say(
+        "mask unreadable",
+        f"the model's {_MASK} cannot be read: {keep}; padding, if there is any, was recorded too: {_SAY_WHICH}",
+    )
+    return None

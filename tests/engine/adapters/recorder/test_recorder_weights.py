@@ -1,0 +1,198 @@
+"""What weights mean: wide routers with small logits, factors of gates without logits, and tokens that were dropped."""
+
+# ruff: noqa: PT031, SIM117  (a recording is a block of several statements)
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.engine.adapters.recorder.test_recorder import expected, recorded
+from tests.support.recorder_models import WIDTH, GateMoE, Language, TopKGate, language, tokens
+from tokenpaths.engine.adapters.recorder.recorder import RecordingStopped, record
+from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading
+from tokenpaths.engine.adapters.recorder.weight_meaning import explain
+
+TOKENS = 64
+
+
+def given(
+    weights_of, experts: int, top_k: int, *, spread: float = 1.0, scale: float | None = None, dtype=torch.float32
+):
+    """Scale, score function, renormalised, entropy and note of a gate with logits of this spread."""
+    logits = spread * torch.randn(TOKENS, experts, generator=torch.Generator().manual_seed(0))
+    logits = logits.to(dtype)
+    ids = logits.topk(top_k, dim=1).indices
+    reading = Reading("ids", experts, top_k, 1, 2, 0)
+    weights = weights_of(logits.float(), ids).to(dtype)
+    reading, meaning = explain(Call(reading, ids, weights, logits), scale, False)
+    return reading.scale, meaning.score_function, meaning.renormalised, reading.entropy, meaning.note
+
+
+def softmax(logits, ids):
+    return logits.softmax(dim=1).gather(1, ids)
+
+
+def sigmoid(logits, ids):
+    return logits.sigmoid().gather(1, ids)
+
+
+def summed(of):
+    return lambda logits, ids: (w := of(logits, ids)) / w.sum(dim=1, keepdim=True)
+
+
+def times(factor, of):
+    return lambda logits, ids: factor * of(logits, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+@pytest.mark.parametrize("scale", [None, 2.5])
+@pytest.mark.parametrize("renormalised", [False, True])
+@pytest.mark.parametrize("score", [softmax, sigmoid])
+def test_formulas_are_found_however_wide_the_router(score, renormalised, scale, spread, dtype):
+    weights_of = times(scale or 1.0, summed(score) if renormalised else score)
+    for experts, top_k in ((8, 2), (512, 10)):
+        found = given(weights_of, experts, top_k, spread=spread, scale=scale, dtype=dtype)
+        assert found[:4] == (scale or 1.0, score.__name__, renormalised, score is softmax)
+
+
+def test_small_weights_do_not_match_by_being_small():
+    assert given(times(2.5, softmax), 512, 10, spread=0.02, scale=2.5)[:2] == (2.5, "softmax")
+    assert given(lambda *a: softmax(*a) ** 2, 256, 8, spread=0.5)[1] == "unknown"
+    assert given(summed(sigmoid), 64, 8, spread=0.1)[1:4] == ("sigmoid", True, False)
+
+
+def test_formulas_that_fit_equally_well_are_called_unknown():
+    scale, score, renormalised, entropy, note = given(summed(sigmoid), 64, 8, spread=0.001, dtype=torch.bfloat16)
+    assert (scale, score, renormalised, entropy) == (1.0, "unknown", True, False)
+    assert "fit several formulas equally well (softmax, divided by their sum; sigmoid, divided by their sum)" in note
+    # All experts are chosen: their sum is 1 anyway.
+    assert given(softmax, 4, 4)[1:4] == ("softmax", None, True)
+    assert given(lambda logits, ids: softmax(logits, ids) * float("nan"), 4, 2)[1] == "unknown"
+
+
+class Bare(TopKGate):
+    """DeepSeek's own gate: ids and weights, no logits."""
+
+    renormalise = True
+
+    def forward(self, x):
+        logits, weights, ids = super().forward(x)
+        if not self.renormalise:
+            weights = self.routed_scaling_factor * logits.sigmoid().gather(-1, ids) / self.weight.shape[0]
+        return ids, weights
+
+
+class BareMoE(GateMoE):
+    def __init__(self, experts: int = 32, top_k: int = 8, scale: float = 2.5) -> None:
+        super().__init__(experts, top_k, scale)
+        self.gate = Bare(experts, top_k, scale)
+
+    def choose(self, x):
+        return self.gate(x)
+
+
+def test_a_factor_in_the_weights_of_a_gate_without_logits_shows_in_their_sum(tmp_path):
+    model = language(BareMoE, layers=1)
+    assert float(expected(model, [tokens()])[1].max()) < 1, "no weight alone tells of the factor"
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    semantics = rec.run.info()["weight_semantics"]
+    assert (semantics["scale"], semantics["renormalised"], semantics["score_function"]) == (2.5, True, "unknown")
+    assert "the weights of every token sum to 2.5" in semantics["note"]
+    assert np.allclose(recorded(rec.run)[1].sum(-1), 1, atol=0.02)
+
+    model.layers[0].moe.gate.renormalise = False
+    with record(model, run="unknown", runs_dir=tmp_path) as rec:
+        model(tokens())
+    semantics = rec.run.info()["weight_semantics"]
+    assert (semantics["scale"], semantics["renormalised"]) == (1.0, None)
+    assert "it is unknown whether the weights hold it, so they are kept as given: give scale=2.5" in semantics["note"]
+    with record(model, run="said", scale=2.5, runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert rec.run.info()["weight_semantics"]["scale"] == 2.5
+    assert np.allclose(np.sort(recorded(rec.run)[1]), np.sort(expected(model, [tokens()], 2.5)[1]), atol=0.005)
+
+
+# Scores that are zero for what was not chosen ---------------------------------------------------------------------
+
+
+class Combining(nn.Module):
+    """Probabilities that are 0 but for the chosen experts, as of GShard and Megatron; a full one drops tokens."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.weight, self.top_k = nn.Parameter(torch.randn(experts, WIDTH)), 2
+        self.capacity, self.smallest = 10**6, 0.0
+
+    def forward(self, x):
+        probs = (x @ self.weight.T).softmax(dim=-1)
+        scores = torch.zeros_like(probs).scatter(-1, (ids := probs.topk(2, dim=-1).indices), probs.gather(-1, ids))
+        return scores * ((scores > 0).cumsum(dim=0) <= self.capacity) + self.smallest
+
+
+class CombiningMoE(GateMoE):
+    def __init__(self, experts: int = 6) -> None:
+        super().__init__(experts, 2)
+        self.gate = Combining(experts)
+
+    def choose(self, x):
+        weights, ids = self.gate(x).topk(2, dim=-1)
+        return ids, weights
+
+
+def used(model: Language, batches: list[torch.Tensor]) -> list[list[list[int]]]:
+    """Experts with a weight, by token and layer, the largest weight first."""
+    ids, weights = expected(model, batches)
+    return [
+        [i[w > 0].tolist() for i, w in zip(token_ids, token_weights, strict=True)]
+        for token_ids, token_weights in zip(ids, weights, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("first", [10**6, 5], ids=["drops later", "drops at once"])
+@pytest.mark.parametrize("experts", [6, 255])
+def test_a_token_that_was_dropped_uses_no_expert(tmp_path, first, experts):
+    model = language(CombiningMoE, layers=2, experts=experts)
+    batches, capacities = [tokens(), tokens(4, 9, seed=2)], [first, 1 if experts > 6 else 3]
+    own = []
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        for batch, capacity in zip(batches, capacities, strict=True):
+            for layer in model.layers:
+                layer.moe.gate.capacity = capacity
+            model(batch)
+    for batch, capacity in zip(batches, capacities, strict=True):
+        for layer in model.layers:
+            layer.moe.gate.capacity = capacity
+        own += used(model, [batch])
+    of_samples = [token for sample in range(7) for token in rec.run.sample(sample)["tokens"]]
+    assert [token["ribbon"] for token in of_samples] == own
+    slots = sum(2 - len(step) for token in own for step in token)
+    assert slots > 10
+    info = rec.run.info()
+    assert info["num_modules"] == experts
+    assert {module["module"] for module in info["modules"] if module["kind"] == "expert"} == set(range(experts))
+    assert [step["unused"] > 0 for step in rec.run.usage()["steps"]] == [True, True]
+    dropped = sum(not step for token in own for step in token)
+    assert info["findings"]["unused_slots"] == {
+        "share": pytest.approx(slots / (2 * 2 * len(own))),
+        "slots": slots,
+        "dropped": dropped,
+    }
+    assert "k varies" in info["findings"]["notes"][-1]
+    assert [token["compute"] for token in of_samples] == pytest.approx(
+        [sum(map(len, token)) / (2 * 2) for token in own]
+    )
+
+
+def test_scores_that_are_no_longer_zero_stop_the_recording(tmp_path):
+    model = language(CombiningMoE, layers=1)
+    with pytest.warns(RecordingStopped, match="forward pass 1: router layers.0.moe.gate gave more than 2 scores"):
+        with record(model, run="mine", runs_dir=tmp_path) as rec:
+            model(tokens())
+            model.layers[0].moe.gate.smallest = 1e-4
+            model(tokens())
+    assert rec.run.row["num_tokens"] == 21
