@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
+import stat
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +17,7 @@ from tokenpaths.engine.adapters.huggingface.config import PREFIX, checkpoint_fol
 from tokenpaths.engine.adapters.huggingface.elsewhere import read_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
-from tokenpaths.engine.base.model_folders import where_to_get
+from tokenpaths.engine.base.model_folders import read_model_config, subfolders, where_to_get
 
 if TYPE_CHECKING:
     from tokenpaths.engine.tracing.traceable import Traceable
@@ -25,9 +27,15 @@ Identity = tuple[tuple[str, int, int], ...]
 
 
 def folder_identity(folder: Path) -> Identity:
-    """Names, sizes and times of the files of a checkpoint."""
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
-    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    """Names, sizes and times of the files of a checkpoint, without what cannot be read or vanishes meanwhile."""
+    files = []
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            with suppress(OSError):
+                about = entry.stat()
+                if stat.S_ISREG(about.st_mode):
+                    files.append((entry.name, about.st_size, about.st_mtime_ns))
+    return tuple(sorted(files))
 
 
 def weight_bytes(identity: Identity) -> int:
@@ -61,18 +69,12 @@ class LoadedModels:
         from tokenpaths.engine.adapters.find_traceable import list_traceable
 
         folders = (*self.settings.all_models_dirs, self.settings.checkpoints_dir)
-        looks = [
-            (entry.name, folder_identity(entry))
-            for folder in folders
-            for entry in (sorted(folder.iterdir()) if folder.is_dir() else [])
-            if entry.is_dir()
-        ]
-        noted = [
+        looks = [(entry.name, folder_identity(entry)) for folder in folders for entry in subfolders(folder)]
+        looks += [
             (name, folder_identity(Path(place.folder)))
             for name, place in read_elsewhere(self.settings.checkpoints_dir).items()
-            if Path(place.folder).is_dir()
+            if os.path.isdir(place.folder)
         ]
-        looks += noted
         if self._listed is None or self._listed[0] != looks:
             rows = list_traceable(self.settings.all_models_dirs, self.settings.checkpoints_dir)
             self._listed = (looks, [row | {"job_only": self._too_large(row)} for row in rows])
@@ -102,8 +104,11 @@ class LoadedModels:
         from tokenpaths.engine.families.family_controls import ExpertControls
         from tokenpaths.engine.models.family import family_class
 
-        row, card_file, controls = self.row(name), self.folder(name) / "card.md", None
-        card = card_file.read_text(encoding="utf-8", errors="replace") if card_file.is_file() else None
+        row, card_file = self.row(name), self.folder(name) / "card.md"
+        card = controls = None
+        if os.path.isfile(card_file):
+            with suppress(OSError):
+                card = card_file.read_text(encoding="utf-8", errors="replace")
         if not row["problem"]:
             of = ExpertControls if is_huggingface(name) else family_class(row["family"]).Controls
             controls = of.model_json_schema()
@@ -115,8 +120,8 @@ class LoadedModels:
         try:
             if is_huggingface(name):
                 return read_config(folder)
-            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return read_model_config(folder)
+        except (OSError, ValueError):
             return None
 
     def folder(self, name: str) -> Path:
@@ -124,7 +129,7 @@ class LoadedModels:
         if is_huggingface(name):
             return _or_404(checkpoint_folder, self.settings.checkpoints_dir, name)
         for models_dir in self.settings.all_models_dirs if is_name(name) else ():
-            if (models_dir / name).is_dir():
+            if os.path.isdir(models_dir / name):
                 return models_dir / name
         names = [row["model"] for row in self.rows()]
         hint = where_to_get(name) if is_name(name) else None

@@ -1,12 +1,20 @@
-"""Folders in which models are looked for: of the data folder, of the user's choice, and of installed distributions."""
+"""Folders in which models are looked for: of the data folder, of the user's choice, and of installed distributions.
+
+They and what lies in them may be anything: a folder that cannot be read, a ``config.json`` of a stranger.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import stat
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.base.plugins import PluginError, load, where_from
@@ -18,6 +26,11 @@ LARGER_MODELS = "tokenpaths-models"
 """distribution of the models that the wheel of this program is too small for"""
 SUMS = SHIPPED_MODELS / "SHA256SUMS"
 """sums of all models of this program, wherever they are installed"""
+CONFIG = "config.json"
+MOST_CONFIG_BYTES = 16_000_000
+MOST_NESTED = 32
+"""objects and lists within each other in a configuration; what is answered of it is nested in more"""
+TOO_DEEP = f"it is nested more than {MOST_NESTED} deep"
 
 
 @lru_cache(maxsize=1)
@@ -69,3 +82,54 @@ def where_to_get(name: str) -> str | None:
     except OSError:
         return None
     return f"{name} is one of the larger models: `pip install {LARGER_MODELS}`" if f"  {name}/" in sums else None
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in ``folder``, by name; none where it cannot be read, and none that vanishes meanwhile."""
+    found = []
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            with suppress(OSError):
+                if entry.is_dir():
+                    found.append(entry)
+    return sorted(found)
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint folder. Numbers that JSON lacks (NaN, infinities) become texts, so that the
+    configuration can be answered.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        ValueError: it is no JSON object, too large, or nested too deeply; the message says which.
+    """
+    file = folder / CONFIG
+    if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
+        raise ValueError("it is no file")
+    with open(file, "rb") as opened:
+        data = opened.read(MOST_CONFIG_BYTES + 1)
+    if len(data) > MOST_CONFIG_BYTES:
+        raise ValueError(f"it is larger than {MOST_CONFIG_BYTES / 1e6:.0f} MB")
+    try:
+        config = json.loads(data.decode("utf-8"), parse_constant=str, parse_float=_finite)
+        _check_nesting(config, MOST_NESTED)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    json.dumps(config, ensure_ascii=False).encode()  # half of a surrogate pair could not be answered
+    return config
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
+
+
+def _check_nesting(value: Any, levels: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if not levels:
+        raise ValueError(TOO_DEEP)
+    for inner in value.values() if isinstance(value, dict) else value:
+        _check_nesting(inner, levels - 1)

@@ -6,7 +6,6 @@ compared: ``check_sizes`` bounds them, far above every published model, before a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from safetensors import SafetensorError, safe_open
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
-from tokenpaths.engine.base.model_folders import installed_folders, where_to_get
+from tokenpaths.engine.base.model_folders import CONFIG as CONFIG
+from tokenpaths.engine.base.model_folders import installed_folders, read_model_config, subfolders, where_to_get
 from tokenpaths.engine.families.family_controls import config_class
 
 WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
 CARD = "card.md"
 TOKENIZER = "tokenizer.json"
 MOST = 10_000_000
@@ -81,15 +80,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: no such folder, no configuration, or one that does not make sense.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise CheckpointError(f"{folder.name}: no {CONFIG} here, so this is not a checkpoint folder")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        family = about["family"]
-        config = config_class(family)(**about["config"])
+        about = read_model_config(folder)
+        family, given = about["family"], about["config"]
+        if not isinstance(family, str) or not isinstance(given, dict):
+            raise ValueError("family should be a name, and config a JSON object")
+        check_sizes(given)  # before the family builds anything of them
+        config = config_class(family)(**given)
         check_sizes(config.model_dump())
         classes, validation, training = _rest(about, config)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{folder.name}: no {CONFIG} here, so this is not a checkpoint folder") from None
+    except OSError as error:
+        raise CheckpointError(f"{folder.name}: {CONFIG} cannot be read: {error.strerror or error}") from None
     except UserError as error:
         raise CheckpointError(f"{folder.name}: {error}") from None
     except KeyError as error:
@@ -99,7 +102,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {where}{': ' * bool(where)}{message}") from None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"{folder.name}: {CONFIG} cannot be used: {first_line(error)}") from None
     num_params = about.get("num_params")
     whole = isinstance(num_params, int) and not isinstance(num_params, bool) and num_params >= 0
@@ -143,8 +146,8 @@ def list_models(folders: Iterable[Path]) -> list[dict[str, Any]]:
     """Description of each checkpoint folder; broken ones are listed with their problem."""
     rows: dict[str, dict[str, Any]] = {}
     for folder in folders:
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_dir() and is_name(path.name) and path.name not in rows:
+        for path in subfolders(folder):
+            if is_name(path.name) and path.name not in rows:
                 rows[path.name] = _model_row(path, shipped=folder in installed_folders())
     return [rows[name] for name in sorted(rows)]
 

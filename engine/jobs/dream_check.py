@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.dream_request import ChoicesTarget, ConnectionTarget, DreamRequest, Group, group_of
+from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 
 if TYPE_CHECKING:
@@ -35,10 +36,13 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
             "along the gradients of router scores; dream of a model of GET /models without hf:",
             field="model",
         )
-    about = context.model_config(request.model)
-    family, config = about.get("family"), about.get("config", {})
+    try:
+        checkpoint = read_checkpoint(context.model_dir(request.model))
+    except CheckpointError as error:
+        raise UserError(str(error), field="model") from None
+    family, config = checkpoint.family, checkpoint.config.model_dump()
     _check_family(request, family, config)
-    text = config.get("modality") == "text"
+    text = checkpoint.config.modality == "text"
     target = request.target
     if text:
         _check_text(request, config)
@@ -51,25 +55,24 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
         _check_dna(request, config)
         _check_text_group(request, context) if text else _check_image_group(request, config)
     if target.of == "block":
-        _below("target.layer", target.layer, config.get("layers", 4), "layers")
-        _below("target.block", target.block, config.get("blocks", 16), "blocks of a layer")
+        _below("target.layer", target.layer, config.get("layers"), "layers")
+        _below("target.block", target.block, config.get("blocks"), "blocks of a layer")
     if target.of == "direction":
-        sizes = {"layer": config.get("layers"), "head": config.get("heads"), "direction": config.get("directions", 4)}
-        for name, size in sizes.items():
-            _below(f"target.{name}", getattr(target, name), size, f"{name}s")
+        for name in ("layer", "head", "direction"):
+            _below(f"target.{name}", getattr(target, name), config.get(f"{name}s"), f"{name}s")
     if target.of == "connection":
         _check_connection(target, config)
     if target.of == "class":
-        _below("target.index", target.index, len(about.get("classes", [])) or config.get("num_classes", 10), "classes")
+        _below("target.index", target.index, len(checkpoint.classes) or config.get("num_classes"), "classes")
 
 
-def _check_family(request: DreamRequest, family: str | None, config: dict[str, Any]) -> None:
+def _check_family(request: DreamRequest, family: str, config: dict[str, Any]) -> None:
     of = request.target.of
     if config.get("router") == "expert":
         raise UserError(
             f"In {request.model} modules choose tokens, not tokens modules; such a model cannot dream", field="model"
         )
-    dreams = FAMILY_CONTROLS[family].DREAMS if family is not None and family in FAMILY_CONTROLS else ()
+    dreams = FAMILY_CONTROLS[family].DREAMS
     if of not in dreams:
         can = ", ".join(words for name, words in WORDS.items() if name in dreams)
         raise UserError(
@@ -80,7 +83,7 @@ def _check_family(request: DreamRequest, family: str | None, config: dict[str, A
 
 
 def _check_text(request: DreamRequest, config: dict[str, Any]) -> None:
-    target, longest = request.target, config.get("context", 1024)
+    target, longest = request.target, config.get("context")
     if target.of == "class":
         raise UserError(
             f"{request.model} reads texts and has no classes; dream of a path or a module of it", field="target.of"
@@ -90,7 +93,7 @@ def _check_text(request: DreamRequest, config: dict[str, Any]) -> None:
             f"Context {target.context!r} keeps pixels of an image, and {request.model} reads texts; leave it out",
             field="target.context",
         )
-    if request.text.length > longest:
+    if longest is not None and request.text.length > longest:
         raise UserError(
             f"A text of {request.text.length} tokens does not fit the model's context of {longest}", field="text.length"
         )
@@ -179,8 +182,8 @@ def _check_run(request: DreamRequest, card: dict[str, Any]) -> None:
 
 def _check_dna(request: DreamRequest, config: dict[str, Any]) -> None:
     target, steps = request.target, config["steps"]
-    kinds = ("transformers", "attentions", "mlps", "identities")
-    modules, top_k = sum(config.get(kind, 0) for kind in kinds), config.get("top_k", 1)
+    modules = sum(config[kind] for kind in ("transformers", "attentions", "mlps", "identities"))
+    top_k = config["top_k"]
     for s in getattr(target, "until", None) or ():
         if not 1 <= s <= steps:
             raise UserError(
@@ -201,7 +204,7 @@ def _check_dna(request: DreamRequest, config: dict[str, Any]) -> None:
 
 
 def _check_image_group(request: DreamRequest, config: dict[str, Any]) -> None:
-    side = config.get("image_size", 224) // config.get("patch_size", 16)
+    side = config["image_size"] // config["patch_size"]
     group = group_of(request.target)
     check_group(group, range(side * side), "patches of the image")
     whole = group == Group() or group.draw == side * side or len(group.patches or ()) == side * side

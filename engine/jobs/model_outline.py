@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tokenpaths.engine.adapters.huggingface.config import Layout
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.checkpoint_config import CONFIG, check_sizes
 from tokenpaths.engine.families.edit_plan import Routers, plan_routes
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, check_controls, read_expert_controls
 
@@ -37,6 +38,10 @@ class FamilyOutline:
 
     def check_controls(self, values: dict[str, Any] | None) -> None:
         """UserError for controls that do not fit the model; ``field`` names the one."""
+        try:
+            check_sizes(self._config)
+        except ValueError as error:
+            raise UserError(f"{CONFIG} of {self.name} cannot be used: {error}", field="model") from None
         check_controls(self.family, self._config, values)
 
     def check_bans(self) -> None:

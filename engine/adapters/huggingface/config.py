@@ -6,7 +6,7 @@ this machine (``elsewhere``), never a path or a hub name, because jobs may be su
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from typing import Any
 from tokenpaths.engine.adapters.huggingface.elsewhere import read_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
+from tokenpaths.engine.base.model_folders import CONFIG, read_model_config, subfolders
 from tokenpaths.engine.families.family_controls import ExpertControls
 
 PREFIX = "hf:"
-CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NOT_TRACED = {
     "diffusion_gemma": "it fills blocks of text by diffusion, so there is no next token whose loss could be kept",
@@ -38,7 +38,8 @@ NOT_TRACED = {
 """routed architectures of transformers 5.23 that are not supported, with the reason"""
 FOLDER_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 """valid checkpoint folder names: hub names without their owner match"""
-MOST_CONFIG_BYTES = 16_000_000
+MOST_COUNTED = 65_536
+"""layers, or experts of one; some of them are counted one by one"""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "moe_top_k")
@@ -80,18 +81,18 @@ def checkpoint_folder(parent: Path | None, model: str) -> Path:
             field="model",
         )
     folder = parent / name
-    if not folder.is_dir() and (place := read_elsewhere(parent).get(name)):
-        if not (Path(place.folder) / CONFIG).is_file():
+    if not os.path.isdir(folder) and (place := read_elsewhere(parent).get(name)):
+        if not os.path.isfile(Path(place.folder) / CONFIG):
             raise UserError(
                 f"The checkpoint {name!r} is no longer in the folder in which it was traced; say where it is now.",
                 field="model",
             )
         return Path(place.folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"There is no checkpoint {name!r} in {parent}; {_nearest(name, parent)}", field="model")
     if not folder.resolve().is_relative_to(parent.resolve()):
         raise UserError(f"{name!r} is a link that leads out of {parent}; put the checkpoint there.", field="model")
-    if not (folder / CONFIG).is_file():
+    if not os.path.isfile(folder / CONFIG):
         raise UserError(
             f"The folder {name} in {parent} holds no {CONFIG}, so it is no Hugging Face model.", field="model"
         )
@@ -99,9 +100,9 @@ def checkpoint_folder(parent: Path | None, model: str) -> Path:
 
 
 def _nearest(name: str, parent: Path) -> str:
-    there = sorted(entry.parent.name for entry in parent.glob(f"*/{CONFIG}")) if parent.is_dir() else []
+    there = [folder.name for folder in subfolders(parent) if os.path.exists(folder / CONFIG)]
     if not there:
-        return "there is none yet." if parent.is_dir() else "that folder is not there."
+        return "there is none yet." if os.path.isdir(parent) else "that folder is not there."
     close = get_close_matches(name, there, n=1, cutoff=0.5)
     listed = ", ".join(there[:20]) + (", …" if len(there) > 20 else "")
     return f"did you mean {close[0]!r}? There are: {listed}." if close else f"there are: {listed}."
@@ -113,14 +114,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is unreadable, not a JSON object, has no ``model_type``, or the architecture is not supported.
     """
-    file = folder / CONFIG
     try:
-        if file.stat().st_size > MOST_CONFIG_BYTES:
-            raise ValueError("too large")
-        config = json.loads(file.read_text(encoding="utf-8"), parse_constant=str)  # infinities, which JSON lacks
-    except (OSError, ValueError, RecursionError):
+        config = read_model_config(folder)
+    except (OSError, ValueError):
         raise UserError(f"The {CONFIG} of {folder.name} cannot be read.", field="model") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    if not isinstance(config.get("model_type"), str):
         raise UserError(
             f"The {CONFIG} of {folder.name} names no model_type, so it is no Hugging Face model.", field="model"
         )
@@ -170,19 +168,19 @@ def list_checkpoints(parent: Path | None) -> list[dict[str, Any]]:
     Folders without a ``config.json`` that names a model type are left out; checkpoints that cannot be traced are listed
     with their problem. Reads no weights.
     """
-    inside = {folder.name: folder for folder in parent.iterdir()} if parent is not None and parent.is_dir() else {}
+    inside = {} if parent is None else {folder.name: folder for folder in subfolders(parent)}
     noted = {name: Path(place.folder) for name, place in read_elsewhere(parent).items()}
     return [
         _checkpoint_row(parent, f"{PREFIX}{name}")
         for name, folder in sorted((noted | inside).items())
-        if re.fullmatch(FOLDER_PATTERN, name) and _names_type(folder / CONFIG)
+        if re.fullmatch(FOLDER_PATTERN, name) and _names_type(folder)
     ]
 
 
-def _names_type(file: Path) -> bool:
+def _names_type(folder: Path) -> bool:
     try:
-        return file.stat().st_size <= MOST_CONFIG_BYTES and "model_type" in json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, TypeError):
+        return "model_type" in read_model_config(folder)
+    except (OSError, ValueError):
         return False
 
 
@@ -207,8 +205,13 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
     """The first integer found under one of ``names``, in the configuration or its section for experts."""
     for part in _with_parts(config):
         for name in names:
-            if isinstance(part.get(name), int) and not isinstance(part[name], bool):
-                return int(part[name])
+            if isinstance(number := part.get(name), int) and not isinstance(number, bool):
+                if number > MOST_COUNTED:
+                    raise UserError(
+                        f"{name} of its {CONFIG} is {str(number)[:20]}; at most {MOST_COUNTED:,} are read here",
+                        field="model",
+                    )
+                return number
     return None
 
 

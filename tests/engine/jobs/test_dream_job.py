@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +271,34 @@ def test_what_cannot_be_dreamed_is_refused_by_name(context: JobContext, changes:
     with pytest.raises(UserError, match=words) as refused:
         ask(context, **changes)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": []},
+        {"family": ["dna"]},
+        {"config": {"steps": "x"}},
+        {"config": {"steps": 3}},
+        {"classes": 3},
+        {"a": "[" * 50},
+    ],
+)
+def test_a_dream_of_a_model_with_an_odd_configuration_is_refused(
+    context: JobContext, tmp_path: Path, changes: dict
+) -> None:
+    shutil.copytree(context.models_dirs[0] / "tiny", tmp_path / "odd")
+    about = json.loads((tmp_path / "odd" / "config.json").read_text()) | changes
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(about).replace(f'"{"[" * 50}"', "[" * 50 + "]" * 50))
+    with pytest.raises(UserError, match="odd: config.json") as refused:
+        ask(
+            replace(context, models_dirs=(tmp_path,)),
+            model="odd",
+            run=None,
+            sample=None,
+            target={"of": "module", "module": 0},
+        )
+    assert refused.value.field == "model"
 
 
 def test_a_state_of_another_request_or_a_broken_one_is_refused(context: JobContext, tmp_path: Path) -> None:
