@@ -220,8 +220,8 @@ class DirectionalControls(DirectionalFields):
         for edit in self.edits or ():
             if isinstance(edit, Freeze) and edit.step in set_by_hand:
                 raise UserError(
-                    f"the router of step {edit.step} is frozen, and its gates are to be {self.gate:g}: leave out freeze "
-                    "or gate, or name another gate_layer",
+                    f"the router of step {edit.step} is frozen, and its gates are to be {self.gate:g}: leave out "
+                    "freeze or gate, or name another gate_layer",
                     field="gate",
                 )
         if set_by_hand == frozen:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.decomposition import PCA
 from sklearn.metrics import balanced_accuracy_score
@@ -45,8 +47,11 @@ from tokenpaths.engine.analysis.paired_runs import load_difference, pearson, spe
 from tokenpaths.engine.analysis.path_distance import profile_distance, profiles
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.analysis.route_changes import RouteChange
+from tokenpaths.engine.families.raytracing_config import RayTracingConfig
+from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs.saturation import saturation
+from tokenpaths.frontend.charts.families.raytracing_network import network_of, share_rows
 
 
 # -- checkpoints and interventions -------------------------------------------------------------
@@ -248,6 +253,55 @@ def test_raytracing_shares_are_counted_with_sets():
             assert active_share(rates)[n, step] == pytest.approx(len(fired) / 8)
             assert lit_share(rates)[n, step] == pytest.approx(len(lit) / 8)
         assert steps_until_output(rates)[n] == last
+
+
+@pytest.mark.parametrize("crossing", ["one", "all"])
+def test_the_used_share_of_raytracing_is_a_set_of_parameters_at_each_threshold_step(crossing: str):
+    """Of a sample at every step, as the page draws it, and at its stop, as cards and benchmarks have it."""
+    config = RayTracingConfig(
+        image_size=4,
+        conv_channels=(5,),
+        conv_pools=(),
+        input_neurons=(2, 4),
+        input_density=0.1,
+        layers=3,
+        blocks=4,
+        width=3,
+        num_classes=5,
+        theta_steps=5,
+        crossing=crossing,
+    )
+    model = RayTracing(config)
+    network = network_of(
+        {"config": config.model_dump(), "modules": [asdict(module) for module in model.module_table()]}
+    )
+    wires = [("input", j, n, end) for j, ends in enumerate(config.input_wires) for n, end in enumerate(ends)]
+    wires += [("block", b, n, end) for b, ends in enumerate(config.block_wires) for n, end in enumerate(ends)]
+    always = {("input", *one) for one in itertools.product(range(6), range(config.fan_in + 1))}
+    always |= {("output bias", label) for label in range(5)}
+    rng = np.random.default_rng(11)
+    rates = rng.random((20, 5, 12)) * (rng.random((20, 5, 12)) < 0.25)
+    rates[3] = 0
+    rates[4, 2:] = 0
+    at_the_stop = []
+    for sample in rates.tolist():
+        inside: set[tuple] = set()
+        curve = share_rows(network, sample)
+        for step, row in enumerate(curve):
+            fired = {block for block, rate in enumerate(sample[step]) if rate > 0}
+            before = {block for block, rate in enumerate(sample[step - 1]) if rate > 0 and step}
+            sends = fired if crossing == "all" else before
+            for block in fired:
+                inside |= {("bias", block, neuron) for neuron in range(3)}
+                for kind, source, n, end in wires:
+                    if end == block and (kind == "input" or source in sends):
+                        inside |= {("weight", kind, source, n, neuron) for neuron in range(3)}
+            read = {(b, n, label) for k, b, n, end in wires if end == 12 and b in fired for label in range(5)}
+            share = len(always | inside | read) / model.trainable_params
+            assert row["used"] == pytest.approx(share)
+        at_the_stop.append(curve[-1]["used"])
+    used = model.used_params(torch.from_numpy(rates)).numpy() / model.trainable_params
+    assert used.tolist() == pytest.approx(at_the_stop)
 
 
 def test_raytracing_means_and_correlations_are_scipys():
