@@ -124,7 +124,7 @@ class LoadedModel:
     def run_fields(self) -> dict[str, Any]:
         changed = self.controls.given() if self.controls else {}
         config = json.loads(self.checkpoint.config.model_dump_json())
-        findings = {"validation": self.checkpoint.validation} if self.checkpoint.validation else {}
+        findings: dict[str, Any] = {"validation": self.checkpoint.validation} if self.checkpoint.validation else {}
         if self.first_prediction:
             findings[FIRST_PREDICTION] = self.first_prediction
         return {
