@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import kept_document, report
+from benchmarks.measure import days, kept_document, machines, report
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.families.checkpoint_config import CONFIG, read_checkpoint
@@ -79,19 +80,33 @@ def figures(run: Run, dataset: str) -> dict[str, Any]:
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+FAMILIES = {
+    "dna": "Distributed Neural Architectures",
+    "hmodel": "H-Model",
+    "dipaco": "DiPaCo",
+    "directional": "Directional Routing",
+    "raytracing": "RayTracing",
+}
 HEAD = """# The shipped models
 
-Generated from `benchmarks/results/checkpoints.json` by `python -m benchmarks.checkpoints`; each model's card
-beside its weights has configuration, command, curve and machine. The dense twin has the same input, output and
-blocks, equal active parameters and the same recipe; the untrained twin the same architecture at initialisation.
+Small routed models, trained on two processor cores; a card beside the weights of each has configuration, command, curve
+and numbers. The small ones come with `tokenpaths`, the others are the distribution `tokenpaths-models`
+(`pip install tokenpaths_models-*.whl`, of a release or of `make wheels`); a clone has all of them. What they were
+trained on, and what that allows: [Data](data.md#what-the-shipped-models-were-trained-on).
+"""
+DNA = """
+The rest of this page is about the distributed neural architectures; [the papers' pages](science/index.md) have the
+other families. It is generated from `benchmarks/results/checkpoints.json` by `python -m benchmarks.checkpoints`. The
+dense twin has the same input, output and blocks, equal active parameters and the same recipe; the untrained twin the
+same architecture at initialisation.
 """
 
 
 def models_page(document: dict[str, Any]) -> str:
     """The comparison page, from the kept result."""
     results = document["results"]
-    lines = [HEAD, "## Accuracy", "", "| model | loss (nats) | accuracy | dense twin: loss | accuracy |"]
-    lines.append("|---|---|---|---|---|")
+    lines = [HEAD, *_distribution_lines(), DNA, "## Accuracy", ""]
+    lines += ["| model | loss (nats) | accuracy | dense twin: loss | accuracy |", "|---|---|---|---|---|"]
     for name, row in results.items():
         own, twin = row["validation"], row["validation"].get("dense_twin", {})
         cells = [f"{own['loss']:.3f}", f"{own['accuracy']:.1%}"]
@@ -116,8 +131,22 @@ def models_page(document: dict[str, Any]) -> str:
                 f"{one['num_paths']:,} | {one['effective_paths']:,.0f} | {steps} |"
             )
     lines += [*_slope_lines(results), *_knowledge_lines(results)]
-    lines += ["", f"Measured {document['date']} on {document['machine']}: `{document['command']}`.", ""]
-    return "\n".join(lines)
+    lines += ["", "## Measured", "", f"`{document['command']}`", "", "| model | when | on |", "|---|---|---|"]
+    when, where = document["dates"], document["machines"]
+    lines += [f"| {name} | {days(when[name])} | {machines(where[name])} |" for name in results]
+    return "\n".join([*lines, ""])
+
+
+def _distribution_lines() -> list[str]:
+    """Every shipped model, and what to install for it."""
+    small = set(re.findall(r"data/models/([\w-]+) ", (PAGE.parents[1] / "MANIFEST.in").read_text(encoding="utf-8")))
+    lines = ["| model | family | takes | parameters | comes with |", "|---|---|---|---|---|"]
+    for file in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"), key=lambda file: file.parent):
+        about, name = json.loads(file.read_text(encoding="utf-8")), file.parent.name
+        takes = {"vision": "images", "text": "texts"}[about["config"]["modality"]]
+        comes_with = "tokenpaths" if name in small else "tokenpaths-models"
+        lines.append(f"| {name} | {FAMILIES[about['family']]} | {takes} | {about['num_params']:,} | `{comes_with}` |")
+    return lines
 
 
 def _slope_lines(results: dict[str, Any]) -> list[str]:

@@ -74,37 +74,39 @@ def machine() -> str:
     return f"{model}, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"
 
 
-def dates(document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """When each part of the results was measured, recursively.
+def by_part(what: str, document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The ``date`` or ``machine`` of each part of the results, recursively.
 
-    A part equal to that in the document ``before`` was kept, not measured again, and keeps its date.
+    A part equal to that in the document ``before`` was kept, not measured again, and keeps its own.
     """
 
-    def of(now: Any, old: Any, old_dates: Any, depth: int) -> Any:
+    def of(now: Any, old: Any, kept: Any, depth: int) -> Any:
         if depth and isinstance(now, dict) and now:
-            olds, known = (x if isinstance(x, dict) else {} for x in (old, old_dates))
-            all_of = old_dates if isinstance(old_dates, str) else None
+            olds, known = (x if isinstance(x, dict) else {} for x in (old, kept))
+            all_of = kept if isinstance(kept, str) else None
             return {key: of(value, olds.get(key), known.get(key, all_of), depth - 1) for key, value in now.items()}
-        same_as_before = now == old and isinstance(old_dates, str)
-        return old_dates if same_as_before else document["date"]
+        same_as_before = now == old and isinstance(kept, str)
+        return kept if same_as_before else document[what]
 
-    found = of(document["results"], before.get("results"), before.get("dates", before.get("date")), 2)
+    found = of(document["results"], before.get("results"), before.get(f"{what}s", before.get(what)), 2)
     return found if isinstance(found, dict) else {}
 
 
 def days(of: Any) -> str:
     """A part of ``dates`` as text: one day, or the first and the last."""
-    found: list[str] = []
-
-    def collect(one: Any) -> None:
-        if isinstance(one, dict):
-            for value in one.values():
-                collect(value)
-        elif isinstance(one, str):
-            found.append(one)
-
-    collect(of)
+    found = _leaves(of)
     return "" if not found else min(found) if min(found) == max(found) else f"{min(found)} to {max(found)}"
+
+
+def machines(of: Any) -> str:
+    """A part of ``machines`` as text: each of them once."""
+    return "; ".join(dict.fromkeys(_leaves(of)))
+
+
+def _leaves(of: Any) -> list[str]:
+    if isinstance(of, dict):
+        return [leaf for value in of.values() for leaf in _leaves(value)]
+    return [of] if isinstance(of, str) else []
 
 
 def kept_document(name: str, folder: Path | None = None) -> dict[str, Any]:
@@ -139,7 +141,8 @@ def report(
         before = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         before = {}
-    document["dates"] = dates(document, before if isinstance(before, dict) else {})
+    before = before if isinstance(before, dict) else {}
+    document |= {f"{what}s": by_part(what, document, before) for what in ("date", "machine")}
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if not quiet:

@@ -304,6 +304,11 @@ def test_what_was_kept_keeps_its_date(monkeypatch, tmp_path):
     assert measure.days(report["dates"]["training"]) == "2026-01-01"
     assert report["dates"]["forward"] == {"small": "2026-01-01", "big": report["date"]}
     assert measure.days(report["dates"]["forward"]) == f"2026-01-01 to {report['date']}"
+    elsewhere = {**older, "machines": {"forward": "a laptop", "training": "a laptop"}}
+    (tmp_path / "speed.json").write_text(json.dumps(elsewhere))
+    kept = measure.report("speed", "command", second, quiet=True)["machines"]
+    assert kept == {"forward": {"small": "a laptop", "big": measure.machine()}, "training": {"big": "a laptop"}}
+    assert measure.machines(kept) == f"a laptop; {measure.machine()}"
     del older["dates"]  # as kept by an older version
     (tmp_path / "speed.json").write_text(json.dumps({**older, "date": "2025-05-05"}))
     report = measure.report("speed", "command", second, quiet=True)

@@ -36,16 +36,48 @@ def test_every_test_that_a_text_names_exists():
     assert missing == set()
 
 
-def test_every_file_in_the_readmes_map_exists():
+def test_every_file_in_the_readmes_tables_exists():
+    """In every cell; a name may be that of a file in the folder of the row's first."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
-    named = []
-    for row in rows:
-        parts = re.findall(r"`([^`]+)`", row)
-        folder = parts[0].rpartition("/")[0]
-        named += [parts[0], *(part if "/" in part else f"{folder}/{part}" for part in parts[1:])]
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    missing, named = [], 0
+    for row in re.findall(r"^\| .+ \|$", text, flags=re.MULTILINE):
+        parts = re.findall(r"`([\w./-]*(?:/|\.py)[\w./-]*)`", row)
+        named += len(parts)
+        missing += [part for part in parts if not any((ROOT / home / part).exists() for home in ("", parts[0]))]
+    assert named > 30
+    assert missing == []
+
+
+def test_the_readme_counts_models_and_walks_as_they_are():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    small = set(re.findall(r"data/models/([\w-]+) ", (ROOT / "MANIFEST.in").read_text(encoding="utf-8")))
+    counts = {}
+    for folder in MODELS:
+        family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["family"]
+        counts.setdefault(family, [0, 0])[folder.name not in small] += 1
+    rows = re.findall(r"^\| .+ \| `engine/models/(?:\w+/)?(\w+)\.py`.* \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
+    assert {name: [0 if cell == "–" else int(cell) for cell in cells] for name, *cells in rows} == counts
+    words = {5: "five", 6: "six", 7: "seven", 8: "eight", 16: "sixteen", 17: "seventeen"}
+    for page in ("README.md", "docs/index.md", "docs/tour.md"):
+        shown = (ROOT / page).read_text(encoding="utf-8")
+        assert f"with {words[len(small)]} small models" in shown
+        assert f"with all {words[len(MODELS)]}" in shown
+    walks = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").count("\n## Walk: ")
+    assert f"{words[walks]} walks through the code" in text
+
+
+def test_who_reads_of_a_larger_model_is_told_what_it_comes_with():
+    """Pages with commands, notebooks and help texts; performance and science speak of what was measured here."""
+    small = set(re.findall(r"data/models/([\w-]+) ", (ROOT / "MANIFEST.in").read_text(encoding="utf-8")))
+    larger = re.compile("|".join(sorted((f.name for f in MODELS if f.name not in small), key=len, reverse=True)))
+    told = [ROOT / "README.md", *(ROOT / "docs" / "tutorials").glob("*.md"), *(ROOT / "docs" / "notebooks").iterdir()]
+    told += [ROOT / "docs" / f"{name}.md" for name in ("tour", "dreams", "edits", "figures", "models", "data")]
+    for file in told:
+        text = file.read_text(encoding="utf-8")
+        assert not larger.search(text) or "tokenpaths-models" in text, file
+    for file in (ROOT / "tokenpaths" / "cli").rglob("*.py"):
+        examples = re.findall(r"Example: (.+)", file.read_text(encoding="utf-8"))
+        assert not larger.search("\n".join(examples)), file
 
 
 def test_readme_python_runs(tmp_path, monkeypatch, capsys):
@@ -79,7 +111,11 @@ def test_the_models_page_is_what_was_measured():
 
     kept = ROOT / "benchmarks" / "results" / "checkpoints.json"
     document = json.loads(kept.read_text(encoding="utf-8"))
-    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == models_page(document)
+    page = models_page(document)
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == page
+    for folder in MODELS:
+        assert re.search(rf"^\| {folder.name} \| .+ \| `tokenpaths(-models)?` \|$", page, flags=re.MULTILINE)
+    assert f"| 2026-11-24 | {document['machines']['dna-n-vision-top1']['trained']} |" in page
     dna = {f.name for f in MODELS if json.loads((f / "config.json").read_text(encoding="utf-8"))["family"] == "dna"}
     assert set(document["results"]) == dna
 

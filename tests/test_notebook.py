@@ -74,10 +74,11 @@ def test_the_dna_researchers_notebook_leads_from_a_checkpoint_to_figures(tmp_pat
     run, twin = space["run"], space["twin"]
     assert len(space["paths"]) == run.row["num_paths"] == space["paths"]["rank"].iloc[-1]
     assert space["paths"]["count"].sum() == run.row["num_tokens"] == 24 * 64
-    assert twin.row["model"] == "dna-vision-top2-skip-untrained"
+    assert twin.row["model"] == "dna-vision-top1-untrained"
     assert set(space["knowledge"]["property"]) >= {"region", "label"}
     compared = {row["measure"] for row in space["answer"]["correlations"]}
     assert {"compute", "reuse"} <= compared
+    assert shown[-2]["reuse"] is not None
     assert shown[-1] == ["paths.csv", "paths.svg", "tokens.parquet"]
     assert (tmp_path / "figures" / "paths.svg").read_text(encoding="utf-8").startswith("<svg")
     assert sum("$schema" in one.to_dict() for one in shown if "altair" in str(type(one))) >= 5

@@ -79,6 +79,19 @@ def test_every_bundled_picture_has_a_source():
             assert image["file"] in page
 
 
+def test_every_model_has_a_row_of_what_its_data_allows():
+    """In NOTICE, which travels with the weights, and on the page about data; once each."""
+    notice = (ROOT / "NOTICE").read_text().partition("Weights (")[2]
+    page = (ROOT / "docs" / "data.md").read_text().partition("## What the shipped models were trained on")[2]
+    rows = {
+        "NOTICE": [words.split(", ") for words in re.findall(r"^- ([\w*, -]+):", notice, re.MULTILINE)],
+        "data.md": [re.findall(r"`([^`]+)`", cell) for cell in re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)],
+    }
+    for name in (file.parent.name for file in SHIPPED_MODELS.glob("*/config.json")):
+        for where, patterns in rows.items():
+            assert sum(any(fnmatch(name, one) for one in row) for row in patterns) == 1, (where, name)
+
+
 def test_a_model_of_the_other_distribution_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="pip install tokenpaths-models"):
         find_checkpoint("dipaco-4x4", [tmp_path])

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import days, kept_document
+from benchmarks.measure import days, kept_document, machines
 from benchmarks.science import dna_rows
 from benchmarks.science.claims import VERDICTS, Claim, Paper, Table, several, share, spanned
 from benchmarks.science.papers import PAPERS
@@ -114,7 +114,8 @@ def _measured(document: dict[str, Any], verb: str = "Measured") -> str:
     minutes = sum(part["minutes"] for part in parts if "minutes" in part)
     took = f" in {minutes / 60:.1f} hours" if minutes else ""
     listed = ", ".join(f"`{command}`" for command in commands)
-    return f"{verb} {days(document.get('dates', document['date']))}{took} on {document['machine']}: {listed}."
+    where = machines(document.get("machines", document["machine"]))
+    return f"{verb} {days(document.get('dates', document['date']))}{took} on {where}: {listed}."
 
 
 def _model_lines(paper: Paper) -> list[str]:

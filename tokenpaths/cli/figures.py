@@ -48,7 +48,7 @@ class FiguresOptions:
 def figures(options: FiguresOptions) -> None:
     """Draw each figure of the DNA paper that the run allows: SVG, PNG, the data as CSV, and an index with the numbers.
 
-    Example: tokenpaths figures --run scenes-dna-vision-top2-skip --out figures --only fig2,fig6
+    Example: tokenpaths figures --run scenes-dna-vision-top1 --out figures --only fig2,fig6
     """
     from tokenpaths.backend.runs.finished_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings

@@ -23,7 +23,7 @@ def report(
 ) -> None:
     """Write one run as one self-contained HTML page: interactive charts, examples, tables and formulas.
 
-    Example: tokenpaths report --run scenes-dna-vision-top2-skip --out report.html
+    Example: tokenpaths report --run scenes-dna-vision-top1 --out report.html
     """
     from tokenpaths.backend import __version__
     from tokenpaths.backend.runs.finished_dreams import dreams_of
