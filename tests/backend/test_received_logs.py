@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.backend.conftest import services_for
-from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, ROWS, TOP_K, run_batch, vllm_chat, with_dense
+from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, ROWS, TOP_K, npy64, run_batch, vllm_chat, with_dense
 from tests.support.foreign_runs import unmarked
 from tests.support.runs import make, make_run
 from tokenpaths.backend.problems import Problem
@@ -368,6 +368,14 @@ def test_a_layer_that_was_dense_at_first_stays_so(services: Services) -> None:
     told = send(services, answer(1, np.insert(IDS[1], 0, IDS[1][:, 0], axis=1)), answer(2))
     assert told["received"] == 1
     assert "layer 0 has decisions here, but zeros only in the first" in told["refused"][0]["reason"]
+
+
+def test_a_first_choice_without_decisions_makes_no_layer_dense(services: Services) -> None:
+    both = answer(0)
+    both["choices"].insert(0, both["choices"][0] | {"routed_experts": npy64(np.zeros((3, LAYERS + 1, TOP_K)))})
+    assert send(services, both, answer(1))["received"] == 2
+    seal(services, "live")
+    assert len(list(open_log(inbox(services)[0]).pieces())) == 2
 
 
 def test_slots_that_are_not_used_are_not_counted(services: Services) -> None:

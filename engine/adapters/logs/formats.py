@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,7 @@ from tokenpaths.engine.adapters.logs.counts.count_tables import (
     open_statistics,
     open_tokens_per_expert,
 )
-from tokenpaths.engine.adapters.logs.counts.expert_counts import (
-    OnlyCounts,
-    find_counts,
-    find_domains,
-    joined,
-    read_counts,
-)
+from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, find_counts, find_domains, read_counts
 from tokenpaths.engine.adapters.logs.counts.imatrix import MAGIC as GGUF
 from tokenpaths.engine.adapters.logs.counts.imatrix import open_imatrix
 from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, no_text, read_head, rest_of
@@ -38,10 +32,10 @@ from tokenpaths.engine.adapters.logs.passes.layer_records import (
 )
 from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
 from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
-from tokenpaths.engine.adapters.logs.pieces import Announced, Piece, unread_note
+from tokenpaths.engine.adapters.logs.pieces import Announced, few_names, unread_note
 from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
-from tokenpaths.engine.adapters.logs.responses.envelopes import is_failed_line
-from tokenpaths.engine.adapters.logs.routing_log import Log, without_copies, without_dense_layers
+from tokenpaths.engine.adapters.logs.responses.envelopes import is_no_response
+from tokenpaths.engine.adapters.logs.routing_log import Log, one_log, without_dense_layers
 from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
 from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import open_parquet
@@ -50,9 +44,10 @@ from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
     array_shapes,
     is_tensor_file,
     is_torch_archive,
+    names_in,
     read_whole,
 )
-from tokenpaths.engine.adapters.logs.tensors.tensor_logs import open_tensors, open_value
+from tokenpaths.engine.adapters.logs.tensors.tensor_logs import BESIDE_SCORES, open_tensors, open_value
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_rereadable
 from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
@@ -98,16 +93,19 @@ def _open_array(file: Path, announced: Announced) -> Log:
     shape = re.search(rb"'descr': '[<|][iu]\d'.*'shape': \(([\d, ]+)\)", head)
     if shape is not None and len(shape[1].strip(b", ").split(b",")) == 4:  # sequences apart, as verl pads them
         return open_value(file, read_whole(file), announced)
-    return without_dense_layers(open_npy(file, announced))
+    return without_dense_layers(open_npy(file, announced), announced.skip_bad)
 
 
 def _open_archive(file: Path, announced: Announced) -> Log:
     arrays = array_shapes(file)
-    scores = all(kind == "f" and len(shape) in (2, 3) for shape, kind in arrays.values())
+    scored = [
+        kind == "f" and len(shape) in (2, 3) for name, (shape, kind) in arrays.items() if name not in BESIDE_SCORES
+    ]
+    scores = bool(scored) and all(scored)
     padded = any(kind in "iu" and len(shape) == 4 for shape, kind in arrays.values())
-    if arrays and (scores or padded):
+    if scores or padded:
         return open_value(file, read_whole(file), announced)
-    return without_dense_layers(open_npz(file, announced))
+    return without_dense_layers(open_npz(file, announced), announced.skip_bad)
 
 
 def _only_folder(file: Path, announced: Announced) -> Log:
@@ -283,10 +281,17 @@ def recognise(file: Path, skip_bad: bool = False) -> str:
         if kind.matches is not None and kind.matches(head):
             return name
         if kind.magic is not None and head.startswith(kind.magic):
-            return name if name != "npz" or not is_torch_archive(file) else "tensors"
+            return name if name != "npz" else _kind_of_archive(file)
     if problem := no_text(head):
         raise UnknownLog(f"{file}: is {problem}", field="file")
     return _recognise_text(file, head, skip_bad)
+
+
+def _kind_of_archive(file: Path) -> str:
+    names = names_in(file)
+    if names and not any(name.endswith((".npy", ".pkl")) for name in names):
+        raise UnknownLog(f"{file}: {few_names('is a zip archive; unpack it first. It holds', names)}", field="file")
+    return "tensors" if is_torch_archive(names) else "npz"
 
 
 def _recognise_by_plugin(file: Path, unknown: UnknownLog) -> str:
@@ -317,8 +322,8 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
     first = _data(next((line for line in lines if not line.lstrip().startswith((b":", b"event:", b"id:"))), lines[0]))
     if first[:1] not in (b"{", b"[") and is_csv(row, lines[0]):  # a text in JSON may read like the names of columns
         return "llama.cpp"
-    if is_failed_line(first) or (skip_bad and not is_json(first)):
-        told = (line for line in map(_data, lines) if line[:1] in (b"{", b"[") and not is_failed_line(line))
+    if is_no_response(first) or (skip_bad and not is_json(first)):
+        told = (line for line in map(_data, lines) if line[:1] in (b"{", b"[") and not is_no_response(line))
         first = next((line for line in told if not skip_bad or is_json(line)), first)
     if first[:1] in (b"{", b"["):
         record = _first_object(file, first, head)
@@ -381,66 +386,36 @@ def _open_folder(folder: Path, format: str | None, announced: Announced, plugins
     for name, kind in FORMATS.items():
         if format in (None, name) and kind.is_folder and kind.open_folder and kind.is_folder(folder, files):
             return kind.open_folder(folder, files, announced)
+    inner = sorted(inside.name for inside in folder.iterdir() if inside.is_dir() and not inside.name.startswith("."))
     if not files:
-        raise UserError(f"the folder {folder} holds no files", field="file")
+        beside = few_names("; a folder in it would be a log of its own", inner)
+        raise UserError(f"the folder {folder} holds no files{beside}", field="file")
     known: dict[Path, str | None] = {}
     unknown: UserError | None = None
     for file in files:
         try:
             known[file] = recognise(file, announced.skip_bad)
-        except UnknownLog as error:
+        except UserError as error:
+            if not (announced.skip_bad or isinstance(error, UnknownLog)):
+                raise
             unknown = unknown or error
     for name, kind in FORMATS.items():
         ours = [file for file, found in known.items() if found == name]
         if ours and kind.open_folder and format in (None, name):
-            return _with_unread(kind.open_folder(folder, ours, announced), files, ours)
+            return _with_unread(kind.open_folder(folder, ours, announced), files, ours, inner)
     if not known or plugins and IMPORTERS.plugin_names() or format not in (None, *FORMATS):
         if unknown is not None and not known and not IMPORTERS.plugin_names():
             raise unknown
         known = dict.fromkeys(files)
-    return _with_unread(_open_shards(folder, list(known), format, announced, plugins), files, list(known))
+    log = one_log(folder, list(known), lambda file: _open_one(file, format, announced, plugins), announced.skip_bad)
+    return _with_unread(log, files, list(known), inner)
 
 
-def _with_unread(log: Log, files: list[Path], read: list[Path]) -> Log:
-    note = unread_note("files", [file.name for file in files if file not in read and file not in log.beside])
-    return replace(log, note="; ".join(filter(None, [log.note, note])))
-
-
-def _open_shards(folder: Path, files: list[Path], format: str | None, announced: Announced, plugins: bool) -> Log:
-    logs, sums = [], {}
-    for file in files:
-        try:
-            logs.append(_open_one(file, format, announced, plugins))
-        except OnlyCounts as only:
-            sums[file.stem] = only.counts
-    if sums and logs:
-        raise UserError(f"{folder}: holds choices of tokens ({logs[0].file.name}) and sums over tokens", field="file")
-    if sums:
-        raise OnlyCounts(folder, joined(sums, str(folder)))
-    logs, copies = without_copies(logs)
-    first = logs[0]
-    for log in logs[1:]:
-        for what, mine, theirs in (
-            ("format", log.format, first.format),
-            ("model", log.model, first.model),
-            ("layers", log.shape.layers, first.shape.layers),
-            ("top-k", log.shape.top_k, first.shape.top_k),
-            ("number of experts", log.experts, first.experts),
-            ("weights", log.shape.weights, first.shape.weights),
-        ):
-            if mine != theirs:
-                raise UserError(
-                    f"{log.file}: has another {what} than {first.file.name} ({_short(mine)}, not {_short(theirs)}); "
-                    "the shards of a folder are one log of one model",
-                    field="file",
-                )
-
-    def read() -> Iterator[Piece]:
-        for log in logs:
-            yield from log.read()
-
-    notes = dict.fromkeys(filter(None, [*(log.note for log in logs), copies]))
-    return replace(first, file=folder, note="; ".join(notes), read=read)
+def _with_unread(log: Log, files: list[Path], read: list[Path], inner: list[str]) -> Log:
+    """The log with a note on other files of its folder, and on the folders in it."""
+    unread = unread_note("files", [file.name for file in files if file not in read and file not in log.beside])
+    notes = [log.note, unread, unread_note("folders in this one", inner)]
+    return replace(log, note="; ".join(filter(None, notes)))
 
 
 def _short(value: object) -> str:

@@ -203,26 +203,30 @@ class Piece:
             yield self
             return
         for start in range(0, self.num_tokens, CUT_TOKENS):
-            part = slice(start, min(start + CUT_TOKENS, self.num_tokens))
+            stop = min(start + CUT_TOKENS, self.num_tokens)
             yield replace(
-                self,
-                ids=self.ids[part],
-                weights=None if self.weights is None else self.weights[part],
-                scored=None if self.scored is None else self.scored[part],
-                token_id=None if self.token_id is None else self.token_id[part],
+                self.part(slice(start, stop)),
                 text=None,
                 remarks=(*self.remarks, CUT),
-                source=f"{self.source or self.where}, tokens {start} to {part.stop - 1}",
-                rows_from=None if self.rows_from is None else self.rows_from + start,
+                source=f"{self.source or self.where}, tokens {start} to {stop - 1}",
                 where=self.where if self.rows_from is not None else f"{self.where}, from token {start} on",
-                locate=None if self.locate is None else _shifted(self.locate, start),
                 counted=self.counted if not start else (),
                 shared_with=self.shared_with if not start else None,
             )
 
-
-def _shifted(locate: Callable[[int, int, int], str], by: int) -> Callable[[int, int, int], str]:
-    return lambda token, step, slot: locate(token + by, step, slot)
+    def part(self, keep: slice | np.ndarray) -> Piece:
+        """The tokens of a slice, or those at these places; messages name them as they do those of the whole piece."""
+        places = np.arange(self.num_tokens)[keep]
+        return replace(
+            self,
+            ids=self.ids[keep],
+            weights=None if self.weights is None else self.weights[keep],
+            scored=None if self.scored is None else self.scored[keep],
+            token_id=None if self.token_id is None else self.token_id[keep],
+            rows_from=None if self.rows_from is None else self.rows_from + int(places[0]),
+            locate=lambda token, step, slot: self.place(int(places[token]), step, slot),
+            ordered=None,
+        )
 
 
 def with_counts(stream: Iterable[Piece | tuple[str, int]]) -> Iterator[Piece]:
@@ -293,14 +297,51 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarra
     return ordered
 
 
+def faulty_tokens(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray:
+    """(t,) bool: tokens for which ``check_piece`` refuses a piece; none where something else is wrong with it."""
+    ids, weights, faulty = piece.ids, piece.weights, np.zeros(len(piece.ids), dtype=bool)
+    if ids.ndim != 3 or ids.shape[1:] != (len(shape.layers), shape.top_k):
+        return faulty
+    missing, wrong = _wrong_ids(ids, shape, experts or MOST_EXPERTS)
+    if wrong is not None:
+        faulty |= wrong.any(axis=(1, 2))
+    if shape.top_k > 1 and (twice := _ordered(ids, missing)[1]) is not None:
+        faulty |= twice.any(axis=1)
+    if weights is not None and weights.shape == ids.shape:
+        faulty |= _are_outside(weights).any(axis=(1, 2))
+    if piece.token_id is not None and len(piece.token_id) == len(ids):
+        faulty |= _are_no_token_ids(piece)
+    return faulty
+
+
+def _wrong_ids(ids: np.ndarray, shape: LogShape, most: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """((t, S) steps without a decision, (t, S, K) ids that are no experts); None where there are none of these."""
+    low = lowest(ids)
+    missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
+    if low >= 0 and int(ids.max()) < most:
+        return missing, None
+    wrong = ((ids < 0) & (ids != UNUSED)) | (ids >= most)
+    if missing is not None:
+        wrong &= ~missing[:, :, None]
+    return missing, wrong
+
+
+def _ordered(ids: np.ndarray, missing: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """(``Piece.ordered``, (t, S) steps with an expert twice), None where there are none of these."""
+    low, high, top_k = lowest(ids), int(ids.max()), ids.shape[2]
+    if low < 0:  # what is no expert is a number of its own in each slot
+        ids, high = np.where(ids < 0, high + 1 + np.arange(top_k), ids), high + top_k
+    narrow = ids.astype(np.uint8 if high < 256 else np.uint16 if high < 65_536 else np.uint32, copy=False)
+    ordered, twice = sorted_and_repeats(narrow)
+    if twice is not None and missing is not None:
+        twice &= ~missing
+    return ordered if low >= 0 else None, twice
+
+
 def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray | None:
     """As ``check_piece``."""
     ids, most = piece.ids, experts or MOST_EXPERTS
-    low, high = lowest(ids), int(ids.max())
-    missing = unrecorded(ids) if low < 0 and (shape.partial or shape.top_k > 1) else None
-    wrong = ((ids < 0) & (ids != UNUSED)) | (ids >= most) if low < 0 or high >= most else None
-    if wrong is not None and missing is not None:
-        wrong &= ~missing[:, :, None]
+    missing, wrong = _wrong_ids(ids, shape, most)
     if wrong is not None and wrong.any():
         token, step, slot = np.argwhere(wrong)[0].tolist()
         expert = int(ids[token, step, slot])
@@ -310,23 +351,24 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray
         raise UserError(
             f"{where}, but the experts are 0 … {most - 1}{' (announced)' if experts else ''}", field="experts"
         )
-    if shape.top_k > 1:
-        if low < 0:  # what is no expert is a number of its own in each slot
-            ids, high = np.where(ids < 0, high + 1 + np.arange(shape.top_k), ids), high + shape.top_k
-        narrow = ids.astype(np.uint8 if high < 256 else np.uint16 if high < 65_536 else np.uint32, copy=False)
-        ordered, twice = sorted_and_repeats(narrow)
-        if twice is not None and missing is not None:
-            twice &= ~missing
-        if twice is not None and twice.any():
-            token, step = np.argwhere(twice)[0].tolist()
-            raise UserError(
-                f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "
-                f"({', '.join(map(str, piece.ids[token, step].tolist()))}); a token chooses {shape.top_k} different "
-                "ones (a number that marks unused slots needs --experts, so that it is no expert)",
-                field="file",
-            )
-        return ordered if low >= 0 else None
-    return None
+    if shape.top_k == 1:
+        return None
+    ordered, twice = _ordered(ids, missing)
+    if twice is not None and twice.any():
+        token, step = np.argwhere(twice)[0].tolist()
+        raise UserError(
+            f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "
+            f"({', '.join(map(str, piece.ids[token, step].tolist()))}); a token chooses {shape.top_k} different "
+            "ones (a number that marks unused slots needs --experts, so that it is no expert)",
+            field="file",
+        )
+    return ordered
+
+
+def _are_outside(weights: np.ndarray) -> np.ndarray:
+    """(t, S, K) bool: weights that are no number from 0 to 1."""
+    outside: np.ndarray = ~((weights >= -ROUNDING) & (weights <= 1 + ROUNDING))  # NaN is neither
+    return outside
 
 
 def _check_weights(piece: Piece, shape: LogShape) -> None:
@@ -338,9 +380,8 @@ def _check_weights(piece: Piece, shape: LogShape) -> None:
             f"{piece.where}: the weights have shape {tuple(weights.shape)}, the ids {tuple(piece.ids.shape)}",
             field="file",
         )
-    if not (weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING):  # NaN is neither
-        outside = ~((weights >= -ROUNDING) & (weights <= 1 + ROUNDING))
-        token, step, slot = np.argwhere(outside)[0].tolist()
+    if not (weights.min() >= -ROUNDING and weights.max() <= 1 + ROUNDING):
+        token, step, slot = np.argwhere(_are_outside(weights))[0].tolist()
         raise UserError(
             f"{piece.place(token, step, slot)}: weight {float(weights[token, step, slot]):g} at "
             f"{shape.layers[step]}, slot {slot}; weights are numbers from 0 to 1 (give them as the model "
@@ -349,13 +390,21 @@ def _check_weights(piece: Piece, shape: LogShape) -> None:
         )
 
 
+def _are_no_token_ids(piece: Piece) -> np.ndarray:
+    """(t,) bool of a piece with token ids."""
+    token_id = piece.token_id
+    assert token_id is not None
+    wrong: np.ndarray = (token_id < (-1 if piece.some_token_ids else 0)) | (token_id > MOST_TOKEN_ID)
+    return wrong
+
+
 def _check_token_ids(piece: Piece) -> None:
     token_id = piece.token_id
     if token_id is None:
         return
     if token_id.shape != (piece.num_tokens,):
         raise UserError(f"{piece.where}: has {token_id.size} token ids, but {piece.num_tokens} tokens", field="file")
-    outside = np.flatnonzero((token_id < (-1 if piece.some_token_ids else 0)) | (token_id > MOST_TOKEN_ID))
+    outside = np.flatnonzero(_are_no_token_ids(piece))
     if len(outside):
         raise UserError(
             f"{piece.place(int(outside[0]))}: token id {int(token_id[outside[0]])}; token ids should be whole numbers "

@@ -43,6 +43,14 @@ def prompt_tokens(record: Holder) -> int | None:
     return None
 
 
+def answer_tokens(record: Holder) -> int | None:
+    """Tokens of the answers as a response counts them, those of several choices together."""
+    counts = [
+        held.get("completion_tokens") for key in ("usage", "meta_info") if isinstance(held := record.get(key), dict)
+    ]
+    return next((count for count in counts if type(count) is int and count >= 0), None)
+
+
 def read_label_field(record: Holder, remarks: list[str]) -> Any:
     """What stands under ``label``, or under a key that differs from it in case and blanks only."""
     key = "label" if "label" in record else next((key for key in record if key.strip().lower() == "label"), None)
@@ -72,17 +80,33 @@ def vocabulary_ids(holders: Sequence[Holder], keys: Sequence[str], where: str, r
 
 
 def token_ids(
-    prompt: list[int] | None, answer: list[int] | None, count: int, begin: int, remarks: list[str]
+    prompt: list[int] | None,
+    answer: list[int] | None,
+    count: int,
+    begin: int,
+    remarks: list[str],
+    answered: int | None = None,
 ) -> np.ndarray | None:
     """(count,) vocabulary ids of the tokens with decisions, −1 where unknown; None if nothing is known.
 
     The last token of an answer was never fed back, so there is one row less than tokens, or as many. The tokens before
     ``begin`` have none. An answer may begin with its prompt, where the client asked for that (``echo``).
+
+    Args:
+        answered: tokens of an answer whose ids are not known, where they are counted.
     """
     if prompt is None and answer is None:
         return None
     if answer is None:
-        known = (prompt or [])[begin:][:count]
+        prompt = prompt or []
+        left = len(prompt) + (answered or 0) - begin - count
+        if not begin and answered is not None and 1 < left <= len(prompt):
+            remarks.append(CUT_PREFIX)
+            begin = left - 1
+        elif left > 1:  # by how many the prompt was cut depends on the answer
+            remarks.append(OTHER_IDS)
+            return None
+        known = prompt[begin:][:count]
         return np.array(known + [-1] * (count - len(known)), dtype=np.int64)
     if prompt is None:
         if len(answer) - 1 > count:

@@ -8,6 +8,7 @@ in ``meta_info.routed_experts`` or, for its OpenAI routes, in ``sglext`` of the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, widened
-from tokenpaths.engine.adapters.logs.prefixes import once
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
+    CUT_PREFIX,
     answer_text,
+    answer_tokens,
     prompt_tokens,
     read_label_field,
     start_of,
@@ -26,11 +28,10 @@ from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     vocabulary_ids,
 )
 from tokenpaths.engine.adapters.logs.responses.encoded_ids import ids_of, rows_told
-from tokenpaths.engine.adapters.logs.responses.envelopes import OF_A_LIST, responses
-from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
+from tokenpaths.engine.adapters.logs.responses.envelopes import NO_ROWS, OF_A_LIST, responses
+from tokenpaths.engine.adapters.logs.routing_log import Log, NoDecisions, skipped, without_dense_layers
 from tokenpaths.engine.base.errors import UserError
 
-NO_ROWS = "{n} response{s} without decisions (cancelled requests, perhaps) {are} left out"
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
 ROWS = ("routed_experts", "prompt_routed_experts")
 ANSWER_IDS = ("token_ids", "output_token_ids", "output_ids", "completion_token_ids")
@@ -48,19 +49,38 @@ def is_sglang_line(record: Holder) -> bool:
 
 
 def open_engine(file: Path, announced: Announced) -> Log:
-    """Open a file of responses. Layers with only zeros in the first response are dense and omitted (K > 1)."""
-    kind, model, whole, empty = "vllm", None, None, None
+    """Open a file of responses. Layers with only zeros in the first response with decisions are dense and omitted
+    (K > 1).
+
+    Raises:
+        NoDecisions: no response has any.
+        UserError: the first one that has some cannot be read; with ``skip_bad``: none can be read.
+    """
+    kind, model, whole, empty, problem = "vllm", None, None, "", None
+    left = Counter[str]()
     for where, record in responses(file, announced.skip_bad):
-        if isinstance(record, dict):
-            kind = "sglang" if is_sglang_line(record) else kind
-            model = record["model"] if isinstance(record.get("model"), str) else None
-            found = next((piece for piece in pieces_of(where, record, announced) if isinstance(piece, Piece)), None)
-            if found is not None:
-                whole = found.ids
-                break
-            empty = empty or where
+        if not isinstance(record, dict):
+            left[where] += record
+            continue
+        kind = "sglang" if is_sglang_line(record) else kind
+        model = record["model"] if isinstance(record.get("model"), str) else None
+        try:
+            found = list(pieces_of(where, record, announced))
+        except UserError as error:
+            if not announced.skip_bad:
+                raise
+            problem = problem or error
+            continue
+        whole = next((piece.ids for piece in found if isinstance(piece, Piece)), None)
+        if whole is not None:
+            break
+        for remark, count in (item for item in found if not isinstance(item, Piece)):
+            left[remark] += count
+        empty = empty or where
+    if whole is None and problem is not None:
+        raise problem
     if whole is None:
-        raise UserError(f"{empty or file}: has no routed_experts; {NOT_THERE}", field="file")
+        raise NoDecisions(f"{empty or file}: has no routed_experts; {NOT_THERE}", left)
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         known, sizes = model, announced
@@ -97,8 +117,8 @@ def open_engine(file: Path, announced: Announced) -> Log:
                 yield skipped(str(error)), 1
 
     shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
-    log = Log(file, kind, shape, announced.experts, lambda: once(read()), model)
-    return without_dense_layers(log)
+    log = Log(file, kind, shape, announced.experts, read, model, shares_prefixes=True)
+    return without_dense_layers(log, announced.skip_bad)
 
 
 def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piece | tuple[str, int]]:
@@ -116,7 +136,8 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
         parts = [prompt] if prompt is not None and number == 0 else []
         remarks: list[str] = []
         if rows is not None:
-            parts.append(ids_of(rows, at, "routed_experts", {**record, **choice, **beside}, announced))
+            own = ids_of(rows, at, "routed_experts", {**record, **choice, **beside}, announced)
+            parts += [] if own is None else [own]
         if not parts:
             yield NO_ROWS, 1
             continue
@@ -129,7 +150,8 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
         after = vocabulary_ids((choice, engine, record if not several else {}), ANSWER_IDS, at, remarks)
         alone = prompt is not None and number > 0
         start = start_of(holders, engine.get("start"))
-        token_id = token_ids([] if alone else before, after, len(ids), start, remarks)
+        answered = answer_tokens(record) if not several else None
+        token_id = token_ids([] if alone else before, after, len(ids), start, remarks, answered)
         yield Piece(
             ids,
             at,
@@ -141,7 +163,7 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
             tuple(remarks),
             some_token_ids=token_id is not None and bool((token_id < 0).any()),
             request=record.get(OF_A_LIST) or (where if several and not alone else None),
-            prompt=None if start else len(before) if before else prompt_tokens(record),
+            prompt=None if start or CUT_PREFIX in remarks else len(before) if before else prompt_tokens(record),
         )
 
 

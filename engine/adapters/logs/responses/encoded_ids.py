@@ -20,20 +20,21 @@ MOST_TOP_K = 32
 """largest top-k that is proposed"""
 
 
-def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced: Announced) -> np.ndarray:
-    """Ids (t, S, K) from any of the encodings; ``beside``: the fields that stand around the value.
+def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced: Announced) -> np.ndarray | None:
+    """Ids (t, S, K) from any of the encodings, None of no token; ``beside``: the fields that stand around the value.
 
     Raises:
         UserError: they cannot be read; of flat ids, with the sizes that would fit.
     """
     if isinstance(value, dict) and isinstance(value.get(PARTS), list):
-        parts = [ids_of(part, where, what, beside, announced) for part in value[PARTS]]
-        if not parts or len({part.shape[1:] for part in parts}) > 1:
+        found = (ids_of(part, where, what, beside, announced) for part in value[PARTS])
+        parts = [part for part in found if part is not None]
+        if len({part.shape[1:] for part in parts}) > 1:
             raise UserError(f"{where}: the parts of {what} have different layers or experts", field="file")
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else None
     if isinstance(value, list | np.ndarray):
         if not len(value):
-            raise UserError(f"{where}: {what} has no token", field="file")
+            return None
         array = nested_ids(value, where, what, slots_at=3)
         if array.ndim == 3 and announced.top_k is not None:
             array = widened(array, announced.top_k)
@@ -48,6 +49,8 @@ def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced:
         array = from_bytes(decoded(value["data"], where, what), dtype, where, what)
     else:
         raise UserError(f"{where}: {what} is {type(value).__name__}, not a list or base64", field="file")
+    if array.ndim and not len(array):
+        return None
     if array.ndim == 1:
         array = _folded(array, beside, where, what, announced)
     steps, top_k = announced.ids_shape(array.shape, array.dtype, f"{where}, {what}")

@@ -11,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, is_json, parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, is_json, parsed, text_lines
 from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.base.errors import UserError
 
 FAILED = "{n} failed or cancelled request{s} {are} left out"
+NO_ROWS = "{n} response{s} without decisions (cancelled requests, perhaps) {are} left out"
 LOOKED_AT = 100
 """lines that tell a broken one of JSON lines from a value over several lines"""
 NO_NAME = str(None)
@@ -40,7 +41,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     if whole is not None:
         yield from in_envelope(str(file), whole)
         return
-    for where, line in text_lines(file):
+    for where, line in _lines(file):
         text = line.strip()
         try:
             if text.startswith(EVENTS):
@@ -123,13 +124,17 @@ class Streams:
 
 
 def in_envelope(where: str, value: Any) -> Iterator[Response | tuple[str, int]]:
-    """The responses in a line: itself, each of a list, or what a batch envelope holds."""
-    if isinstance(value, list) and value and all(isinstance(one, dict | list) for one in value):
+    """The responses in a line: itself, each of a list, or what a batch envelope holds; null and an empty list are
+    responses without decisions."""
+    if isinstance(value, list) and value and all(isinstance(one, dict | list | None) for one in value):
         for number, one in enumerate(value):
             for item in in_envelope(f"{where}, response {number}" if len(value) > 1 else where, one):
                 if isinstance(item[1], dict) and len(value) > 1:
                     item[1].setdefault(OF_A_LIST, where)
                 yield item
+        return
+    if value is None or isinstance(value, list) and not value:
+        yield NO_ROWS, 1
         return
     if not isinstance(value, dict):
         raise UserError(f"{where}: is a JSON {type(value).__name__}, it should be an object", field="file")
@@ -166,17 +171,24 @@ def is_failure(value: Any) -> bool:
     return isinstance(value.get("error"), dict) or value.get("object") == "error"
 
 
-def is_failed_line(line: bytes) -> bool:
-    """``is_failure`` of the object in a line."""
+def is_no_response(line: bytes) -> bool:
+    """Whether a line holds an error in place of a response, or nothing."""
     try:
-        return b"error" in line and is_failure(json.loads(line))
+        return line in (b"null", b"[]") or b"error" in line and is_failure(json.loads(line))
     except (ValueError, RecursionError):
         return False
 
 
+def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """``text_lines`` without a byte order mark before the first."""
+    lines = text_lines(file)
+    yield from ((where, line.removeprefix(BOM)) for where, line in islice(lines, 1))
+    yield from lines
+
+
 def _whole_document(file: Path) -> Any | None:
     """A file that is one JSON value over several lines; None if its first line is a value of its own."""
-    first = next(text_lines(file), None)
+    first = next(_lines(file), None)
     if first is None or first[1].strip()[:1] not in (b"{", b"["):
         return None
     try:

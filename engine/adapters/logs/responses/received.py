@@ -34,7 +34,14 @@ from tokenpaths.engine.adapters.logs.responses.answers import (
     is_vllm_line,
     pieces_of,
 )
-from tokenpaths.engine.adapters.logs.responses.envelopes import EVENTS, OF_A_LIST, Streams, body_of, in_envelope
+from tokenpaths.engine.adapters.logs.responses.envelopes import (
+    EVENTS,
+    NO_ROWS,
+    OF_A_LIST,
+    Streams,
+    body_of,
+    in_envelope,
+)
 from tokenpaths.engine.adapters.logs.routing_log import NOTHING_CAPTURED
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
@@ -76,7 +83,7 @@ class Counted:
     counts: np.ndarray
     """(S, M) choices of each expert"""
     first: np.ndarray
-    """(S,) bool: layers that are not dense by the first response of the line"""
+    """(S,) bool: layers that are not dense by the first response of the line with decisions"""
     routed: np.ndarray
     """(S,) bool: by any response of the line"""
     digest: bytes
@@ -269,7 +276,13 @@ def _row(line: bytes, where: str, announced: Announced, problem: str | None) -> 
         value = parsed(where, line + b"\n", arrays=True)
         if _is_deep([value]):
             raise UserError(f"{where}: {DEEP}", field="body")
-        held = [(at, record) for at, record in in_envelope(where, value) if isinstance(record, dict)]
+        held, nothing = list[tuple[str, dict[str, Any]]](), False
+        for at, record in in_envelope(where, value):
+            if isinstance(record, dict):
+                held.append((at, record))
+            nothing = nothing or at == NO_ROWS
+        if held and nothing:
+            raise UserError(f"{where}: holds null or an empty list beside its responses", field="body")
         if len(held) == 1:
             named = identity_of(body_of(value) or {}) or identity_of(held[0][1])
         if isinstance(named, str):
@@ -328,7 +341,7 @@ def _told(where: str, value: Any, held: list[tuple[str, dict[str, Any]]], announ
         "model": model,
         "top_k": top_k,
         "counts": sum_of(ids, most + 1),
-        "first": routed[0],
+        "first": next((one for one in routed if one.any()), routed[0]),
         "routed": np.any(routed, axis=0),
         "digest": digest.digest()[:DIGEST_BYTES],
     }

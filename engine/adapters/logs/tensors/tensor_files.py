@@ -36,10 +36,9 @@ STORAGES = {
     "CharStorage": "i1",
     "ByteStorage": "u1",
     "BoolStorage": "?",
-    "UInt16Storage": "<u2",
-    "UInt32Storage": "<u4",
-    "UInt64Storage": "<u8",
 }
+UNSIGNED = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}
+"""dtypes without a storage of their own"""
 NOT_KNOWN = (
     "holds {}, which this program does not load: a pickle can run code when it is loaded, so only plain containers, "
     "counters, numpy arrays and tensors are read; save these alone (torch.save of tensors, numpy.save, json.dump)"
@@ -47,7 +46,7 @@ NOT_KNOWN = (
 
 
 class _Storage:
-    """The class of a storage, as a pickle names it."""
+    """The class of a storage or a dtype, as a pickle names it."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -73,6 +72,15 @@ def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *rest: An
     return np.array(view, order="C")
 
 
+def _rebuild_untyped(
+    storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> np.ndarray:
+    """As ``_rebuild_tensor``, of a storage of bytes and a dtype beside it."""
+    if not isinstance(storage, np.ndarray) or not isinstance(dtype, _Storage):
+        raise pickle.UnpicklingError("a tensor of no numbers")
+    return _rebuild_tensor(storage.view(dtype.dtype), offset, size, stride)
+
+
 def _parameter(data: Any, *rest: Any) -> Any:
     return data
 
@@ -82,6 +90,13 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError("a text in another encoding than latin1")
     return text.encode("latin1")
+
+
+def _no_bytes(*arguments: Any) -> bytes:
+    """``bytes``, as which old pickles write those of an empty array."""
+    if arguments:
+        raise pickle.UnpicklingError("bytes made of something else")
+    return b""
 
 
 def _dtype(name: Any) -> np.dtype:
@@ -136,6 +151,7 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "deque"): collections.deque,
     **{(module, "set"): set for module in ("builtins", "__builtin__")},
     **{(module, kind.__name__): kind for module in ("builtins", "__builtin__") for kind in (int, float, list, dict)},
+    **{(module, "bytes"): _no_bytes for module in ("builtins", "__builtin__")},
     ("__builtin__", "long"): int,
     ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): _Array,
@@ -144,6 +160,7 @@ _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
     **dict.fromkeys(_numpy("scalar"), _scalar),
     **dict.fromkeys(_numpy("_frombuffer"), _frombuffer),
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_untyped,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch", "Size"): tuple,
 }
@@ -157,6 +174,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
             return _Storage(STORAGES[name])
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return _Storage("u1")
+        if module == "torch" and name in UNSIGNED:
+            return _Storage(UNSIGNED[name])
         if (module, name) not in _KNOWN:
             raise UserError(f"{self._where}: {NOT_KNOWN.format(f'{module}.{name}'[:120])}", field="file")
         return _KNOWN[module, name]
@@ -175,13 +196,18 @@ def is_tensor_file(head: bytes) -> bool:
     return head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= 100 << 20
 
 
-def is_torch_archive(file: Path) -> bool:
-    """Whether an archive is one of ``torch.save``."""
+def names_in(file: Path) -> list[str]:
+    """What an archive holds; nothing if it is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return any(name == "data.pkl" or name.endswith("/data.pkl") for name in archive.namelist())
+            return archive.namelist()
     except BROKEN_ARCHIVE:
-        return False
+        return []
+
+
+def is_torch_archive(names: list[str]) -> bool:
+    """Whether an archive with these names is one of ``torch.save``."""
+    return any(name == "data.pkl" or name.endswith("/data.pkl") for name in names)
 
 
 def array_shapes(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,20 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
     counts_of,
     table_of_rows,
 )
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
-from tokenpaths.engine.adapters.logs.prefixes import once
-from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids
-from tokenpaths.engine.adapters.logs.routing_log import Log, without_dense_layers
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, unread_note
+from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
+from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
 from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
 from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
 
 IDS = ("routed_experts", "rollout_routed_experts", "ids", "expert_ids", "topk_ids")
+WORDS = "input_ids"
+BESIDE_SCORES = (WORDS, "attention_mask", "position_ids", "token_type_ids", "labels")
+"""arrays of a model's inputs, which are saved with the scores of its routers"""
 NO_ROWS = "{n} rollout{s} without decisions {are} left out"
+NO_PAIRS = "counts of pairs of experts of two layers, which stand beside those of single layers, are not read"
 SEVERAL_PADDED = "padding: rows of zeros at both ends of a sequence are left out"
 
 
@@ -64,13 +69,15 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
         )
     if (counters := _counters(value)) is not None:
         raise OnlyCounts(file, _counted(file, counters, announced))
+    if (counters := _beside_pairs(value)) is not None:
+        raise OnlyCounts(file, replace(_counted(file, counters, announced), notes=(NO_PAIRS,)))
     if isinstance(value, dict) and value and all(isinstance(name, str) and _counters(of) for name, of in value.items()):
         parts = {name: _counted(file, _counters(of) or {}, announced) for name, of in value.items()}
         raise OnlyCounts(file, by_domain(parts, str(file)))
     if (found := _ids(value)) is not None:
         return _open_ids(file, *found, announced)
     if (scores := find_scores(value)) is not None:
-        return open_scores(file, scores, announced)
+        return _open_scores(file, value, scores, announced)
     raise UserError(f"{file}: holds {_described(value)}, and neither routed_experts nor router_logits", field="file")
 
 
@@ -87,11 +94,16 @@ def _counted(file: Path, counters: dict[Any, Counter[Any]], announced: Announced
 def _counters(value: Any) -> dict[Any, Counter[Any]] | None:
     """OLMoE's counters by layer: one a layer, layer → one, or pairs of a layer and one."""
     rows = _by_layer(value)
-    fits = all(isinstance(row, dict) and row and all(type(k) is int for k in row) for row in rows.values())
-    if not rows or not fits:
+    fits = all(isinstance(row, dict) and all(map(_is_count, row.items())) for row in rows.values())
+    if not fits or not any(rows.values()):
         return None
     numbered = all(type(layer) is int for layer in rows)
     return {layer: Counter(rows[layer]) for layer in (sorted(rows) if numbered else rows)}
+
+
+def _is_count(item: tuple[Any, Any]) -> bool:
+    """Whether an entry of a counter may be an expert and its tokens."""
+    return type(item[0]) is int and not isinstance(item[1], dict)
 
 
 def _by_layer(value: Any) -> dict[Any, Any]:
@@ -103,6 +115,13 @@ def _by_layer(value: Any) -> dict[Any, Any]:
     numbers = [row[0] for row in rows if type(row[0]) is int and row[0] >= 0]
     named = len(set(numbers)) == len(rows)
     return {row[0] if named else place: row[1] for place, row in enumerate(rows)}
+
+
+def _beside_pairs(value: Any) -> dict[Any, Counter[Any]] | None:
+    """The counters of single layers before those of pairs of layers, as OLMoE's analysis saves both."""
+    if not (isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(part, dict) for part in value)):
+        return None
+    return _counters(value[0]) if not value[1] or _counts_pairs(value[1]) else None
 
 
 def _counts_pairs(value: Any) -> bool:
@@ -136,65 +155,108 @@ def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
 def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
     batch = ids if ids.ndim == 4 else ids[None]
     steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, str(file))
-    vocabulary = beside.get("input_ids")
-    if not isinstance(vocabulary, np.ndarray) or vocabulary.shape != batch.shape[:2]:
-        vocabulary = None
+    vocabulary = _vocabulary(beside, batch.shape[:2])
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Piece | tuple[str, int]]:
         for number, rows in enumerate(batch.reshape(*batch.shape[:2], steps, top_k)):
             used = np.flatnonzero(rows.any(axis=(1, 2)))
             if ids.ndim == 4 and not len(used):
+                yield NO_ROWS, 1
                 continue
             low, high = (int(used[0]), int(used[-1]) + 1) if ids.ndim == 4 else (0, len(rows))
             source = f"sequence {number}" if ids.ndim == 4 else file.name
-            tokens = None if vocabulary is None else vocabulary[number, low:high].astype(np.int64)
+            tokens = None if vocabulary is None else vocabulary[number, low:high]
             yield Piece(rows[low:high], f"{file}, {source}", token_id=tokens, source=source)
 
     kind, note = ("verl", SEVERAL_PADDED) if ids.ndim == 4 else ("tensors", "")
-    log = Log(
-        file, kind, LogShape(layer_names(steps), top_k, False), announced.experts, lambda: once(read()), note=note
-    )
-    return without_dense_layers(log)
+    shape = LogShape(layer_names(steps), top_k, False)
+    log = Log(file, kind, shape, announced.experts, read, note=note, shares_prefixes=True)
+    return without_dense_layers(log, announced.skip_bad)
+
+
+def _vocabulary(beside: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray | None:
+    """The ``input_ids`` that stand beside decisions of so many sequences and tokens; None if they are none of these."""
+    words = beside.get(WORDS)
+    if not isinstance(words, np.ndarray) or words.dtype.kind not in "iu" or words.shape not in (shape, shape[-1:]):
+        return None
+    return words.astype(np.int64).reshape(shape) if words.size == shape[0] * shape[1] else None
+
+
+def _open_scores(file: Path, value: Any, scores: dict[str, np.ndarray], announced: Announced) -> Log:
+    """Scores with the vocabulary ids that stand beside them."""
+    log = open_scores(file, scores, announced)
+    first = next(iter(scores.values()))
+    beside = value if isinstance(value, dict) else {}
+    words = _vocabulary(beside, (first.size // math.prod(first.shape[-2:]), first.shape[-2]))
+    known = {"router_logits", *scores, *((WORDS,) if words is not None else ())}
+    unread = unread_note("arrays", [str(name) for name in beside if str(name) not in known])
+    log = replace(log, note="; ".join(filter(None, [log.note, unread])))
+    if words is None:
+        return log
+    flat = words.reshape(-1)
+
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        at = 0
+        for piece in log.read():
+            if isinstance(piece, Piece):
+                at += piece.num_tokens
+                yield replace(piece, token_id=flat[at - piece.num_tokens : at])
+            else:
+                yield piece
+
+    return replace(log, read=read)
 
 
 def _open_rollouts(file: Path, samples: list[Any], announced: Announced) -> Log:
     """slime's debug rollouts: one row less than tokens."""
-    first = next((s for s in samples if isinstance(s, dict) and isinstance(s.get(IDS[1]), np.ndarray)), None)
+    first = next((ids for ids in map(_rows_of, samples) if ids is not None), None)
     if first is None:
         raise UserError(f"{file}: no sample has rollout_routed_experts; let slime keep them", field="file")
-    steps, top_k = announced.ids_shape(first[IDS[1]].shape, first[IDS[1]].dtype, str(file))
+    sizes = announced.ids_shape(first.shape, first.dtype, str(file))
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         for place, sample in enumerate(samples):
-            ids = sample.get(IDS[1]) if isinstance(sample, dict) else None
-            if not isinstance(ids, np.ndarray):
+            ids, where = _rows_of(sample), f"{file}, sample {place}"
+            if ids is None:
                 yield NO_ROWS, 1
                 continue
-            where = f"{file}, sample {place}"
-            if announced.ids_shape(ids.shape, ids.dtype, where) != (steps, top_k):
-                raise UserError(
-                    f"{where}: has ids of shape {ids.shape}, the first had {first[IDS[1]].shape}", field="file"
-                )
-            ids = ids.reshape(len(ids), steps, top_k)
-            remarks: list[str] = []
-            tokens, answer = sample.get("tokens"), sample.get("response_length")
-            known = None
-            if isinstance(tokens, list) and all(type(token) is int for token in tokens):
-                known = token_ids([], tokens, len(ids), 0, remarks)
-            text = [sample.get(name) for name in ("prompt", "response")]
-            yield Piece(
-                ids,
-                where,
-                token_id=known,
-                label=sample.get("label"),
-                text="".join(text) if all(isinstance(part, str) for part in text) else None,
-                source=f"rollout sample {sample.get('index', place)}",
-                remarks=tuple(remarks),
-                prompt=len(tokens) - answer if known is not None and type(answer) is int else None,
-            )
+            try:
+                if announced.ids_shape(ids.shape, ids.dtype, where) != sizes:
+                    raise UserError(f"{where}: has ids of shape {ids.shape}, the first had {first.shape}", field="file")
+                yield _rollout(sample, place, ids.reshape(len(ids), *sizes), where)
+            except UserError as error:
+                if not announced.skip_bad:
+                    raise
+                yield skipped(str(error)), 1
 
-    shape = LogShape(layer_names(steps), top_k, False)
-    return without_dense_layers(Log(file, "slime", shape, announced.experts, lambda: once(read())))
+    shape = LogShape(layer_names(sizes[0]), sizes[1], False)
+    log = Log(file, "slime", shape, announced.experts, read, shares_prefixes=True)
+    return without_dense_layers(log, announced.skip_bad)
+
+
+def _rows_of(sample: Any) -> np.ndarray | None:
+    """The decisions of a rollout, if it has any."""
+    ids = sample.get(IDS[1]) if isinstance(sample, dict) else None
+    return ids if isinstance(ids, np.ndarray) and ids.size else None
+
+
+def _rollout(sample: dict[str, Any], place: int, ids: np.ndarray, where: str) -> Piece:
+    remarks: list[str] = []
+    tokens, answer = sample.get("tokens"), sample.get("response_length")
+    tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+    words = vocabulary_ids([{"tokens": tokens}], ("tokens",), where, remarks)
+    known = None if words is None else token_ids([], words, len(ids), 0, remarks)
+    text: list[Any] = [sample.get(name) for name in ("prompt", "response")]
+    return Piece(
+        ids,
+        where,
+        token_id=known,
+        label=sample.get("label"),
+        text="".join(text) if all(isinstance(part, str) for part in text) else None,
+        source=f"rollout sample {sample.get('index', place)}",
+        remarks=tuple(remarks),
+        prompt=len(words) - answer if words is not None and known is not None and type(answer) is int else None,
+    )
 
 
 def _described(value: Any) -> str:

@@ -227,13 +227,15 @@ ENGINE: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
         lambda lines: [with_experts(None, number)(lines)[number] for number in range(3)],
         "line 1: has no routed_experts; start the engine with",
     ),
-    "empty": (with_experts([]), "line 2: routed_experts has no token"),
     "words": (with_experts([[["a", "b"]]]), "line 2: routed_experts holds text"),
     "mixed models": (
         lambda lines: [*lines[:2], lines[2] | {"model": "other/m"}],
         "line 3: is of the model 'other/m', the log began with 'org/m'",
     ),
-    "zeros": (with_experts([[[0, 0]] * 3], 0), "line 1: every id is 0, so no decision was captured"),
+    "zeros": (
+        lambda lines: [with_experts([[[0, 0]] * 3], number)(lines)[number] for number in range(3)],
+        "line 1: every id is 0, so no decision was captured",
+    ),
 }
 
 

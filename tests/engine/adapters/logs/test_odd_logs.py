@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,13 @@ def test_pipes_are_refused_at_once(tmp_path: Path, open_it: Any) -> None:
     os.mkfifo(tmp_path / "log")
     with pytest.raises(UserError, match="is a pipe or a device; a log is read twice"):
         open_it(tmp_path / "log")
+
+
+def test_a_zip_archive_of_a_log_is_to_be_unpacked(tmp_path: Path) -> None:
+    make.lines(tmp_path / "log.jsonl", [make.vllm_chat(0)])
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.write(tmp_path / "log.jsonl", "log.jsonl")
+    refused(tmp_path, tmp_path / "log.zip", "is a zip archive; unpack it first. It holds: log.jsonl")
 
 
 @pytest.mark.parametrize(

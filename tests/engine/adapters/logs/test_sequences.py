@@ -88,7 +88,10 @@ def test_equal_choices_are_left_out_and_equal_requests_kept(tmp_path: Path):
     record = {"id": "a", "choices": [answer(number, list(range(PROMPT)), words, IDS[0]) for number in range(3)]}
     _, found = pieces(make.lines(tmp_path / "log", [record, record | {"id": "b"}]))
     assert [piece.num_tokens for piece in found] == [ROWS, ROWS]
-    assert total(found)["{n} choice{s} with the decisions of an earlier choice of the same request {are} left out"] == 4
+    assert (
+        total(found)["{n} choice{s} with the decisions of an earlier choice of the same request or list {are} left out"]
+        == 4
+    )
 
 
 def test_rows_of_a_prefix_that_the_server_left_out(tmp_path: Path):

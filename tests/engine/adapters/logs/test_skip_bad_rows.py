@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.engine.adapters.logs import engine_logs as make
+from tests.engine.adapters.logs.engine_logs import PROMPT
 from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_formats import EXPERTS, csv_rows, write_csv
 from tokenpaths.engine.adapters.logs.formats import check_beginning, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
+from tokenpaths.engine.adapters.logs.pieces import Piece
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
@@ -103,3 +106,136 @@ def test_a_csv_without_any_row_that_can_be_read_says_why(tmp_path: Path):
     (tmp_path / "log.csv").write_text(HEADER + "a,b\n" * 20)
     with pytest.raises(UserError, match=r"log\.csv, line 2: cannot be read as a row of this log"):
         pieces(tmp_path / "log.csv", skip_bad=True)
+
+
+def left_out(found: list[Piece]) -> list[tuple[int, str]]:
+    """How many were left out for each reason, and the end of that."""
+    return [
+        (count, kind.partition(" left out: ")[2]) for piece in found for kind, count in piece.counted if ": /" in kind
+    ]
+
+
+def response(number: int, rows: object) -> dict:
+    record = make.vllm_chat(number)
+    record["choices"][0]["routed_experts"] = rows if isinstance(rows, str) else make.npy64(np.asarray(rows))
+    return record
+
+
+FIRST = {
+    "no base64": ("!", "line 1: routed_experts is no base64"),
+    "zeros": (np.zeros((make.ROWS, make.LAYERS + 1, make.TOP_K)), None),
+}
+
+
+@pytest.mark.parametrize("fault", FIRST)
+def test_a_bad_first_response_is_left_out(fault: str, tmp_path: Path):
+    rows, reason = FIRST[fault]
+    file = make.lines(tmp_path / "log", [response(0, rows), make.vllm_chat(1)])
+    log, found = pieces(file, skip_bad=True)
+    assert [piece.source for piece in found] == ["chatcmpl-1"]
+    assert len(log.shape.layers) == make.LAYERS
+    if reason is None:  # rows without decisions are no fault, wherever they stand
+        assert [piece.source for piece in pieces(file)[1]] == ["chatcmpl-1"]
+        assert found[0].counted[0][1] == make.ROWS
+    else:
+        assert reason in left_out(found)[0][1]
+        with pytest.raises(UserError, match=reason):
+            pieces(make.lines(file, [response(0, rows)]), skip_bad=True)
+
+
+def test_decisions_in_a_layer_of_zeros_cost_their_response(tmp_path: Path):
+    late = np.insert(make.IDS[1], 0, [1, 2], axis=1)
+    file = make.lines(tmp_path / "log", [make.vllm_chat(0), response(1, late), make.vllm_chat(2)])
+    with pytest.raises(UserError, match="line 2: layer 0 has decisions here"):
+        pieces(file)
+    _, found = pieces(file, skip_bad=True)
+    assert [piece.source for piece in found] == ["chatcmpl-0", "chatcmpl-2"]
+    assert "line 2: layer 0 has decisions here" in left_out(found)[0][1]
+
+
+ROLLOUTS = {
+    "shape": ({"rollout_routed_experts": make.IDS[1][:, 1:].astype(np.int32)}, "sample 1: has ids of shape"),
+    "token id": ({"tokens": [2**70, *make.WORDS[1][1:]]}, "sample 1: tokens holds 1180591620717411303424; token ids"),
+    "twice": ({"rollout_routed_experts": make.IDS[1][:, :, :1].repeat(2, 2)}, "sample 1, token 0: the same expert"),
+}
+
+
+@pytest.mark.parametrize("fault", ROLLOUTS)
+def test_a_bad_rollout_is_left_out(fault: str, tmp_path: Path):
+    changes, reason = ROLLOUTS[fault]
+    value = torch.load(make.slime(tmp_path / "log"), weights_only=True)
+    value["samples"][1] |= changes
+    torch.save(value, tmp_path / "log")
+    with pytest.raises(UserError, match=reason):
+        pieces(tmp_path / "log")
+    _, found = pieces(tmp_path / "log", skip_bad=True)
+    assert [piece.source for piece in found] == ["rollout sample 0", "rollout sample 2"]
+    assert reason in left_out(found)[0][1]
+    torch.save({"samples": value["samples"][1:2]}, tmp_path / "log")
+    if fault != "shape":
+        with pytest.raises(UserError, match=reason.replace("sample 1", "sample 0")):  # not only that none is left
+            pieces(tmp_path / "log", skip_bad=True)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "jsonl"])
+def test_a_bad_token_goes_alone(kind: str, tmp_path: Path):
+    ids, bad = make.choices(30, 3), [12, 20]
+    ids[12, 1], ids[20, 0] = 4, 5
+    file = tmp_path / f"log.{kind}"
+    if kind == "npy":
+        np.save(file, ids)
+    elif kind == "npz":
+        np.savez(file, ids=ids, sample=np.repeat([0, 1, 2], 10))
+    elif kind == "csv":
+        rows = [(0, layer, token, e) for layer in range(4) for token in range(10) for e in ids[token, layer]]
+        rows += [(token, layer, token, e) for token in range(10, 30) for layer in range(4) for e in ids[token, layer]]
+        file.write_text("call,layer,token,expert\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in rows))
+    else:
+        record = response(0, ids)
+        record["choices"][0]["token_ids"] = list(range(19))
+        make.lines(file, [record])
+    with pytest.raises(UserError, match="the same expert twice at layer 1"):
+        pieces(file)
+    log, found = pieces(file, skip_bad=True)
+    assert np.array_equal(np.concatenate([piece.ids for piece in found]), np.delete(ids, bad, axis=0))
+    place = {"npy": "row 12", "npz": "row 12", "csv": "line 100", "jsonl": "line 1, token 12"}[kind]
+    reasons = left_out(found)
+    assert sum(count for count, _ in reasons) == 2
+    assert f"{place}: the same expert twice at layer 1 (4, 4)" in reasons[0][1]
+    if kind == "jsonl":
+        assert found[0].token_id is not None
+        assert found[0].token_id.tolist() == np.delete([*make.WORDS[0][:PROMPT], *range(18)], bad).tolist()
+    with Run.open(import_log(log, tmp_path / "runs", "rest")) as run:
+        assert run.card()["num_tokens"] == 28
+        assert any("token" in note and "the same expert twice" in note for note in run.info()["findings"]["notes"])
+
+
+@pytest.mark.parametrize("fault", ["id", "weight", "token id"])
+def test_what_makes_a_token_bad(fault: str, tmp_path: Path):
+    ids, weights, words = make.choices(30, 3), np.full((30, make.LAYERS, make.TOP_K), 0.5), np.arange(30)
+    if fault == "id":
+        ids[7, 2, 1] = -3
+    elif fault == "weight":
+        weights[7, 0, 1] = np.nan
+    else:
+        words[7] = -5
+    np.savez(tmp_path / "log.npz", ids=ids, weights=weights, token_id=words)
+    (piece,) = pieces(tmp_path / "log.npz", skip_bad=True)[1]
+    assert np.array_equal(piece.ids, np.delete(ids, 7, axis=0))
+    assert "row 7: " in left_out([piece])[0][1]
+
+
+def test_a_bad_file_of_a_folder_is_left_out(tmp_path: Path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for name, number in (("a", 0), ("d", 2)):
+        make.lines(folder / name, [make.vllm_chat(number)])
+    make.lines(folder / "b", [make.vllm_chat(1) | {"model": "other"}])
+    make.lines(folder / "c", [response(1, "!")])
+    with pytest.raises(UserError, match="another model than a|no base64"):
+        pieces(folder)
+    _, found = pieces(folder, skip_bad=True)
+    assert [piece.source for piece in found] == ["chatcmpl-0", "chatcmpl-2"]
+    reasons = [reason for _, reason in left_out(found)]
+    assert "b: has another model than a (other, not org/m)" in reasons[0]
+    assert "c, line 1: routed_experts is no base64" in reasons[1]

@@ -30,12 +30,12 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
-DTYPES += [torch.int8, torch.uint8, torch.bool]
+DTYPES += [torch.int8, torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_are_those_of_torch_load(dtype: torch.dtype, tmp_path: Path):
-    whole = torch.arange(24).view(2, 3, 4).to(dtype)
+    whole = torch.arange(24).view(2, 3, 4).to(dtype)  # unsigned ones lie in storages of bytes
     value = {"whole": whole, "view": whole[:, 1:, ::2], "turned": whole.transpose(0, 2), "one": whole[0, 0, 0]}
     value |= {"none": whole[:0], "deep": [("a", 1.5, None, True), {(1, "b"): whole[0]}]}
     torch.save(value, tmp_path / "t")
@@ -102,6 +102,16 @@ def test_hostile_pickles_run_nothing(name: str, torch_file: bool, tmp_path: Path
     with pytest.raises(UserError, match=r"log: holds [\w.]+, which this program does not load: a pickle can run code"):
         load_tensors(Path("log"))
     assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_an_empty_array_is_one(protocol: int, tmp_path: Path):
+    """Old pickles write its bytes as a call of ``bytes``, which is read of nothing else."""
+    (tmp_path / "p").write_bytes(pickle.dumps({"a": np.zeros((0, 4, 2), np.int32)}, protocol=protocol))
+    assert load_tensors(tmp_path / "p")["a"].shape == (0, 4, 2)
+    (tmp_path / "p").write_bytes(pickle.dumps(Runs(bytes, 2**40), protocol=protocol))
+    with pytest.raises(UserError, match="p: is damaged or no file of tensors"):
+        load_tensors(tmp_path / "p")
 
 
 def test_tensors_larger_than_their_numbers(tmp_path: Path):
