@@ -17,6 +17,7 @@ from tokenpaths.backend.http.concurrency import RequestLimit
 from tokenpaths.backend.http.paging import refuse_unknown_keys
 from tokenpaths.backend.http.redact_paths import redact_folders_of
 from tokenpaths.backend.http.security import Guard
+from tokenpaths.backend.jobs.files import sweep_data_folder
 from tokenpaths.backend.loops import repeat
 from tokenpaths.backend.metrics import MetricsMiddleware
 from tokenpaths.backend.routes import (
@@ -67,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         services.folder.make()
         for folder in (settings.runs_dir, settings.data_dir / "inbox"):
             folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(sweep_data_folder, settings.data_dir)
         watch = asyncio.create_task(repeat("looking after received logs", look, lambda: received.LOOK_SECONDS))
         yield
         watch.cancel()

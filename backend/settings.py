@@ -302,6 +302,12 @@ class Settings(BaseSettings):
         """The folder of Hugging Face checkpoints."""
         return self.huggingface_dir or self.data_dir / "models"
 
+    @property
+    def paused_below_bytes(self) -> float:
+        """Free bytes on the disk of the data folder below which paused jobs stay paused and new ones are refused; at
+        least one megabyte, for the events of jobs."""
+        return max(1.0, self.least_free_megabytes + self.job_free_megabytes) * 1e6
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from tokenpaths.backend.problems import Problem
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.jobs.registry import ARTIFACTS, is_artifact_name, list_artifacts
+
+ABANDONED_SECONDS = 86_400.0
+REMOVED = ".removed"
 
 
 def job_dir(data_dir: Path, job: str) -> Path:
@@ -25,6 +31,20 @@ def sweep(folder: Path) -> None:
     for place in (folder, folder / ARTIFACTS):
         for file in place.glob(".*.tmp") if place.is_dir() else ():
             file.unlink(missing_ok=True)
+
+
+def sweep_data_folder(data_dir: Path) -> None:
+    """Delete what killed processes left: temporary files that nobody writes any more, and removed jobs' folders.
+
+    A folder whose job is not in the list stays: the list may have been lost, the files of its jobs not.
+    """
+    old = time.time() - ABANDONED_SECONDS
+    for file in (*data_dir.glob(".*.tmp"), *data_dir.glob("*/.*.tmp")):
+        with contextlib.suppress(OSError):
+            if file.is_file() and not file.is_symlink() and file.stat().st_mtime < old:
+                file.unlink()
+    for folder in (data_dir / "jobs").glob(f".*{REMOVED}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def changed_artifacts(folder: Path, known: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -61,11 +81,9 @@ def _no_artifact(folder: Path, name: str) -> Problem:
     return Problem(404, "no-such-artifact", f"The job has no artifact {name[:80]!r}; {listed}.", field="name")
 
 
-def remove_folder(folder: Path) -> None:
-    """Delete a job's folder; renamed first, so that a partly deleted folder is never taken for a job's."""
-    gone = folder.with_name(f".{folder.name}.removed")
-    try:
+def set_aside(folder: Path) -> Path:
+    """Rename a job's folder to what is never taken for one; returns it. Whoever calls deletes it, or the next start."""
+    gone = folder.with_name(f".{folder.name}.{secrets.token_hex(3)}{REMOVED}")
+    with contextlib.suppress(FileNotFoundError):
         folder.rename(gone)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(gone, ignore_errors=True)
+    return gone

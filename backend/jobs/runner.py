@@ -36,6 +36,9 @@ SLICE_SECONDS = 0.4
 """minimum seconds between progress reports; shorter slices are merged"""
 RATE_SECONDS = 30.0
 PAUSE_SECONDS = 5.0
+MOST_PAUSES = 12
+"""pauses at a full disk of one job in one worker that come no further, each twice as long as the one before: an hour"""
+MOST_REMEMBERED = 1000
 LET_GO_SECONDS = 2.0
 """how long a job in hand may take to come to an end of its own once the worker ends"""
 
@@ -55,6 +58,10 @@ class Working:
     pace: deque[tuple[float, int]] = field(default_factory=deque)
     """(time, units done) of the last half minute"""
     unit: str = ""
+    done: int = 0
+    """the most that was reported in this attempt"""
+    free: int = 0
+    """bytes of the disk when this attempt began"""
 
     def rate(self, done: int, unit: str = "") -> float | None:
         """Units per second over the last half minute of this attempt; restarts when the unit changes."""
@@ -98,6 +105,8 @@ class JobRunner:
         """whether a job is in hand"""
         self.last_turn = time.monotonic()
         """when the loop last came round, or a slice of a job was over"""
+        self.full_disk: dict[str, tuple[int, int]] = {}
+        """(pauses at a full disk, the most that was done before one) of jobs, the latest last"""
 
     def has_work(self) -> bool:
         """Whether a job is in hand, or one waits for this or another worker."""
@@ -236,9 +245,12 @@ class JobRunner:
             return
         await self._close(work)
         if end is not None:
-            await self._queue(end)
+            self.full_disk.pop(row.job, None)
+            following = _following(end)
             try:
-                await self._say(lambda: self.table.end(work.lease, "succeeded", result=plain(end.result)))
+                await self._say(
+                    lambda: self.table.end(work.lease, "succeeded", result=plain(end.result), following=following)
+                )
             except Exception as error:  # a result that is no JSON
                 await self._trouble(work, error)
                 return
@@ -248,19 +260,11 @@ class JobRunner:
             await self._say(lambda: self.table.give_back(work.lease))
         log.info("job %s: %s", row.job, "done" if end is not None else f"let go ({work.order})")
 
-    async def _queue(self, end: Progress) -> None:
-        """Queue the jobs that follow a finished one, before it is recorded as such: else a crash would lose them."""
-        for name, request in end.following:
-            try:
-                checked = read_request(find_kind(name), request).model_dump(mode="json")
-                await asyncio.to_thread(self.table.submit, name, checked)
-            except Exception as error:  # the job itself is done, whatever became of what follows it
-                log.warning("a job of kind %s could not be queued: %s", name, error or type(error).__name__)
-
     def _start(self, work: Working) -> None:
         """Start the job; in the model thread."""
         row = work.lease.row
         sweep(work.folder)
+        work.free = shutil.disk_usage(self.context.data_dir).free
         kind = find_kind(row.kind)
         work.job = kind.start(read_request(kind, row.request), work.folder, self.context)
 
@@ -273,6 +277,7 @@ class JobRunner:
             changes = await asyncio.to_thread(changed_artifacts, work.folder, work.known)
             work.known |= changes
             names += [name for name in changes if name not in names]
+            work.done = max(work.done, progress.done)
             rate = work.rate(progress.done, progress.unit)
             order: Order = "go"
             try:
@@ -301,10 +306,17 @@ class JobRunner:
     async def _trouble(self, work: Working, error: Exception) -> None:
         """Record a job that raised: paused if the disk is full, else failed."""
         if is_disk_full(error) or self._is_nearly_full(error):
-            log.warning("job %s pauses: the disk is full", work.lease.row.job)
-            message = "The disk of the data folder is full; this goes on by itself when there is space again."
-            await self._say(lambda: self.table.pause(work.lease, message, PAUSE_SECONDS))
-            return
+            if (seconds := self._pause_at_full_disk(work)) is not None:
+                log.warning("job %s pauses for %.0f s: the disk is full", work.lease.row.job, seconds)
+                message = "The disk of the data folder is full; this goes on by itself when there is space again."
+                await self._say(lambda: self.table.pause(work.lease, message, seconds))
+                return
+            error = Problem(
+                507,
+                "disk-full",
+                f"The disk became full {MOST_PAUSES} times at this job, and it came no further: it needs more than "
+                f"the {work.free / 1e9:.1f} GB that were free when it began. Make space, and try it again.",
+            )
         if (gone := self.table.connection.folder.problem()) is not None:
             log.warning("job %s pauses: %s", work.lease.row.job, gone.detail)
             message = "The data folder was gone for a while; this goes on by itself."
@@ -313,6 +325,20 @@ class JobRunner:
         problem = plain(as_problem(error))
         log.warning("job %s failed: %s", work.lease.row.job, problem["detail"])
         await self._say(lambda: self.table.end(work.lease, "failed", problem=problem))
+
+    def _pause_at_full_disk(self, work: Working) -> float | None:
+        """Seconds until a job is tried again whose disk is full; None where that was in vain too often.
+
+        What it wrote goes with it, so that the disk has space as soon as it pauses.
+        """
+        times, furthest = self.full_disk.pop(work.lease.row.job, (0, -1))
+        times = 0 if work.done > furthest else times
+        if times == MOST_PAUSES:
+            return None
+        while len(self.full_disk) >= MOST_REMEMBERED:
+            self.full_disk.pop(next(iter(self.full_disk)))
+        self.full_disk[work.lease.row.job] = times + 1, max(furthest, work.done)
+        return PAUSE_SECONDS * 2.0**times
 
     def _is_nearly_full(self, error: Exception) -> bool:
         """Whether an error while storing a run was probably a full disk: not every library reports ENOSPC."""
@@ -347,6 +373,17 @@ def _slices(work: Working, seconds: float) -> Progress:
         progress = replace(progress, message=plain(progress.message)[:500])
         if progress.finished or work.order != "go" or time.monotonic() >= ends:
             return progress
+
+
+def _following(end: Progress) -> list[tuple[str, dict[str, Any]]]:
+    """The jobs that follow a finished one, their requests as the job file keeps them."""
+    following = []
+    for name, request in end.following:
+        try:
+            following.append((name, read_request(find_kind(name), request).model_dump(mode="json")))
+        except Exception as error:  # the job itself is done, whatever became of what follows it
+            log.warning("a job of kind %s could not be queued: %s", name, error or type(error).__name__)
+    return following
 
 
 def as_problem(error: Exception) -> dict[str, Any]:

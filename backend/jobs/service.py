@@ -10,11 +10,12 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from tokenpaths.backend.data_folder import DataFolder
 from tokenpaths.backend.http.redact_paths import redact, redact_data, redact_problem
-from tokenpaths.backend.jobs.files import job_dir, read_artifact, remove_folder
+from tokenpaths.backend.jobs.files import job_dir, read_artifact, set_aside
 from tokenpaths.backend.jobs.rows import ENDED, EventRow, JobRow, State, as_text
 from tokenpaths.backend.jobs.table import JobTable, seconds_left
 from tokenpaths.backend.logs import LastingWarning
@@ -29,7 +30,6 @@ from tokenpaths.engine.store.intake.gate import RunGate
 
 PING_SECONDS = 15.0
 POLL_SECONDS = 0.25
-LEAST_FREE_BYTES = 1_000_000
 GONE = "Its worker is gone; the next one that is free goes on with it."
 
 
@@ -148,9 +148,9 @@ class Jobs:
         return self.shown(self.table.retry(job))
 
     def _need_space(self) -> None:
-        """Problem 507 if the disk is full. The small reserve is for events of existing jobs."""
+        """Problem 507 while jobs would stop or stay paused for want of space."""
         self.folder.require()
-        if shutil.disk_usage(self.settings.data_dir).free < LEAST_FREE_BYTES:
+        if shutil.disk_usage(self.settings.data_dir).free < self.settings.paused_below_bytes:
             raise disk_full()
 
     def get(self, job: str) -> dict[str, Any]:
@@ -225,8 +225,10 @@ class Jobs:
 
     def remove(self, job: str) -> None:
         """Remove a finished job and delete its files; runs that it made stay."""
-        self.table.remove(job)
-        remove_folder(job_dir(self.settings.data_dir, job))
+        gone: list[Path] = []
+        self.table.remove(job, lambda: gone.append(set_aside(job_dir(self.settings.data_dir, job))))
+        for folder in gone:
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def events(self, job: str, after: int) -> AsyncIterator[bytes]:
         """Server-sent events of a job after event ``after``, until it is over or removed. To be sent inside

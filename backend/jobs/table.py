@@ -25,6 +25,7 @@ from tokenpaths.engine.jobs.registry import BACKGROUND_KINDS, Progress
 
 MOST_DEATHS = 3
 """workers that may be lost to one job without progress before it is set aside as failed"""
+LONGEST_PAUSE_SECONDS = 600.0
 TURN = f"kind IN ({str(BACKGROUND_KINDS)[1:-1].rstrip(',')}), queued"
 """SQL of the order in which jobs are leased"""
 Order = Literal["go", "cancel", "lost"]
@@ -65,19 +66,9 @@ class JobTable:
     # -- for those who submit -----------------------------------------------------------------
     def submit(self, kind: str, request: dict[str, Any]) -> JobRow:
         """Queue a new job; Problem 503 when too many wait, 500 for a damaged file; OSError when the disk is full."""
-        now, text = self.clock(), as_text(request)
-        stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
-        job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
         with self.connection.writing() as con:
-            waiting = con.execute("SELECT count(*) FROM job WHERE state IN ('waiting', 'paused')").fetchone()[0]
-            if waiting >= self.most_waiting:
-                raise busy(f"{waiting:,} jobs are waiting already; cancel some, or come back later.", retry_after_s=60)
-            con.execute(
-                "INSERT INTO job (job, kind, request, state, queued, created_at) VALUES (?, ?, ?, 'waiting', ?, ?)",
-                (job, kind, text, _last_turn(con) + 1, now),
-            )
-            self._log(con, job, "state", {"state": "waiting"})
-            row = _get(con, job)
+            self._check_queue(con)
+            row = _get(con, job := self._queue(con, kind, request))
         self.get(job)  # by another connection: a file that was cut or written over still takes what nobody finds there
         return row
 
@@ -120,7 +111,7 @@ class JobTable:
             return _get(con, job)
 
     def retry(self, job: str) -> JobRow:
-        """Put a failed or cancelled job at the end of the queue; Problem 409 for any other."""
+        """Put a failed or cancelled job at the end of the queue; Problem 409 for any other, 503 when too many wait."""
         with self.connection.writing() as con:
             row = _get(con, job)
             if row.damaged:
@@ -128,20 +119,24 @@ class JobTable:
             if row.state not in ("failed", "cancelled"):
                 what = "it succeeded; submit a new one" if row.state == "succeeded" else f"it is {row.state}"
                 raise Problem(409, "not-over", f"Only a failed or cancelled job can be tried again, and {what}.")
+            self._check_queue(con)
             con.execute(
-                "UPDATE job SET state = 'waiting', queued = ?, finished_at = NULL, problem = NULL, result = NULL, "
-                "cancelling = 0, deaths = 0, rate = NULL, message = '', not_before = NULL WHERE job = ?",
+                "UPDATE job SET state = 'waiting', queued = ?, started_at = NULL, finished_at = NULL, problem = NULL, "
+                "result = NULL, done = 0, cancelling = 0, deaths = 0, rate = NULL, message = '', not_before = NULL "
+                "WHERE job = ?",
                 (_last_turn(con) + 1, job),
             )
             self._log(con, job, "state", {"state": "waiting"})
             return _get(con, job)
 
-    def remove(self, job: str) -> None:
-        """Delete a job that is over; Problem 409 for any other."""
+    def remove(self, job: str, set_aside: Callable[[], object] = lambda: None) -> None:
+        """Delete a job that is over; Problem 409 for any other. ``set_aside`` is called before it is gone: its files
+        would stay for ever if the process died in between."""
         with self.connection.writing() as con:
             row = _get(con, job)
             if not row.ended:
                 raise Problem(409, "not-over", f"The job is {row.state}; cancel it first, then remove it.")
+            set_aside()
             con.execute("DELETE FROM event WHERE job = ?", (job,))
             con.execute("DELETE FROM job WHERE job = ?", (job,))
 
@@ -166,9 +161,10 @@ class JobTable:
             }
 
     def queue_age(self) -> float:
-        """Seconds since the oldest waiting job was submitted; 0 if none waits."""
+        """Seconds since the oldest waiting job began to wait; 0 if none waits."""
+        since = "SELECT max(at) AS at FROM job JOIN event USING (job) WHERE state = 'waiting' AND event.kind = 'state'"
         with self.connection.reading() as con:
-            (oldest,) = con.execute("SELECT min(created_at) FROM job WHERE state = 'waiting'").fetchone()
+            (oldest,) = con.execute(f"SELECT min(at) FROM ({since} GROUP BY job)").fetchone()
         return 0.0 if oldest is None else max(0.0, self.clock() - oldest)
 
     def workers(self) -> int:
@@ -184,10 +180,10 @@ class JobTable:
         now = self.clock()
         free = "state = 'waiting' OR (state = 'running' AND (lease_until < :now OR lease_until > :now + 2 * :lease))"
         if resume_paused:
-            # A pause ends at most one lease time ahead; a later end means that the clock was set back.
-            free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :lease))"
+            # A later end means that the clock was set back.
+            free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :pause))"
         query = f"SELECT * FROM job WHERE {free} ORDER BY {TURN} LIMIT 1 OFFSET :damaged"
-        values = {"now": now, "lease": self.lease_s, "damaged": 0}
+        values = {"now": now, "lease": self.lease_s, "pause": LONGEST_PAUSE_SECONDS, "damaged": 0}
         with self.connection.reading() as con:  # the queue is usually empty: check without a write lock
             if con.execute(query, values).fetchone() is None:
                 return None
@@ -271,20 +267,22 @@ class JobTable:
         *,
         result: dict[str, Any] | None = None,
         problem: dict[str, Any] | None = None,
+        following: Sequence[tuple[str, dict[str, Any]]] = (),
     ) -> bool:
-        """Record the final state of a job; False if the lease was lost."""
+        """Record the final state of a job; False if the lease was lost. In the same step the jobs that follow it, of
+        ``following`` (kind, request), are queued, however many wait."""
         with self.connection.writing() as con:
             if not self._holds(con, lease):
                 return False
+            for kind, request in following:
+                self._queue(con, kind, request)
             self._finish(con, lease.row.job, state, result=result, problem=problem)
             return True
 
     def pause(self, lease: Lease, message: str, for_s: float) -> bool:
-        """Release a job that cannot go on now; it may be leased again after ``for_s`` seconds.
-
-        ``for_s`` is at most the lease time: a later end is taken for a clock that was set back.
-        """
-        for_s = min(for_s, self.lease_s)
+        """Release a job that cannot go on now; it may be leased again after ``for_s`` seconds, at most
+        ``LONGEST_PAUSE_SECONDS``."""
+        for_s = min(for_s, LONGEST_PAUSE_SECONDS)
         state: State = "paused"
         return self._let_go(lease, state, message, not_before=self.clock() + for_s)
 
@@ -304,6 +302,24 @@ class JobTable:
             return True
 
     # -- inside -------------------------------------------------------------------------------
+    def _check_queue(self, con: sqlite3.Connection) -> None:
+        """Problem 503 when too many jobs wait."""
+        waiting = con.execute("SELECT count(*) FROM job WHERE state IN ('waiting', 'paused')").fetchone()[0]
+        if waiting >= self.most_waiting:
+            raise busy(f"{waiting:,} jobs are waiting already; cancel some, or come back later.", retry_after_s=60)
+
+    def _queue(self, con: sqlite3.Connection, kind: str, request: dict[str, Any]) -> str:
+        """Add a job at the end of the queue; returns its name."""
+        now = self.clock()
+        stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
+        job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
+        con.execute(
+            "INSERT INTO job (job, kind, request, state, queued, created_at) VALUES (?, ?, ?, 'waiting', ?, ?)",
+            (job, kind, as_text(request), _last_turn(con) + 1, now),
+        )
+        self._log(con, job, "state", {"state": "waiting"})
+        return job
+
     def _ran_out(self, row: JobRow) -> bool:
         """Whether the lease of a running job expired, or ends later than any lease could (clock set back)."""
         now = self.clock()

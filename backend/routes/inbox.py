@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -14,10 +16,11 @@ from tokenpaths.backend.http.uploads import Body
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.jobs import InboxFile
 from tokenpaths.backend.services import Shared
-from tokenpaths.engine.base.files import write_atomically
+from tokenpaths.engine.base.files import write_new
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_ALIKE = 1000
+PIECE_BYTES = 1 << 20
 FileName = Annotated[
     str,
     Path(description="Name of the file: letters, digits, `.`, `_` and `-`, at most 100", examples=["routing.jsonl"]),
@@ -62,9 +65,18 @@ def _write(inbox: FilePath, name: str, data: bytes) -> str:
     for number in range(1, MOST_ALIKE):
         chosen = name if number == 1 else f"{stem}-{number}{dot}{suffix}"
         target = inbox / chosen
-        if target.is_file() and not target.is_symlink() and target.read_bytes() == data:
-            return chosen
-        if not target.exists() and not target.is_symlink():
-            write_atomically(target, data)
+        if not os.path.lexists(target):
+            with contextlib.suppress(FileExistsError):  # of two uploads at once one comes first
+                write_new(target, data)
+                return chosen
+        if _holds(target, data):
             return chosen
     raise Problem(409, "too-many", f"The inbox holds {MOST_ALIKE:,} files named like {name!r}.", field="file")
+
+
+def _holds(file: FilePath, data: bytes) -> bool:
+    """Whether a regular file holds just this; read in pieces, since files put there otherwise may be of any size."""
+    if file.is_symlink() or not file.is_file() or file.stat().st_size != len(data):
+        return False
+    with file.open("rb") as stream:
+        return all(stream.read(PIECE_BYTES) == data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))

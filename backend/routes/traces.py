@@ -61,7 +61,7 @@ async def trace(request: Request, services: Shared) -> JSONResponse:
     try:
         async with services.upload_limit.take():
             form = await read_trace_form(request, services.settings)
-            done = Traced.model_validate(await services.worker.trace(form))
+        done = Traced.model_validate(await services.worker.trace(form))
         status = "201"
     except Problem as problem:
         status = str(problem.status)

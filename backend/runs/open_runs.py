@@ -82,6 +82,8 @@ class OpenRuns:
         self.gate = gate if gate is not None else RunGate(runs_dir)
         self.runs_dir, self.time_limit_s, self.max_open = runs_dir, time_limit_s, max_open
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self.num_failed = 0
+        """how often a file could not be opened"""
         self._lock = threading.RLock()
 
     @classmethod
@@ -207,6 +209,8 @@ class OpenRuns:
                 "copy it anew, trace again or delete it."
             )
         entry.looked_at = time.monotonic()
+        with self._lock:
+            self.num_failed += 1
 
     def _shrink(self) -> None:
         """Close the least recently used files when too many are open; call with the lock held."""

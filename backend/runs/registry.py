@@ -193,7 +193,8 @@ class RunRegistry(OpenRuns):
                 parts.append(f"{name} {standing.state} {standing.progress or 0:.2f}")
         with self._lock:
             broken = any(entry.problem for entry in self._entries.values())
-            parts += sorted(self._late)
+            # Were it the same as before a passing problem, the answer that was made while it lasted would come back.
+            parts += [*sorted(self._late), str(self.num_failed)]
         if broken or self.watchdog.stuck:  # a problem may be temporary: list again as often as such a file is retried
             parts.append(str(int(time.monotonic() / LOOK_AGAIN_SECONDS)))
         return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:24]

@@ -13,6 +13,7 @@ import hmac
 import itertools
 import json
 import logging
+import math
 import re
 import secrets
 import sys
@@ -144,14 +145,23 @@ class Worker:
         return (gone.detail if gone is not None else None), False
 
     def trace(
-        self, name: str, sample: Sample, controls: dict[str, Any] | None = None, purpose: str = "try"
+        self,
+        name: str,
+        sample: Sample,
+        controls: dict[str, Any] | None = None,
+        purpose: str = "try",
+        ends: float = math.inf,
     ) -> dict[str, Any]:
         """Trace one sample into a run of its own. Call only in the model thread.
 
         Args:
             controls: Controls of the model for this trace.
             purpose: Stored as the split of the run.
+            ends: when nobody waits for it any more (``time.monotonic``): nothing is done then, or what was made is
+                deleted.
         """
+        if time.monotonic() > ends:
+            raise _too_late()
         from tokenpaths.engine.edits.sweep import with_counted_share
 
         began = time.perf_counter()
@@ -165,6 +175,9 @@ class Worker:
         run_id = f"try-{plain[:36]}-{when}-{secrets.token_hex(2)}"
         effect = _effect(model, sample) if controls else None
         path = _trace(model, sample, self.settings.runs_dir, run_id, effect, purpose)
+        if time.monotonic() > ends:  # its name would be told to nobody, and each further try would leave another one
+            gate_of(self.settings).delete(path)
+            raise _too_late()
         return {
             "run": path.stem,
             "effect": effect,
@@ -208,6 +221,10 @@ class Worker:
             log.warning("model %s cannot be used: %s", name, error)
         except BaseException as error:  # a library's panic too: the next request says what is wrong
             log.error("model %s could not be warmed", name, exc_info=error)
+
+
+def _too_late() -> Problem:
+    return busy("The trace took longer than `trace_seconds`.", retry_after_s=10)
 
 
 def _trace(
@@ -329,7 +346,7 @@ async def working_on_jobs(worker: Worker) -> AsyncIterator[None]:
             gate_of(settings),
         ),
         lambda work: loop.run_in_executor(worker.thread, work),
-        free_bytes=(settings.least_free_megabytes + settings.job_free_megabytes) * 1e6,
+        free_bytes=settings.paused_below_bytes,
         is_stuck=lambda: worker.thread.stuck_s() > settings.stuck_seconds,
     )
     running = asyncio.create_task(runner.run())
@@ -384,7 +401,7 @@ async def _model(worker: Worker, request: Request) -> Response:
 async def _traces(worker: Worker, request: Request) -> Response:
     from tokenpaths.engine.data.sources.sample import Sample
 
-    name = request.query_params["model"]
+    name, ends = request.query_params["model"], time.monotonic() + worker.settings.trace_seconds
     source, purpose = request.query_params.get("source", "upload"), request.query_params.get("purpose", "try")
     body, size = await request.body(), int(request.query_params.get("controls_bytes", "0"))
     controls, data = json.loads(body[:size] or b"{}"), body[size:]
@@ -394,7 +411,9 @@ async def _traces(worker: Worker, request: Request) -> Response:
         image = await asyncio.to_thread(worker.decoder.decode, data)
         sample = Sample(image=image, text=None, label=None, source=source)
     try:
-        return JSONResponse(await worker.in_thread(worker.trace, name, sample, controls, purpose), status_code=201)
+        return JSONResponse(
+            await worker.in_thread(worker.trace, name, sample, controls, purpose, ends), status_code=201
+        )
     except Problem as problem:
         if problem.status == 404:  # the address was valid; the form field was not
             problem.status = 422

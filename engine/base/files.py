@@ -176,6 +176,28 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
+def write_new(target: Path, content: bytes) -> None:
+    """Make ``target`` with ``content`` in one step; FileExistsError where anything has its name, a broken link too."""
+    make_folder(target.parent)
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    temporary_file = Path(name)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+        temporary_file.chmod(0o644)
+        fsync_file(temporary_file)
+        try:
+            os.link(temporary_file, target)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links: the name is taken first
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            os.replace(temporary_file, target)
+        fsync_folder(target.parent)
+    finally:
+        temporary_file.unlink(missing_ok=True)
+
+
 def write_atomically(target: Path, content: bytes) -> None:
     """Replace ``target`` by ``content``; readers see the old bytes or the new ones, never a part."""
     with atomic_file(target) as temporary_file:
@@ -185,14 +207,15 @@ def write_atomically(target: Path, content: bytes) -> None:
 class NearlyFull(OSError):
     """So little space is left that the rest is kept for whoever has to clean up."""
 
-    def __init__(self, folder: Path, free: int, least: int) -> None:
+    def __init__(self, folder: Path, free: int, least: int, needed: int = 0) -> None:
         super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.folder, self.free, self.least = folder, free, least
+        self.folder, self.free, self.least, self.needed = folder, free, least, needed
 
     def __str__(self) -> str:
+        needed = f"{self.needed / 1e6:,.0f} MB are to be written, and " if self.needed else ""
         return (
-            f"the disk of {self.folder} is nearly full: {self.free / 1e6:,.0f} MB are free, and writing stops below "
-            f"{self.least / 1e6:,.0f} MB (least_free_megabytes); free some space"
+            f"the disk of {self.folder} is nearly full: {self.free / 1e6:,.0f} MB are free, {needed or 'and '}writing "
+            f"stops below {self.least / 1e6:,.0f} MB (least_free_megabytes); free some space"
         )
 
 
@@ -204,11 +227,11 @@ def keep_free(num_bytes: int | float) -> None:
     _least_free[0] = int(num_bytes)
 
 
-def check_free(folder: Path) -> None:
-    """NearlyFull where less is free on the disk of ``folder`` than is to be kept free."""
-    free = shutil.disk_usage(folder).free
-    if free < _least_free[0]:
-        raise NearlyFull(folder, free, _least_free[0])
+def check_free(folder: Path, needed: int = 0) -> None:
+    """NearlyFull where less is free on the disk of ``folder`` than is to be kept free beside ``needed`` bytes."""
+    free, least = shutil.disk_usage(folder).free, _least_free[0]
+    if free < least + needed:
+        raise NearlyFull(folder, free, least, needed)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

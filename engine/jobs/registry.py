@@ -44,6 +44,8 @@ BUNDLED_PREFIX = "bundled:"
 """begins the name of a data set that is part of the program"""
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
 MOST_REPEATED = 64
+MOST_NAME = 200
+"""characters of the name of a file or pattern in the inbox"""
 """iterations that a killed job may repeat: kinds that count iterations save their state at least this often"""
 
 KINDS: dict[str, str] = {
@@ -188,7 +190,8 @@ class JobContext:
 
         if data.startswith(BUNDLED_PREFIX):
             return data
-        shards = [] if (self.inbox_dir / data[:200]).exists() else shard_names(data[:200])
+        is_pattern = len(data) <= MOST_NAME and not (self.inbox_dir / data).exists()
+        shards = shard_names(data) if is_pattern else []
         for name in shards:
             self.inbox_file(name, field="data")
         return self.inbox_dir / data if shards else self.inbox_file(data, field="data")
@@ -197,7 +200,7 @@ class JobContext:
         """A file or folder of the inbox by its plain name; UserError for paths, links out of it and missing files."""
         if not name.strip():
             raise UserError(f"Write the name of a file or folder of {self.inbox_dir}.", field=field)
-        odd = name.startswith(".") or len(name) > 200 or any(c in "/\\:\0" or ord(c) < 32 for c in name)
+        odd = name.startswith(".") or len(name) > MOST_NAME or any(c in "/\\:\0" or ord(c) < 32 for c in name)
         if odd:
             raise UserError(
                 f"{name[:80]!r} is no name of a file in the inbox: give the name alone, without a folder.", field=field

@@ -237,12 +237,12 @@ class EditedRun:
     @property
     def _total(self) -> int:
         """Number of samples over all passes: one for the effect, and one per traced run."""
-        return self._measured + len(self.reading.samples) * (1 if self.unchanged_is_there else 2)
+        return self._measured + self.reading.num_samples * (1 if self.unchanged_is_there else 2)
 
     @property
     def _measured(self) -> int:
         """Number of samples after which the effect is known."""
-        return len(self.reading.samples) * (2 if self.counts_first else 1)
+        return self.reading.num_samples * (2 if self.counts_first else 1)
 
     def _measure(self, data: PreparedSet) -> str:
         """Process a batch without and with the edits; the last one stores the effect."""
@@ -253,7 +253,7 @@ class EditedRun:
             return self._count(data, self.unchanged)
         self.work = self.work or Measurement(self.changed, data, self.unchanged)
         self.work.advance()
-        samples = len(self.reading.samples)
+        samples = self.reading.num_samples
         self.done = self._measured - samples + int(self.work.done / len(data.batches) * samples)
         if self.work.finished:
             self.effect, self.work, self.unchanged = self.work.answer(), None, None
@@ -269,7 +269,7 @@ class EditedRun:
 
         self.usage = self.usage or UsageCount(self.changed.num_steps, self.changed.num_modules)
         self.usage.add(data, unchanged)
-        self.done = int(self.usage.batches / len(data.batches) * len(self.reading.samples))
+        self.done = int(self.usage.batches / len(data.batches) * self.reading.num_samples)
         if self.usage.batches == len(data.batches):
             self.changed = under_field("controls", with_share, self.changed, self.usage.counts)
         return "counting which experts are used most"
@@ -284,12 +284,12 @@ class EditedRun:
             split=self.reading.split,
             regions=self.reading.regions,
             batch_size=self.changed.pass_tokens // 64,
-            total=len(self.reading.samples),
+            total=self.reading.num_samples,
             twin=False,
             findings=findings,
         )
         model = self.changed if which == "after" else self.changed.without_controls()
-        return trace_parts(model, self.reading.samples, self.context.runs_dir, options)
+        return trace_parts(model, self.reading.again(), self.context.runs_dir, options)
 
     def _trace(self, which: str) -> str:
         """Trace a batch of one of the two runs; the last one seals it."""
@@ -305,7 +305,7 @@ class EditedRun:
             lambda: run_id_of(self.changed, f"{which} {self.reading.name}"),
             job=self.folder,
         )
-        behind = self._total - len(self.reading.samples) if which == "after" else self._measured
+        behind = self._total - self.reading.num_samples if which == "after" else self._measured
         message = f"tracing the {'edited' if which == 'after' else 'unchanged'} run"
         if not is_there:
             if self.parts is None:
@@ -319,7 +319,7 @@ class EditedRun:
                 return message
             except StopIteration:
                 self.parts = None
-        self.done, self.runs[which] = behind + len(self.reading.samples), name
+        self.done, self.runs[which] = behind + self.reading.num_samples, name
         return message
 
     def _finished(self) -> Progress:
@@ -328,7 +328,7 @@ class EditedRun:
         result = {
             "run": self.runs["after"],
             "runs": [self.runs["before"], self.runs["after"]],
-            "num_samples": len(self.reading.samples),
+            "num_samples": self.reading.num_samples,
             "of_samples": self.reading.of_samples,
         }
         return Progress(

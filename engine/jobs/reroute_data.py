@@ -181,10 +181,16 @@ class Reading:
         source = samples_of(request, context, model.modality)
         self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
         self.of_samples = source.of_samples
-        self.samples: list[Sample] = []
+        self.num_samples = 0
+        """read so far"""
+        self._anew = lambda: samples_of(request, context, model.modality).samples
         self._set = PreparedSet(model.without_controls())
         self.data: PreparedSet | None = None
         """None until all samples are read"""
+
+    def again(self) -> Iterator[Sample]:
+        """The samples from the first on, read once more: some hundred photographs are gigabytes."""
+        return self._anew()
 
     def advance(self, ends: float) -> None:
         """Read at least one further sample; the last call closes the set."""
@@ -194,11 +200,11 @@ class Reading:
                 self.data = self._set.close()
                 return
             self._set.add(sample)
-            self.samples.append(sample)
+            self.num_samples += 1
             if time.monotonic() >= ends:
                 return
 
     def progress(self, unit: str) -> Progress:
         """Progress while reading. ``unit``: the unit that the job counts afterwards; returning to an earlier unit would
         look like progress after every restart of a job that kills its workers."""
-        return Progress(0, None, unit, f"{len(self.samples):,} samples read")
+        return Progress(0, None, unit, f"{self.num_samples:,} samples read")

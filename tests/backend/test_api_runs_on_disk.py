@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.runs.registry import RunRegistry
+from tokenpaths.engine.base.errors import QueryTimeout
 
 
 def cut_in_half(path: Path) -> None:
@@ -75,6 +77,27 @@ def test_a_mended_file_is_noticed(serve: Serve) -> None:
     problem(served.get("/runs/one"), 409)
     path.write_bytes(whole)
     assert served.get("/runs/one").status_code == 200
+
+
+def test_a_passing_problem_is_not_listed_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+
+    def status() -> list[str]:
+        return [card["status"] for card in served.get("/runs").json()["runs"]]
+
+    def too_slow(*_: object, **__: object) -> None:
+        raise QueryTimeout("too long")
+
+    monkeypatch.setattr("tokenpaths.backend.runs.open_runs.LOOK_AGAIN_SECONDS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("tokenpaths.engine.store.ask.run.Run.open", too_slow)
+        assert status() == ["unreadable"]
+    until_sealed = time.monotonic() + 30
+    while status() != ["sealed"]:
+        assert time.monotonic() < until_sealed
+        time.sleep(0.2)
+    assert [status() for _ in range(3)] == [["sealed"]] * 3
 
 
 def test_folder_that_is_no_file_and_names_that_are_none(serve: Serve) -> None:

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,30 @@ def test_full_queue_is_told_to_come_back(tracing: Served) -> None:
         assert answer.headers["retry-after"]
     finally:
         worker.waiting -= 100
+
+
+def test_a_trace_that_nobody_waits_for_any_more_leaves_no_run(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tokenpaths.engine.tracing.trace_run
+
+    worker, real = tracing.app.state.worker, tokenpaths.engine.tracing.trace_run.trace_samples
+    calls = []
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        path = real(*arguments, **options)
+        time.sleep(0.3)
+        return path
+
+    assert send(tracing, "tiny-text", text="the cat").status_code == 201  # the model is loaded
+    before = sorted(tracing.runs_dir.iterdir())
+    monkeypatch.setattr(tokenpaths.engine.tracing.trace_run, "trace_samples", slow)
+    monkeypatch.setattr(worker, "settings", worker.settings.model_copy(update={"trace_seconds": 0.2}))
+    answer = problem(send(tracing, "tiny-text", text="the cat"), 503)
+    assert "trace_seconds" in answer["detail"]
+    monkeypatch.setattr(worker, "settings", worker.settings.model_copy(update={"trace_seconds": -1.0}))
+    problem(send(tracing, "tiny-text", text="the cat"), 503)
+    assert len(calls) == 1, "what came too late was not begun"
+    assert sorted(tracing.runs_dir.iterdir()) == before
 
 
 def test_full_disk_is_507(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:

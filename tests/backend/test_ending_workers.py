@@ -82,6 +82,35 @@ def test_workers_that_end_while_a_job_closes_are_no_deaths_and_its_files_stay_th
         assert (row.state, row.worker, row.deaths, row.attempts) == ("waiting", None, 0, attempt)
 
 
+def test_a_job_that_comes_no_further_at_a_full_disk_fails_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.MOST_PAUSES", 3)
+    table = JobTable(tmp_path / "jobs.sqlite")
+    job = table.submit("count", {"iterations": 200, "every": 10, "fail_at": 40, "fail_with": "full"}).job
+
+    async def life() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as thread:
+            runner = JobRunner(
+                table, JobContext(tmp_path), lambda work: loop.run_in_executor(thread, work), free_bytes=0
+            )
+            running = asyncio.create_task(runner.run())
+            await until(lambda: table.get(job).ended)
+            runner.ending.set()
+            await asyncio.wait([running])
+
+    run_alone(life())
+    row = table.get(job)
+    assert (row.state, row.attempts, row.deaths) == ("failed", 4, 0)
+    assert row.problem is not None
+    assert row.problem["status"] == 507
+    assert "became full 3 times at this job" in row.problem["detail"]
+    table.close()
+
+
 def test_a_job_that_hangs_is_not_let_go(tmp_path: Path, table: JobTable) -> None:
     stuck = True
 

@@ -196,6 +196,39 @@ def test_retrying_goes_to_the_end_of_the_queue(table: JobTable) -> None:
         leased(table, "one")
 
 
+def test_a_job_that_is_tried_again_begins_to_wait_anew_and_within_the_limit(tmp_path: Path, clock: Clock) -> None:
+    table = JobTable(tmp_path / "jobs.sqlite", lease_s=10, most_waiting=2, clock=clock)
+    old = table.submit("count", {}).job
+    lease = leased(table, "one")
+    table.report(lease, at(70), None)
+    table.end(lease, "failed", problem={"detail": "no"})
+    clock.now += 86_400
+    others = [table.submit("count", {}).job for _ in range(2)]
+    with pytest.raises(Problem, match="2 jobs are waiting"):
+        table.retry(old)
+    table.cancel(others[0])
+    row = table.retry(old)
+    assert (row.started_at, row.done, row.most_done) == (None, 0, 70)
+    table.cancel(others[1])
+    clock.now += 5
+    assert table.queue_age() == 5
+    assert leased(table, "one").row.started_at == clock.now
+    assert table.queue_age() == 0
+
+
+def test_what_follows_a_job_is_queued_as_it_ends_or_not_at_all(tmp_path: Path, clock: Clock) -> None:
+    table = JobTable(tmp_path / "jobs.sqlite", lease_s=10, most_waiting=1, clock=clock)
+    table.submit("count", {})
+    lost = leased(table, "one")
+    clock.now += 11
+    held = leased(table, "two")
+    table.submit("count", {})  # as many as may wait
+    assert not table.end(lost, "succeeded", following=[("twin", {"run": "r"})])
+    assert table.page(kinds=["twin"]) == []
+    assert table.end(held, "succeeded", following=[("twin", {"run": "r"})])
+    assert [(row.state, row.request) for row in table.page(kinds=["twin"])] == [("waiting", {"run": "r"})]
+
+
 def test_of_progress_and_of_each_artifact_only_the_newest_is_kept(table: JobTable) -> None:
     job = table.submit("count", {}).job
     lease = leased(table, "one")

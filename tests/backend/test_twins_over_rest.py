@@ -10,7 +10,7 @@ import pytest
 from tests.backend.conftest import API, Serve, Served
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
-from tokenpaths.backend.jobs.table import JobTable
+from tokenpaths.engine.jobs.registry import find_kind
 from tokenpaths.engine.jobs.traces import trace_twin
 
 
@@ -85,14 +85,13 @@ def test_a_trace_whose_twin_cannot_be_queued_has_succeeded(working: Served, monk
     inbox = working.settings.data_dir / "inbox"
     inbox.mkdir(exist_ok=True)
     (inbox / "more.txt").write_text("the moon looked back")
-    submit = JobTable.submit
 
-    def refused(table: JobTable, kind: str, *arguments: Any) -> Any:
+    def refused(kind: str) -> Any:
         if kind == "twin":
-            raise KeyError("no room")
-        return submit(table, kind, *arguments)
+            raise KeyError("no such kind")
+        return find_kind(kind)
 
-    monkeypatch.setattr(JobTable, "submit", refused)
+    monkeypatch.setattr("tokenpaths.backend.jobs.runner.find_kind", refused)
     job = submitted(working, "trace", model="tiny-text", data="more.txt", run="alone")
     assert until(working, job, "succeeded", "failed")["state"] == "succeeded"
     assert twin_of(working, "alone")["state"] == "none"

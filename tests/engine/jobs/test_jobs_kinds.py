@@ -15,6 +15,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.jobs.registry import (
     KINDS,
+    MOST_NAME,
     JobContext,
     Progress,
     find_kind,
@@ -121,6 +122,17 @@ def test_the_inbox_gives_files_by_plain_name_only(context: JobContext, tmp_path:
     assert "did you mean 'log.jsonl'" in refused(lambda: context.inbox_file("log.json", field="file"), "file")
     os.mkfifo(context.inbox_dir / "pipe.jsonl")  # reading it would keep the worker waiting for a writer
     assert "neither" in refused(lambda: context.inbox_file("pipe.jsonl", field="file"), "file")
+
+
+def test_a_pattern_of_the_inbox_leads_nowhere_else(context: JobContext, tmp_path: Path) -> None:
+    (context.inbox_dir / "photos").mkdir()
+    (tmp_path / "x1.csv").write_text("no")
+    for name in ("a-0.csv", "a-1.csv"):
+        (context.inbox_dir / name).write_text("text\nyes")
+    assert context.data_source("a-{0..1}.csv") == context.inbox_dir / "a-{0..1}.csv"
+    long = "{photos,photos" + " " * (MOST_NAME - 15) + "}"
+    for data in ("{photos,photos}/../../x{1,1}.csv", f"{long}/../../x{{1,1}}.csv", "../x{1,1}.csv"):
+        refused(lambda data=data: context.data_source(data), "data")
 
 
 def test_models_that_cannot_be_used_say_why(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 
 from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
-from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, rename_durably
+from tokenpaths.engine.base.files import HolderLock, check_free, fsync_file, partial_file, rename_durably
 from tokenpaths.engine.base.lifecycle import SealedOnce, claim
 from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, identity_of, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.ask.questions import page_questions
@@ -75,8 +75,8 @@ class TwinAdder(SealedOnce):
         self._check_state()
         try:
             on_stage("copying the run", 0, 3)
-            check_free(self.file.parent)
             remove_partial(self.partial_file)
+            check_free(self.file.parent, self.file.stat().st_size)
             shutil.copyfile(self.file, self.partial_file)
             on_stage("the untrained twin", 1, 3)
             self._complete()
@@ -142,13 +142,18 @@ class TwinAdder(SealedOnce):
     def _rename(self) -> None:
         open_read_only(self.partial_file).close()
         digest = digest_of(self.partial_file)
-        if not self.file.exists() or identity_of(os.stat(self.file)) != identity_of(self._before):
-            raise UserError(f"run {self.file.stem!r} was deleted or replaced meanwhile", field="run")
+        self._check_there()
         shutil.copymode(self.file, self.partial_file)
+        fsync_file(self.partial_file)  # seconds for gigabytes, in which the run may be deleted
+        self._check_there()
         mark_sealed(self.file, os.stat(self.partial_file), digest)
         rename_durably(self.partial_file, self.file)
         mark_sealed(self.file, os.stat(self.file), digest)  # renaming changed its ctime
         forget_replaced(self.file, self._before)
+
+    def _check_there(self) -> None:
+        if not self.file.exists() or identity_of(os.stat(self.file)) != identity_of(self._before):
+            raise UserError(f"run {self.file.stem!r} was deleted or replaced meanwhile", field="run")
 
 
 def _pad(file: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.engine.store.write.test_shards import everything
 from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import RunNotFound, UserError, WriterFailed
+from tokenpaths.engine.base.files import is_disk_full
 from tokenpaths.engine.base.seal_marks import is_sealed_here
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.schema import layout_for
@@ -146,6 +148,18 @@ def test_what_does_not_fit_is_refused_and_the_run_stays(tmp_path: Path) -> None:
     TwinAdder(file, twin).seal()
     with pytest.raises(UserError, match="already"):
         TwinAdder(file, twin)
+
+
+def test_a_copy_that_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make("r", "text", samples=5)
+    file, twin = without_twin(made, tmp_path / "runs"), twin_of(made)
+    monkeypatch.setattr("tokenpaths.engine.base.files._least_free", [1000])
+    free = file.stat().st_size + 999
+    monkeypatch.setattr("tokenpaths.engine.base.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr("tokenpaths.engine.store.write.twin.twin_adder.shutil.copyfile", None)
+    with pytest.raises(WriterFailed, match="nearly full") as caught:
+        TwinAdder(file, twin).seal()
+    assert is_disk_full(caught.value)
 
 
 def test_a_run_that_is_replaced_or_deleted_meanwhile_is_left_alone(tmp_path: Path) -> None:
