@@ -105,17 +105,43 @@ def _command(name: str, command: Any) -> str:
 
 
 def file_format() -> str:
-    """Every table of a run file with its columns, from the schema itself."""
-    from tokenpaths.engine.base.records import RunInfo
-    from tokenpaths.engine.store.file.schema import create_tables, layout_for
+    """Every view and table of a run file with its columns, from a run that is made and sealed for it."""
+    import duckdb
+    import numpy as np
 
-    names = {"model": "", "family": "", "dataset": "", "split": "", "checkpoint_sha256": "", "engine_version": ""}
-    sizes = {"num_steps": 2, "num_modules": 8, "top_k": 2}
-    info = RunInfo(run_id="", modality="text", weight_semantics={}, config={}, **names, **sizes)
-    sql = create_tables(layout_for(info, ()), info)
-    statements = [" ".join(statement.split()) for statement in sql.split(";") if statement.strip()]
-    lines = [textwrap.fill(f"{one};", 88, subsequent_indent="    ", break_on_hyphens=False) for one in statements]
-    return "For two steps, top-2 and eight modules:\n\n```sql\n" + "\n".join(lines) + "\n```\n"
+    import tokenpaths
+    from tokenpaths.engine.store.file.schema import DRAWN_TABLES
+
+    ids = np.stack([np.roll(np.arange(8), token)[:4].reshape(2, 2) for token in range(40)])
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder, "log.npz"), ids=ids, weights=np.full(ids.shape, 0.5), num_experts=8)
+        with tokenpaths.import_log(Path(folder, "log.npz"), run="shown", folder=folder) as run:
+            file = run.file
+        with duckdb.connect(str(file), read_only=True) as con:
+            tables, views = (
+                dict(
+                    con.execute(
+                        f"SELECT {kind}_name, sql FROM duckdb_{kind}s() WHERE NOT internal ORDER BY 1"
+                    ).fetchall()
+                )
+                for kind in ("table", "view")
+            )
+            columns = {
+                view: ", ".join(f"`{name}` {kind}" for name, kind, *_ in con.execute(f"DESCRIBE {view}").fetchall())
+                for view in ("token", "path", "path_member", "token_sample")
+            }
+    rows = "\n".join(f"| `{view}` | {listed} |" for view, listed in columns.items())
+    lines = [
+        textwrap.fill(" ".join(sql.split()), 88, subsequent_indent="    ", break_on_hyphens=False)
+        for sql in [*tables.values(), *views.values()]
+    ]
+    statements = "\n".join(lines)
+    drawn = ", ".join(f"`{name}`" for name in DRAWN_TABLES)
+    return (
+        f"For two steps, top-2 and eight modules:\n\n| view | columns |\n|---|---|\n{rows}\n\n"
+        f"```sql\n{statements}\n```\n\nRuns of a million tokens or more also have {drawn}, which hold together what "
+        "pages read, and `token_sample` as a table; runs that were made of counts have `load`.\n"
+    )
 
 
 def plugin_example() -> str:

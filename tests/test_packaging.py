@@ -154,11 +154,17 @@ def test_generated_parts_of_the_reference_are_complete(monkeypatch):
     commands = hooks.command_line()
     assert commands.count("\n## `tokenpaths ") > 15
     assert "`--data-dir`" in commands
-    assert "CREATE TABLE token_coded" in hooks.file_format()
+    tables = hooks.file_format()
+    for name in ("token_coded", "path_coded", "member", "path_top", "label_path"):
+        assert f"CREATE TABLE {name}(" in tables
+    assert "| `path` | `rowid` BIGINT, `path_id` INTEGER, `rank` INTEGER, `ribbon` UTINYINT[]," in tables
+    for name in ("token", "path_member", "token_sample"):
+        assert re.search(rf"^\| `{name}` \| ", tables, re.MULTILINE)
+        assert f"CREATE VIEW {name} AS" in tables
     assert '[project.entry-points."tokenpaths.importers"]' in hooks.plugin_example()
     pages = "".join(file.read_text() for file in (ROOT / "docs").rglob("*.md"))
     assert set(re.findall(r"^<!-- generated: (\w+) -->$", pages, re.MULTILINE)) == set(hooks.GENERATED)
-    assert max(map(len, hooks.file_format().splitlines())) < 90
+    assert max(len(line) for line in tables.splitlines() if line.startswith(("CREATE", "    "))) < 90
     questions = hooks.questions()
     assert {question.name for question in QUESTIONS} == set(re.findall(r"^### `(\w+)`$", questions, re.MULTILINE))
     assert "| `limit` | Most entries in one answer (1 to 1,000) |" in questions
@@ -168,6 +174,40 @@ def test_generated_parts_of_the_reference_are_complete(monkeypatch):
     }
     assert named == {(method, path) for path, methods in paths.items() for method in methods}
     assert sys.modules.get("mkdocs") is None or hooks.LINK
+
+
+def test_the_page_about_the_file_reads_weights_and_ribbons_as_the_program_does(tmp_path):
+    """Of a run with one module a step, whose `token` has no ribbon, and of one with two."""
+    import duckdb
+    import numpy as np
+
+    from tests.support.runs import make
+    from tokenpaths.engine.store.ask.run import Run
+    from tokenpaths.engine.store.file.weight_codes import LINEAR, code_for
+
+    page = (ROOT / "docs" / "reference" / "file_format.md").read_text()
+    query = re.search(r"`(SELECT t\.\*, p\.ribbon .+?)`", page)[1]
+    for top_k in (1, 2):
+        made = make(f"top-{top_k}", "vision", samples=3, top_k=top_k)
+        file = made.write(tmp_path)
+        with duckdb.connect(str(file), read_only=True) as con:
+            columns = [name for name, *_ in con.execute("DESCRIBE token").fetchall()]
+            assert ("m0" in columns) == (top_k > 1)
+            ribbons = con.execute(f"SELECT ribbon FROM ({query}) ORDER BY sample, token").fetchall()
+            levels = np.array(con.execute("SELECT w0 FROM token ORDER BY sample, token").fetchall())[:, 0]
+        with Run.open(file) as run:
+            table = run.frames.table("token").sort_values(["sample", "token"])
+            paths = {tuple(np.ravel(row["ribbon"])) for row in run.paths(limit=1000)["paths"]}
+        assert np.allclose(table["w0"], levels / 255, atol=1e-6)
+        assert {tuple(ribbon) for (ribbon,) in ribbons} == paths
+    levels = np.arange(256)
+    other = code_for(128, 8)
+    assert other.name == "logarithmic"
+    told = np.where(levels >= 15, 2.0 ** ((levels - 255) / 24), levels / 15360)
+    assert np.allclose(other.decode(levels.astype(np.uint8)), told, rtol=1e-3, atol=1e-7)
+    assert np.allclose(LINEAR.decode(levels.astype(np.uint8)), levels / 255)
+    for formula in ("level / 255", "2^((level − 255) / 24)", "level / 15360"):
+        assert formula in page
 
 
 def test_the_version_is_the_same_everywhere():
