@@ -113,7 +113,12 @@ class Metrics:
             ["device", "what"],
             registry=self.registry,
         )
-        self.traces = Counter("tokenpaths_traces", "POST /traces by status", ["status"], registry=self.registry)
+        self.traces = Counter(
+            "tokenpaths_traces",
+            f"POST /traces by status; {HUNG_UP} where the client hung up",
+            ["status"],
+            registry=self.registry,
+        )
 
     def text(self) -> bytes:
         """All metrics in the Prometheus text format."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from tokenpaths.backend.http.uploads import PURPOSES, read_trace_form
+from tokenpaths.backend.metrics import HUNG_UP
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.traces import Traced
 from tokenpaths.backend.services import Shared
@@ -65,6 +67,9 @@ async def trace(request: Request, services: Shared) -> JSONResponse:
         status = "201"
     except Problem as problem:
         status = str(problem.status)
+        raise
+    except ClientDisconnect:
+        status = str(HUNG_UP)
         raise
     finally:
         services.metrics.traces.labels(status).inc()

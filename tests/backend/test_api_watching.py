@@ -73,19 +73,25 @@ def test_metrics_tell_of_requests_jobs_queue_and_worker(serve: Serve) -> None:
 def test_a_client_that_hangs_up_is_no_fault_of_the_server(serve: Serve) -> None:
     served = serve()
     url = served.client.base_url
-    head = f"PUT {API}/searches/one HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((url.host, url.port), 10) as connection:
-        connection.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
-        time.sleep(0.5)  # until its request is being answered
+    for line, kind, body in (
+        (f"PUT {API}/searches/one", "application/json", "{"),
+        (f"POST {API}/traces", "multipart/form-data; boundary=x", "--x\r\n"),
+    ):
+        head = f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\n\r\n"
+        with socket.create_connection((url.host, url.port), 10) as connection:
+            connection.sendall((head + body).encode())
+            time.sleep(0.5)  # until its request is being answered
 
     def statuses() -> list[str]:
         text = served.client.get("/metrics").text
-        return re.findall(r'requests_total\{method="PUT",route="[^"]+",status="(\d+)"', text)
+        return re.findall(r'requests_total\{method="(?:PUT|POST)",route="[^"]+",status="(\d+)"', text) + re.findall(
+            r'traces_total\{status="(\d+)"', text
+        )
 
     ends = time.monotonic() + 20
-    while not statuses() and time.monotonic() < ends:
+    while len(statuses()) < 3 and time.monotonic() < ends:
         time.sleep(0.05)
-    assert statuses() == ["499"]
+    assert statuses() == ["499"] * 3
 
 
 def test_metrics_see_the_worker(tracing: Served) -> None:
