@@ -26,13 +26,26 @@ function curve(x0, y0, x1, y1) {
 
 const EASY_TO_HIT = 7;  // thin ribbons can be clicked so far beside them, in units of the picture
 
+// One of a group is a stop of the tab key: the first, then what had the focus last.
+function asOneStop(group) {
+  let stop = group[0];
+  for (const element of group) {
+    element.setAttribute("tabindex", element === stop ? "0" : "-1");
+    element.addEventListener("focus", () => {
+      stop.setAttribute("tabindex", "-1");
+      element.setAttribute("tabindex", "0");
+      stop = element;
+    });
+  }
+}
+
 // A group of shapes that act like buttons: one of them is a stop of the tab key, arrows lead to the next ones, Enter
 // and space do what a click does, and what has the focus lights up as under the pointer.
 function asButtons(shapes) {
+  asOneStop(shapes.map(([shape]) => shape));
   shapes.forEach(([shape, label, act], index) => {
     shape.setAttribute("role", "button");
     shape.setAttribute("aria-label", label);
-    shape.setAttribute("tabindex", index === 0 ? "0" : "-1");
     shape.addEventListener("pointerenter", () => act("over"));
     shape.addEventListener("pointerleave", () => act("out"));
     shape.addEventListener("focus", () => act("over"));
@@ -45,8 +58,6 @@ function asButtons(shapes) {
         act("pick");
       } else if (move !== undefined && shapes[index + move]) {
         event.preventDefault();
-        shape.setAttribute("tabindex", "-1");
-        shapes[index + move][0].setAttribute("tabindex", "0");
         shapes[index + move][0].focus();
       }
     });
@@ -188,9 +199,19 @@ function buildLegend(legend, parent) {
   }
 }
 
+// A selector of the token, circle or ribbon inside `root` that has the focus. What is chosen by a key makes Python draw
+// anew, and whoever pressed it goes on from there.
+function focusedPart(root) {
+  const active = root.getRootNode().activeElement;
+  if (!active || !root.contains(active)) return null;
+  const name = ["token", "node", "link"].find((part) => part in active.dataset);
+  return name ? `[data-${name}="${active.dataset[name]}"]` : null;
+}
+
 // Draws `data` (explorer_data.py) into `root`. `on` has pick(token or null), node("step.module"), and link("a>b") where
 // ribbons can be chosen. Returns a function that chooses a token, or none, as a click does but without telling Python.
 function drawExplorer(root, data, on) {
+  const focused = focusedPart(root);
   root.replaceChildren();
   root.style.setProperty("--opacity", String(data.opacity));
   for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tp-${name}`, value);
@@ -249,12 +270,12 @@ function drawExplorer(root, data, on) {
     lightSame(chosen);
     rest();
   };
+  asOneStop(elements.map(([element]) => element));
   elements.forEach(([element, tokens], index) => {
     const token = known.get(tokens[0]);
     element.classList.toggle("tp-faded", token.faded);
     element.dataset.token = String(tokens[0]);
     element.setAttribute("aria-label", `${token.head}. ${token.words}`);
-    element.tabIndex = index === 0 ? 0 : -1;
     element.addEventListener("pointerenter", () => show(tokens));
     element.addEventListener("pointerleave", rest);
     element.addEventListener("focus", () => show(tokens));
@@ -272,12 +293,11 @@ function drawExplorer(root, data, on) {
         pick();
       } else if (move !== undefined && elements[index + move]) {
         event.preventDefault();
-        element.tabIndex = -1;
-        elements[index + move][0].tabIndex = 0;
         elements[index + move][0].focus();
       }
     });
   });
   choose(data.chosen);
+  if (focused) root.querySelector(focused)?.focus({ preventScroll: true });
   return choose;
 }

@@ -52,8 +52,7 @@ function render({ model, el }) {
   turn(next, 1, "next sample");
 
   function drawView() {
-    const view = model.get("_view"), active = root.getRootNode().activeElement;
-    const key = active && box.contains(active) ? active.dataset : {};
+    const view = model.get("_view");
     for (const [name, value] of Object.entries(view.colours)) root.style.setProperty(`--widget-${name}`, value);
     root.style.colorScheme = view.scheme;
     title.textContent = view.title;
@@ -66,9 +65,6 @@ function render({ model, el }) {
       pick: (token) => { set("token", token); drawPath(); },
       node: (node) => set("through", model.get("through") === node || node.endsWith(".-1") ? null : node),
     });
-    // Python has drawn anew what a key was pressed on.
-    const place = key.token ? `[data-token="${key.token}"]` : key.node ? `[data-node="${key.node}"]` : null;
-    if (place) box.querySelector(place)?.focus();
     drawToken();
   }
   function drawToken() {

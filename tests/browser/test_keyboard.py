@@ -138,6 +138,29 @@ def test_a_wall_is_one_stop_and_arrows_lead_through_it(visit):
     here.heading("Patch r")
 
 
+def test_what_is_chosen_by_a_key_in_the_explorer_keeps_the_focus(visit):
+    here = visit().open(view="samples", run="pictures", sample=2)
+    patches = here.page.locator(".tp-patch")
+    patches.first.focus()
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        here.page.keyboard.press(key)
+    here.expect_query(token="2")
+    here.settled()
+    chosen = here.page.locator('.tp-patch[data-token="2"]')
+    expect(chosen).to_have_attribute("aria-pressed", "true")
+    expect(chosen).to_be_focused()
+    assert patches.evaluate_all("all => all.filter(one => one.tabIndex === 0).map(one => one.dataset.token)") == ["2"]
+    here.page.keyboard.press("ArrowRight")  # and the walk goes on from there
+    expect(here.page.locator('.tp-patch[data-token="3"]')).to_be_focused()
+    circle = here.page.locator(".tp-nodes circle").nth(1)
+    circle.focus()
+    node = circle.get_attribute("data-node")
+    here.page.keyboard.press("Enter")
+    here.expect_query(inspect=f"module:{node}")
+    here.settled()
+    expect(here.page.locator(f'.tp-nodes [data-node="{node}"]')).to_be_focused()
+
+
 VIEWS = {
     "home": {},
     "routes": {"inspect": "sample:3"},

@@ -161,6 +161,21 @@ def test_lines_go_from_an_iteration_to_the_next_and_weak_ones_are_counted():
     ]
 
 
+def test_a_connection_that_only_the_other_has_is_drawn_as_a_difference():
+    """The label hardly uses what the mean of all uses most: the largest negative difference there is."""
+    label, every = edges(), edges()
+    label["values"][1][0][1], every["values"][1][0][1] = 0.005, 0.6
+    chart = hmodel_connections.graph_chart(label, minus=every, compact=True)
+    strongest = data_of(chart, "source", "target")[-1]
+    assert strongest["difference"] == pytest.approx(-0.595)
+    assert (strongest["strength"], strongest["against"], strongest["words"]) == (0.6, "0.600", "0.00500")
+    assert hmodel_connections.hidden_words(hmodel_connections.connection_rows(label, every)) == [
+        "Not drawn: 1 connection weaker than 0.02."
+    ]
+    circles = {row["node"]: row["got"] for row in data_of(chart, "node", "got")}
+    assert circles["2|transformer 1"] == "0.600"  # what the label itself sends: 0.6 from transformer 1, not 0.605
+
+
 def test_a_layer_that_nothing_reaches_is_hollow():
     answer = edges()
     answer["values"][0][2][1] = 0.0

@@ -13,9 +13,11 @@ from tests.backend.conftest import SECRET, api_for, serving
 from tests.support.pages import showing
 from tests.support.runs.traced import SOFT_NUMBERS, trace_soft_families
 from tokenpaths.frontend.api.client import Client
+from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.families.hmodel_connections import label_distances
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.common import twin_rows
+from tokenpaths.frontend.views.home import upload_family
 from tokenpaths.frontend.views.samples import retrace
 
 
@@ -146,6 +148,21 @@ def test_an_uploaded_text_is_beside_its_nearest_label(api, show):
     near = label_distances(own, {label: client.ask("hmodel", "edges", label=label) for label in labels})
     assert near[0].label in heading
     client.delete(made["run"])
+
+
+def test_how_telling_the_nearest_label_is_stands_beside_it(api) -> None:
+    known = Client(api).ask("hmodel", "")
+    accuracy = known["findings"]["connections"]["nearest_label_accuracy"]
+    told = upload_family.how_telling(known)
+    assert f"the nearest is right for {numbers.percent(accuracy)} of the samples (guessing: 33.3 %)" in told
+    assert "guessing" not in upload_family.how_telling({**known, "findings": {}})
+
+
+def test_labels_that_an_upload_is_not_compared_with_are_named() -> None:
+    labels = [f"label {i}" for i in range(30)]
+    assert upload_family.left_out_words([]) == ""
+    assert upload_family.left_out_words(labels[12:14]).endswith("first 12 labels; not compared: label 12, label 13.")
+    assert upload_family.left_out_words(labels[12:]).endswith("label 19 and 10 more.")
 
 
 def test_the_nearest_label_is_that_of_a_loop() -> None:

@@ -66,14 +66,14 @@ def graph_chart(
     """Graph of a response of ``/edges``: columns are iterations, rows layers, line width and opacity = c.
 
     Args:
-        minus: Another response; lines are then coloured by the difference of c.
+        minus: Another response; lines are then as wide as the stronger c and coloured by the difference.
         most: Difference at both ends of the colour scale, so that several charts share one scale.
         compact: For small multiples: smaller, row and column names abbreviated to their first letters.
     """
     look = theme_named(theme)
     place = _Places(answer, 27 if compact else 46)
     table = connection_rows(answer, minus)
-    drawn = sorted((row for row in table if row["c"] >= LEAST), key=lambda row: row["c"])
+    drawn = [row for row in table if _strength(row) >= LEAST]
     x = alt.X("x:Q", scale=between(*place.domain), axis=_columns(place, compact))
     y = alt.Y("y:Q", scale=between(place.height, 0), axis=_rows(place, compact))
     if minus is not None and most is None:
@@ -81,9 +81,10 @@ def graph_chart(
     layers = [
         _collected(place, look, x, y),
         _lines(drawn, place, look, x, y, most, compact),
-        _circles(drawn, place, look, x, y, compact, hover=most is None),
+        _circles(table, place, look, x, y, compact, hover=most is None),
     ]
-    words = ["Columns: iterations. Rows: layers. Line width and opacity: strength c of the connection, 0 to 1."]
+    width = "width and opacity: strength c of the connection" if minus is None else "width: the stronger of the two c"
+    words = [f"Columns: iterations. Rows: layers. Line {width}, 0 to 1."]
     summary = highest(
         table,
         "c",
@@ -94,10 +95,15 @@ def graph_chart(
 
 def hidden_words(table: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line with the number of connections too weak to be drawn; empty if there are none."""
-    weak = sum(1 for row in table if row["c"] < LEAST)
+    weak = sum(1 for row in table if _strength(row) < LEAST)
     if not weak:
         return []
     return [f"Not drawn: {numbers.plural(weak, 'connection')} weaker than {LEAST:g}."]
+
+
+def _strength(row: Mapping[str, Any]) -> float:
+    """c, or the larger of both: a connection that only the other has is a difference too."""
+    return max(row["c"], row.get("other", 0.0))
 
 
 @redrawable
@@ -284,6 +290,7 @@ def _lines(
             "y": place.y[row["from"]],
             "y2": place.y[row["to"]],
             "c": row["c"],
+            "strength": _strength(row),
             "words": numbers.number(row["c"]),
             "source": f"{row['from']}, iteration {column}" if column else row["from"],
             "target": row["to"] if row["to"] in place.outputs else f"{row['to']}, iteration {column + 1}",
@@ -291,17 +298,21 @@ def _lines(
             "end": f"{column + 1}|{row['to']}",
         }
         if "difference" in row:
-            line |= {"difference": row["difference"], "more": _signed(row["difference"])}
+            line |= {
+                "difference": row["difference"],
+                "against": numbers.number(row["other"]),
+                "more": _signed(row["difference"]),
+            }
         table.append(line)
     tooltip = tips("source:N from", "target:N to", "words:N c")
     strength = alt.Scale(domain=[0, 1], range=[0, 6 if compact else 9], clamp=True)
     chart = alt.Chart(rows(sorted(table, key=lambda line: abs(line.get("difference", line["c"])))))
     chart = chart.mark_rule(strokeCap="butt").encode(
-        x=x, x2="x2:Q", y=y, y2="y2:Q", strokeWidth=alt.StrokeWidth("c:Q", scale=strength, legend=None)
+        x=x, x2="x2:Q", y=y, y2="y2:Q", strokeWidth=alt.StrokeWidth("strength:Q", scale=strength, legend=None)
     )
     if most is not None:
         scale = diverging_scale(max(most, SHARE_FLOOR), look, middle=look.grid)
-        tooltip.append(alt.Tooltip("more:N", title="difference"))
+        tooltip += tips("against:N c of the other", "more:N difference")
         return chart.encode(color=alt.Color("difference:Q", scale=scale, legend=None), tooltip=tooltip)
     over = "hover_layer.node && (hover_layer.node[0] === datum.start || hover_layer.node[0] === datum.end)"
     return chart.encode(
@@ -312,12 +323,12 @@ def _lines(
 
 
 def _circles(
-    drawn: Sequence[Mapping[str, Any]], place: _Places, look: Theme, x: alt.X, y: alt.Y, compact: bool, hover: bool
+    table: Sequence[Mapping[str, Any]], place: _Places, look: Theme, x: alt.X, y: alt.Y, compact: bool, hover: bool
 ) -> alt.Chart:
     """Layers at every iteration in which they run; hollow if nothing reached them."""
     got: dict[tuple[str, int], float] = {}
     sends: set[tuple[str, int]] = set()
-    for row in drawn:
+    for row in (row for row in table if row["c"] >= LEAST):
         column = place.column[row["iteration"]]
         sends.add((row["from"], column))
         end = (row["to"], place.last if row["to"] in place.outputs else column + 1)
@@ -325,7 +336,7 @@ def _circles(
     stands = [(name, column) for name in place.hidden for column in range(1, place.last)]
     stands += [(name, 0) for name in place.y if name not in place.hidden and name not in place.outputs]
     stands += [(name, place.last) for name in place.outputs]
-    table = [
+    circles = [
         {
             "node": f"{column}|{name}",
             "x": column,
@@ -341,7 +352,7 @@ def _circles(
         }
         for name, column in sorted({*stands, *sends})
     ]
-    chart = alt.Chart(rows(table)).mark_circle(
+    chart = alt.Chart(rows(circles)).mark_circle(
         size=60 if compact else 190, opacity=1, strokeWidth=1.5, stroke=look.module
     )
     chart = chart.encode(

@@ -22,6 +22,8 @@ from tokenpaths.frontend.views.work import training
 
 TITLE = "Documents"
 LISTED = 300
+MOST_ASKED = 2000
+"""asked for at once: more than a model of this family has"""
 FEW = 6
 """with at most this many paths, another chart fits below the matrix"""
 AGAIN = retrace.Control(
@@ -59,7 +61,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     with widgets.controls():
         common.run_picker(run)
         common.label_picker(run, selection)
-    paths = widgets.client().ask(run["run"], "paths", most=2000, label=selection.label)
+    paths = widgets.client().ask(run["run"], "paths", most=MOST_ASKED, label=selection.label)
     if not paths["paths"]:
         widgets.empty("No document has this label.", "Let go of the label above.")
         return
@@ -77,7 +79,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     with widgets.error_boundary("perplexity by phase"):
         training.phases(run, selection)
     with widgets.error_boundary("one document"):
-        _document(run, selection, paths["paths"])
+        _document(run, selection)
 
 
 def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dict[str, Paths]:
@@ -89,7 +91,7 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
         return {"all documents": paths}
     client, names = widgets.client(), [label for _size, label in sorted(sizes)]
     shown = names if len(names) <= dipaco_shards.MOST_LABELS else names[: dipaco_shards.MOST_LABELS - 1]
-    by_label = {label: client.ask(run["run"], "paths", most=2000, label=label)["paths"] for label in shown}
+    by_label = {label: client.ask(run["run"], "paths", most=MOST_ASKED, label=label)["paths"] for label in shown}
     left = {path["rank"]: path["count"] for path in paths}
     for rows in by_label.values():
         for path in rows:
@@ -224,7 +226,7 @@ def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mappi
     )
 
 
-def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> None:
+def _document(run: Mapping[str, Any], selection: Selection) -> None:
     st.header("How does the path change along one document?", anchor=False, help=HELP["strip"])
     number = _picker(run, selection)
     if number is None:
@@ -240,7 +242,8 @@ def _document(run: Mapping[str, Any], selection: Selection, paths: Paths) -> Non
         after = retrace.again(run, sample, values) if values else None
         if after is not None:
             before, sample = sample, widgets.client().ask(after["run"], "samples/{sample}", sample=0)
-            sample = {**sample, "tokens": recoloured(sample["tokens"], paths)}
+            known = widgets.client().ask(run["run"], "paths", most=MOST_ASKED)["paths"]  # of all labels
+            sample = {**sample, "tokens": recoloured(sample["tokens"], known)}
             config = config | values
             st.caption(widgets.escape(loss_words(before, sample)))
     starts = dipaco_rerouting.decisions(

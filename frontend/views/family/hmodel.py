@@ -132,8 +132,8 @@ def _labels(run: Mapping[str, Any]) -> None:
     client = widgets.client()
     widgets.heading(
         "Does each label have routes of its own?",
-        "The mean graph of each label. Line width: how strong its connection is. Rose: stronger than the mean of all "
-        "samples; blue: weaker; grey: the same.",
+        "The mean graph of each label. Line width: how strong the connection is, in the label or in the mean of all "
+        "samples, whichever is stronger. Rose: stronger in the label; blue: weaker; grey: the same.",
     )
     every = client.ask(run["run"], "edges")
     graphs = {label: client.ask(run["run"], "edges", label=label) for label in labels[:MOST_LABELS]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -15,6 +15,8 @@ from tokenpaths.frontend.views.family import raytracing
 from tokenpaths.frontend.views.samples import reference
 
 MOST_LABELS = 12
+"""compared with an upload: a question to the API each"""
+MOST_NAMED = 8
 
 
 def draw(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
@@ -45,7 +47,8 @@ def _connections(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
     client = widgets.client()
     own = client.ask(run["run"], "edges", sample=ranked.sample["sample"])
     known = client.ask(str(ranked.name), "") if ranked.name else {}
-    labels = [row["label"] for row in known.get("labels") or () if row["label"] is not None][:MOST_LABELS]
+    every = [row["label"] for row in known.get("labels") or () if row["label"] is not None]
+    labels = every[:MOST_LABELS]
     if not labels or "edges" not in (known.get("soft") or ()):
         st.markdown("**Which layers talk to each other for it?**")
         widgets.chart(graph_chart(own, theme=widgets.theme(), title=None, compact=True))
@@ -53,7 +56,7 @@ def _connections(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
     means = {label: client.ask(known["run"], "edges", label=label) for label in labels}
     near = label_distances(own, means)
     st.subheader(widgets.escape(nearest_label_words(near)), anchor=False)
-    st.caption(widgets.escape(how_telling(known, len(labels))))
+    st.caption(widgets.escape(how_telling(known) + left_out_words(every[MOST_LABELS:])))
     left, right = st.columns(2, gap="large")
     for place, words, graph in ((left, "Yours", own), (right, f"The mean of {near[0].label}", means[near[0].label])):
         with place:
@@ -68,17 +71,27 @@ def nearest_label_words(near: list[LabelDistance]) -> str:
     return text + (f"; next: {near[1].label} ({numbers.number(near[1].distance)})" if len(near) > 1 else "")
 
 
-def how_telling(known: Mapping[str, Any], count: int) -> str:
+def how_telling(known: Mapping[str, Any]) -> str:
     """How far connections tell the label at all, in the run that is compared with."""
     words = (
         f"Compared with the means of the labels of {known['run']}. Distance: root of the mean squared difference of "
         "all weights of connections."
     )
-    accuracy = (known.get("findings") or {}).get("nearest_label_accuracy")
-    if accuracy is None:
+    findings = (known.get("findings") or {}).get("connections") or {}
+    accuracy, labels = findings.get("nearest_label_accuracy"), (findings.get("separation") or {}).get("labels")
+    if accuracy is None or not labels:
         return words
-    chance = numbers.percent(1 / count)
+    chance = numbers.percent(1 / len(labels))  # it was measured among all labels, also where fewer are compared here
     return f"{words} There the nearest is right for {numbers.percent(accuracy)} of the samples (guessing: {chance})."
+
+
+def left_out_words(labels: Sequence[str]) -> str:
+    """Which labels are not compared, a few by name; empty if none is left out."""
+    if not labels:
+        return ""
+    named = ", ".join(labels[:MOST_NAMED])
+    more = f" and {numbers.count(len(labels) - MOST_NAMED)} more" if len(labels) > MOST_NAMED else ""
+    return f" Nearest among the first {MOST_LABELS} labels; not compared: {named}{more}."
 
 
 def _lights(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
