@@ -104,6 +104,9 @@ def test_home_and_compare_know_them(show) -> None:
     assert "Counts only: the load of 3 layers × 8 experts" in words(home)
     page = show(view="compare", runs="timed,domains", part="numbers")
     assert not page.error
+    assert "Runs of counts have no samples to compare" in words(page)
+    assert "Equal tokens" not in words(page)
+    assert "– samples" not in words(page)
     page = show(view="compare", runs="timed,domains", part="routes")
     assert not page.error
     assert "Their loads part most at step" in words(page)

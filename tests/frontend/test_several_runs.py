@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.several_runs.training_maps import (
 )
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.compare.compared import groups_of, names_compared, pair_of
+from tokenpaths.frontend.views.compare.training import _untrained_usage
 
 
 def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
@@ -48,6 +49,46 @@ def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     assert "▼" in table.runs_table_html(answer_of_numbers(None, lower), labels)
     answer = answer_of_numbers(None, vague, clear)
     assert table.number_title(answer["rows"][0], answer["runs"], labels) == "Loss (nats) is lowest in <A>: 2.00"
+
+
+def test_a_first_run_without_the_number_is_said_and_has_no_line() -> None:
+    answer, labels = answer_of_numbers(None, None, None), {name: name for name in "ABC"}
+    row = answer["rows"][0]
+
+    def drawn(row: dict) -> dict:
+        return table.number_chart(row, answer["runs"], labels=labels).to_dict()
+
+    spec = drawn(row)
+    (dashed,) = [layer for layer in spec["layer"] if "strokeDash" in layer["mark"]]
+    assert [one["run"] for one in spec["datasets"][dashed["data"]["name"]]] == ["A"]
+    without = drawn({**row, "values": [None, *row["values"][1:]]})
+    assert not [layer for layer in without["layer"] if "strokeDash" in layer["mark"]]
+    words = str(without["title"]["subtitle"])
+    assert "A, the first run, does not have this number." in words
+    assert "Dashed" not in words
+
+
+def test_runs_of_counts_have_no_samples_to_compare() -> None:
+    labels = {name: name for name in "ABC"}
+
+    def words(*counted: str) -> str:
+        answer = answer_of_numbers(None, None)
+        for run in answer["runs"]:
+            if run["run"] in counted:
+                run |= {"kind": "load", "num_samples": None, "num_tokens": None, "same_samples": False, "num_common": 0}
+        return table.runs_words(answer, labels)
+
+    assert words("A", "B") == "Runs of counts have no samples to compare, so no difference can be told."
+    assert words("A").startswith("A is a run of counts: it has no samples that others could be compared on")
+    assert words("B").startswith("0 of 1 other runs are over the 9 samples of A; B has none.")
+
+
+def test_the_untrained_column_has_shares_of_tokens_as_every_checkpoint_has() -> None:
+    cells = [{"step": 0, "module": m, "count": 9, "utilisation": 1.5, "share": 0.9} for m in range(3)]
+    twin = {"counts": [[12, 6, 2]], "num_tokens": 10}
+    usage = _untrained_usage({"usage": cells, "steps": []}, twin)
+    assert [cell["share"] for cell in usage["usage"]] == pytest.approx([1.2, 0.6, 0.2]), "top-2: they sum to 2"
+    assert [cell["utilisation"] for cell in usage["usage"]] == pytest.approx([1.8, 0.9, 0.3])
 
 
 def test_flows_side_by_side_have_one_scale_and_one_order() -> None:

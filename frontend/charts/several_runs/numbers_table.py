@@ -113,8 +113,17 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """What the runs have in common, and what differs most, in words."""
     runs = answer["runs"]
     first, others = runs[0], runs[1:]
+    if not others and is_counts(first):
+        return f"One run of counts, of {first['dataset']}."
     if not others:
         return f"One run: {numbers.plural(first['num_tokens'], 'token')} of {first['dataset']}."
+    if all(map(is_counts, runs)):
+        return "Runs of counts have no samples to compare, so no difference can be told."
+    if is_counts(first):
+        return (
+            f"{labels[first['run']]} is a run of counts: it has no samples that others could be compared on, so no "
+            "difference can be told."
+        )
     same = sum(run["same_samples"] for run in others)
     if same == len(others):
         over = f"All {len(runs)} runs are over the same {numbers.plural(first['num_samples'], 'sample')}."
@@ -136,6 +145,11 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     if told:
         return f"{over} No number differs clearly from {labels[first['run']]}: every 95 % interval includes zero."
     return f"{over} So no difference can be told."
+
+
+def is_counts(run: Mapping[str, Any]) -> bool:
+    """Whether a run was made of counts of tokens by expert: it holds neither tokens nor samples."""
+    return run.get("kind") == "load"
 
 
 def _extreme_words(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
@@ -273,7 +287,9 @@ def number_chart(
     theme: str | Theme = "light",
     title: str | None = TITLE,
 ) -> alt.LayerChart:
-    """One number of all runs with its 95 % intervals; dashed: the first run. In the accent colour: clearly other."""
+    """One number of all runs with its 95 % intervals; dashed: the first run, if it has the number. Grey: not clearly
+    other.
+    """
     look, name = theme_named(theme), row["name"]
     places = zip(runs, row["values"], row["low"], row["high"], row["differences"], strict=True)
     table = [
@@ -304,11 +320,14 @@ def number_chart(
     points = base.mark_point(filled=True, size=75, opacity=1, tooltip=tooltip).encode(
         x=x, color=paint, description="words:N"
     )
+    height = 26 * max(2, len(table)) + 8
+    if row["values"][0] is None:
+        words = f"Bars: 95 % intervals. {labels[runs[0]['run']]}, the first run, does not have this number."
+        return finish(alt.layer(bars, points), look, title, words, height=height)
     first = (
         alt.Chart(rows(table[:1]))
         .mark_rule(strokeDash=[4, 3], color=look.muted, aria=False)
         .encode(x=alt.X("value:Q", scale=scale))
     )
-    height = 26 * max(2, len(table)) + 8
     words = "Bars: 95 % intervals. Dashed: the first run. Grey: not clearly other."
     return finish(alt.layer(first, bars, points), look, title, words, height=height)

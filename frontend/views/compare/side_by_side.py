@@ -54,12 +54,10 @@ def draw(selection: Selection, compared: Compared) -> None:
         _charts(answer, compared)
     st.html(runs_table_html(answer, compared.labels, widgets.theme()))
     reasons = what_cannot_be_told(answer)
-    st.caption(
-        widgets.escape(
-            "▲ ▼: clearly higher or lower than the first run: the 95 % interval of the difference excludes zero. "
-            f"Equal tokens: {numbers.count(answer['equal_tokens'])} of each run."
-        )
-    )
+    marks = "▲ ▼: clearly higher or lower than the first run: the 95 % interval of the difference excludes zero."
+    if answer["equal_tokens"]:  # runs of counts have no tokens
+        marks += f" Equal tokens: {numbers.count(answer['equal_tokens'])} of each run."
+    st.caption(widgets.escape(marks))
     for reason in reasons:
         st.caption(widgets.escape(f"Not compared: {reason}"))
     if len(compared.names) > 1:

@@ -148,21 +148,17 @@ def _load(training: Mapping[str, Any], places: Sequence[Mapping[str, Any]], chos
         widgets.show_error(error)
         return
     if chosen["run"] is None:
-        usage = _untrained_usage(usage, training["untrained"]["counts"])
-    most = 1 + max(float(step["max_violation"]) for place in places for step in place["steps"])
+        usage = _untrained_usage(usage, training["untrained"])
+    most = 1 + max(float(step["max_violation"] or 0) for place in places for step in place["steps"])
     widgets.chart(load_chart(usage, theme=widgets.theme(), title=None, most=most))
 
 
-def _untrained_usage(usage: Mapping[str, Any], counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """``usage`` of a checkpoint with the counts of its untrained twin in place of its own."""
-    flat = [(count, len(step), sum(step)) for step in counts for count in step]
+def _untrained_usage(usage: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[str, Any]:
+    """``usage`` of a checkpoint with the counts of its untrained ``twin`` in place of its own."""
+    flat = [(count, len(step), sum(step)) for step in twin["counts"] for count in step]
+    tokens = max(1, int(twin["num_tokens"]))
     cells = [
-        {
-            **cell,
-            "count": count,
-            "utilisation": count * modules / total if total else 0.0,
-            "share": count / total if total else 0.0,
-        }
+        {**cell, "count": count, "utilisation": count * modules / total if total else 0.0, "share": count / tokens}
         for cell, (count, modules, total) in zip(usage["usage"], flat, strict=True)
     ]
     return {**usage, "usage": cells}
