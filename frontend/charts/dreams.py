@@ -18,7 +18,16 @@ from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
-TITLE = "Does it take the paths?"
+MATCHES = {
+    "choices": (
+        "Does it take the paths?",
+        "share of the wanted choices",
+        "choices of the dream that are the original's",
+    ),
+    "path": ("Does it take the path?", "share of the wanted choices", "choices of the dream that are the path's"),
+    "module": ("Does it take the module?", "share of the tokens", "tokens of the dream that take the module"),
+}
+"""``target.of`` of a dream that wants choices → title, axis, and what a bar is"""
 TOP_TITLE = "What does the model see in it?"
 WITH = ", with its pixels"
 
@@ -51,10 +60,14 @@ def top_rows(dreams: Sequence[Mapping[str, Any]], original: Mapping[str, Any] | 
 
 @redrawable
 def match_chart(
-    dreams: Sequence[Mapping[str, Any]], *, theme: str | Theme = "light", title: str | None = TITLE
+    dreams: Sequence[Mapping[str, Any]], *, of: str = "choices", theme: str | Theme = "light", title: str | None = ""
 ) -> alt.LayerChart:
-    """Bar chart of the share of matched choices of each dream; a tick marks the share of the initial noise."""
+    """Bar chart of the share of matched choices of each dream; a tick marks the share of the initial noise.
+
+    ``of``: what the dream was asked for, ``target.of`` of its request.
+    """
     look = theme_named(theme)
+    question, share, bar = MATCHES.get(of, MATCHES["choices"])
     table = [
         row
         | {
@@ -69,7 +82,7 @@ def match_chart(
         "dream:N dream", "is:N choices that match", "was:N at the start", "whole:N tokens of which all match"
     )
     y = alt.Y("dream:N", sort=names, axis=alt.Axis(title=None, labelLimit=170))
-    axis = alt.Axis(title="share of the wanted choices", format="%", tickCount=5, grid=False)
+    axis = alt.Axis(title=share, format="%", tickCount=5, grid=False)
     x = alt.X("choices:Q", axis=axis, scale=alt.Scale(domain=[0, 1]))
     bars = alt.Chart(rows(table)).mark_bar(color=look.module, height=12).encode(x=x, y=y, tooltip=tooltip)
     ticks = (
@@ -77,8 +90,9 @@ def match_chart(
         .mark_tick(color=look.ink, thickness=2, size=16)
         .encode(x=alt.X("choices at the start:Q"), y=y, tooltip=tooltip)
     )
-    words = ["Bar: choices of the dream that are the original's.", "Tick: those of the noise that it began as."]
-    return finish(alt.layer(bars, ticks), look, title, words, height=alt.Step(24))
+    words = [f"Bar: {bar}.", "Tick: those of the noise that it began as."]
+    heading = question if title == "" else title
+    return finish(alt.layer(bars, ticks), look, heading, words, height=alt.Step(24))
 
 
 @redrawable

@@ -71,8 +71,9 @@ def _figure(key: str, question: str, number: str, source: Source, wishes: Wishes
 
 
 def _of_choices(dream: Mapping[str, Any]) -> bool:
-    dreams = dream["result"].get("dreams") or []
-    return bool(dreams) and "image" in dreams[0] and dreams[0].get("matched_choices") is not None
+    """Whether a dream is of what an image's patches chose: dreams of a path or a module have no original."""
+    dreams, target = dream["result"].get("dreams") or [], dream["result"]["request"].get("target") or {}
+    return bool(dreams) and "image" in dreams[0] and target.get("of") == "choices"
 
 
 def _has_group(dream: Mapping[str, Any]) -> bool:

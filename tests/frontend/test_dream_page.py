@@ -153,6 +153,21 @@ def test_charts_say_what_matches_and_what_is_seen() -> None:
             assert chart.to_dict()["title"]["text"]
 
 
+@pytest.mark.parametrize(
+    ("of", "title", "bar"),
+    [
+        ("choices", "Does it take the paths?", "choices of the dream that are the original's"),
+        ("path", "Does it take the path?", "choices of the dream that are the path's"),
+        ("module", "Does it take the module?", "tokens of the dream that take the module"),
+    ],
+)
+def test_a_dream_is_told_by_what_it_was_asked_for(of: str, title: str, bar: str) -> None:
+    drawn = match_chart(DREAMS, of=of).to_dict()["title"]
+    assert drawn["text"] == title
+    assert f"Bar: {bar}." in drawn["subtitle"]
+    assert ("original" in str(drawn)) == (of == "choices")
+
+
 def test_names_and_texts() -> None:
     target = {"of": "choices", "until": [1, 3], "context": "both", "form": "cumulative", "group": {"draw": 2}}
     assert names_of({"target": target}) == ["S = 1", "S = 1, with its pixels", "S = 3", "S = 3, with its pixels"]

@@ -351,15 +351,19 @@ def test_finished_dreams_become_figures(runs):
     top = [["cat", 0.5], ["dog", 0.2]]
     one = {"name": "S = 2", "image": "dream-0.png", "group": None, "matched_choices": 0.75, "objective": 0.4}
     one |= {"top": top}
+    request = {"target": {"of": "choices"}}
     whole = {
         "title": "Dream of <b>",
-        "result": {"dreams": [one], "original": {"image": "o.png", "top": top}},
+        "result": {"dreams": [one], "original": {"image": "o.png", "top": top}, "request": request},
         "pictures": dict.fromkeys(("dream-0.png", "o.png"), png_bytes(Image.new("RGB", (1, 1)))),
     }
-    group = {"dreams": [one | {"group": [1, 2]}], "original": None}
+    group = {"dreams": [one | {"group": [1, 2]}], "original": None, "request": request}
     part = {"title": "part", "result": group, "pictures": whole["pictures"]}
+    # Tokens of a module's dream match or not as well, but there is no original whose choices they could be.
+    of_module = {"dreams": [one | {"name": "module"}], "original": None, "request": {"target": {"of": "module"}}}
+    module = {"title": "module", "result": of_module, "pictures": whole["pictures"]}
     for name, key, title in (("14", "fig4-dreams", "Dream of <b>"), ("15", "fig5-groups", "part")):
-        figure = drawn(runs["pictures"], name, dreams=Dreams([whole, part]))[0][key]
+        figure = drawn(runs["pictures"], name, dreams=Dreams([module, whole, part]))[0][key]
         (row,) = table(figure)
         assert (row["dream"], row["sees"], float(row["matched_choices"])) == (title, "cat", 0.75)
         root = ElementTree.fromstring(figure.sheet(400.0))

@@ -34,14 +34,15 @@ def draw_result(job: Mapping[str, Any]) -> None:
     if job["kind"] != "dream" or not dreams:
         return
     st.subheader("The dream", anchor=False)
-    if words := module_words(job["request"].get("target") or {}, dreams):
+    target = job["request"].get("target") or {}
+    if words := module_words(target, dreams):
         st.write(widgets.escape(words))
     if "text" in dreams[0]:
         _texts(result)
         return
-    _figure(job["job"], result)
+    _figure(job["job"], result, target)
     if match_rows(dreams):
-        widgets.chart(match_chart(dreams, theme=widgets.theme()))
+        widgets.chart(match_chart(dreams, of=target.get("of", "choices"), theme=widgets.theme()))
         widgets.numbers_behind(match_rows(dreams), "what the dreams match")
     if top_rows(dreams, result.get("original")):
         widgets.chart(top_chart(dreams, result.get("original"), theme=widgets.theme()))
@@ -66,7 +67,7 @@ def module_words(target: Mapping[str, Any], dreams: Sequence[Mapping[str, Any]])
     return text
 
 
-def _figure(job: str, result: Mapping[str, Any]) -> None:
+def _figure(job: str, result: Mapping[str, Any], target: Mapping[str, Any]) -> None:
     original, rows_by_heading = figure_rows(result)
     cells = [*([original] if original else []), *(cell for row in rows_by_heading.values() for cell in row)]
     names = {cell.item["image"] for cell in cells}
@@ -75,7 +76,10 @@ def _figure(job: str, result: Mapping[str, Any]) -> None:
         st.html(figure_html(result, urls))
     captions = ["the class that the model sees"] if any(dream.get("top") for dream in result["dreams"]) else []
     if any(dream.get("matched_choices") is not None for dream in result["dreams"]):
-        captions.append("how many of the wanted choices it makes")
+        module = target.get("of") == "module"
+        captions.append(
+            "how many of its patches take the module" if module else "how many of the wanted choices it makes"
+        )
     words = [f"Below each picture: {' and '.join(captions)}."] if captions else []
     if any(dream.get("group") for dream in result["dreams"]):
         words.append("Red: the group whose decisions were maximised.")
