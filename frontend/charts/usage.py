@@ -155,7 +155,10 @@ def load_chart(
     )
     height = height_of(len(modules))
     chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
-    words = f"Darker: more tokens than a fair share. {'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
+    words = (
+        "Darker on a light page (lighter on a dark one): more tokens than a fair share. "
+        f"{'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
+    )
     summary = highest(
         cells,
         "utilisation",

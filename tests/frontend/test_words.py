@@ -7,9 +7,12 @@ from unicodedata import bidirectional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.several_runs.training_maps import training_map
+from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.components.wall_data import CONTEXT, cut_end, cut_start
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views import common
@@ -17,6 +20,7 @@ from tokenpaths.frontend.views.common import not_independent
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.drop import cannot_be_used
 from tokenpaths.frontend.views.home.runs import card_words
+from tokenpaths.frontend.views.inspector import examples
 from tokenpaths.frontend.views.samples.one_sample import verdict
 
 
@@ -59,6 +63,31 @@ def test_numbers_beside_each_other_have_the_digits_that_tell_them_apart():
 )
 def test_percentages(value, words):
     assert numbers.percent(value) == words
+
+
+def test_what_is_darker_on_a_light_page_is_lighter_on_a_dark_one():
+    """Scales of amounts begin at the page's colour, so in the dark theme more is lighter."""
+    usage = {"usage": [{"step": 0, "module": 0, "name": "0", "count": 1, "share": 1.0, "utilisation": 1.0}]}
+    training = {
+        "untrained": None,
+        "points": [{"run": "a", "iteration": 1, "steps": [{"step": 0, "load_entropy": 0.9}]}],
+    }
+    for chart in (load_chart(usage, theme="dark"), training_map(training, theme="dark")):
+        assert "Darker on a light page (lighter on a dark one): more" in str(chart.to_dict()["title"]["subtitle"])
+
+
+def test_no_example_under_a_label_is_no_run_without_texts():
+    def page(of_tokens, label):
+        from tokenpaths.frontend.views.inspector import examples
+
+        examples.drawn([], "examples", of_tokens, 0, label)
+
+    def said(*given: object) -> str:
+        (caption,) = AppTest.from_function(page, args=given).run().caption
+        return caption.value.replace("\\", "")
+
+    assert said(0, "a*b") == "None of its tokens has the label a*b."
+    assert said(0, None) == said(2, "a") == examples.NOTHING
 
 
 def test_counts_are_exact_and_separated():

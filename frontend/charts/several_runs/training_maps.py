@@ -122,7 +122,9 @@ def training_map(
             .encode(x=x)
         ]
     height = max(90, min(460, 22 * len(steps)))
-    subtitle = [f"Darker: more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."]
+    subtitle = [
+        f"Darker on a light page (lighter on a dark one): more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."
+    ]
     drawn = finish(
         alt.layer(*layers), look, title, subtitle, height=height, summary=training_words(training, measure, when)
     )

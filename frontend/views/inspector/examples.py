@@ -31,10 +31,11 @@ def strongest(run: Mapping[str, Any], answer: Mapping[str, Any], key: str, by: s
         st.caption(NOTHING)
 
 
-def drawn(examples: list[dict[str, Any]], key: str, of_tokens: int, seed: int) -> None:
-    """Examples drawn at random, and a button that draws others."""
+def drawn(examples: list[dict[str, Any]], key: str, of_tokens: int, seed: int, label: str | None = None) -> None:
+    """Examples drawn at random from ``of_tokens``, those with the ``label``, and a button that draws others."""
     if not examples:
-        st.caption(NOTHING)
+        none = f"None of its tokens has the label {label}." if label is not None and not of_tokens else NOTHING
+        st.caption(widgets.escape(none))
         return
     token_wall(examples, key)
     st.button(

@@ -198,7 +198,8 @@ def _random(run: Mapping[str, Any], selection: Selection, step: int, module: int
             limit=1,
             seed=selection.seed,
         )
-        examples.drawn(found["examples"], f"{key}_{step}_{module}", found["found"]["num_tokens"], selection.seed)
+        of_tokens = found["found"]["num_tokens"]
+        examples.drawn(found["examples"], f"{key}_{step}_{module}", of_tokens, selection.seed, selection.label)
 
     widgets.folded("Any of its tokens", f"{key}_random_{step}_{module}", drawn)
 
