@@ -31,6 +31,8 @@ PART_BYTES, OVERLAP_BYTES = 1 << 20, 64
 _NO_TEXT = {
     b"\x1f\x8b": "compressed with gzip; unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with Zstandard; unpack it first",
+    b"\xfd7zXZ\x00": "compressed with xz; unpack it first",
+    **{b"BZh%d1AY&SY" % level: "compressed with bzip2; unpack it first" for level in range(1, 10)},
     b"\xff\xfe": "UTF-16 text; save it as UTF-8",
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
 }
@@ -132,13 +134,15 @@ def nested_ids(value: list[Any] | np.ndarray, where: str, what: str, slots_at: i
     """Nested lists of integers as an array; UserError if they are ragged or hold other values.
 
     ``slots_at``: depth of the lists of a token's experts, which may be shorter than others and hold null: ``UNUSED``.
+    At depth 2 all of them may be empty, as where every token was dropped.
     """
     if isinstance(value, np.ndarray):  # ``parsed`` made it
         return value
     try:
         array = np.array(value)
-        if slots_at is not None and array.dtype == object and (filled := _filled(value, slots_at)) is not None:
-            array = filled
+        none = not array.size or array.dtype == object
+        if slots_at is not None and none and (filled := _filled(value, slots_at)) is not None:
+            return filled
     except ValueError:  # what numpy says of lists of different lengths
         filled = None if slots_at is None else _filled(value, slots_at)
         if filled is None:
@@ -146,6 +150,8 @@ def nested_ids(value: list[Any] | np.ndarray, where: str, what: str, slots_at: i
         return filled
     except OverflowError:
         raise UserError(f"{where}: {what} holds numbers that are far too large", field="file") from None
+    if not array.size and array.dtype.kind not in "iu":
+        raise UserError(f"{where}: {what} holds empty lists only", field="file")
     if array.dtype.kind not in "iu":
         raise UserError(f"{where}: {what} holds {_odd(array)}, it should hold whole numbers", field="file")
     leaves: Iterable[Any] = value
@@ -168,7 +174,7 @@ def _filled(value: list[Any], slots_at: int) -> np.ndarray | None:
     if any(not isinstance(one, list) or any(type(i) is not int and i is not None for i in one) for one in lists):
         return None
     wide = max(map(len, lists))
-    if not wide:
+    if not wide and slots_at == 3:
         return None
     rows = [[UNUSED if i is None else i for i in one] + [UNUSED] * (wide - len(one)) for one in lists]
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
@@ -33,6 +34,8 @@ def open_tokens_per_expert(file: Path, announced: Announced) -> Log:
         OnlyCounts: always, unless a line is wrong (UserError).
     """
     cells: Cells = {}
+    again: dict[int, str] = {}
+    """times that a layer counts twice, and where"""
     for where, record in json_lines(file):
         rows, layer, time = record.get("tpe"), record.get("layer"), record.get("iter", 0)
         if not isinstance(rows, list) or not rows or type(layer) is not int:
@@ -44,8 +47,12 @@ def open_tokens_per_expert(file: Path, announced: Announced) -> Log:
             raise UserError(f"{where}: tpe should be rows of numbers of tokens, one a micro-batch", field="file")
         block = record.get("block", "decoder")
         name = f"layer {layer}" if block == "decoder" else f"{block} layer {layer}"
+        if (time, name) in cells:
+            again.setdefault(time, where.removeprefix(f"{file}, "))
         _add(cells, time, name, counts.reshape(-1, counts.shape[-1]), where)
-    raise OnlyCounts(file, _table(cells, announced, str(file), format="tokens-per-expert"))
+    first = next(iter(again.values()), "")
+    notes = repeated_times(list(again), len({time for time, _ in cells}), "iteration", first)
+    raise OnlyCounts(file, _table(cells, announced, str(file), format="tokens-per-expert", notes=notes))
 
 
 def is_statistics_folder(folder: Path, files: list[Path]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.counts.counter_notes import running_counters
 from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, layer_names
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError
@@ -25,6 +26,7 @@ MOST_CELLS = 1 << 24
 """T·S·M that a run keeps; of more, neighbouring times are added up"""
 _PART_OF_ONE = re.compile(r"(^|[^a-z])(rank|shard|part|worker|dp|tp|pp|ep)[-_.]?\d", re.IGNORECASE)
 """names of files that are parts of one count, not domains"""
+_LAYER = re.compile(r".*layer [0-9]{1,9}")
 
 
 class OnlyCounts(UserError):
@@ -185,7 +187,7 @@ def counts_of(
 
     Args:
         top_k: Experts a token and layer, as the file says.
-        about: ``format``, ``times``, ``axis`` of ``ExpertCounts``.
+        about: ``format``, ``times``, ``axis``, ``notes`` of ``ExpertCounts``.
 
     Raises:
         UserError: another number of layers, or fewer experts, than announced; negative counts.
@@ -202,6 +204,8 @@ def counts_of(
             f"{where}: counts expert {width - 1}, but the experts are 0 … {announced.experts - 1} (announced)",
             field="experts",
         )
+    if about.get("times") is not None:
+        about["notes"] = (*about.get("notes", ()), *running_counters(counts, about["times"], about["axis"]))
     wide = np.zeros((*counts.shape[:2], announced.experts or width), dtype=np.int64)
     wide[:, :, :width] = counts
     return ExpertCounts(names or layer_names(counts.shape[1]), wide, top_k=announced.top_k or top_k, **about)
@@ -225,27 +229,56 @@ def _row(file: Path, layer: str, row: Any) -> dict[int, int]:
 def joined(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
     """The counts of several files, by name: of ranks they are added up, of domains they stand beside each other.
 
-    Files are domains if they count no time and are not numbered as ranks or shards.
+    Files are domains if they count no time and are not numbered as ranks or shards. Ranks that count other layers are
+    stages of a pipeline: their layers are joined.
 
     Raises:
-        UserError: they are of other layers or experts.
+        UserError: they count other experts, or only some of the layers of others.
     """
     timeless = all(part.times is None and part.domains is None for part in parts.values())
     if timeless and len(parts) > 1 and not any(_PART_OF_ONE.search(name) for name in parts):
         return by_domain(parts, where)
-    counts = list(parts.values())
-    first = counts[0]
-    for part in counts:
-        same = (part.times, part.domains) == (first.times, first.domains)
-        if part.layers != first.layers or part.parts.shape[1:] != first.parts.shape[1:] or (part.domains and not same):
-            raise UserError(f"{where}: its files count other layers, experts or domains", field="file")
-    if first.times is None:
-        return replace(first, parts=np.sum([part.parts for part in counts], axis=0))
-    times = sorted({time for part in counts for time in part.times or ()})
-    total = np.zeros((len(times), *first.parts.shape[1:]), dtype=np.int64)
-    for part in counts:
-        np.add.at(total, np.searchsorted(times, part.times or ()), part.parts)
-    return replace(first, parts=total, times=tuple(times))
+    first_name, first = next(iter(parts.items()))
+    stages: dict[tuple[str, ...], str] = {}
+    """layers -> a file that counts them"""
+    for name, part in parts.items():
+        if part.parts.shape[2] != first.parts.shape[2]:
+            raise UserError(
+                f"{where}: {name} counts {part.parts.shape[2]} experts a layer, {first_name} {first.parts.shape[2]}; "
+                "ranks are of one model (say --experts where counts of 0 are left out)",
+                field="file",
+            )
+        other = next((known for known in stages if set(known) & set(part.layers)), part.layers)
+        if set(other) != set(part.layers):
+            raise UserError(
+                f"{where}: {name} counts {len(part.layers)} layers, some of the {len(other)} of {stages[other]}; ranks "
+                "count the same layers, or none in common as stages of a pipeline, so one of them is cut off or of "
+                "another model",
+                field="file",
+            )
+        stages.setdefault(other, name)
+        if (part.times is None) != (first.times is None) or part.domains != first.domains:
+            raise UserError(
+                f"{where}: {name} counts other times or domains than {first_name}; import them one by one", field="file"
+            )
+    layers = _in_order([layer for stage in stages for layer in stage])
+    times = None if first.times is None else sorted({time for part in parts.values() for time in part.times or ()})
+    rows = len(first.parts) if times is None else len(times)
+    total = np.zeros((rows, len(layers), first.parts.shape[2]), dtype=np.int64)
+    for part in parts.values():
+        at = np.arange(rows) if times is None or part.times is None else np.searchsorted(times, part.times)
+        total[np.ix_(at, np.array([layers.index(layer) for layer in part.layers]))] += part.parts
+    notes = tuple(dict.fromkeys(note for part in parts.values() for note in part.notes))
+    if len(stages) > 1:
+        notes = (*notes, f"the layers of {len(stages)} pipeline stages are joined")
+    return replace(first, layers=tuple(layers), parts=total, times=None if times is None else tuple(times), notes=notes)
+
+
+def _in_order(layers: list[str]) -> list[str]:
+    """Layers of stages in the order of the model: by their numbers, those of other blocks behind."""
+    if not all(map(_LAYER.fullmatch, layers)):
+        return layers
+    return sorted(layers, key=lambda layer: (layer.rpartition("layer ")[0], int(layer.rpartition(" ")[2])))
 
 
 def by_domain(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
@@ -259,4 +292,5 @@ def by_domain(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
         raise UserError(f"{where}: its domains count other layers", field="file")
     width = max(part.parts.shape[2] for part in counts)
     wide = [np.pad(part.parts, ((0, 0), (0, 0), (0, width - part.parts.shape[2]))) for part in counts]
-    return replace(counts[0], parts=np.concatenate(wide), domains=tuple(parts))
+    notes = tuple(dict.fromkeys(note for part in counts for note in part.notes))
+    return replace(counts[0], parts=np.concatenate(wide), domains=tuple(parts), notes=notes)

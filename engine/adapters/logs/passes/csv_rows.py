@@ -148,8 +148,15 @@ def _one_pass(
                 firsts = np.arange(0, len(tokens), top_k)  # parallel sequences at one position
                 counts = np.full(len(firsts), top_k)
             top_k = top_k or widest
-            cut_off = last and stop == len(rows["layer"]) and bool((counts[:-1] == counts.max()).all())
-            if top_k is not None and counts.max() <= top_k and (counts < top_k).any() and not cut_off:
+            fewer = top_k is not None and counts.max() <= top_k and bool((counts < top_k).any())
+            if fewer and last and stop == len(rows["layer"]) and (counts[:-1] == top_k).all():
+                raise UserError(
+                    f"{_line(file, skip, first_row + start + int(firsts[-1]))}: the last token of the log, "
+                    f"{int(tokens[-1])}, has {int(counts[-1])} experts at layer {int(layer)}, others {top_k}; the log "
+                    "is cut off, or that token used fewer: --skip-bad leaves its pass out",
+                    field="file",
+                )
+            if fewer and top_k is not None:
                 numbers.append(tokens[firsts])
                 if "seq" in rows:
                     sequences.append(rows["seq"][start:stop][firsts])
@@ -193,6 +200,7 @@ def _one_pass(
         sequences or None,
         tuple(f"{key.split(' ', 1)[1]} {value}" for key, value in same.items() if key.startswith("sample")),
         tuple(value for key, value in same.items() if key == "pass call"),
+        next((same[key] for key in ("pass phase", "pass is_decode") if key in same), None),
         lambda token, layer, slot: _line(file, skip, first_rows[layer] + int(offsets[layer][token]) + slot),
         varies=slotted,
     )

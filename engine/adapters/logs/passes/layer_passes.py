@@ -1,7 +1,8 @@
 """Forward passes that are written layer by layer, as sequences: prompts with the decode steps that follow them.
 
 llama.cpp computes the last layer of a prompt only for tokens whose output is wanted, and for none of a prompt's earlier
-parts: these tokens keep that step as unknown.
+parts: these tokens keep that step as unknown. So does a token that has no row at a layer (a dropped one, perhaps),
+where tokens are numbered: without numbers a missing row would move those behind it.
 
 Shapes: t tokens of a pass, S layers of the log, K slots.
 """
@@ -20,10 +21,12 @@ from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
 
 STITCHED = "{n} decode step{s} {are} joined to the sequence before them"
+RESTARTED = "{n} decode step{s} whose numbers begin anew {are} joined to the prompt before them"
 PASSES = "{n} part{s} of samples, a forward pass each, {are} left out"
 SHORT = (
     "{n} token{s} of prompts {are} without the last layer, which was computed only for tokens whose output was wanted"
 )
+LACKING = "{n} time{s} a token has no row at a layer (it was dropped, perhaps): that step is kept as unknown"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Pass:
     """what tells samples apart: turn, request"""
     call: tuple[str, ...] = ()
     """what tells passes apart"""
+    phase: str | None = None
+    """prompt or decoding, in the words of the log"""
     place: Callable[[int, int, int], str] | None = None
     """file and line of (token, layer of the pass, slot)"""
     varies: bool = False
@@ -51,6 +56,7 @@ class Pass:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the layer that has most."""
         return max(len(rows) for rows in self.experts)
 
 
@@ -68,7 +74,22 @@ class Outline:
     layers: tuple[int, ...]
     top_k: int
     partial: bool
-    """whether some tokens lack the last layer"""
+    """whether some tokens lack a layer"""
+    restarts: bool = False
+    """whether the numbers of decode steps begin anew behind a prompt"""
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a pass, those included that lack some layer."""
+
+    count: int
+    numbers: np.ndarray | None
+    """(t,)"""
+    names: np.ndarray | None
+    """(t,) of their sequences"""
+    of_layer: list[np.ndarray]
+    """which of them each layer's rows belong to"""
 
 
 def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False) -> Outline:
@@ -79,7 +100,7 @@ def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False
     """
     layers: set[int] = set()
     first = last = problem = None
-    partial, top_k = False, 0
+    partial, top_k, restarts = False, 0, _Restarts()
     for found in passes:
         if isinstance(found, BadPass):
             problem = problem or found.reason
@@ -87,14 +108,70 @@ def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False
         first = first or found
         top_k = max(top_k, found.experts[0].shape[1]) if found.varies else top_k or found.experts[0].shape[1]
         layers.update(found.layers)
-        partial |= len({len(rows) for rows in found.experts}) > 1 or found.layers != first.layers
+        partial = partial or found.layers != first.layers or _is_ragged(found)
+        restarts.look_at(found)
         last = found
     if first is None or last is None:
         raise UserError(problem or empty, field="file")
     every = tuple(sorted(layers))
-    if last.layers != every and not skip_bad:
-        raise _other_layers(last, every)
-    return Outline(every, top_k, partial)
+    if not skip_bad:
+        _check_layers(last, every, last=True)
+    return Outline(every, top_k, partial, restarts.found)
+
+
+def _is_ragged(found: Pass) -> bool:
+    """Whether some token of a pass lacks one of its layers."""
+    if found.tokens is None:
+        return len({len(rows) for rows in found.experts}) > 1
+    first = found.tokens[0]
+    return any(len(numbers) != len(first) or bool((numbers != first).any()) for numbers in found.tokens[1:])
+
+
+_RESTARTS = (0, 1)
+"""numbers of a first decode step that is not numbered behind its prompt"""
+
+
+class _Restarts:
+    """Whether single tokens behind a prompt are numbered from 0 again, and none ever goes on from the prompt.
+
+    A prompt of one token looks the same, unless the log says the phase; engines hardly ever see one.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: dict[tuple[tuple[str, ...], str], tuple[int, str | None]] = {}
+        """the last number of the prompt that each sequence has just read, and its phase"""
+        self._go_on = self._restart = False
+
+    @property
+    def found(self) -> bool:
+        return self._restart and not self._go_on
+
+    def look_at(self, found: Pass) -> None:
+        if self._go_on or found.tokens is None:
+            return
+        tokens = _tokens(found)
+        assert tokens.numbers is not None, "numbered"
+        for name, rows in _parts(tokens):
+            number = int(tokens.numbers[rows[-1]])
+            if len(rows) > 1:
+                self._prompts[found.sample, name] = number, found.phase
+            elif (prompt := self._prompts.pop((found.sample, name), None)) is not None:
+                self._go_on |= number == prompt[0] + 1
+                self._restart |= number in _RESTARTS and (found.phase is None or found.phase != prompt[1])
+
+
+def _check_layers(found: Pass, every: tuple[int, ...], *, last: bool) -> None:
+    """UserError if a pass lacks layers of the log otherwise than a prompt or a token that was dropped.
+
+    ``last``: of the log, which may be cut off.
+    """
+    missing = [layer for layer in every if layer not in found.layers]
+    if missing == [every[-1]]:
+        wrong = last or (found.num_tokens == 1 and found.tokens is None)
+    else:
+        wrong = bool(missing) and (found.tokens is None or found.layers[-1] != every[-1])
+    if wrong:
+        raise _other_layers(found, every)
 
 
 def _other_layers(found: Pass, every: tuple[int, ...]) -> UserError:
@@ -119,72 +196,98 @@ def stitched(
         skip_bad: Leave out passes that cannot be read, or do not fit the others, and count them.
     """
     sequences, counts, begun = Sequences(), Counter[str](), 0
+    began_in: dict[Hashable, str | None] = {}
+    """phase in which each sequence began"""
+    anew: dict[Hashable, int] = {}
+    """sequence whose decode steps are numbered anew → the last number"""
     waits = False
     """the last pass was a part of a prompt without any output"""
-    for found in passes:
+    for found, last in _marked(passes):
         if isinstance(found, BadPass):
             yield skipped(found.reason, PASSES), 1
             continue
         try:
-            ids, weights = _dense(found, about, counts)
+            tokens = _tokens(found)
+            ids, weights = _dense(found, tokens, about, counts, last=last)
         except UserError as error:
             if not skip_bad:
                 raise
             yield skipped(str(error), PASSES), 1
             continue
-        numbers = None if found.tokens is None else found.tokens[0]
-        for key, rows in _parts(found, len(ids)):
-            position = None if numbers is None else int(numbers[rows[0]])
+        for key, rows in _parts(tokens):
+            position = None if tokens.numbers is None else int(tokens.numbers[rows[0]])
             open_: list[Hashable] = [k for k in sequences.keys if k[0] == (found.sample, key)]  # type: ignore[index]
+            single, restarts = len(rows) == 1, False
             if position is None:
-                other = open_[-1] if open_ and (len(rows) == 1 or waits) else None
+                other = open_[-1] if open_ and (single or waits) else None
             else:
-                same = [k for k in open_ if len(rows) == 1 or k[1] == found.call]  # type: ignore[index]
-                other = sequences.find(position, same)
+                if single and about.restarts and open_:
+                    before = anew.get(open_[-1])
+                    follows = position in _RESTARTS if before is None else position - before in (0, 1)
+                    restarts = follows and (found.phase is None or found.phase != began_in.get(open_[-1]))
+                same = [k for k in open_ if single or k[1] == found.call]  # type: ignore[index]
+                other = open_[-1] if restarts else sequences.find(position, same)
             whole = (found.sample, key), found.call, begun
+            sequence = whole if other is None else other
             begun += other is None
-            counts[STITCHED] += other is not None and len(rows) == 1
+            counts[RESTARTED if restarts else STITCHED] += other is not None and single
+            if other is None:
+                began_in[sequence] = found.phase
+            if restarts and position is not None:
+                anew[sequence], position = position, None
             source = name(found) + (f", sequence {key}" if key else "")
             piece = Piece(
                 ids[rows],
                 found.where,
                 None if weights is None else weights[rows],
                 source=source + (f", from token {position} on" if position and found.sample else ""),
-                locate=_locate(found, rows, about.layers),
+                locate=_locate(found, rows, about.layers, tokens),
             )
-            yield from sequences.add(whole if other is None else other, piece, new=other is None, position=position)
+            yield from sequences.add(sequence, piece, new=other is None, position=position)
         waits = len(ids) > 1 and found.layers != about.layers
     yield from sequences.finish()
     yield from ((kind, count) for kind, count in counts.items() if count)
 
 
-def _locate(found: Pass, rows: np.ndarray, layers: tuple[int, ...]) -> Callable[[int, int, int], str] | None:
+def _marked(passes: Iterable[Pass | BadPass]) -> Iterator[tuple[Pass | BadPass, bool]]:
+    """Each pass, and whether it is the last one."""
+    held = None
+    for found in passes:
+        if held is not None:
+            yield held, False
+        held = found
+    if held is not None:
+        yield held, True
+
+
+def _locate(
+    found: Pass, rows: np.ndarray, layers: tuple[int, ...], tokens: _Tokens
+) -> Callable[[int, int, int], str] | None:
     place = found.place
     if place is None:
         return None
 
     def locate(token: int, step: int, slot: int) -> str:
         layer = found.layers.index(layers[step]) if layers[step] in found.layers else 0
-        missing = found.num_tokens - len(found.experts[layer])
-        return place(max(0, int(rows[token]) - missing), layer, slot)
+        here = np.flatnonzero(tokens.of_layer[layer] == rows[token])
+        return place(int(here[0]) if len(here) else 0, layer, slot)
 
     return locate
 
 
-def _parts(found: Pass, count: int) -> Iterator[tuple[str, np.ndarray]]:
-    """(name of the sequence, rows of the pass): one part a sequence."""
-    every = np.arange(count)
-    if found.sequences is not None:
-        names = found.sequences[0]
-        for name in dict.fromkeys(names.tolist()):
-            yield str(name), every[names == name]
+def _parts(tokens: _Tokens) -> Iterator[tuple[str, np.ndarray]]:
+    """(name of the sequence, tokens of the pass): one part a sequence."""
+    every = np.arange(tokens.count)
+    if tokens.names is not None:
+        for name in dict.fromkeys(tokens.names.tolist()):
+            yield str(name), every[tokens.names == name]
         return
-    if found.tokens is None:
+    if tokens.numbers is None:
         yield "", every
         return
-    numbers = found.tokens[0]
+    numbers = tokens.numbers
     seen: Counter[int] = Counter()
-    again = np.empty(count, dtype=np.int64)  # which of the tokens of one position a row is
+    again = np.empty(tokens.count, dtype=np.int64)  # which of the tokens of one position a row is
     for row, number in enumerate(numbers.tolist()):
         again[row] = seen[number]
         seen[number] += 1
@@ -195,59 +298,93 @@ def _parts(found: Pass, count: int) -> Iterator[tuple[str, np.ndarray]]:
             yield str(lane) if again.any() else "", part
 
 
-def _dense(found: Pass, about: Outline, counts: Counter[str]) -> tuple[np.ndarray, np.ndarray | None]:
+def _dense(
+    found: Pass, tokens: _Tokens, about: Outline, counts: Counter[str], *, last: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Ids and weights (t, S, K) of a pass, ``UNRECORDED`` where a token lacks a layer."""
-    count, top_k, every = found.num_tokens, about.top_k, about.layers
-    missing = [layer for layer in every if layer not in found.layers]
-    if missing and (missing != [every[-1]] or count == 1):
-        raise _other_layers(found, every)
+    count, top_k, every = tokens.count, about.top_k, about.layers
+    _check_layers(found, every, last=last)
+    missing = len(every) - len(found.layers)
+    counts[SHORT if missing == 1 < count and found.layers[-1] != every[-1] else LACKING] += missing * count
     ids = np.full((count, len(every), top_k), UNRECORDED, dtype=np.int64)
     weights = None if found.weights is None else np.zeros(ids.shape, dtype=np.float32)
-    counts[SHORT] += count if missing else 0
     for place, (layer, rows) in enumerate(zip(found.layers, found.experts, strict=True)):
         if found.varies:
             rows = widened(rows, top_k)
         if rows.shape[1] != top_k:
             raise UserError(
-                f"{found.where}: layer {layer} has {rows.shape[1]} experts a token, the log began with {top_k}",
+                f"{found.where}: layer {layer} has {rows.shape[1]} experts a token, the log began with {top_k}; the "
+                "log is cut off, or k varies: say --top-k, the most experts of a token",
                 field="file",
             )
-        at = _rows_of(found, place)
+        at = tokens.of_layer[place]
         if len(at) < count:
-            if layer != every[-1] or not len(at) or at[-1] != count - 1:
-                which = "last layer" if layer == found.layers[-1] else f"layer {layer}"
-                raise UserError(
-                    f"{found.where}: the {which} of this pass has {len(rows)} tokens, the first "
-                    f"{len(found.experts[0])}; the log is cut off",
-                    field="file",
-                )
-            counts[SHORT] += count - len(at)
+            _check_short(found, place, at, count, every, last=last)
+            behind = layer == every[-1] and int(at.min()) == count - len(at)
+            counts[SHORT if behind else LACKING] += count - len(at)
         ids[at, every.index(layer)] = rows
         if weights is not None and found.weights is not None:
             weights[at, every.index(layer)] = widened(found.weights[place], top_k, 0)
     return ids, weights
 
 
-def _rows_of(found: Pass, place: int) -> np.ndarray:
-    """The tokens of the pass that a layer's rows belong to."""
-    count, here = found.num_tokens, len(found.experts[place])
+def _check_short(found: Pass, place: int, at: np.ndarray, count: int, every: tuple[int, ...], *, last: bool) -> None:
+    """UserError if a layer lacks tokens because the log is cut off, or nobody can tell which ones it lacks."""
+    numbered, ends = found.tokens is not None, int(at.max()) == count - 1
+    if (found.layers[place] == every[-1] and ends) or (numbered and not (last and place == len(found.layers) - 1)):
+        return
+    which = "last layer" if place == len(found.layers) - 1 else f"layer {found.layers[place]}"
+    longer = "the first" if len(found.experts[0]) == count else "others have"
+    raise UserError(
+        f"{found.where}: the {which} of this pass has {len(at)} tokens, {longer} {count}; the log is cut off"
+        + ("" if numbered else ", or tokens were dropped, which only a column 'token' can tell"),
+        field="file",
+    )
+
+
+def _tokens(found: Pass) -> _Tokens:
+    """The tokens of a pass, and which of them each layer has."""
+    sizes = [len(rows) for rows in found.experts]
+    count = max(sizes)
+    every = np.arange(count)
     if found.tokens is None:
         # Only a single token can be told to be the last one.
-        return np.arange(count - here, count) if here in (1, count) else np.arange(here)
-    all_numbers, numbers = found.tokens[0], found.tokens[place]
-    if here == count == len(all_numbers):
-        if (numbers != all_numbers).any():
+        rows = [every[count - here :] if here == 1 else every[:here] for here in sizes]
+        return _Tokens(count, None, None, rows)
+    longest = sizes.index(count)
+    numbers = found.tokens[longest]
+    names = None if found.sequences is None else found.sequences[longest]
+    whole = [
+        len(own) == count
+        and not (own != numbers).any()
+        and (names is None or found.sequences is None or not (found.sequences[place] != names).any())
+        for place, own in enumerate(found.tokens)
+    ]
+    if all(whole):
+        return _Tokens(count, numbers, names, [every] * len(whole))
+    keys = [_keys(found, place) for place in range(len(whole))]
+    for place, own in enumerate(keys):
+        if len(set(own)) < len(own):
             raise UserError(
-                f"{found.where}: layer {found.layers[place]} has other tokens than the layer before it", field="file"
+                f"{found.where}: layer {found.layers[place]} has a token twice, or other tokens than the layers around "
+                "it; did sequences run in parallel, without a column 'seq' that tells them apart?",
+                field="file",
             )
-        return np.arange(count)
-    names = found.sequences
-    keys = list(zip(all_numbers.tolist(), names[0].tolist() if names else [0] * len(all_numbers), strict=True))
-    index = {key: row for row, key in reversed(list(enumerate(keys)))}
-    own = zip(numbers.tolist(), names[place].tolist() if names else [0] * here, strict=True)
-    rows = [index.get(key, -1) for key in own]
-    if -1 in rows or len(set(rows)) < len(rows):
-        raise UserError(
-            f"{found.where}: layer {found.layers[place]} has other tokens than the layer before it", field="file"
-        )
-    return np.array(rows, dtype=np.int64)
+    index = {key: row for row, key in enumerate(keys[longest])}
+    if any(key not in index for own in keys for key in own):
+        # No layer has all tokens: each sequence in the order of its numbers.
+        order = {name: place for place, (name, _) in enumerate(dict.fromkeys(key for own in keys for key in own))}
+        every_key = sorted(set().union(*keys), key=lambda key: (order[key[0]], key[1]))
+        index = {key: row for row, key in enumerate(every_key)}
+        numbers = np.array([number for _, number in every_key], dtype=np.int64)
+        names = None if names is None else np.array([name for name, _ in every_key], dtype=object)
+    rows = [np.array([index[key] for key in own], dtype=np.int64) for own in keys]
+    return _Tokens(len(index), numbers, names, rows)
+
+
+def _keys(found: Pass, place: int) -> list[tuple[str, int]]:
+    """(sequence, number) of the tokens of a layer."""
+    assert found.tokens is not None, "numbered"
+    numbers = found.tokens[place].tolist()
+    names = [""] * len(numbers) if found.sequences is None else map(str, found.sequences[place].tolist())
+    return list(zip(names, numbers, strict=True))

@@ -1,5 +1,5 @@
 """Layers of forward passes as records: JSON lines ``{layer_idx, token_idx, selected_ids, gate_weights}``, and a binary
-form of int32 (layer, tokens, k, then the ids)."""
+form of int32 (layer, tokens, k, then the ids, −1 in unused slots)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_layer_binary(head: bytes) -> bool:
         if not (0 <= layer < MOST_LAYERS and 0 < tokens <= MOST_TOKENS and 0 < top_k <= MOST_TOP_K):
             return False
         ids = numbers[at + 3 : at + 3 + tokens * top_k]
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 65_536:
+        if len(ids) and not -1 <= int(ids.min()) <= int(ids.max()) < 65_536:
             return False
         at, records = at + 3 + tokens * top_k, records + 1
     whole = len(head) < 1 << 20
@@ -124,9 +124,9 @@ def _binary(file: Path) -> Iterator[Record]:
 
 def _ids(stream: IO[bytes], tokens: int, top_k: int, where: str) -> np.ndarray:
     ids = _int32(stream.read(4 * tokens * top_k), tokens * top_k, where)
-    if ids.min() < 0 or ids.max() >= 65_536:
-        raise UserError(f"{where}: expert {int(ids.max() if ids.min() >= 0 else ids.min())} is none", field="file")
-    return ids.reshape(tokens, top_k).astype(np.int64)
+    if ids.min() < -1 or ids.max() >= 65_536:
+        raise UserError(f"{where}: expert {int(ids.max() if ids.min() >= -1 else ids.min())} is none", field="file")
+    return np.where(ids == -1, UNUSED, ids.astype(np.int64)).reshape(tokens, top_k)
 
 
 def _int32(data: bytes, count: int, where: str) -> np.ndarray:
@@ -140,14 +140,18 @@ def _passes(records: Iterator[Record | BadPass], skip_bad: bool) -> Iterator[Pas
     held: list[Record] = []
     bad: BadPass | None = None
     """of the pass that is held"""
+    before: BadPass | None = None
+    """the record before, which may belong to the pass that follows"""
     for record in records:
         if isinstance(record, BadPass):
+            before = record
             bad = bad or record
             continue
         if held and record[1] < held[-1][1]:
             yield bad or _one(held, skip_bad)
-            held, bad = [], None
+            held, bad = [], before
         held.append(record)
+        before = None
     if held or bad:
         yield bad or _one(held, skip_bad)
 

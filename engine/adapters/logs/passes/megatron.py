@@ -7,6 +7,8 @@ the slot order does not reflect the weights.
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -36,7 +38,7 @@ def open_traces(place: Path, files: Sequence[Path], announced: Announced) -> Log
     """Open the traces of all ranks of a training or server.
 
     Ranks that hold other layers are stages of a pipeline: their layers are joined. Ranks with the same layers saw other
-    tokens, and are kept apart, or the same (tensor parallel), and are counted once.
+    tokens, and are kept apart, or the same in all passes (tensor parallel), and are counted once.
 
     Raises:
         UserError: the log is invalid, or its ranks do not fit together.
@@ -52,10 +54,14 @@ def open_traces(place: Path, files: Sequence[Path], announced: Announced) -> Log
     if not firsts:
         raise UserError(f"{place}: is empty", field="file")
     stages: dict[tuple[str, ...], list[tuple[Path, str]]] = {}
-    copies = 0
+    copies, digests = 0, dict[tuple[Path, str], str]()
     for key, found in sorted(firsts.items(), key=lambda item: (_number(item[0][1]), item[0][0])):
         ranks = stages.setdefault(tuple(found.names), [])
-        if any(_same(found, firsts[other]) for other in ranks):
+        alike = [other for other in ranks if _same(found, firsts[other])]
+        if alike:  # data-parallel ranks may begin with the same tokens
+            for file in {key[0], *(file for file, _ in alike)} - {file for file, _ in digests}:
+                digests |= _digests(file)
+        if any(digests[key] == digests[other] for other in alike):
             copies += 1
         else:
             ranks.append(key)
@@ -114,6 +120,17 @@ def _number(rank: str) -> tuple[int, str]:
 
 def _same(one: RankPass, other: RankPass) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one.parts, other.parts, strict=True))
+
+
+def _digests(file: Path) -> dict[tuple[Path, str], str]:
+    """Of all passes of each rank."""
+    sums: dict[tuple[Path, str], Any] = defaultdict(hashlib.sha256)
+    for found in rank_passes(file):
+        digest = sums[file, found.rank]
+        digest.update(repr((found.step, found.names, found.parts[0].shape)).encode())
+        for part in found.parts:
+            digest.update(np.ascontiguousarray(part, dtype=np.int64).tobytes())
+    return {key: digest.hexdigest() for key, digest in sums.items()}
 
 
 def _joined_layers(firsts: dict[tuple[Path, str], RankPass], stages: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

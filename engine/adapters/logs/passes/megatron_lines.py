@@ -83,6 +83,11 @@ def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:
         raise UserError(f"{where}: top_indices should be a list of tokens, each a list of experts", field="file")
     if type(record.get("topk")) is int and 0 < record["topk"] <= MOST_EXPERTS:
         ids = widened(ids, record["topk"])
+    if not ids.shape[1]:
+        raise UserError(
+            f"{where}: every token was dropped at layer {layer}, and no 'topk' says how many experts a token has",
+            field="file",
+        )
     for name, found in (("num_tokens", ids.shape[0]), ("topk", ids.shape[1])):
         if record.get(name, found) != found:
             raise UserError(f"{where}: {name} is {record[name]}, but top_indices has {found}", field="file")

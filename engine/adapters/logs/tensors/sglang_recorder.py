@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece, with_counts
 from tokenpaths.engine.adapters.logs.routing_log import Log
@@ -76,6 +77,8 @@ def _digest(records: list[dict[str, Any]]) -> str:
 def _counts_of_passes(file: Path, records: list[dict[str, Any]], physical: Any, announced: Announced) -> ExpertCounts:
     """Counts of each forward pass, those of several ranks added up."""
     passes: dict[int, np.ndarray] = {}
+    seen: dict[tuple[str, int], int] = {}
+    """how often each rank counted each pass"""
     for number, record in enumerate(records):
         counts, name = record.get("global_physical_count"), record.get("forward_pass_id", number)
         if not isinstance(counts, np.ndarray):
@@ -88,11 +91,14 @@ def _counts_of_passes(file: Path, records: list[dict[str, Any]], physical: Any, 
         if passes and own.shape != next(iter(passes.values())).shape:
             raise UserError(f"{file}, record {number}: counts other layers or experts than the first", field="file")
         passes[name] = passes.get(name, 0) + own
+        key = f"{record.get('rank')} {record.get('gatherer_key')}", name
+        seen[key] = seen.get(key, 0) + 1
     if not passes:
         raise UserError(f"{file}: its records hold neither {IDS} nor counts", field="file")
     times = sorted(passes)
     stacked = np.stack([passes[time] for time in times])
-    about: dict[str, Any] = {"format": "sglang-recorder", "times": tuple(times), "axis": "forward pass"}
+    twice = repeated_times([name for (_, name), times in seen.items() if times > 1], len(times), "forward pass")
+    about: dict[str, Any] = {"format": "sglang-recorder", "times": tuple(times), "axis": "forward pass", "notes": twice}
     return counts_of(stacked, announced, str(file), **about)
 
 
@@ -132,9 +138,7 @@ def _stitched(
             ids = np.where((ids >= 0) & (ids < width), logical, np.where(ids < 0, UNRECORDED, ids))
         tokens = _numbers(record.get("input_ids"), len(ids))
         positions = _numbers(record.get("positions"), len(ids))
-        lengths = record.get("extend_seq_lens")
-        if not (isinstance(lengths, list) and all(type(n) is int and n > 0 for n in lengths)):
-            lengths = []
+        lengths = _lengths(record.get("extend_seq_lens"), f"{file}, record {number}")
         if sum(lengths) > len(ids):
             raise UserError(
                 f"{file}, record {number}: extend_seq_lens are {sum(lengths)} tokens, there are {len(ids)}",
@@ -178,6 +182,16 @@ def _stitched(
     yield from sequences.finish()
     if alone:
         yield NO_PROMPT, alone
+
+
+def _lengths(values: Any, where: str) -> list[int]:
+    """Tokens of each prompt of a pass; none of a pass of decode steps."""
+    if values is None:
+        return []
+    listed = values.reshape(-1).tolist() if isinstance(values, np.ndarray) else values
+    if not isinstance(listed, list) or not all(type(length) is int and length >= 0 for length in listed):
+        raise UserError(f"{where}: extend_seq_lens should be whole numbers, of tokens of each prompt", field="file")
+    return [length for length in listed if length]
 
 
 def _numbers(values: Any, count: int) -> np.ndarray | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.counts.count_tables import NAME as STATISTICS
 from tokenpaths.engine.adapters.logs.counts.expert_counts import (
     ExpertCounts,
     OnlyCounts,
@@ -33,6 +34,7 @@ BESIDE_SCORES = (WORDS, "attention_mask", "position_ids", "token_type_ids", "lab
 NO_ROWS = "{n} rollout{s} without decisions {are} left out"
 NO_PAIRS = "counts of pairs of experts of two layers, which stand beside those of single layers, are not read"
 SEVERAL_PADDED = "padding: rows of zeros at both ends of a sequence are left out"
+ALIKE = ", and with them tokens there that chose expert 0 at every layer, which look the same with one expert a token"
 
 
 def open_tensors(file: Path, announced: Announced) -> Log:
@@ -74,6 +76,12 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
     if isinstance(value, dict) and value and all(isinstance(name, str) and _counters(of) for name, of in value.items()):
         parts = {name: _counted(file, _counters(of) or {}, announced) for name, of in value.items()}
         raise OnlyCounts(file, by_domain(parts, str(file)))
+    if isinstance(value, dict) and value and all(isinstance(name, str) and STATISTICS.match(name) for name in value):
+        raise UserError(
+            f"{file}: is one rank of TensorRT-LLM's statistics (counts named iteration_layer); import the folder that "
+            "holds it beside its meta_info.json",
+            field="file",
+        )
     if (found := _ids(value)) is not None:
         return _open_ids(file, *found, announced)
     if (scores := find_scores(value)) is not None:
@@ -168,7 +176,7 @@ def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: An
             tokens = None if vocabulary is None else vocabulary[number, low:high]
             yield Piece(rows[low:high], f"{file}, {source}", token_id=tokens, source=source)
 
-    kind, note = ("verl", SEVERAL_PADDED) if ids.ndim == 4 else ("tensors", "")
+    kind, note = ("verl", SEVERAL_PADDED + (ALIKE if top_k == 1 else "")) if ids.ndim == 4 else ("tensors", "")
     shape = LogShape(layer_names(steps), top_k, False)
     log = Log(file, kind, shape, announced.experts, read, note=note, shares_prefixes=True)
     return without_dense_layers(log, announced.skip_bad)

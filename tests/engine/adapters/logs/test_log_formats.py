@@ -340,8 +340,7 @@ def test_the_last_layer_that_was_computed_for_some_tokens_only_is_unknown_for_th
         last = np.isin(np.arange(TOKENS), (14, 19, 39))
         assert (found[:, :2] == ids[:, :2]).all()
         assert (found[last, 2] == ids[last, 2]).all()
-        kinds = {(m["step"], m["module"]): m["kind"] for m in run.info()["modules"]}
-        assert {kinds[2, module] for module in found[~last, 2].ravel()} == {"unrecorded"}
+        assert {run.bank.find(2, int(module)).kind for module in found[~last, 2].ravel()} == {"unrecorded"}
         assert any(
             "37 tokens of prompts are without the last layer" in note for note in run.info()["findings"]["notes"]
         )

@@ -306,7 +306,12 @@ def test_a_zip_archive_of_a_log_is_to_be_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [(b"\x28\xb5\x2f\xfd", "with Zstandard; unpack"), (b"\xff\xfe{\0", "UTF-16 text; save it as UTF-8")],
+    [
+        (b"\x28\xb5\x2f\xfd", "with Zstandard; unpack"),
+        (b"\xfd7zXZ\0", "with xz; unpack"),
+        (b"BZh91AY&SY", "with bzip2; unpack"),
+        (b"\xff\xfe{\0", "UTF-16 text; save it as UTF-8"),
+    ],
 )
 def test_wrappings_are_named(tmp_path: Path, head: bytes, said: str) -> None:
     (tmp_path / "log").write_bytes(head + bytes(40))

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.adapters.logs.engine_logs import recorder, slime
+from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import _claims_too_much, load_tensors
 from tokenpaths.engine.base.errors import UserError
 
@@ -146,3 +147,12 @@ def test_a_pickle_that_claims_more_than_it_holds_is_damaged(tmp_path: Path, monk
     monkeypatch.setattr("tokenpaths.engine.adapters.logs.tensors.tensor_files._Unpickler.load", too_large)
     with pytest.raises(MemoryError):  # a whole file: the memory is too small for it
         load_tensors(tmp_path / "log")
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_edges_of_a_padded_sequence_with_one_expert_a_token_are_said(top_k: int, tmp_path: Path) -> None:
+    batch = np.zeros((2, 12, 3, top_k), dtype=np.int64)
+    batch[:, 2:10] = 1 + np.random.default_rng(0).random((2, 8, 3, 7)).argsort(axis=3)[:, :, :, :top_k]
+    torch.save({"routed_experts": torch.from_numpy(batch)}, tmp_path / "log")
+    note = open_log(tmp_path / "log").note
+    assert ("chose expert 0 at every layer" in note) == (top_k == 1)

@@ -1,0 +1,64 @@
+"""What is wrong with counts that are added up over time: times that are counted twice, counters that go on.
+
+Shapes: T times, S layers, M experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+LEAST_RISES = 20
+"""counts that rise, where each would rise or fall by chance"""
+_MOST_NAMED = 6
+
+
+def repeated_times(twice: Sequence[int], times: int, axis: str, place: str = "") -> tuple[str, ...]:
+    """A note on those times, of so many, that one file or rank counts ``twice``; none if there are none.
+
+    Args:
+        place: where the first of them comes again.
+    """
+    numbers = sorted(set(twice))
+    if not numbers:
+        return ()
+    first = f", first at {place}" if place else ""
+    return (
+        f"{len(numbers):,} of {times:,} {axis}{_es(axis, times)} stand in the log again ({_named(numbers)}{first}), as "
+        "after a restart: their counts are added up",
+    )
+
+
+def running_counters(counts: np.ndarray, times: Sequence[int], axis: str) -> tuple[str, ...]:
+    """A note on counts (T, S, M) of which none falls from one time to the next, but where all begin anew.
+
+    Counts of single times rise and fall, each expert by itself; that so many rise together tells of a counter that
+    goes on.
+    """
+    total = counts.sum(axis=(1, 2))
+    change = np.diff(total)
+    if (change > 0).sum() < max(2, 3 * (change < 0).sum()):
+        return ()
+    rises = 0
+    for step in np.flatnonzero((change >= 0) & (total[:-1] > 0)).tolist():
+        moved = counts[step + 1] - counts[step]
+        if (moved < 0).any():
+            return ()
+        rises += int((moved > 0).sum())
+    if rises < LEAST_RISES:
+        return ()
+    resets = [times[step + 1] for step in np.flatnonzero(change < 0).tolist()]
+    anew = f", but for {axis} {_named(resets)}, where they begin anew (a restart, perhaps)" if resets else ""
+    return (
+        f"no count falls from one {axis} to the next{anew}: if these are counters that go on, each {axis} counts those "
+        "before it again",
+    )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_MOST_NAMED])) + (" …" if len(numbers) > _MOST_NAMED else "")
+
+
+def _es(word: str, count: int) -> str:
+    return "" if count == 1 else "es" if word.endswith("s") else "s"
