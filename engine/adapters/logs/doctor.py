@@ -8,6 +8,7 @@ Shapes: t tokens of a piece, S layers, K slots, M experts.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,22 +16,20 @@ from typing import Any, Literal
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
+from tokenpaths.engine.adapters.logs.layer_patterns import LEAST_TOKENS, LEAST_VARIED, SURE, LayerSets, StridedWindows
 from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, lowest, unrecorded
 from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
 _MOST_NARROW = 254
 """most experts whose ids are compared as 8 bits: the two numbers above stand for unused slots and unknown steps"""
-LEAST_TOKENS = 16
-"""below that nothing is said of layers that never change or are equal"""
-SURE = math.log(1e6)
-"""how much less likely than one in a million chance must make an artefact"""
 LEAST_SHARED = 16
 """tokens at the beginning of samples that are compared for prefixes counted several times"""
 _FILLS = FILL_VALUES[1:]
 """those that no expert has unless there are as many; 0 is the first expert everywhere"""
+LEAST_DEAD = 6
+"""experts without a token, of all layers, that must lie right below a fill value to make it one: some may be dead"""
 _MOST_NAMED = 6
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,22 @@ class Survey:
         self.shared: dict[tuple[str, int], int] = {}
         """(sample, tokens) of a beginning -> how many other samples share it"""
         self.findings: list[Finding] = []
-        self._first_SK: np.ndarray | None = None
-        self._constant_S = np.ones(layers, dtype=bool)
-        self._sums_S = np.zeros(layers, dtype=np.uint64)
+        self._sets = LayerSets(layers)
+        self._complete: LayerSets | None = None
+        """of the tokens that lack no layer; None: none lacks any"""
+        self._first_SK = np.zeros((layers, top_k), dtype=np.int64)
+        """experts of each layer's first decision"""
+        self._common_SK = np.ones((layers, top_k), dtype=bool)
+        """which of these all tokens have"""
+        self._known_S = np.zeros(layers, dtype=bool)
+        self._uniform: dict[int, int] = {}
+        """expert -> tokens that have it, and it alone, at every layer"""
+        self._zeros_S = np.zeros(layers, dtype=np.int64)
+        """tokens with expert 0, where K is 1"""
         self._starts: dict[int, int] = {}
         self._wholes: dict[int, int] = {}
-        self._windows = _Windows(layers, top_k)
+        self._long_repeats = 0
+        self._windows = StridedWindows(layers, top_k)
 
     @property
     def experts(self) -> int:
@@ -82,11 +91,14 @@ class Survey:
         self.largest = max(self.largest, top)
         rest = ids[ids != top] if top in _FILLS else ids
         self._largest_but_fills = max(self._largest_but_fills, int(rest.max()) if rest.size else -1)
+        lacking_tS = None
         if lowest(ids) < 0:
-            self.missing_S += unrecorded(ids).sum(axis=0)
-            unused = ids == UNUSED
+            missing, unused = unrecorded(ids), ids == UNUSED
+            dropped = unused.all(axis=2)
+            self.missing_S += missing.sum(axis=0)
             self.unused_S += unused.sum(axis=(0, 2))
-            self.dropped_S += unused.all(axis=2).sum(axis=0)
+            self.dropped_S += dropped.sum(axis=0)
+            lacking_tS = missing | dropped
             ids = np.where(unused, 2**self._id_bits - 2, ids)  # −1 becomes the largest number
         if piece.shared_with is not None:
             self.shared[piece.shared_with] = self.shared.get(piece.shared_with, 0) + 1
@@ -98,24 +110,50 @@ class Survey:
         loops(ordered.dtype, self.tokens)  # what sorts the following pieces
         rows_tS = word_hashes(ordered.reshape(-1, ids.shape[2])).reshape(ids.shape[:2])
         ordered = ordered.reshape(ids.shape)
-        if self._first_SK is None:
-            self._first_SK = ordered[0].copy()
-        if self._constant_S.any():
-            self._constant_S &= (ordered == self._first_SK).all(axis=(0, 2))
-        places = (np.arange(self.tokens + 1, self.tokens + 1 + len(ids), dtype=np.uint64) * _ODD) | np.uint64(1)
-        self._sums_S += (rows_tS * places[:, None]).sum(axis=0, dtype=np.uint64)
+        if lacking_tS is not None and self._complete is None:
+            self._complete = copy.deepcopy(self._sets)
+        if self._complete is not None:
+            self._complete.add(rows_tS if lacking_tS is None else rows_tS[~lacking_tS.any(axis=1)], None)
+        self._sets.add(rows_tS, lacking_tS)
+        self._look_for_common(ordered, lacking_tS)
+        if self.shape.top_k == 1:
+            self._look_for_zeros(piece.ids[:, :, 0])
         self._look_for_repeats(rows_tS)
         self._windows.add(ordered)
         self.tokens += len(ids)
         self.samples += 1
 
+    def _look_for_common(self, ordered: np.ndarray, lacking_tS: np.ndarray | None) -> None:
+        """Which experts of each layer's first decision all tokens have."""
+        for layer in np.flatnonzero(~self._known_S).tolist():
+            known = np.arange(len(ordered)) if lacking_tS is None else np.flatnonzero(~lacking_tS[:, layer])
+            if len(known):
+                self._first_SK[layer] = ordered[known[0], layer]
+                self._common_SK[layer] = self._first_SK[layer] < 2**self._id_bits - 2
+                self._known_S[layer] = True
+        # A few tokens tell of nearly all layers that there is none.
+        for part in (slice(0, LEAST_TOKENS), slice(LEAST_TOKENS, None)):
+            for layer in np.flatnonzero(self._common_SK.any(axis=1) & self._known_S).tolist():
+                has = (ordered[part, layer, :, None] == self._first_SK[layer]).any(axis=1)
+                if lacking_tS is not None:
+                    has |= lacking_tS[part, layer, None]
+                self._common_SK[layer] &= has.all(axis=0)
+
+    def _look_for_zeros(self, ids_tS: np.ndarray) -> None:
+        """Tokens that have one expert at every layer, of a log of one expert a token."""
+        self._zeros_S += (ids_tS == 0).sum(axis=0)
+        same = ids_tS[(ids_tS == ids_tS[:, :1]).all(axis=1), 0]
+        for expert, count in zip(*np.unique(same, return_counts=True), strict=True):
+            self._uniform[int(expert)] = self._uniform.get(int(expert), 0) + int(count)
+
     def _look_for_repeats(self, rows_tS: np.ndarray) -> None:
         layers = (np.arange(rows_tS.shape[1], dtype=np.uint64) * np.uint64(2654435761)) | np.uint64(1)
         flat = (rows_tS * layers).sum(axis=1, dtype=np.uint64)
+        whole = hash(flat.tobytes())
         if len(flat) >= LEAST_SHARED:
             start = hash(flat[:LEAST_SHARED].tobytes())
             self._starts[start] = self._starts.get(start, 0) + 1
-        whole = hash(flat.tobytes())
+            self._long_repeats += whole in self._wholes
         self._wholes[whole] = self._wholes.get(whole, 0) + 1
 
     def finish(self) -> None:
@@ -127,7 +165,15 @@ class Survey:
             self.missing_S = np.zeros_like(self.missing_S)
         self.findings = [
             finding
-            for test in (self._strided, self._layers, self._repeats, self._gaps, self._filled)
+            for test in (
+                self._strided,
+                self._layers,
+                self._common,
+                self._repeats,
+                self._gaps,
+                self._filled,
+                self._zeros,
+            )
             for finding in test()
         ]
 
@@ -170,18 +216,32 @@ class Survey:
             }
         return found | ({"shared_prefixes": prefixes[:1000]} if prefixes else {})
 
+    @property
+    def _known(self) -> np.ndarray:
+        """(S,) tokens that have a decision at each layer."""
+        return self.tokens - self.missing_S - self.dropped_S
+
+    @property
+    def _constant_S(self) -> np.ndarray:
+        constant: np.ndarray = self._sets.varied_S == 0
+        return constant
+
     def _strided(self) -> list[Finding]:
-        layers = self._windows.artefacts(self.experts)
-        if not layers.any():
+        whole, parts = self._windows.artefacts(self.experts)
+        if not (whole | parts).any():
             return []
         each = self.experts // self.shape.top_k
+        how = (
+            f"every {each} consecutive tokens visit all {self.experts} experts exactly once"
+            if whole.any()
+            else f"consecutive tokens share no expert until all {self.experts} were used"
+        )
         return [
             Finding(
                 "strided view",
                 "artefact",
-                f"at {self._named(layers)} every {each} consecutive tokens visit all {self.experts} experts exactly "
-                "once: a view of the scores that was read flat (strides ignored), not what the router chose; log a "
-                "contiguous copy of the top-k ids",
+                f"at {self._named(whole | parts)} {how}: a view of the scores that was read flat (strides ignored), "
+                "not what the router chose; log a contiguous copy of the top-k ids",
             )
         ]
 
@@ -189,38 +249,60 @@ class Survey:
         found = []
         if self.tokens < LEAST_TOKENS or self.experts <= self.shape.top_k:
             return []
-        constant = self._constant_S & (self.missing_S < self.tokens)
+        constant = self._constant_S & (self._known >= LEAST_TOKENS)
         if constant.any():
             every = bool(constant.all())
             found.append(
                 Finding(
                     "layers that never change",
                     "artefact" if every else "warning",
-                    f"at {'every layer' if every else self._named(constant)} all {self.tokens:,} tokens have the same "
+                    f"at {self._where(constant)} {self._all_tokens(constant)} have the same "
                     f"expert{'s' if self.shape.top_k > 1 else ''}: "
                     + ("the log repeats one row" if every else "a collapsed router, or a layer that was not recorded"),
                 )
             )
-        groups: dict[int, list[int]] = {}
-        for layer in np.flatnonzero(~self._constant_S).tolist():
-            groups.setdefault(int(self._sums_S[layer]), []).append(layer)
-        for same in groups.values():
-            if len(same) > 1:
-                where = np.zeros(len(self._sums_S), dtype=bool)
-                where[same] = True
-                found.append(
-                    Finding(
-                        "equal layers",
-                        "artefact",
-                        f"{self._named(where)} hold the same ids for all {self.tokens:,} tokens: one layer was written "
-                        "under several numbers",
-                    )
+        groups, complete = dict.fromkeys(self._sets.equal(1), f"{self.tokens:,} tokens"), self._complete
+        if complete is not None and complete.tokens >= LEAST_TOKENS:
+            tokens = f"{complete.tokens:,} tokens that lack no layer"
+            groups = dict.fromkeys(complete.equal(LEAST_VARIED), tokens) | groups
+        for same, tokens in sorted(groups.items(), key=lambda group: min(group[0])):
+            if any(same < other for other in groups):
+                continue
+            where = np.zeros(len(constant), dtype=bool)
+            where[list(same)] = True
+            found.append(
+                Finding(
+                    "equal layers",
+                    "artefact",
+                    f"{self._named(where)} hold the same ids for all {tokens}: one layer was written under several "
+                    "numbers",
                 )
+            )
         return found
+
+    def _common(self) -> list[Finding]:
+        """An expert that all tokens have beside others, which chance makes all but impossible."""
+        if self.experts <= self.shape.top_k or self.shape.top_k == 1:
+            return []
+        sure = self._known * math.log(self.experts / self.shape.top_k) > SURE
+        common = self._common_SK.any(axis=1) & ~self._constant_S & sure & (self._known >= LEAST_TOKENS)
+        if not common.any():
+            return []
+        experts = sorted(set(self._first_SK[common][self._common_SK[common]].tolist()))
+        named = ", ".join(map(str, experts[:_MOST_NAMED])) + (" …" if len(experts) > _MOST_NAMED else "")
+        return [
+            Finding(
+                "one expert everywhere",
+                "warning",
+                f"at {self._where(common)} {self._all_tokens(common)} have an expert in common ({named}): a shared "
+                "expert that the log lists with the others, or a choice that was not recorded",
+            )
+        ]
 
     def _repeats(self) -> list[Finding]:
         wholes = sum(times - 1 for times in self._wholes.values())
-        starts = sum(times - 1 for times in self._starts.values())
+        # Samples that repeat an earlier one as a whole begin alike as well.
+        begin_alike = sum(times - 1 for times in self._starts.values()) - self._long_repeats
         found = []
         if wholes and not self._constant_S.all():
             found.append(
@@ -230,12 +312,12 @@ class Survey:
                     f"{wholes:,} of {self.samples:,} samples repeat all decisions of an earlier one: each is counted",
                 )
             )
-        if starts > wholes and not self._constant_S.all():
+        if begin_alike and not self._constant_S.all():
             found.append(
                 Finding(
                     "shared prefixes",
                     "warning",
-                    f"{starts - wholes:,} sample(s) begin with the same {LEAST_SHARED} decisions as an earlier one: "
+                    f"{begin_alike:,} sample(s) begin with the same {LEAST_SHARED} decisions as an earlier one: "
                     "prefixes that requests share are counted several times",
                 )
             )
@@ -243,7 +325,13 @@ class Survey:
 
     def _filled(self) -> list[Finding]:
         below = self._largest_but_fills + 1
-        if self.announced or self.largest not in _FILLS or 2 * below > self.largest + 1:
+        if self.announced or self.largest not in _FILLS:
+            return []
+        # If all ids up to the largest were experts, a quarter of an even share would leave hardly one without a token.
+        without = self.largest - below
+        decisions = int(((self.tokens - self.missing_S) * self.shape.top_k - self.unused_S).sum())
+        dead = without * len(self.missing_S) >= LEAST_DEAD and decisions * without > 4 * SURE * (self.largest + 1)
+        if 2 * below > self.largest + 1 and not dead:
             return []
         return [
             Finding(
@@ -251,6 +339,25 @@ class Survey:
                 "warning",
                 f"expert {self.largest} is chosen, and no other{f' above {below - 1}' if below else ''}: engines fill "
                 f"slots that hold no expert with {self.largest}, so say --experts if there are fewer",
+            )
+        ]
+
+    def _zeros(self) -> list[Finding]:
+        """Rows of zeros where K is 1: far more tokens with expert 0 everywhere than by chance, or with another one."""
+        zeros = self._uniform.get(0, 0)
+        rest = self.tokens - zeros
+        others = max((count for expert, count in self._uniform.items() if expert > 0), default=0)
+        if not rest or len(self._zeros_S) == 1:
+            return []
+        chance = float(np.prod((self._zeros_S - zeros) / rest)) * rest
+        if zeros < LEAST_TOKENS + 4 * (others + chance):
+            return []
+        return [
+            Finding(
+                "rows of zeros",
+                "warning",
+                f"{zeros:,} of {self.tokens:,} tokens have expert 0 at every layer: with one expert a token, rows that "
+                "an engine fills with zeros (prompts, padding) cannot be told from that",
             )
         ]
 
@@ -283,52 +390,14 @@ class Survey:
             )
         return found
 
+    def _where(self, layers_S: np.ndarray) -> str:
+        return "every layer" if layers_S.all() else self._named(layers_S)
+
+    def _all_tokens(self, layers_S: np.ndarray) -> str:
+        """The tokens that these layers have decisions of."""
+        count = int(self._known[layers_S].min())
+        return f"all {count:,} tokens" + (" that have a decision there" if count < self.tokens else "")
+
     def _named(self, layers_S: np.ndarray) -> str:
         names = [self.shape.layers[layer] for layer in np.flatnonzero(layers_S).tolist()]
         return ", ".join(names[:_MOST_NAMED]) + (f" … ({len(names)} layers)" if len(names) > _MOST_NAMED else "")
-
-
-class _Windows:
-    """Tests whether windows of M/K consecutive tokens are partitions of all experts, once M is known."""
-
-    def __init__(self, layers: int, top_k: int) -> None:
-        self._top_k = top_k
-        self._kept: list[np.ndarray] = []
-        self._held = 0
-        self._layers = layers
-
-    def add(self, ordered: np.ndarray) -> None:
-        """Keep the ids of the first tokens of some samples: an artefact of strides is everywhere."""
-        if self._held < MOST_HELD:
-            part = ordered[: MOST_HELD - self._held]
-            self._kept.append(part.astype(np.int32))
-            self._held += len(part)
-
-    def artefacts(self, experts: int) -> np.ndarray:
-        """(S,) bool: layers of which nearly all windows are partitions, where chance makes that all but impossible."""
-        each = experts // self._top_k
-        if experts % self._top_k or each < 2 or not self._kept:
-            return np.zeros(self._layers, dtype=bool)
-        windows, partitions = 0, np.zeros(self._layers, dtype=np.int64)
-        for ids in self._kept:
-            n = len(ids) // each
-            if n:
-                blocks = ids[: n * each].reshape(n, each, self._layers, self._top_k).transpose(0, 2, 1, 3)
-                flat = np.sort(blocks.reshape(n, self._layers, experts), axis=2)
-                partitions += (flat == np.arange(experts)).all(axis=2).sum(axis=0)
-                windows += n
-        # ln of the chance that the sets of one window are disjoint: (M−K choose K) / (M choose K) · …
-        chance = sum(
-            _ln_choose(experts - i * self._top_k, self._top_k) - _ln_choose(experts, self._top_k) for i in range(each)
-        )
-        # Decode steps behind a prompt dilute the windows, so a tenth of them is enough where chance gives none.
-        ways = np.array([_ln_choose(windows, int(n)) for n in partitions])
-        return (partitions >= np.maximum(2, 0.1 * windows)) & (-(ways + partitions * chance) > SURE)
-
-
-MOST_HELD = 65_536
-"""tokens that are kept for the test of strides"""
-
-
-def _ln_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -55,15 +55,7 @@ def without_fills(piece: Piece, partial: bool, experts: int | None = None) -> Pi
 def _kept(piece: Piece, keep: np.ndarray) -> Piece | None:
     if not keep.any():
         return None
-    places = np.flatnonzero(keep)
-    locate = piece.locate
-    return replace(
-        piece,
-        ids=piece.ids[keep],
-        weights=None if piece.weights is None else piece.weights[keep],
-        scored=None if piece.scored is None else piece.scored[keep],
-        token_id=None if piece.token_id is None or len(piece.token_id) != len(keep) else piece.token_id[keep],
-        counted=(*piece.counted, (EMPTY, int((~keep).sum()))),
-        rows_from=None if piece.rows_from is None else piece.rows_from + int(places[0]),
-        locate=None if locate is None else lambda token, step, slot: locate(int(places[token]), step, slot),
-    )
+    if piece.token_id is not None and len(piece.token_id) != len(keep):
+        piece = replace(piece, token_id=None)
+    kept = piece.part(np.flatnonzero(keep))
+    return replace(kept, counted=(*piece.counted, (EMPTY, int((~keep).sum()))))

@@ -356,10 +356,16 @@ def _check_ids(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarray
     ordered, twice = _ordered(ids, missing)
     if twice is not None and twice.any():
         token, step = np.argwhere(twice)[0].tolist()
+        chosen = piece.ids[token, step].tolist()
+        marks = experts is None and chosen.count(int(ids.max())) > 1
         raise UserError(
             f"{piece.place(token, step)}: the same expert twice at {shape.layers[step]} "
-            f"({', '.join(map(str, piece.ids[token, step].tolist()))}); a token chooses {shape.top_k} different "
-            "ones (a number that marks unused slots needs --experts, so that it is no expert)",
+            f"({', '.join(map(str, chosen))}); a token chooses {shape.top_k} different ones "
+            + (
+                "(a number that marks unused slots needs --experts, so that it is no expert)"
+                if marks
+                else "(is a row there twice, or was a view of the scores read flat, strides ignored?)"
+            ),
             field="file",
         )
     return ordered

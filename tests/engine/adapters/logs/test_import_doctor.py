@@ -140,3 +140,118 @@ def test_a_slot_that_is_filled_is_taken_for_an_expert_aloud(fill: int, tmp_path:
     wide = choices(TOKENS, 0, LAYERS, TOP_K, (fill + 1) // 2 if fill == 255 else 1024).astype(np.uint16)
     wide[5, 1, 1] = fill
     assert found(tmp_path, wide) == [("slots without an expert", "warning")]
+
+
+def samples(tmp_path: Path, parts: list[np.ndarray], **options: int) -> list[tuple[str, str]]:
+    """Findings of a log of these samples."""
+    numbers = np.repeat(range(len(parts)), [len(part) for part in parts])
+    np.savez(tmp_path / "log.npz", ids=np.concatenate(parts), sample=numbers)
+    log, _ = pieces(tmp_path / "log.npz", **options)
+    assert log.survey is not None
+    return [(finding.test, finding.sentence) for finding in log.survey.findings]
+
+
+def test_a_strided_view_of_prompts_that_are_shorter_than_a_permutation(tmp_path: Path):
+    each = 64 // 8
+    whole = strided(40 * each, 2, 8, 64).reshape(40, each, 2, 8)
+    ((test, sentence),) = samples(tmp_path, list(whole[:, : each - 1]), experts=64)
+    assert test == "strided view"
+    assert "consecutive tokens share no expert until all 64 were used" in sentence
+    assert samples(tmp_path, [choices(each - 1, seed, 2, 8, 64) for seed in range(40)], experts=64) == []
+    # The same words at the end of all samples, whose experts are apart by themselves, are one window.
+    ends = [np.concatenate([choices(each, seed, 2, 8, 64), whole[0, : each - 1]]) for seed in range(40)]
+    assert samples(tmp_path, ends, experts=64) == []
+
+
+def test_a_strided_view_where_a_permutation_is_no_whole_number_of_tokens(tmp_path: Path):
+    """6 of 64 experts: ten tokens and two thirds of another."""
+    rng = np.random.default_rng(0)
+    flat = [rng.random((1, 2, 64)).argsort(axis=2)[:, :, :60].reshape(2, 10, 6).transpose(1, 0, 2) for _ in range(30)]
+    ((test, _),) = samples(tmp_path, flat, experts=64)
+    assert test == "strided view"
+    assert samples(tmp_path, [choices(10, seed, 2, 6, 64) for seed in range(30)], experts=64) == []
+    # The eleventh token is of two permutations, and may have an expert twice.
+    np.save(
+        tmp_path / "log.npy",
+        rng.random((40, 2, 64))
+        .argsort(axis=2)
+        .transpose(0, 2, 1)
+        .reshape(-1, 2)[:2556]
+        .reshape(426, 6, 2)
+        .transpose(0, 2, 1),
+    )
+    refused(tmp_path, tmp_path / "log.npy", "the same expert twice .*was a view of the scores read flat", experts=64)
+
+
+def test_one_expert_everywhere(tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS) + 1
+    ids[:, :, 1] = 0
+    assert found(tmp_path, ids, experts=EXPERTS + 1) == [("one expert everywhere", "warning")]
+    ids[-1, :2, 1] = [EXPERTS + 1, EXPERTS + 2]
+    np.save(tmp_path / "log.npy", ids)
+    log, _ = pieces(tmp_path / "log.npy")
+    assert log.survey is not None
+    (finding,) = log.survey.findings
+    assert finding.sentence.startswith("at layer 2, layer 3 all 96 tokens have an expert in common (0)")
+    few = np.sort(np.random.default_rng(0).random((60, 2, 9)).argsort(axis=2)[:, :, :8])  # by chance, 8 of 9
+    assert found(tmp_path, few[(few == 3).any(axis=2).all(axis=1)][:40], experts=9) == []
+
+
+def without_last(ids: np.ndarray, prompt: int) -> np.ndarray:
+    """A prompt of which only the last token has the last layer."""
+    ids = ids.copy()
+    ids[: prompt - 1, -1] = -1
+    return ids
+
+
+@pytest.mark.parametrize("prompt", [9, 40])
+def test_layers_that_never_change_or_are_equal_where_prompts_lack_the_last_one(prompt: int, tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS)
+    gaps = ("unrecorded steps", "warning")
+    ids[:, -1] = [3, 5]
+    assert found(tmp_path, without_last(ids, prompt)) == [("layers that never change", "warning"), gaps]
+    ids[:, -1] = ids[:, 2, ::-1]
+    assert found(tmp_path, without_last(ids, prompt)) == [("equal layers", "artefact"), gaps]
+    ids[-1, -1] = (ids[-1, -1] + 1) % EXPERTS
+    assert found(tmp_path, without_last(ids, prompt)) == [gaps]
+
+
+def test_few_decisions_of_a_layer_say_nothing_of_it(tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS)
+    ids[:, -1] = [3, 5]
+    assert found(tmp_path, without_last(ids, TOKENS - 8)) == [("unrecorded steps", "warning")]
+
+
+def test_shared_prefixes_beside_short_samples_that_repeat(tmp_path: Path):
+    ids = choices(80, 0, LAYERS, TOP_K, EXPERTS)
+    parts = [np.concatenate([ids[:16], ids[20:29]]), np.concatenate([ids[:16], ids[30:39]])]
+    said = samples(tmp_path, [*parts, *[ids[40:43]] * 4, parts[0]], experts=EXPERTS)
+    assert [sentence.split(" ")[0] for _, sentence in said] == ["4", "1"]
+    assert [test for test, _ in said] == ["repeated samples", "shared prefixes"]
+
+
+def test_255_among_more_than_half_as_many_experts(tmp_path: Path):
+    ids = choices(4000, 0, LAYERS, TOP_K, 200).astype(np.uint8)
+    ids[::7, 1, 1] = 255
+    assert found(tmp_path, ids) == [("slots without an expert", "warning")]
+    assert found(tmp_path, ids, experts=200) == []
+    assert found(tmp_path, choices(4000, 0, LAYERS, TOP_K, 256)) == []
+    dead = choices(4000, 0, 1, 1, 256)
+    dead[dead == 254] = 0
+    assert found(tmp_path, dead) == []
+
+
+def test_rows_of_zeros_where_a_token_has_one_expert(tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, 1, EXPERTS)
+    ids[:20] = 0
+    assert found(tmp_path, ids, experts=EXPERTS) == [("rows of zeros", "warning")]
+    ids[40:60] = 7  # another expert is as common as expert 0
+    assert found(tmp_path, ids, experts=EXPERTS) == []
+    assert found(tmp_path, choices(TOKENS, 0, 1, 1, 2), experts=2) == []
+
+
+def test_the_row_of_an_expert_behind_rows_that_are_left_out_is_named(tmp_path: Path):
+    ids = choices(30, 0, LAYERS, TOP_K, EXPERTS)
+    ids[3:6], ids[20, 1] = 0, [4, 4]
+    np.save(tmp_path / "log.npy", ids)
+    refused(tmp_path, tmp_path / "log.npy", "row 20: the same expert twice at layer 1")
