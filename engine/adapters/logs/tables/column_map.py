@@ -10,6 +10,8 @@
     [log]
     experts = 64
 
+Where the table numbers slots, or has the experts of a token and layer in one list, each slot must come once.
+
 A row is one decision (``expert`` holds a number), the decisions of a token at a layer (a list), or those of a token
 (lists of layers; then there is no ``layer``). Rows may come in any order: the table is held whole.
 
@@ -19,7 +21,7 @@ Shapes: r decisions, t tokens of a sequence, S layers, K slots.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,15 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNRECORDED, UNUSED, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import (
+    MOST_EXPERTS,
+    UNRECORDED,
+    UNUSED,
+    Announced,
+    LogShape,
+    Piece,
+    with_counts,
+)
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
@@ -85,57 +95,105 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     column_map = read_map(map_file)
     sizes = {name: column_map.about[name] for name in ("layers", "top_k", "experts") if name in column_map.about}
     announced = replace(announced, **{k: v for k, v in sizes.items() if getattr(announced, k) is None})
-    rows = read_decisions(file, column_map.columns)
-    layers = np.unique(rows.layer)
-    top_k = int(rows.counts().max())
-    varies = top_k <= (announced.top_k or 0) or rows.lists
-    top_k = max(top_k, announced.top_k or 0) if varies else top_k
+    rows = read_decisions(file, column_map.columns, announced.skip_bad)
+    rows = _sound(rows, _slots_twice(rows), announced.skip_bad)
+    if not rows.lists:  # a list says what it holds
+        rows = _sound(rows, _experts_twice(rows), announced.skip_bad)
+    layers, counts = np.unique(rows.layer), rows.counts()
+    # Of a table with rows that are wrong, most tokens have as many experts as they should.
+    most = int(np.bincount(counts).argmax() if announced.skip_bad and not rows.lists else counts.max())
+    varies = most <= (announced.top_k or 0) or rows.lists
+    top_k = max(most, announced.top_k or 0) if varies else most
     announced.check(str(file), layers=len(layers), top_k=top_k)
-    if not (rows.lists or announced.skip_bad):  # a row that is wrong then is one of many, and a list says what it holds
-        _refuse_repeated(rows)
+    if not rows.lists:
+        rows = _sound(rows, _other_counts(rows, top_k, varies), announced.skip_bad)
     partial = len(np.unique(rows.token_key)) * len(layers) != len(rows.counts())
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        yield from rows.left_out.items()
         bounds = np.flatnonzero(np.diff(rows.sequence, prepend=-1, append=-1))
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield _sequence(rows, slice(low, high), layers, top_k, varies)
+            yield _sequence(rows, slice(low, high), layers, top_k)
 
     note = "the slots of a token are in the order of the table" if rows.weight is None and top_k > 1 else ""
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, rows.weight is not None, partial)
-    return Log(file, "map", shape, announced.experts, read, column_map.about.get("model"), note)
+    return Log(file, "map", shape, announced.experts, lambda: with_counts(read()), column_map.about.get("model"), note)
 
 
-def _refuse_repeated(rows: Decisions) -> None:
-    """UserError if a token has one expert twice at a layer, as where a row stands in the table twice."""
+def _sound(rows: Decisions, fault: tuple[np.ndarray, Callable[[int], str]], skip_bad: bool) -> Decisions:
+    """The decisions without the tokens of those that are wrong.
+
+    Args:
+        fault: decisions that are wrong, and what to say of one.
+
+    Raises:
+        UserError: some are, and bad ones are not to be left out.
+    """
+    wrong, reason = fault
+    if not len(wrong):
+        return rows
+    if not skip_bad:
+        raise UserError(reason(int(wrong[0])), field="file")
+    return rows.without(wrong, reason)
+
+
+def _slots_twice(rows: Decisions) -> tuple[np.ndarray, Callable[[int], str]]:
+    """Decisions in a slot that their token has at that layer already, as where two sequences have one name."""
+
+    def reason(decision: int) -> str:
+        what = "a list" if rows.lists or rows.slot is None else f"slot {int(rows.slot[decision])}"
+        return (
+            f"{rows.place(decision)}: token {int(rows.token[decision])} has {what} at layer "
+            f"{int(rows.layer[decision])} a second time; is a row there twice, or are several sequences under one name "
+            "(name 'sequence' in the map)?"
+        )
+
+    if rows.slot is None:
+        return np.zeros(0, dtype=np.int64), reason
+    same = np.ones(len(rows) - 1, dtype=bool)
+    for values in (rows.token_key, rows.layer, rows.slot):
+        same &= np.diff(values) == 0
+    return np.flatnonzero(same) + 1, reason
+
+
+def _experts_twice(rows: Decisions) -> tuple[np.ndarray, Callable[[int], str]]:
+    """Decisions for an expert that their token has at that layer already, as where a row stands in the table twice."""
     order = np.lexsort([rows.row, rows.expert, rows.layer, rows.token_key])
     same = ~np.isin(rows.expert[order][1:], (UNUSED, *FILL_VALUES))
     for values in (rows.token_key, rows.layer, rows.expert):
         same &= np.diff(values[order]) == 0
-    if same.any():
-        again = int(order[1:][same][0])
-        raise UserError(
-            f"{rows.place(again)}: token {int(rows.token[again])} has expert {int(rows.expert[again])} at layer "
-            f"{int(rows.layer[again])} a second time; is a row there twice, or a sequence under one name?",
-            field="file",
+
+    def reason(decision: int) -> str:
+        return (
+            f"{rows.place(decision)}: token {int(rows.token[decision])} has expert {int(rows.expert[decision])} at "
+            f"layer {int(rows.layer[decision])} a second time; is a row there twice, or a sequence under one name?"
         )
 
+    return order[1:][same], reason
 
-def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int, varies: bool) -> Piece:
-    """One sequence: rows are sorted by token, layer and slot; ``varies``: a token may have fewer experts than K."""
+
+def _other_counts(rows: Decisions, top_k: int, varies: bool) -> tuple[np.ndarray, Callable[[int], str]]:
+    """First decisions of tokens that have another number of experts at a layer; ``varies``: more than K."""
+    starts, counts = rows.starts(), rows.counts()
+
+    def reason(decision: int) -> str:
+        count = int(counts[np.searchsorted(starts, decision)])
+        return (
+            f"{rows.place(decision)}: token {int(rows.token[decision])} has {count} experts at layer "
+            f"{int(rows.layer[decision])}, others {top_k}; rows are missing, or a sequence comes twice under one name; "
+            "if k varies, say --top-k"
+        )
+
+    return starts[counts > top_k if varies else counts != top_k], reason
+
+
+def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int) -> Piece:
+    """One sequence: rows are sorted by token, layer and slot."""
     _, token = np.unique(rows.token_key[part], return_inverse=True)
     layer = np.searchsorted(layers, rows.layer[part])
     cell = token * len(layers) + layer
     starts = np.flatnonzero(np.diff(cell, prepend=-1))
     counts = np.diff(starts, append=len(cell))
-    if (counts != top_k).any() and not varies:
-        odd = int(np.flatnonzero(counts != top_k)[0])
-        row = part.start + int(starts[odd])
-        raise UserError(
-            f"{rows.place(row)}: token {int(rows.token[row])} has {int(counts[odd])} experts at layer "
-            f"{int(rows.layer[row])}, others {top_k}; rows are missing, or a sequence comes twice under one name; if k "
-            "varies, say --top-k",
-            field="file",
-        )
     slot = np.arange(len(cell)) - np.repeat(starts, counts)
     shape = (int(token.max()) + 1, len(layers), top_k)
     ids = np.full(shape, UNRECORDED, dtype=np.int64)

@@ -8,24 +8,32 @@ from __future__ import annotations
 import csv
 import re
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, json_lines, no_text, parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, no_text, parsed, text_lines
 from tokenpaths.engine.adapters.logs.pieces import UNUSED
+from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS, TOKENS, skipped
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.tables.delimited import DELIMITERS
 
 COLUMNS = ("sequence", "phase", "token", "layer", "slot", "expert", "weight")
 MOST_DECISIONS = 40_000_000
 """decisions of a table that is held whole"""
+BAD = -(2**30)
+"""expert of a row that cannot be read"""
+HELD = ("sequence", "phase", "token", "layer", "slot", "expert", "row")
+"""what is kept of each decision, beside its weight"""
+Row = dict[str, Any]
+"""our name -> value; an error in place of a value that cannot be read"""
 _MOST = 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
@@ -55,6 +63,10 @@ class Decisions:
     row: np.ndarray
     lists: bool
     """whether the experts of a token and layer stand in one list each, so that none of them can be missing"""
+    slot: np.ndarray | None = None
+    """number of the slot, or place in the list; None where the table does not say it"""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """remark -> tokens that are left out, as they cannot be read"""
 
     def __len__(self) -> int:
         return len(self.expert)
@@ -62,47 +74,87 @@ class Decisions:
     def place(self, decision: int) -> str:
         return f"{self.file}, {self.unit} {int(self.row[decision])}"
 
+    def starts(self) -> np.ndarray:
+        """The first decision of each token and layer."""
+        return np.flatnonzero((np.diff(self.token_key, prepend=-1) != 0) | (np.diff(self.layer, prepend=-1) != 0))
+
     def counts(self) -> np.ndarray:
         """Experts of each token and layer."""
-        new = (np.diff(self.token_key, prepend=-1) != 0) | (np.diff(self.layer, prepend=-1) != 0)
-        return np.diff(np.flatnonzero(new), append=len(self))
+        return np.diff(self.starts(), append=len(self))
+
+    def without(self, wrong: np.ndarray, reason: Callable[[int], str]) -> Decisions:
+        """Without the tokens that have these decisions.
+
+        Raises:
+            UserError: no token is left.
+        """
+        keys, first = np.unique(self.token_key[wrong], return_index=True)
+        reasons = [skipped(reason(int(decision)), TOKENS) for decision in wrong[first[: MOST_REASONS + 1]].tolist()]
+        left_out = self.left_out + Counter(reasons)
+        left_out[reasons[-1]] += len(keys) - len(reasons)
+        keep = ~np.isin(self.token_key, keys)
+        if not keep.any():
+            raise UserError(reason(int(wrong[0])), field="file")
+        columns = ("sequence", "token_key", "token", "layer", "expert", "weight", "row", "slot")
+        kept = {name: values[keep] for name in columns if (values := getattr(self, name)) is not None}
+        return replace(self, left_out=left_out, **kept)
 
 
-def read_decisions(file: Path, columns: dict[str, str]) -> Decisions:
+def read_decisions(file: Path, columns: dict[str, str], skip_bad: bool = False) -> Decisions:
     """Read a table.
+
+    Args:
+        skip_bad: Leave out the tokens of rows that cannot be read. Where not even the token can be, nobody knows whose
+            row it was, and it takes those of the rows before and behind it.
 
     Raises:
         UserError: it is no table, a column is missing, or a row holds something else; the message names the row.
     """
     unit, rows = _rows(file, columns)
-    values: dict[str, array[Any]] = {
-        name: array("i") for name in ("sequence", "phase", "token", "layer", "slot", "row")
-    }
-    values |= {"expert": array("i"), "weight": array("f")}
+    values: dict[str, array[Any]] = {name: array("i") for name in HELD} | {"weight": array("f")}
     sequences: dict[str, int] = {}
     phases: dict[tuple[int, str], int] = {}
     counted = "token" not in columns
     lists = True
-    for number, row in rows:
-        where = f"{file}, {unit} {number}"
-        name = str(row.get("sequence", ""))[:500]
-        sequence = sequences.setdefault(name, len(sequences))
-        phase = phases.setdefault((sequence, str(row.get("phase", ""))), len(phases))
-        token = number if counted else _whole(row["token"], where, "token")
-        lists &= isinstance(row["expert"], list) or str(row["expert"]).strip().startswith("[")
-        for layer, slot, expert, weight in _decisions(row, columns, where):
-            for key, value in (
-                ("sequence", sequence),
-                ("phase", phase),
-                ("token", token),
-                ("layer", layer),
-                ("slot", slot),
-                ("expert", expert),
-                ("row", number),
-            ):
-                values[key].append(value)
+    reasons: dict[int, str] = {}
+    """row -> why it cannot be read; of some, as each may be a text of its own"""
+    before: tuple[int, int, int] | None = None
+    """sequence, phase and token of the row before"""
+    unknown = ""
+    """why the row before cannot be read, whose token is not known"""
+
+    def add(key: tuple[int, int, int], number: int, decisions: Iterable[tuple[int, int, int, float]]) -> None:
+        for layer, slot, expert, weight in decisions:
+            for name, value in zip(HELD, (*key, layer, slot, expert, number), strict=True):
+                values[name].append(value)
             if "weight" in columns:
                 values["weight"].append(weight)
+
+    def add_bad(key: tuple[int, int, int], number: int, reason: str) -> None:
+        add(key, number, [(0, 0, BAD, 0.0)])
+        if len(reasons) <= MOST_REASONS:
+            reasons.setdefault(number, reason)
+
+    for number, row in rows:
+        where, key = f"{file}, {unit} {number}", None
+        try:
+            name = str(_known(row, "sequence", ""))[:500]
+            sequence = sequences.setdefault(name, len(sequences))
+            phase = phases.setdefault((sequence, str(_known(row, "phase", ""))), len(phases))
+            key = sequence, phase, number if counted else _whole(_known(row, "token"), where, "token")
+            found = list(_decisions(row, columns, where))
+            lists &= isinstance(row["expert"], list) or str(row["expert"]).strip().startswith("[")
+        except UserError as error:
+            if not skip_bad:
+                raise
+            if (own := key or before) is not None:
+                add_bad(own, number, str(error))
+            unknown, before = "" if key else str(error), key
+            continue
+        add(key, number, found)
+        if unknown:
+            add_bad(key, number, unknown)
+        unknown, before = "", key
         if len(values["row"]) > MOST_DECISIONS:
             raise UserError(f"{file}: holds more than {MOST_DECISIONS:,} decisions; split it by sequence", field="file")
     if not len(values["row"]):
@@ -117,9 +169,9 @@ def read_decisions(file: Path, columns: dict[str, str]) -> Decisions:
     order = np.lexsort([held[key] for key in ("slot", "layer", "token", "phase", "sequence")])
     sorted_ = {key: value[order] for key, value in held.items()}
     new = np.zeros(len(order), dtype=bool)
-    for key in ("token", "phase", "sequence"):
-        new |= np.diff(sorted_[key], prepend=-1) != 0
-    return Decisions(
+    for name in ("token", "phase", "sequence"):
+        new |= np.diff(sorted_[name], prepend=-1) != 0
+    decisions = Decisions(
         file,
         unit,
         [name or file.name for name in sequences],
@@ -131,10 +183,16 @@ def read_decisions(file: Path, columns: dict[str, str]) -> Decisions:
         sorted_.get("weight"),
         sorted_["row"],
         lists,
+        sorted_["slot"] if "slot" in columns or lists else None,
     )
+    bad = np.flatnonzero(decisions.expert == BAD)
+    if not len(bad):
+        return decisions
+    other = f"{file}: has rows that cannot be read"
+    return decisions.without(bad, lambda decision: reasons.get(int(decisions.row[decision]), other))
 
 
-def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
+def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int, Row]]]:
     """What rows are called, and (number, our name -> value) of each."""
     first = next(text_lines(file), None)
     if first is None:
@@ -146,23 +204,48 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
     mark = first[1].removeprefix(BOM).lstrip()[:1]
     if mark == b"[":
         return "item", _array(file, columns)
-    if mark == b"{":
-        lines = (
-            (int(where.rsplit(" ", 1)[1]), {name: _at(record, path, where) for name, path in columns.items()})
-            for where, record in json_lines(file)
-        )
-        return "line", lines
-    return "line", _csv(file, columns)
+    return "line", _json(file, columns) if mark == b"{" else _csv(file, columns)
 
 
-def _array(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
+    for where, line in text_lines(file):
+        number = int(where.rsplit(" ", 1)[1])
+        try:
+            record = parsed(where, line)
+            if not isinstance(record, dict):
+                raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+        except UserError as error:
+            yield number, dict.fromkeys(columns, error)
+            continue
+        yield number, _row(record, columns, where)
+
+
+def _row(record: Any, columns: dict[str, str], where: str) -> Row:
+    """Values by our names; an error in place of what is not there."""
+    row: Row = {}
+    for name, path in columns.items():
+        try:
+            row[name] = _at(record, path, where)
+        except UserError as error:
+            row[name] = error
+    return row
+
+
+def _known(row: Row, name: str, default: Any = None) -> Any:
+    """A value of a row; raises the error in its place."""
+    value = row.get(name, default)
+    if isinstance(value, UserError):
+        raise value
+    return value
+
+
+def _array(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
     if file.stat().st_size > MAX_LINE_BYTES:
         raise UserError(
             f"{file}: is one JSON array of more than {MAX_LINE_BYTES >> 20} MB; give a line a row", field="file"
         )
     for number, record in enumerate(parsed(str(file), file.read_bytes())):
-        where = f"{file}, item {number}"
-        yield number, {name: _at(record, path, where) for name, path in columns.items()}
+        yield number, _row(record, columns, f"{file}, item {number}")
 
 
 def _at(record: Any, path: str, where: str) -> Any:
@@ -180,24 +263,44 @@ def _at(record: Any, path: str, where: str) -> Any:
     return value
 
 
-def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    """line that was read last: a row may go over several, and comments stand between"""
+
+    def lines(stream: TextIO) -> Iterator[str]:
+        nonlocal number
+        for line in stream:
+            number += 1
+            if not line.startswith("#"):
+                yield line
+
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        rows = (line for line in stream if not line.startswith("#"))
+        rows = lines(stream)
         header = next(rows, "")
         delimiter = max(DELIMITERS, key=lambda mark: _named(header, mark, columns))
-        reader = csv.DictReader(chain([header], rows), delimiter=delimiter)
+        reader = csv.reader(chain([header], rows), delimiter=delimiter)
         try:
-            names = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = names
+            names = [name.strip() for name in next(reader, [])]
             for path in columns.values():
                 if path not in names:
                     raise UserError(
                         f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(path)!r}", field="map"
                     )
-            for row in reader:
-                yield reader.line_num, {name: row[path] for name, path in columns.items()}
+            places = {name: len(names) - 1 - names[::-1].index(path) for name, path in columns.items()}
+            for cells in reader:
+                if len(cells) == len(names) or (len(cells) > len(names) and not any(cells[len(names) :])):
+                    yield number, {name: cells[place] for name, place in places.items()}
+                elif cells:
+                    error = UserError(
+                        f"{file}, line {number}: has {len(cells)} cells, the header {len(names)}; the table is cut "
+                        f"off, or a cell that holds {delimiter!r} has no quotes",
+                        field="file",
+                    )
+                    # Of a row that ends early, the last cell may be cut off, those before it are whole.
+                    whole = len(cells) - 1 if len(cells) < len(names) else 0
+                    yield number, {name: cells[at] if at < whole else error for name, at in places.items()}
         except csv.Error as error:
-            raise UserError(f"{file}, line {reader.line_num}: is no CSV ({error})", field="file") from None
+            raise UserError(f"{file}, line {number}: is no CSV ({error})", field="file") from None
 
 
 def _named(header: str, delimiter: str, columns: dict[str, str]) -> int:
@@ -209,7 +312,7 @@ def _named(header: str, delimiter: str, columns: dict[str, str]) -> int:
     return sum(path in names for path in columns.values())
 
 
-def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
     try:
         with pq.ParquetFile(file) as opened:
             tops = {name: path.split(".")[0] for name, path in columns.items()}
@@ -222,17 +325,18 @@ def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, dict[st
                     )
             start = 0
             for batch in opened.iter_batches(4096):
-                for place, row in enumerate(batch.to_pylist()):
-                    where = f"{file}, row {start + place}"
-                    yield start + place, {name: _at(row, path, where) for name, path in columns.items()}
+                for place, row in enumerate(batch.to_pylist(), start):
+                    yield place, _row(row, columns, f"{file}, row {place}")
                 start += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = (str(error).splitlines() or [""])[0][:120]
         raise UserError(f"{file}: is no whole Parquet file ({reason})", field="file") from None
 
 
-def _decisions(row: dict[str, Any], columns: dict[str, str], where: str) -> Iterator[tuple[int, int, int, float]]:
+def _decisions(row: Row, columns: dict[str, str], where: str) -> Iterator[tuple[int, int, int, float]]:
     """(layer, slot, expert, weight) of a row."""
+    for name in columns:
+        _known(row, name)
     experts, weights = row["expert"], row.get("weight")
     if isinstance(experts, str) and experts.strip().startswith("["):
         experts = _listed(experts)

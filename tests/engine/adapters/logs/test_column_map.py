@@ -115,7 +115,7 @@ MAPS = {
     ),
     "two requests in one": (
         '[columns]\ntoken="at"\nlayer="blk"\nslot="k"\nexpert="e"\n[log]\ntop_k=2\n',
-        "has 4 top-k, not 2 as announced",
+        "line 161: token 0 has slot 0 at layer 0 a second time; .*name .sequence. in the map",
     ),
 }
 
@@ -208,3 +208,100 @@ def test_a_packed_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\x1f\x8b" + bytes(30))
     with pytest.raises(UserError, match="compressed with gzip; unpack it first"):
         mapped(tmp_path, tmp_path / "log", PLAIN)
+
+
+SLOTS = '[columns]\ntoken = "t"\nlayer = "l"\nslot = "s"\nexpert = "e"\n'
+LISTS = '[columns]\ntoken = "t"\nlayer = "l"\nexpert = "e"\n'
+
+
+def two_sequences(file: Path, lists: bool) -> Path:
+    """Two sequences of ten tokens that nothing tells apart, of experts 0 to 3 and 4 to 7."""
+    both = [(t, 0, s, 4 * n + (t + s) % 4) for n in range(2) for t in range(10) for s in range(2)]
+    if lists:
+        return lines(file, [{"t": t, "l": 0, "e": [e, e // 4 * 4 + (e + 1) % 4]} for t, _, s, e in both if s == 0])
+    file.write_text("t,l,s,e\n" + "".join(f"{','.join(map(str, row))}\n" for row in both))
+    return file
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_two_sequences_under_one_name_are_no_tokens_with_twice_as_many_experts(tmp_path: Path, lists: bool) -> None:
+    said = "line 11: token 0 has a list at layer 0" if lists else "line 22: token 0 has slot 0 at layer 0"
+    with pytest.raises(UserError, match=f"{said} a second time; .*several sequences under one name"):
+        mapped(tmp_path, two_sequences(tmp_path / "log", lists), LISTS if lists else SLOTS)
+
+
+@pytest.mark.parametrize("end", ["1,0", "1,", "1,0,2,3"])
+@pytest.mark.parametrize("behind", ["", "\n1,0,5\n"])
+def test_a_row_that_is_cut_off_is_no_unused_slot(tmp_path: Path, end: str, behind: str) -> None:
+    (tmp_path / "log").write_text(f"t,l,e\n0,0,1\n0,0,2\n1,0,3\n{end}{behind}")
+    said = f"line 5: has {len(end.split(','))} cells, the header 3; the table is cut off"
+    with pytest.raises(UserError, match=said):
+        mapped(tmp_path, tmp_path / "log", LISTS)
+
+
+def test_cells_behind_the_last_column_may_be_blank(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("t,l,e\n0,0,1,\n0,0,2,\n")
+    (piece,) = mapped(tmp_path, tmp_path / "log", LISTS)
+    assert piece.ids.tolist() == [[[1, 2]]]
+
+
+def test_lines_of_comments_and_of_several_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('# a\n# b\nt,l,e,text\n0,0,1,"two\nlines"\n# c\n\n0,0,x,\n')
+    with pytest.raises(UserError, match="line 8: expert is 'x'"):
+        mapped(tmp_path, tmp_path / "log", LISTS)
+
+
+def sound(
+    tmp_path: Path, text: str, toml: str = LISTS, **options: int
+) -> tuple[list[list[int]], list[tuple[str, int]]]:
+    """The tokens (of one layer) that are left without bad rows, and what is said of the others."""
+    (tmp_path / "log").write_text(text)
+    (tmp_path / "map.toml").write_text(toml)
+    log = open_log(tmp_path / "log", column_map=tmp_path / "map.toml", skip_bad=True, **options).counted()  # type: ignore[arg-type]
+    found = list(log.pieces())
+    counted = [(kind.replace(str(tmp_path), ""), n) for piece in found for kind, n in piece.counted]
+    return [token[0] for piece in found for token in piece.ids.tolist()], counted
+
+
+LEFT_OUT = "{n} token{s} {are} left out: /log, line "
+
+
+def test_bad_cells_take_their_token_with_them(tmp_path: Path) -> None:
+    ids, said = sound(tmp_path, "t,l,e\n0,0,1\n0,0,2\n1,0,3\n1,0,3\n2,0,4\n2,0,x\n3,0,5\n3,-1,6\n4,0,7\n4,0,8\n")
+    assert ids == [[1, 2], [7, 8]]
+    assert [(kind[: len(LEFT_OUT) + 1], n) for kind, n in said] == [(f"{LEFT_OUT}{n}", 1) for n in (7, 9, 5)]
+
+
+def test_a_row_of_an_unknown_token_takes_those_around_it(tmp_path: Path) -> None:
+    rows = [f"{token},0,{2 * token + slot}" for token in range(6) for slot in range(2)]
+    rows[4] = "x,0,4"  # the first row of token 2
+    assert sound(tmp_path, "\n".join(["t,l,e", *rows]))[0] == [[0, 1], [6, 7], [8, 9], [10, 11]]
+    rows[4] = "?"
+    assert sound(tmp_path, "\n".join(["t,l,e", *rows]))[0] == [[0, 1], [6, 7], [8, 9], [10, 11]]
+    records = [json.dumps({"t": t, "l": 0, "e": [2 * t, 2 * t + 1]}) for t in range(6)]
+    ids, said = sound(tmp_path, "\n".join([*records[:3], records[3][:9], *records[4:]]) + "\n")
+    assert ids == [[0, 1], [2, 3], [10, 11]]
+    assert sum(n for _, n in said) == 2
+
+
+def test_tokens_with_another_number_of_experts_or_a_slot_twice_are_left_out(tmp_path: Path) -> None:
+    rows = [f"{token},0,{2 * token + slot}" for token in range(6) for slot in range(2)]
+    assert sound(tmp_path, "\n".join(["t,l,e", *rows[:3], *rows[4:], "4,0,30"]))[0] == [
+        [0, 1],
+        [4, 5],
+        [6, 7],
+        [10, 11],
+    ]
+    slots = [f"{token},0,{slot},{2 * token + slot}" for token in range(4) for slot in range(2)]
+    ids, said = sound(tmp_path, "\n".join(["t,l,s,e", *slots, "1,0,0,9"]), SLOTS)
+    assert ids == [[0, 1], [4, 5], [6, 7]]
+    assert "token 1 has slot 0 at layer 0 a second time" in said[0][0]
+
+
+def test_few_of_many_bad_rows_are_told_and_none_is_left_says_why(tmp_path: Path) -> None:
+    rows = [f"{token},0,{'x' if token % 2 else token}" for token in range(40)]
+    ids, said = sound(tmp_path, "\n".join(["t,l,e", *rows]))
+    assert len(ids) == sum(n for _, n in said) == 20
+    assert len(said) == 6
+    with pytest.raises(UserError, match="log, line 2: expert is 'x'"):
+        sound(tmp_path, "t,l,e\n0,0,x\n")
