@@ -1,6 +1,7 @@
 """FLAME-MoE's traces of trainings: a folder an iteration, a Parquet file a layer with ``scores`` and ``indices``.
 
-``actives/iter_N/layer_LL.parquet`` holds lists of K a token, ``samples/*.parquet`` the vocabulary ids in their order.
+``actives/iter_N/layer_LL.parquet`` holds lists of K a token, ``samples/*.parquet`` the vocabulary ids in their order,
+file after file by the numbers in their names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tokenpaths.engine.base.errors import UserError
 LAYER = re.compile(r"layer_(\d+)\.parquet")
 ITERATION = re.compile(r"iter_(\d+)")
 MOST_NAMED = 8
+OTHER_IDS = (
+    "the samples hold {ids:,} vocabulary ids, the layers {rows:,} tokens: which is whose is not known, so none is kept"
+)
 NO_WEIGHTS = "the scores of the log are no numbers from 0 to 1, so they are not read as weights"
 
 
@@ -74,23 +78,27 @@ def open_trace_folder(folder: Path, files: list[Path], announced: Announced) -> 
     scores = first[1]
     weights = scores is not None and bool(scores.min() >= -ROUNDING and scores.max() <= 1 + ROUNDING)
     samples = next((f / "samples" for f in (iteration, *iteration.parents[:2]) if (f / "samples").is_dir()), None)
+    words = [] if samples is None else sorted(samples.glob("*.parquet"), key=_by_number)
+    ids, rows = sum(map(len, _vocabulary_ids(words))), pq.read_metadata(layers[order[0]]).num_rows
 
     def read() -> Iterator[Piece]:
         streams = [_columns(layers[layer], CUT_TOKENS) for layer in order]
-        vocabulary = None if samples is None else _vocabulary(sorted(samples.glob("*.parquet")))
-        start = 0
+        vocabulary = _vocabulary_ids(words)
+        start, held = 0, np.zeros(0, dtype=np.int64)
         for parts in zip_longest(*streams):
             count = {0 if part is None else len(part[0]) for part in parts}
             if len(count) > 1 or any(part[0].shape[1] != top_k for part in parts):
                 raise UserError(f"{iteration}, row {start}: its layers have different numbers of tokens or experts")
             n = count.pop()
             values = [part[1] for part in parts if part[1] is not None]
-            tokens = None if vocabulary is None else next(vocabulary, None)
+            while ids == rows and len(held) < n:
+                held = np.concatenate([held, next(vocabulary)])
+            tokens, held = (held[:n], held[n:]) if ids == rows else (None, held)
             yield Piece(
                 np.stack([part[0] for part in parts], axis=1),
                 f"{iteration}, row {start}",
                 np.stack(values, axis=1).astype(np.float32) if weights and len(values) == len(parts) else None,
-                tokens if tokens is not None and len(tokens) == n else None,
+                tokens,
                 source=f"{iteration.name}, tokens {start} to {start + n - 1}",
                 rows_from=start,
             )
@@ -98,6 +106,8 @@ def open_trace_folder(folder: Path, files: list[Path], announced: Announced) -> 
 
     shape = LogShape(tuple(f"layer {layer}" for layer in order), top_k, weights)
     notes = [NO_WEIGHTS] if scores is not None and not weights else []
+    if ids and ids != rows:
+        notes.append(OTHER_IDS.format(ids=ids, rows=rows))
     if missing := sorted({*range(order[0], order[-1])} - {*order}):
         listed = ", ".join(map(str, missing[:MOST_NAMED])) + (" …" if len(missing) > MOST_NAMED else "")
         notes.append(f"there is no file of layer {listed}, though of those around: dense ones, perhaps")
@@ -125,15 +135,13 @@ def _columns(file: Path, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray | N
         yield ids, None if scores is None else scores.astype(np.float32)
 
 
-def _vocabulary(files: list[Path]) -> Iterator[np.ndarray]:
-    """Vocabulary ids of all files, ``CUT_TOKENS`` at a time."""
-    held = np.zeros(0, dtype=np.int64)
+def _by_number(file: Path) -> tuple[list[str | int], str]:
+    """What orders files by the numbers in their names: 2 before 10."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", file.name))], file.name
+
+
+def _vocabulary_ids(files: list[Path]) -> Iterator[np.ndarray]:
+    """Vocabulary ids of all files, in parts."""
     for file in files:
         for batch in parquet_batches(file, ["token_id"], CUT_TOKENS):
-            ids = list_numbers(batch.column("token_id"), file, "token_id", 0).reshape(-1)
-            held = np.concatenate([held, ids.astype(np.int64)])
-            while len(held) >= CUT_TOKENS:
-                yield held[:CUT_TOKENS]
-                held = held[CUT_TOKENS:]
-    if len(held):
-        yield held
+            yield list_numbers(batch.column("token_id"), file, "token_id", 0).reshape(-1).astype(np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, few_names
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
@@ -43,16 +43,19 @@ def weights_and_scores(logits: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray,
 
 
 def find_scores(value: Any) -> dict[str, np.ndarray] | None:
-    """Scores of each layer by name: a tuple, list or dict of arrays (tokens, experts), or one with an axis more."""
+    """Scores of each layer by name: a tuple, list or dict of arrays (tokens, experts), or one with an axis more.
+
+    None in a tuple or list stands for a dense layer, which has no scores.
+    """
     if isinstance(value, dict):
         if "router_logits" in value:
             return find_scores(value["router_logits"])
         named = {str(name): array for name, array in value.items() if _is_scores(array)}
-        return dict(sorted(named.items(), key=_number)) or None
+        return {name: named[name] for name in _in_order(list(named))} or None
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.dtype.kind == "f":
         value = list(value)
-    if isinstance(value, list | tuple) and value and all(_is_scores(array) for array in value):
-        return {f"layer {layer}": array for layer, array in enumerate(value)}
+    if isinstance(value, list | tuple) and all(array is None or _is_scores(array) for array in value):
+        return {f"layer {layer}": array for layer, array in enumerate(value) if array is not None} or None
     return None
 
 
@@ -60,10 +63,15 @@ def _is_scores(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.ndim in (2, 3) and array.size > 0
 
 
-def _number(item: tuple[str, Any]) -> tuple[int, str]:
-    """Layers in the order of the last number in their names."""
-    numbers = re.findall(r"\d+", item[0])
-    return int(numbers[-1][:9]) if numbers else 0, item[0]
+def _in_order(names: list[str]) -> list[str]:
+    """Names by the numbers in them, from the left; what stands between comes in the order in which the file has it."""
+    texts: dict[str, int] = {}
+
+    def place(name: str) -> list[int]:
+        parts = re.split("([0-9]+)", name)
+        return [int(part[:18]) if at % 2 else texts.setdefault(part, len(texts)) for at, part in enumerate(parts)]
+
+    return sorted(names, key=place)
 
 
 def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced) -> Log:
@@ -107,5 +115,9 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
                 yield Piece(ids, where, weights, source=source, scored=scored)
 
     names = tuple(re.sub(r"^layer_(\d+)$", r"layer \1", name) for name in scores)
+    numbers = [int(match[1]) for name in names if (match := re.fullmatch("layer ([0-9]{1,4})", name))]
+    dense = sorted({*range(max(numbers, default=0))} - {*numbers}) if len(numbers) == len(names) else []
+    missing = few_names("layers without scores, dense ones perhaps", [f"layer {number}" for number in dense])
+    note = "; ".join(filter(None, [NOTE.format(k=top_k), missing]))
     shape = LogShape(names, top_k, True, scores=True)
-    return Log(file, "router-logits", shape, announced.num_experts(experts, str(file)), read, note=NOTE.format(k=top_k))
+    return Log(file, "router-logits", shape, announced.num_experts(experts, str(file)), read, note=note)
