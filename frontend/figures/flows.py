@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.printing import printed
-from tokenpaths.frontend.charts.flow.flow import hidden_words, link_rows, merged_words, moves_of, node_rows
+from tokenpaths.frontend.charts.flow.flow import flow_captions, link_rows, node_rows
 from tokenpaths.frontend.charts.flow.layout import flow_layout, least_share
 from tokenpaths.frontend.charts.flow.token_flow import token_rows
 from tokenpaths.frontend.charts.usage import module_rows
@@ -45,8 +45,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
         f"{numbers.plural(answer['num_tokens'], 'token')} through {numbers.plural(info['num_steps'], 'step')} of "
         f"{numbers.count(info['num_modules'])} modules, top-{info['top_k']}. Circle area: tokens of the module, "
         "ribbon width: tokens that go that way, grey: identity modules.",
-        *merged_words(answer),
-        *hidden_words(drawn.other, moves_of(answer), least),
+        *flow_captions(answer, least),
     ]
     if info["num_steps"] == 1:
         words.append("With one step there are no ribbons.")

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.layout import least_share
 from tokenpaths.frontend.page import address, find, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
@@ -220,6 +221,11 @@ def step_range(run: Mapping[str, Any], selection: Selection) -> tuple[int, int]:
     return selection.steps[0], min(selection.steps[1], last)
 
 
+def least_drawn(selection: Selection, *flows: Mapping[str, Any]) -> float:
+    """The share of the tokens below which ribbons are hidden, one for all ``flows``: as selected, or automatic."""
+    return least_share(*flows) if selection.hide is None else selection.hide / 100
+
+
 def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -> dict[str, Any]:
     """The filters of the selection as a query of ``/flow``."""
     first, end = step_range(run, selection)
@@ -230,7 +236,6 @@ def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -
         "through": selection.through,
         "paths": selection.paths,
         "limit": limit,
-        "min_share": selection.hide / 100 if selection.hide else None,
         **merging(run, selection),
     }
 

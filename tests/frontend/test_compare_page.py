@@ -95,6 +95,15 @@ def test_two_runs_sample_by_sample_and_their_routes(show, run: str) -> None:
         assert question in words
 
 
+def test_flows_of_all_runs_have_the_threshold_of_the_address(show) -> None:
+    def hidden(**query: object) -> list[str]:
+        page = show(view="compare", runs="pictures,pictures-moved", part="routes", **query)
+        return [one for caption in page.caption if "tokens are hidden" in (one := caption.value.replace("\\", ""))]
+
+    assert hidden(hide=0) == []
+    assert ["under 9.00 % of the tokens" in words for words in hidden(hide=9)] == [True, True]
+
+
 def test_many_runs_stand_side_by_side_and_more_are_counted(show) -> None:
     page = show(view="compare", runs="pictures,pictures-moved,still,texts")
     words = said(page)

@@ -73,6 +73,28 @@ def test_the_page_shows_both_and_says_when_it_cannot(show):
     assert "Both sides" in words(show(view="routes", run="pictures", label=labels[0], other=labels[0]))
 
 
+def test_both_sides_have_the_threshold_of_the_address_and_say_what_it_hides(show, monkeypatch):
+    from tokenpaths.frontend.views.routes import routes as flow_view
+
+    drawn = []
+    true_chart = flow_view.flow_chart
+    monkeypatch.setattr(
+        flow_view, "flow_chart", lambda flow, **how: drawn.append(how["least"]) or true_chart(flow, **how)
+    )
+    sides = {"view": "routes", "run": "pictures", "other": "*"}
+    labels = [
+        label for label in show(view="routes", run="pictures").selectbox("in_label").options if label != "all labels"
+    ]
+    drawn.clear()
+    for hide, said in ((0, 0), (5, 2)):
+        page = show(**sides, label=labels[0], hide=hide)
+        assert drawn[-2:] == [hide / 100] * 2
+        captions = [caption.value.replace("\\", "") for caption in page.caption]
+        hidden = [words for words in captions if "of all moves between steps" in words]
+        assert len(hidden) == said
+        assert all(f"under {hide}.00 % of the tokens" in words for words in hidden)
+
+
 def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):
     from tokenpaths.frontend.views.routes import routes as flow_view
 

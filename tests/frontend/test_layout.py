@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.runs import open_run
-from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, flow_layout, least_share, ribbon_outline
+from tokenpaths.frontend.charts.flow.flow import hidden_words
+from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, OTHER, flow_layout, least_share, ribbon_outline
 from tokenpaths.frontend.components.explorer_data import small_flow
 
 
@@ -149,6 +150,53 @@ def test_of_many_links_the_smallest_are_left_out_and_counted():
     spread = [{**link, "count": 1.5} for link in many]
     assert least_share({**flow, "links": few + spread}) == 0.001
     assert least_share({**flow, "links": [{**link, "count": 0.3} for link in many * 2]}) == 0
+
+
+def test_what_is_hidden_is_small_and_merged_modules_are_said_apart():
+    """An automatic threshold counted links to “other”, which are never drawn, as kept: all ribbons could go."""
+    nodes = [
+        {"step": s, "module": m, "name": str(m), "kind": "expert", "count": 1, "share": 1}
+        for s in (0, 1)
+        for m in range(9)
+    ]
+    other = {"module": OTHER, "name": "other (55 experts)", "kind": "other", "count": 900, "share": 0.9}
+    nodes += [other | {"step": s, "num_modules": 55} for s in (0, 1)]
+    named = [{"step": 0, "source": m % 9, "target": m // 9, "count": 2.0} for m in range(50)]
+    tiny = [{"step": 0, "source": m % 9, "target": m // 9, "count": 0.01} for m in range(200)]
+    merged = [{"step": 0, "source": OTHER, "target": m, "count": 100.0} for m in range(9)]
+    flow = {"num_tokens": 1000, "steps": [0, 1], "nodes": nodes, "links": named + tiny + merged, "other": []}
+    least = least_share(flow)
+    assert least == 0.002, "ribbons of 0.2 % of the tokens carry most of what can be drawn"
+    layout = flow_layout(flow, least=least)
+    assert {link.count for link in layout.links} == {2.0}
+    small, apart = layout.small, layout.merged
+    assert (small.num_links, apart.num_links, layout.more.num_links, layout.unknown.num_links) == (200, 9, 0, 0)
+    assert hidden_words(layout, 1000, least) == [
+        "200 flows under 0.200 % of the tokens are hidden (0.200 % of all moves between steps).",
+        "9 flows from or to “other” are not drawn (90.0 % of all moves between steps).",
+    ]
+    assert least_share({**flow, "links": named + merged * 30}) == 0, "only ribbons that can be drawn are too many"
+
+
+def test_what_the_api_left_out_is_small_or_not_recorded(flow):
+    left_out = {**flow, "other": [{"step": 1, "num_links": 3, "count": 7.0}]}
+    whole = flow_layout({**left_out, "filters": {"limit": MOST_LINKS, "min_share": 0}})
+    assert (whole.unknown.num_links, whole.more.num_links) == (3, 0)
+    (words,) = hidden_words(whole)
+    assert words == "3 flows from or to a choice that is not recorded are not drawn."
+    cut = flow_layout({**left_out, "filters": {"limit": len(flow["links"]), "min_share": 0}})
+    assert hidden_words(cut) == ["3 small flows are hidden."]
+
+
+def test_flows_side_by_side_have_one_threshold_that_fits_all(flow):
+    nodes = flow["nodes"]
+    many = [{"step": 0, "source": m % 6, "target": m // 6, "count": 0.35} for m in range(200)]
+    few = [{"step": 0, "source": 0, "target": 0, "count": 900.0}]
+    clear = {"num_tokens": 1000, "steps": [0, 1], "nodes": nodes, "links": few + many, "other": []}
+    spread = {**clear, "num_tokens": 100, "links": [{**link, "count": 0.15} for link in many * 2]}
+    assert least_share(clear) == 0.005
+    assert least_share(clear, spread) == 0.001, "of 0.2 % the second would lose everything"
+    assert least_share(clear, {**clear, "links": few}) == 0.005
 
 
 def test_rows_say_their_kind_where_attention_and_mlp_are_modules_of_their_own(flow):

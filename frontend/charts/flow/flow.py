@@ -73,11 +73,10 @@ def flow_chart(
         f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, {ROWS[layout.own]}.",
         "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
         *merged_words(flow),
+        *hidden_words(layout, moves_of(flow), least),
     ]
     chart = alt.layer(*layers)
-    drawn = finish(
-        chart, look, title, subtitle + hidden_words(layout.other, moves_of(flow), least), height=layout.height
-    )
+    drawn = finish(chart, look, title, subtitle, height=layout.height)
     return as_vectors(drawn, len(layout.links) + len(layout.nodes))
 
 
@@ -120,20 +119,30 @@ def moves_of(flow: Mapping[str, Any]) -> float:
     return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
 
 
-def hidden_words(other: Sequence[Mapping[str, Any]], moves: float = 0, least: float = 0.0) -> list[str]:
-    """One line with the number of links not drawn, their share of all ``moves``, and the threshold share; empty if all
-    are drawn.
+def hidden_words(layout: FlowLayout, moves: float = 0, least: float = 0.0) -> list[str]:
+    """A line for each kind of links not drawn, with their number and share of all ``moves``; empty if all are drawn.
+
+    ``least``: the threshold of the layout, a share of the tokens.
     """
-    links = sum(int(row["num_links"]) for row in other)
-    if not links:
-        return []
-    tokens = sum(float(row["count"]) for row in other)
-    return [
-        numbers.plural(links, "flow" if least else "small flow")
-        + (f" under {numbers.percent(least)} of the tokens" if least else "")
-        + f" {'is' if links == 1 else 'are'} hidden"
-        + (f" ({numbers.percent(min(1.0, tokens / moves))} of all moves between steps)." if moves else ".")
+    words = [
+        (layout.small, "flow", f" under {numbers.percent(least)} of the tokens", "hidden"),
+        (layout.more, "more small flow" if layout.small.num_links else "small flow", "", "hidden"),
+        (layout.merged, "flow", " from or to “other”", "not drawn"),
+        (layout.unknown, "flow", " from or to a choice that is not recorded", "not drawn"),
     ]
+    return [
+        f"{numbers.plural(part.num_links, what)}{which} {'is' if part.num_links == 1 else 'are'} {how}"
+        + (f" ({numbers.percent(min(1.0, part.count / moves))} of all moves between steps)." if moves else ".")
+        for part, what, which, how in words
+        if part.num_links > 0
+    ]
+
+
+def flow_captions(flow: Mapping[str, Any], least: float | None = None, most_links: int = MOST_LINKS) -> list[str]:
+    """What the chart of ``flow`` does not draw one by one, for a page that draws it without a title."""
+    least = least_share(flow) if least is None else least
+    layout = flow_layout(flow, most_links=most_links, least=least)
+    return [*merged_words(flow), *hidden_words(layout, moves_of(flow), least)]
 
 
 def _ribbons(

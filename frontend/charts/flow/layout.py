@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ MANY_LINKS = 200
 LEAST_SHARES = (0.005, 0.002, 0.001, 0.0005)
 """candidate thresholds, as shares of tokens, for hiding links: the first that hides …"""
 MOST_LEFT_OUT = 0.1
-"""… at most this share of all moves is used"""
+"""… at most this share of the moves between named modules is used"""
 OTHER = -1
 """module id of the merged small modules of a step"""
 _FILL = 0.92
@@ -63,13 +63,21 @@ class Link:
 
 
 @dataclass(frozen=True)
+class NotDrawn:
+    """Links of one kind that are counted but not drawn."""
+
+    num_links: int = 0
+    count: float = 0.0
+
+
+@dataclass(frozen=True)
 class FlowLayout:
     """Everything a flow picture draws."""
 
     nodes: list[Node]
     links: list[Link]
     other: list[dict[str, Any]]
-    """links not drawn, by step: {step, num_links, count}"""
+    """all links not drawn, by step: {step, num_links, count}"""
     steps: list[int]
     height: float
     row_of: dict[int, float] = field(repr=False)
@@ -82,6 +90,21 @@ class FlowLayout:
     """each step has its own modules: columns are sorted by load, and equal ids are unrelated"""
     place: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
     """y of each drawn (step, module)"""
+    small: NotDrawn = NotDrawn()
+    """of ``other``, links between two modules that are below the threshold"""
+    merged: NotDrawn = NotDrawn()
+    """of ``other``, links from and to merged modules, whatever their size"""
+    unknown: NotDrawn = NotDrawn()
+    """of ``other``, links from and to decisions that the source of the run lacks"""
+
+    @property
+    def more(self) -> NotDrawn:
+        """What ``other`` has besides: the smallest of too many links."""
+        told = (self.small, self.merged, self.unknown)
+        return NotDrawn(
+            sum(row["num_links"] for row in self.other) - sum(part.num_links for part in told),
+            sum(row["count"] for row in self.other) - sum(part.count for part in told),
+        )
 
     @property
     def several_kinds(self) -> bool:
@@ -104,19 +127,42 @@ class FlowLayout:
         return self.row_of.get(module, self.height)
 
 
-def least_share(flow: Mapping[str, Any]) -> float:
-    """The share of tokens below which links of a response of ``/flow`` are hidden by default; 0: none.
+def least_share(*flows: Mapping[str, Any]) -> float:
+    """The share of tokens below which links of responses of ``/flow`` are hidden by default; 0: none.
 
-    With many links, most are often so small that they only hide the others.
+    With many links, most are often so small that they only hide the others. Of several flows it is one threshold, by
+    which none of them loses more than ``MOST_LEFT_OUT``.
     """
-    counts = [float(link["count"]) for link in flow.get("links") or []]
-    total, moves = float(flow.get("num_tokens") or 0), sum(counts)
-    if len(counts) <= MANY_LINKS or not total:
+    shares = [
+        [float(link["count"]) / (float(flow.get("num_tokens") or 0) or 1.0) for link in _split(flow)[0]]
+        for flow in flows
+    ]
+    if all(len(of_flow) <= MANY_LINKS for of_flow in shares):
         return 0.0
-    for share in LEAST_SHARES:
-        if sum(count for count in counts if count < share * total) <= MOST_LEFT_OUT * moves:
-            return share
+    for least in LEAST_SHARES:
+        if all(sum(share for share in one if share < least) <= MOST_LEFT_OUT * sum(one) for one in shares):
+            return least
     return 0.0
+
+
+def _split(flow: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Links between two modules, and those from or to merged ones, which are never drawn."""
+    links = [link for link in flow.get("links") or [] if link["count"] > 0]
+    named = [link for link in links if min(link["source"], link["target"]) != OTHER]
+    return named, [link for link in links if min(link["source"], link["target"]) == OTHER]
+
+
+def _unknown(flow: Mapping[str, Any]) -> NotDrawn:
+    """Links of unknown decisions: what the API left out of a response that could have held more links."""
+    filters, other = flow.get("filters") or {}, flow.get("other") or []
+    if filters.get("min_share") or len(flow.get("links") or []) >= (filters.get("limit") or 0):
+        return NotDrawn()
+    return NotDrawn(sum(int(row["num_links"]) for row in other), math.fsum(float(row["count"]) for row in other))
+
+
+def _sum(links: Iterable[Mapping[str, Any]]) -> NotDrawn:
+    counts = [float(link["count"]) for link in links]
+    return NotDrawn(len(counts), math.fsum(counts))
 
 
 def flow_layout(
@@ -131,8 +177,8 @@ def flow_layout(
 
     Rows are modules: working ones by id from the top, identity modules below them, so that a horizontal ribbon visits
     the same module again. The ``most_links`` largest links, those of each step in turn, with at least a share
-    ``least`` of the tokens are kept, and the rest is added to ``other``, so tokens are conserved per step. ``largest``
-    is the count of the largest circle of several flows that are drawn to one scale.
+    ``least`` of the tokens are kept. The rest and all links of merged modules are added to ``other``, so tokens are
+    conserved per step. ``largest`` is the count of the largest circle of several flows that are drawn to one scale.
     """
     nodes = list(flow.get("nodes") or [])
     own = bool(flow.get("own_modules"))
@@ -158,10 +204,14 @@ def flow_layout(
         for n in nodes
     ]
     floor = least * float(flow.get("num_tokens") or 0)
-    largest_links, other = _cap(list(flow.get("links") or []), list(flow.get("other") or []), most_links, floor)
+    named, nameless = _split(flow)
+    largest_links, other = _cap(named, nameless, list(flow.get("other") or []), most_links, floor)
     slots = _slots(nodes, flow.get("num_tokens"))
     links = _place(largest_links, place, _FILL * 2 * radius * slots / largest)
-    return FlowLayout(drawn, links, other, steps, height, row_of, largest, radius, own, place)
+    small = _sum(link for link in named if link["count"] < floor)
+    return FlowLayout(
+        drawn, links, other, steps, height, row_of, largest, radius, own, place, small, _sum(nameless), _unknown(flow)
+    )
 
 
 def _rows(
@@ -216,13 +266,15 @@ def ribbon_outline(link: Link) -> str:
 
 
 def _cap(
-    links: list[Mapping[str, Any]], other: list[Mapping[str, Any]], most: int, floor: float
+    named: list[Mapping[str, Any]],
+    nameless: list[Mapping[str, Any]],
+    other: list[Mapping[str, Any]],
+    most: int,
+    floor: float,
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
     """The largest ``most`` links of at least ``floor`` tokens, those of each step in turn, and the rest, with all links
     of merged modules, summed per step into ``other``.
     """
-    named = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) != OTHER]
-    nameless = [link for link in links if link["count"] > 0 and min(link["source"], link["target"]) == OTHER]
     turns: dict[int, int] = defaultdict(int)
     ordered: list[tuple[bool, int, int, Mapping[str, Any]]] = []
     for link in sorted(named, key=lambda link: -link["count"]):  # each step in turn, or the cap would empty whole steps

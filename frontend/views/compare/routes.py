@@ -10,7 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.flow.flow import flow_chart
+from tokenpaths.frontend.charts.flow.flow import flow_captions, flow_chart
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
@@ -25,6 +25,7 @@ from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import plain_table
+from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
 from tokenpaths.frontend.views.compare.samples import pair_answer, pair_pickers
 from tokenpaths.frontend.views.modules import load_only
@@ -55,14 +56,14 @@ def draw(selection: Selection, compared: Compared) -> None:
             "One scale for all: circle area and ribbon width are shares of a run’s tokens; rows are modules, in one "
             "order.",
         )
-        _flows(runs, compared)
+        _flows(runs, compared, selection)
     if words := compared.not_drawn():
         st.caption(words)
     if pair := pair_of(selection, compared.names):
         _difference(selection, compared, pair)
 
 
-def _flows(runs: Sequence[Mapping[str, Any]], compared: Compared) -> None:
+def _flows(runs: Sequence[Mapping[str, Any]], compared: Compared, selection: Selection) -> None:
     flows = [widgets.client().ask(run["run"], "flow", limit=MOST_LINKS) for run in runs]
     shapes = [
         (run["num_steps"], run["num_modules"], bool(flow["own_modules"])) for run, flow in zip(runs, flows, strict=True)
@@ -72,19 +73,20 @@ def _flows(runs: Sequence[Mapping[str, Any]], compared: Compared) -> None:
         members = [place for place, own in enumerate(shapes) if own == shape]
         for place, flow in zip(members, alike_flows([flows[place] for place in members]), strict=True):
             alike[place] = flow
-    largest = largest_circles(flows)
+    largest, least = largest_circles(flows), common.least_drawn(selection, *flows)
 
     def one(place: int) -> Any:
         return flow_chart(
             alike[place],
             theme=widgets.theme(),
             title=None,
+            least=least,
             largest=largest[place],
             interactive=False,
             most_links=MOST_LINKS,
         )
 
-    _grid(runs, compared, [flow_words(flow) for flow in flows], one)
+    _grid(runs, compared, [flow_words(flow) for flow in flows], one, [flow_captions(flow, least) for flow in flows])
 
 
 def _maps(runs: Sequence[Mapping[str, Any]], compared: Compared) -> None:
@@ -99,8 +101,17 @@ def _maps(runs: Sequence[Mapping[str, Any]], compared: Compared) -> None:
     _grid(runs, compared, words, lambda place: load_chart(usages[place], theme=widgets.theme(), title=None, most=most))
 
 
-def _grid(runs: Sequence[Mapping[str, Any]], compared: Compared, words: Sequence[str], chart: Any) -> None:
-    """Charts in rows of two, of three from five runs on; on a narrow page one below the other."""
+def _grid(
+    runs: Sequence[Mapping[str, Any]],
+    compared: Compared,
+    words: Sequence[str],
+    chart: Any,
+    below: Sequence[Sequence[str]] = (),
+) -> None:
+    """Charts in rows of two, of three from five runs on; on a narrow page one below the other.
+
+    ``below``: captions under each chart.
+    """
     width = 1 if len(runs) == 1 else 2 if len(runs) in (2, 4) else 3
     for start in range(0, len(runs), width):
         for place, column in zip(
@@ -111,6 +122,8 @@ def _grid(runs: Sequence[Mapping[str, Any]], compared: Compared, words: Sequence
                 st.subheader(widgets.escape(compared.labels[name]), anchor=False)
                 st.caption(widgets.escape(words[place]))
                 widgets.chart(chart(place))
+                for line in below[place] if below else ():
+                    st.caption(widgets.escape(line))
                 st.button(
                     "Open its load" if load_only.is_load_only(runs[place]) else "Open its routes",
                     key=f"open_routes_{name}",

@@ -8,16 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.flow.flow import (
-    LINK_PICK,
-    NODE_PICK,
-    flow_chart,
-    hidden_words,
-    link_rows,
-    merged_words,
-    moves_of,
-    node_rows,
-)
+from tokenpaths.frontend.charts.flow.flow import LINK_PICK, NODE_PICK, flow_captions, flow_chart, link_rows, node_rows
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
@@ -28,7 +19,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast_chart,
     share_of,
 )
-from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS, flow_layout, least_share
+from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS
 from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
 from tokenpaths.frontend.charts.usage import load_chart, load_of_flow
 from tokenpaths.frontend.formulas import OF_TOKENS
@@ -45,8 +36,8 @@ HIDE_STEPS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
 ALL_LABELS = "*"
 """value in the URL: compare with all labels together"""
 SHARE = st.column_config.NumberColumn(format="percent", help=OF_TOKENS["share"]["help"])
-MERGING_OPTIONS = ("min_share", "merge_share", "most_modules")
-"""options of ``/flow`` that hide links or merge modules"""
+MERGING_OPTIONS = ("merge_share", "most_modules")
+"""options of ``/flow`` that merge modules"""
 
 
 def draw(selection: Selection) -> None:
@@ -100,7 +91,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
     if _as_map(run, selection):
         _map(run, selection, flow)
         return
-    least = least_share(flow) if selection.hide is None else 0.0
+    least = common.least_drawn(selection, flow)
     names = names_of(run["run"], "module")
     drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least, names=names)
     widgets.chart(
@@ -109,8 +100,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
     )
-    hidden = hidden_words(flow_layout(flow, least=least).other, moves_of(flow), least)
-    for line in [*merged_words(flow), *hidden]:
+    for line in flow_captions(flow, least):
         st.caption(widgets.escape(line))
     st.caption(
         "Click a circle to look into the module; click a ribbon to keep only its tokens, and again to clear. "
@@ -154,8 +144,9 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
         pick=("node",),
     )
     st.caption(
-        f"Darker: more tokens than a module's fair share of the {numbers.plural(run['top_k'], 'choice')} that each "
-        "token makes at a step. Click a cell to look into the module."
+        "Darker on a light page (lighter on a dark one): more tokens than a module's fair share of the "
+        f"{numbers.plural(run['top_k'], 'choice')} that each token makes at a step. Click a cell to look into the "
+        "module."
     )
     if not flow.get("counted"):
         common.notes(run)
@@ -192,7 +183,7 @@ def _options(run: Mapping[str, Any], selection: Selection) -> None:
         format_func=lambda value: "automatic" if value == "auto" else f"{value:g} %",
         read=lambda value: None if value == "auto" else float(value),
         help="Ribbons with a smaller share of the tokens are not drawn, but counted. Automatic: nothing is hidden "
-        f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves.",
+        f"of {MANY_LINKS} ribbons or fewer, and never more than a tenth of the moves between modules that are drawn.",
     )
     if int(run["num_modules"]) > common.DRAWN_MODULES:
         merge_slider(run, selection)
@@ -322,17 +313,20 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     st.caption(widgets.escape(colour_words(*names)))
     if drawn is not contrast:
         st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
-    if any(flow["other"] for flow in compared):
+    if any(len(flow["links"]) >= MOST_LINKS for flow in compared):
         st.caption(
             f"Ribbons: the {numbers.count(MOST_LINKS)} largest of each side; one that is not among them counts as 0 "
             "there. Circles: all."
         )
+    least = common.least_drawn(selection, *flows)
     for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
         with column:
             st.subheader(
                 widgets.escape(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
             )
-            widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, interactive=False))
+            widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, least=least, interactive=False))
+            for line in flow_captions(flow, least):
+                st.caption(widgets.escape(line))
     percent = st.column_config.NumberColumn(format="percent")
     columns = {**{share_of(name): percent for name in names}, "change": percent}
     widgets.numbers_behind(contrast_rows(contrast, names, "nodes"), "circles", **columns)
