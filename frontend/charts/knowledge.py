@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -11,6 +11,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, tip
 
 PROPERTIES = {
@@ -313,12 +314,12 @@ def span(low: float | None, high: float | None) -> str:
     return "–" if low is None or high is None else f"{numbers.number(low)} – {numbers.number(high)}"
 
 
-def taken_rows(paths: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Table of the tokens' paths; shares in per cent."""
+def taken_rows(paths: Sequence[Mapping[str, Any]], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of the tokens' paths; shares in per cent. ``offered``: ids of the run's modules (``drawing.slots``)."""
     return [
         {
             "rank": row["rank"],
-            "path": numbers.ribbon_words(row["ribbon"]),
+            "path": numbers.ribbon_words(named(row["ribbon"], offered)),
             "tokens": row["count"],
             "share": 100 * row["share"],
             "of all": 100 * row["share_of_all"],

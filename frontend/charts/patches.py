@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.drawing.encodings import between, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, path_ink, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, Idle, idle, mark, named
 from tokenpaths.frontend.charts.drawing.theme import changed, click_selection, finish, rows
 
 TITLE = "What happened inside this image?"
@@ -37,6 +38,8 @@ MODULE_HUES = (
     "#cfa6cc",
 )
 """muted, distinct from the scale of paths; the ten colours repeat, so the module's number is always shown too"""
+IDLE_COLOURS: Mapping[Idle, str] = {SKIPPED: "identity", DROPPED: "muted", NOT_RECORDED: "grid"}
+"""the neutral of a theme for each step without a working module"""
 MOST_IN_KEY = 4
 """modules of one colour that the key names"""
 
@@ -66,35 +69,62 @@ def patch_url(picture: bytes, grid: Mapping[str, Any], row: int, col: int) -> st
 
 
 def module_key(
-    tokens: Sequence[Mapping[str, Any]], step: int | None, identities: Collection[int], theme: str | Theme
+    tokens: Sequence[Mapping[str, Any]],
+    step: int | None,
+    identities: Collection[int],
+    theme: str | Theme,
+    offered: Collection[int] | None = None,
 ) -> list[dict[str, str]]:
-    """The key of the tint by module: a colour each, and the modules that have it at ``step`` (None: at any step)."""
-    modules = {
-        int(modules[0])
+    """The key of the tint by module: a colour each, and the modules that have it at ``step`` (None: at any step).
+
+    Colours are those of ``step_colour``; steps without a working module have an entry of their own.
+    """
+    look = theme_named(theme)
+    taken = [
+        modules
         for token in tokens
         for modules in (token["ribbon"] if step is None else token["ribbon"][step : step + 1])
-        if modules
-    }
+    ]
+    reasons = {idle(modules, identities, offered) for modules in taken}
     of_colour: dict[str, list[int]] = {}
-    for module in sorted(modules - set(identities)):
-        of_colour.setdefault(module_colour(module, False, theme), []).append(module)
+    for module in sorted(
+        {_shown(modules, identities) for modules in taken if idle(modules, identities, offered) is None}
+    ):
+        of_colour.setdefault(_hue(module), []).append(module)
     keys = [
         {
-            "label": ", ".join(map(str, named[:MOST_IN_KEY])) + (" …" if len(named) > MOST_IN_KEY else ""),
+            "label": ", ".join(map(str, members[:MOST_IN_KEY])) + (" …" if len(members) > MOST_IN_KEY else ""),
             "colour": colour,
         }
-        for colour, named in of_colour.items()
+        for colour, members in of_colour.items()
     ]
-    return keys + ([{"label": "skipped", "colour": theme_named(theme).identity}] if modules & set(identities) else [])
+    return keys + [{"label": why, "colour": getattr(look, IDLE_COLOURS[why])} for why in IDLE_COLOURS if why in reasons]
 
 
-def module_colour(module: int, identity: bool, theme: str | Theme) -> str:
-    """Tint of a module in the step view; identity modules are neutral grey."""
-    return theme_named(theme).identity if identity else MODULE_HUES[module % len(MODULE_HUES)]
+def step_colour(
+    modules: Sequence[int], theme: str | Theme, identities: Collection[int] = (), offered: Collection[int] | None = None
+) -> str:
+    """Tint of what a token took at a step, by module: the hue of its first module that does work, else a neutral."""
+    why = idle(modules, identities, offered)
+    return _hue(_shown(modules, identities)) if why is None else getattr(theme_named(theme), IDLE_COLOURS[why])
+
+
+def _shown(modules: Sequence[int], identities: Collection[int]) -> int:
+    """The module that gives a step its colour: the first, that of the largest weight, which is no identity."""
+    return next(int(module) for module in modules if module not in identities)
+
+
+def _hue(module: int) -> str:
+    return MODULE_HUES[module % len(MODULE_HUES)]
 
 
 def patch_rows(
-    sample: Mapping[str, Any], *, theme: str | Theme, step: int | None = None, identities: Sequence[int] = ()
+    sample: Mapping[str, Any],
+    *,
+    theme: str | Theme,
+    step: int | None = None,
+    identities: Collection[int] = (),
+    offered: Collection[int] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per patch: position, fill, label, and its numbers as text.
 
@@ -103,11 +133,7 @@ def patch_rows(
     table = []
     for token in sample.get("tokens") or []:
         modules = [int(module) for module in token["ribbon"][step]] if step is not None else []
-        fill = (
-            path_ink(token, theme).colour
-            if step is None
-            else module_colour(modules[0], modules[0] in identities, theme)
-        )
+        fill = path_ink(token, theme).colour if step is None else step_colour(modules, theme, identities, offered)
         table.append(
             {
                 "token": token["token"],
@@ -115,10 +141,10 @@ def patch_rows(
                 "col": token.get("col"),
                 "fill": fill,
                 "ink": ink_on(fill),
-                "mark": "+".join(map(str, modules)),
+                "mark": "" if step is None else mark(modules, offered),
                 "rank": token["rank"],
                 **ink_fields(token),
-                "path": numbers.ribbon_words(token["ribbon"]),
+                "path": numbers.ribbon_words(named(token["ribbon"], offered)),
                 "compute": numbers.percent(token["compute"]),
                 "reuse": numbers.percent(token["reuse"]),
             }
@@ -134,7 +160,8 @@ def patch_chart(
     theme: str | Theme = "light",
     opacity: float = 0.6,
     step: int | None = None,
-    identities: Sequence[int] = (),
+    identities: Collection[int] = (),
+    offered: Collection[int] | None = None,
     title: str | None = TITLE,
     size: int = 420,
 ) -> alt.LayerChart:
@@ -144,7 +171,7 @@ def patch_chart(
     num_rows, num_cols = int(grid.get("rows") or 1), int(grid.get("cols") or 1)
     table = [
         {**row, "x2": row["col"] + 1, "y2": row["row"] + 1, "ranks": f"{row['rank']:,}"}
-        for row in patch_rows(sample, theme=look, step=step, identities=identities)
+        for row in patch_rows(sample, theme=look, step=step, identities=identities, offered=offered)
     ]
     url = grey(image) if opacity else data_url(image) if isinstance(image, bytes) else image
     height = round(size * num_rows / num_cols)
@@ -156,7 +183,7 @@ def patch_chart(
     fill = (
         ink_encoding(alt.Color, look, legend=any(row["taken"] == "scale" for row in table))
         if step is None
-        else _module_fill(module_key(sample["tokens"], step, identities, look), table)
+        else _module_fill(module_key(sample["tokens"], step, identities, look, offered), table)
     )
     tiles = (
         alt.Chart(rows(table))

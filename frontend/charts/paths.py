@@ -6,7 +6,7 @@ After figure 1c, d of *Towards Distributed Neural Architectures* (the DNA paper)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import altair as alt
@@ -16,6 +16,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.drawing.thing_names import bare
 
@@ -277,12 +278,12 @@ def _decades(values: list[float]) -> list[float]:
     return [float(f"1e{power}") for power in range(low, high + 1)]
 
 
-def path_rows(paths: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Table of paths, ribbons on one line."""
+def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of paths, ribbons on one line; ``offered``: ids of the run's modules (``drawing.slots``)."""
     return [
         {
             "rank": p["rank"],
-            "path": numbers.ribbon_words(p["ribbon"]),
+            "path": numbers.ribbon_words(named(p["ribbon"], offered)),
             "tokens": p["count"],
             "share": p["share"],
             "cdf": p["cdf"],

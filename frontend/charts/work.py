@@ -5,7 +5,7 @@ After sections 3.3 and 4.3 and figures 3, 6, 16, 17, 20 of *Towards Distributed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -14,6 +14,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 OUTCOMES = {"right": "share that is right", "confidence": "mean confidence", "loss": "mean loss (nats)"}
@@ -265,9 +266,17 @@ def likeness_words(answer: Mapping[str, Any]) -> str:
 
 @redrawable
 def likeness_chart(
-    answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", height: int = 240
+    answer: Mapping[str, Any],
+    *,
+    theme: str | Theme = "light",
+    title: str | None = "",
+    height: int = 240,
+    offered: Collection[int] | None = None,
 ) -> alt.LayerChart:
-    """Likeness of the most frequent paths of a response of ``/paths/alikeness``, beside 95 % of its null."""
+    """Likeness of the most frequent paths of a response of ``/paths/alikeness``, beside 95 % of its null.
+
+    ``offered``: ids of the run's modules (``drawing.slots``).
+    """
     look = theme_named(theme)
     row = answer["looks"][0]
     table = [
@@ -279,7 +288,7 @@ def likeness_chart(
             "high": max(LOWEST, one["null_high"]),
             "said": numbers.number(one["likeness"]),
             "null": f"{numbers.number(one['null_low'])} … {numbers.number(one['null_high'])}",
-            "path": numbers.ribbon_words(one["ribbon"]),
+            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
             "tokens": numbers.count(one["num_tokens"]),
         }
         for one in row["paths"]
@@ -317,12 +326,12 @@ def likeness_chart(
     )
 
 
-def likeness_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of the paths."""
+def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of the paths; ``offered``: ids of the run's modules (``drawing.slots``)."""
     return [
         {
             "rank": one["rank"],
-            "path": numbers.ribbon_words(one["ribbon"]),
+            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
             "tokens": one["num_tokens"],
             "samples": one["num_samples"],
             "likeness": one["likeness"],

@@ -11,9 +11,10 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.ink import ink_kind, legend_parts, path_ink
 from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, idle, known, mark, named
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, Link, Node, flow_layout
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
-from tokenpaths.frontend.charts.patches import module_colour, module_key
+from tokenpaths.frontend.charts.patches import module_key, step_colour
 
 PICTURE_WIDTH = 560
 MOST_LINKS = 300
@@ -35,6 +36,8 @@ class Tint:
     step: int | None = None
     """by the module of this step; None: by how many tokens take the path"""
     identities: Collection[int] = ()
+    offered: Collection[int] | None = None
+    """ids of the run's modules: others stand for decisions that nobody recorded"""
     of: str = "run"
     """scope of the flow: ``run`` or ``sample``"""
     reference: str | None = None
@@ -97,7 +100,7 @@ def _legend(tokens: Sequence[Mapping[str, Any]], tint: Tint, paper: str) -> dict
         if tint.reference is not None:
             legend["title"] = f"tokens of {tint.reference}:"
     else:
-        keys = module_key(tokens, tint.step, tint.identities, tint.theme)
+        keys = module_key(tokens, tint.step, tint.identities, tint.theme, tint.offered)
         legend = {"scale": None, "title": f"module at step {tint.step}:", "keys": keys}
     legend["keys"] = [{**key, "colour": mix(key["colour"], paper, tint.opacity)} for key in legend["keys"]]
     if legend["scale"]:
@@ -136,26 +139,25 @@ def with_unvisited(flow: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]
     return {**flow, "nodes": [*flow["nodes"], *hollow]}
 
 
-def token_words(
-    token: Mapping[str, Any], num_paths: int, identities: Collection[int], of: str = "run", reference: str | None = None
-) -> tuple[str, str]:
-    """Explanation of one token: a heading and two sentences; ``of`` and ``reference`` as of ``Tint``."""
+def token_words(token: Mapping[str, Any], tint: Tint) -> tuple[str, str]:
+    """Explanation of one token: a heading and two sentences."""
     what = (
         f"Patch {token_label(token)}"
         if token.get("row") is not None
         else f"Token {token['token']}" + (f" “{visible(token['text'])}”" if token.get("text") else "")
     )
     steps = len(token["ribbon"])
-    dropped = sum(not modules for modules in token["ribbon"])
-    skipped = sum(all(int(m) in identities for m in modules) for modules in token["ribbon"]) - dropped
-    head = f"{what}: modules {numbers.ribbon_words(token['ribbon'])}"
+    reasons = Counter(idle(modules, tint.identities, tint.offered) for modules in token["ribbon"])
+    head = f"{what}: modules {numbers.ribbon_words(named(token['ribbon'], tint.offered))}"
     words = (
-        f"{taken_words(token, num_paths, of, reference)} "
-        f"Skipped {skipped} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
+        f"{taken_words(token, tint.num_paths, tint.of, tint.reference)} "
+        f"Skipped {reasons[SKIPPED]} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "
         f"{numbers.percent(token['reuse'])}."
     )
-    if dropped:
+    if dropped := reasons[DROPPED]:
         words += f" Dropped at {numbers.plural(dropped, 'step')}: it used no module there."
+    if unknown := reasons[NOT_RECORDED]:
+        words += f" Not recorded at {numbers.plural(unknown, 'step')}: what it chose there is not known."
     if token.get("region"):
         words += f" Region: {token['region']}."
     return head, words
@@ -259,24 +261,22 @@ def _row_labels(layout: FlowLayout, top: float) -> list[dict[str, Any]]:
 
 
 def _token(token: Mapping[str, Any], tint: Tint, opacity: float) -> dict[str, Any]:
-    step, theme = tint.step, tint.theme
-    modules: Sequence[int] = token["ribbon"][step] if step is not None and step < len(token["ribbon"]) else []
-    fill = (
-        module_colour(int(modules[0]), int(modules[0]) in tint.identities, theme)
-        if modules
-        else path_ink(token, theme).colour
-    )
-    line = fill
-    fill = mix(fill, theme.background, opacity)
-    head, words = token_words(token, tint.num_paths, tint.identities, tint.of, tint.reference)
+    theme = tint.theme
+    if tint.step is None:
+        line, sign = path_ink(token, theme).colour, ""
+    else:
+        modules = token["ribbon"][tint.step]
+        line, sign = step_colour(modules, theme, tint.identities, tint.offered), mark(modules, tint.offered)
+    fill = mix(line, theme.background, opacity)
+    head, words = token_words(token, tint)
     return {
         "token": token["token"],
         "row": token.get("row"),
         "col": token.get("col"),
         "fill": fill,
         "ink": ink_on(fill),
-        "mark": "+".join(str(m) for m in modules),
-        "ribbon": token["ribbon"],
+        "mark": sign,
+        "ribbon": known(token["ribbon"], tint.offered),
         "line": line,
         "path": numbers.ribbon_words([sorted(modules) for modules in token["ribbon"]], most=len(token["ribbon"])),
         "head": head,

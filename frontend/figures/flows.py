@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.printing import printed
+from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
 from tokenpaths.frontend.charts.flow.flow import flow_captions, link_rows, node_rows
 from tokenpaths.frontend.charts.flow.layout import flow_layout, least_share
 from tokenpaths.frontend.charts.flow.token_flow import token_rows
@@ -155,10 +156,9 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     # Cells show module names: with few steps and one module each, three columns of tokens fit on a page.
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))
-    parts = [
-        _part(sample, first, min(ROWS, shown - first), common.identities(info), shade)
-        for first in range(0, shown, ROWS)
-    ]
+    offered = offered_ids(info)
+    ids = {"identities": common.identities(info), "offered": offered}
+    parts = [_part(sample, first, min(ROWS, shown - first), shade, ids) for first in range(0, shown, ROWS)]
     colour = {
         "path": "colour: how many tokens take its whole path; grey: a skipped step",
         "weight": "colour: the weight of that module (nearly every token has a path of its own)",
@@ -176,8 +176,13 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
             {"sample": number, "num_tokens": len(sample["tokens"]), "num_distinct_paths": sample["num_distinct_paths"]},
             {
                 "tokens": [
-                    row | {"text": token.get("text"), "ribbon": token["ribbon"], "weights": token["weights"]}
-                    for row, token in zip(token_rows(sample), sample["tokens"], strict=True)
+                    row
+                    | {
+                        "text": token.get("text"),
+                        "ribbon": named(token["ribbon"], offered),
+                        "weights": token["weights"],
+                    }
+                    for row, token in zip(token_rows(sample, offered), sample["tokens"], strict=True)
                 ]
             },
             ("cdf",),
@@ -196,11 +201,13 @@ def _readable(source: Source) -> int:
     return int(fitting[0]["sample"]) if fitting else 0
 
 
-def _part(sample: Mapping[str, Any], first: int, num: int, skips: list[int], shade: Any) -> Callable[[float], str]:
+def _part(
+    sample: Mapping[str, Any], first: int, num: int, shade: Any, ids: Mapping[str, Any]
+) -> Callable[[float], str]:
     from tokenpaths.frontend.charts import token_flow_chart
 
     def draw(width: float) -> str:
-        chart = token_flow_chart(sample, theme="print", first=first, most=num, identities=skips, shade=shade)
+        chart = token_flow_chart(sample, theme="print", first=first, most=num, shade=shade, **ids)
         return printed(chart, width, height=_ROW_POINTS * num)
 
     return draw

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import PRINT
+from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
 from tokenpaths.frontend.charts.patches import patch_rows
 from tokenpaths.frontend.charts.paths import fit_words, law_words
 from tokenpaths.frontend.figures import common, walls
@@ -113,8 +114,10 @@ def tokens_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
     if common.is_vision(info):
         raise NotHere("Figures 1f and 9 (right) show tokens of texts, and this run is of images: see figure 3.")
     blocks, table = [], []
+    offered = offered_ids(info)
     for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 9, _LEAST):
         answer = source.examples(rank, limit=TOKENS, seed=wishes.seed)
+        answer = {**answer, "ribbon": named(answer["ribbon"], offered)}
         words = [example.get("text") or _named(example) for example in answer["examples"]]
         ribbon = numbers.ribbon_words(answer["ribbon"], most=24)
         head = (

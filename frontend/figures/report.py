@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.printing import points
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.drawing.svg_sheet import clean
 from tokenpaths.frontend.charts.drawing.tables import csv_of
 from tokenpaths.frontend.charts.paths import path_rows
@@ -233,7 +234,7 @@ def _card(info: Mapping[str, Any]) -> str:
 
 def _tables(source: Source, info: Mapping[str, Any]) -> str:
     tables = {
-        "Most frequent paths": (path_rows(source.paths(limit=200)["paths"]), info["num_paths"]),
+        "Most frequent paths": (path_rows(source.paths(limit=200)["paths"], offered_ids(info)), info["num_paths"]),
         "Samples": (sample_rows(source.samples(limit=500)["samples"]), info["num_samples"]),
         "Labels": (info["labels"], None),
         "Modules": (info["modules"], None),

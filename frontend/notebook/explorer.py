@@ -21,6 +21,7 @@ from traitlets import TraitError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
 from tokenpaths.frontend.components.wall_data import token_items, wall_data
@@ -75,6 +76,7 @@ class Explorer(anywidget.AnyWidget):
     def __init__(self, run: Source, **traits: Any) -> None:
         self.run, self._info = run, run.info()
         self._identities = frozenset(identities(self._info))
+        self._offered = offered_ids(self._info)
         self._flow = run.flow(limit=MOST_LINKS, most_modules=merged_modules(self._info))
         self._samples = run.samples(limit=MOST_LISTED)
         self._now: dict[str, Any] = {}
@@ -157,7 +159,7 @@ class Explorer(anywidget.AnyWidget):
         data = explorer_data(
             sample,
             self._flow,
-            Tint(look, int(self._info["num_paths"]), OPACITY, self.tint, self._identities),
+            Tint(look, int(self._info["num_paths"]), OPACITY, self.tint, self._identities, self._offered),
             image=image,
             chosen=self.token,
             kept=self._passes,

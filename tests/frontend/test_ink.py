@@ -62,7 +62,7 @@ def test_picture_text_table_and_flow_of_a_sample_have_one_ink(run: Run, theme: s
         drawn = explored(sample, theme)["tokens"]
         assert {t["token"]: t["fill"] for t in drawn} == wanted
         assert {t["token"]: t["line"] for t in drawn} == wanted, "the line in the flow"
-        table = token_flow._cells(sample, sample["tokens"], "path", set(), None, palette.theme_named(theme))
+        table = token_flow._cells(sample, sample["tokens"], "path", ((), None), None, palette.theme_named(theme))
         assert {row["token"]: row["fill"] for row in table} == wanted
         if sample.get("grid"):
             assert {row["token"]: row["fill"] for row in patch_rows(sample, theme=theme)} == wanted
@@ -75,7 +75,7 @@ def test_by_module_picture_text_and_table_have_the_colours_of_the_key(run: Run) 
     drawn = explored(sample, "light", step=step, identities=skips)
     assert {t["fill"] for t in drawn["tokens"]} == key == {row["colour"] for row in drawn["legend"]["keys"]}
     assert [t["mark"] for t in drawn["tokens"]] == ["+".join(map(str, t["ribbon"][step])) for t in sample["tokens"]]
-    table = token_flow._cells(sample, sample["tokens"], "module", skips, None, palette.LIGHT)
+    table = token_flow._cells(sample, sample["tokens"], "module", (skips, None), None, palette.LIGHT)
     assert {row["fill"] for row in table if row["step"] == step} == key
 
 

@@ -80,8 +80,10 @@ def p_words(p: float | None, draws: int | None, what: str = "shuffles") -> str:
     )
 
 
-def ribbon_words(ribbon: Sequence[Sequence[int]], most: int = 64) -> str:
+def ribbon_words(ribbon: Sequence[Sequence[int | str]], most: int = 64) -> str:
     """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits.
+
+    ``slots.named`` gives the ribbon of a run whose source lacks decisions.
 
     >>> ribbon_words([[3], [], [1]])
     '3 → dropped → 1'

@@ -6,7 +6,7 @@ A layer is a step, an expert one of its modules. The colour scale is neutral: vi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -15,6 +15,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, shade, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, idle, known
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
@@ -37,6 +38,15 @@ def token_labels(tokens: Sequence[Mapping[str, Any]]) -> list[str]:
             name = f"#{token['token_id']}"
         labels.append(f"{token['token']} {name}".strip())
     return labels
+
+
+def known_choices(answer: Mapping[str, Any], offered: Collection[int] | None) -> dict[str, Any]:
+    """A response of ``/samples/{sample}/experts`` without what stands for unknown decisions: these have no modules."""
+    tokens = []
+    for token in answer["tokens"]:
+        (modules,) = known([token["modules"]], offered)
+        tokens.append({**token, "modules": modules, "weights": token["weights"] if modules else []})
+    return {**answer, "tokens": tokens}
 
 
 def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, Any]]:
@@ -89,12 +99,16 @@ def slice_chart(
     title: str | None = TOKENS,
     least: float = 0.0,
     chosen: int | None = None,
+    offered: Collection[int] | None = None,
 ) -> alt.LayerChart:
     """Heat map of a response of ``/samples/{sample}/experts``: rows tokens, columns experts, darkness weight.
 
     ``least``: experts chosen by a smaller share of these tokens are merged into the last column, “other”.
+    ``offered``: ids of the run's modules (``drawing.slots``).
     """
-    look, table = theme_named(theme), slice_rows(answer, least)
+    look, lines = theme_named(theme), _slice_sentences(answer, least, offered)
+    without = _without_choice(answer, offered)
+    table = slice_rows(known_choices(answer, offered), least)
     for row in table:
         row["words"] = numbers.number(row["weight"])
         row["name"] = f"expert {row['expert']}" if row["slot"] is not None else f"{row['choices']} of the other experts"
@@ -109,6 +123,7 @@ def slice_chart(
     y = alt.Y(
         "label:N",
         sort=token_labels(answer["tokens"]),
+        scale=alt.Scale(domain=token_labels(answer["tokens"])),
         axis=bare_axis(None, labelLimit=120, labelFontSize=look.font_size),
     )
     tooltip = tips("label:N token", "name:N chose", "words:N weight")
@@ -132,25 +147,50 @@ def slice_chart(
         .mark_text(color=look.muted, fontSize=look.font_size - 1)
         .encode(text="choices:Q")
     )
+    layers = [cells, rest]
+    if without:
+        signs = alt.Chart(rows(without)).mark_text(color=look.muted, align="left", dx=4, aria=False)
+        layers.append(signs.encode(x=alt.value(0), y=y, text="said:N"))
     height = max(60, 19 * len(answer["tokens"]))
-    return finish(alt.layer(cells, rest), look, title, slice_words(answer, least), height=height)
+    return finish(alt.layer(*layers), look, title, lines, height=height)
 
 
-def slice_words(answer: Mapping[str, Any], least: float) -> str:
-    """Number of experts that these tokens use, and how many are merged."""
+def _without_choice(answer: Mapping[str, Any], offered: Collection[int] | None) -> list[dict[str, Any]]:
+    """A row for each token that chose no expert here, or of which none is known."""
+    tokens = answer["tokens"]
+    reasons = [idle(token["modules"], (), offered) for token in tokens]
+    return [
+        {"label": label, "said": f"{SIGNS[why]} {why}"}
+        for label, why in zip(token_labels(tokens), reasons, strict=True)
+        if why is not None
+    ]
+
+
+def slice_words(answer: Mapping[str, Any], least: float, offered: Collection[int] | None = None) -> str:
+    """Number of experts that these tokens use, how many are merged, and how many choices are not known."""
+    return " ".join(_slice_sentences(answer, least, offered))
+
+
+def _slice_sentences(answer: Mapping[str, Any], least: float, offered: Collection[int] | None) -> list[str]:
+    reasons = [idle(token["modules"], (), offered) for token in answer["tokens"]]
+    answer = known_choices(answer, offered)
     used = {module for token in answer["tokens"] for module in token["modules"]}
     shown = {row["expert"] for row in slice_rows(answer, least) if row["slot"] is not None}
-    first = (
+    sentences = [
         f"{numbers.plural(len(answer['tokens']), 'token')} use {numbers.count(len(used))} of the "
         f"{numbers.plural(answer['num_modules'], 'expert')} of layer {answer['step']}. Darker on a light page: larger "
         "weight."
-    )
-    if len(shown) == len(used):
-        return first
-    return (
-        first + f" Last column: how many of a token's choices fall on the other {len(used) - len(shown)} experts, each "
-        f"chosen by fewer than {numbers.percent(least)} of these tokens."
-    )
+    ]
+    if dropped := reasons.count(DROPPED):
+        sentences.append(f"{numbers.count(dropped)} of them {'was' if dropped == 1 else 'were'} dropped here.")
+    if unknown := reasons.count(NOT_RECORDED):
+        sentences.append(f"What {numbers.count(unknown)} of them chose is not recorded.")
+    if len(shown) < len(used):
+        sentences.append(
+            f"Last column: how many of a token's choices fall on the other {len(used) - len(shown)} experts, each "
+            f"chosen by fewer than {numbers.percent(least)} of these tokens."
+        )
+    return sentences
 
 
 def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

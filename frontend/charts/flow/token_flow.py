@@ -5,7 +5,7 @@ After figures 9 (left), 18 and 19 of *Towards Distributed Neural Architectures* 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import altair as alt
@@ -15,13 +15,15 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, ink_words, path_ink, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, ink_on, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, SKIPPED, Idle, idle, known, named
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
-from tokenpaths.frontend.charts.patches import module_colour
+from tokenpaths.frontend.charts.patches import step_colour
 
 TITLE = "Which module did each token take at each step?"
 TOKEN_PICK = "token"
 MOST_ROWS = 40
 Shade = Literal["path", "module", "weight", "overlap"]
+UNTAKEN: Mapping[Idle | None, str] = {DROPPED: "none: dropped at this step", NOT_RECORDED: NOT_RECORDED}
 LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the token before took too"}
 
 
@@ -50,21 +52,23 @@ def token_flow_chart(
     first: int = 0,
     most: int = MOST_ROWS,
     chosen: int | None = None,
-    identities: Sequence[int] = (),
+    identities: Collection[int] = (),
+    offered: Collection[int] | None = None,
     shade: Shade = "path",
     title: str | None = TITLE,
 ) -> alt.LayerChart:
     """Heat map of tokens ``first … first+most−1`` of a response of ``/samples/{sample}``.
 
     Cell: the modules of the token at the step; colour: the ink of its whole path, so a row has one colour, or with the
-    shade ``module`` that of its module. A cell of an identity module (a skipped step) is neutral grey. If every token
-    has its own path the ink is meaningless; the cell then names only the first module, coloured by that module's
+    shade ``module`` that of its module (``patches.step_colour``). A cell of identity modules alone (a skipped step) is
+    neutral grey; ids that are not ``offered`` stand for decisions that nobody recorded (``drawing.slots``). If every
+    token has its own path the ink is meaningless; the cell then names only the first module, coloured by that module's
     ``weight`` or, in runs without known weights, by ``overlap``: the share of its modules that the previous token took
     too.
     """
     look = theme_named(theme)
     tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
-    table = _cells(sample, tokens, shade, set(identities), chosen, look)
+    table = _cells(sample, tokens, shade, (identities, offered), chosen, look)
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)
     order = [row["label"] for row in table if row["step"] == 0]
@@ -112,20 +116,20 @@ def _cells(
     sample: Mapping[str, Any],
     tokens: Sequence[Mapping[str, Any]],
     shade: Shade,
-    skips: set[int],
+    ids: tuple[Collection[int], Collection[int] | None],
     chosen: int | None,
     look: Theme,
 ) -> list[dict[str, Any]]:
-    """One row per token and step."""
-    before = {token["token"] + 1: token["ribbon"] for token in sample.get("tokens") or []}
+    """One row per token and step; ``ids``: those of identity modules, and of all that are offered."""
+    offered = ids[1]
+    before = {token["token"] + 1: known(token["ribbon"], offered) for token in sample.get("tokens") or []}
     table = []
     for token in tokens:
-        path_colour = path_ink(token, look).colour
+        path_colour, ribbon = path_ink(token, look).colour, known(token["ribbon"], offered)
         for step, modules in enumerate(token["ribbon"]):
-            skipped = all(int(module) in skips for module in modules)
-            names = "+".join(map(str, modules)) or "none: dropped at this step"
-            hue = module_colour(int(modules[0]), skipped, look) if modules else look.identity
-            colour = hue if shade == "module" else path_colour
+            why = idle(modules, *ids)
+            names = UNTAKEN[why] if why in UNTAKEN else "+".join(map(str, modules))
+            colour = step_colour(modules, look, *ids) if shade == "module" else path_colour
             table.append(
                 {
                     "token": token["token"],
@@ -134,12 +138,12 @@ def _cells(
                     **ink_fields(token),
                     "many": ink_words(token),
                     "fill": colour,
-                    "mark": _mark(modules, skipped, names, shade),
+                    "mark": SIGNS[why] if why is not None else str(modules[0]) if shade in LEGENDS else names,
                     "modules": names,
                     "weight": max(token["weights"][step], default=0.0),
-                    "overlap": overlap(modules, before.get(token["token"], token["ribbon"][:0])[step : step + 1]),
-                    "skipped": skipped,
-                    "ink": ink_on(look.identity if skipped else colour),
+                    "overlap": overlap(ribbon[step], before.get(token["token"], [])[step : step + 1]),
+                    "skipped": why == SKIPPED,
+                    "ink": ink_on(look.identity if why == SKIPPED else colour),
                     "rank": numbers.count(token["rank"]),
                     "on": token["token"] == chosen,
                 }
@@ -147,17 +151,10 @@ def _cells(
     return table
 
 
-def _mark(modules: Sequence[int], skipped: bool, names: str, shade: Shade) -> str:
-    """What stands in a cell."""
-    if not modules:
-        return "–"
-    return "skip" if skipped else str(modules[0]) if shade in LEGENDS else names
-
-
 def _subtitle(num: int, total: int, shade: Shade) -> str:
     cell = {
         "path": "module taken, colour: how many tokens take the token’s whole path; grey: the step was skipped",
-        "module": "module taken, and its colour; grey: the step was skipped",
+        "module": "module taken, and its colour; grey with “skip”: the step was skipped",
         "weight": "the module with the largest weight; darker on a light page: a larger weight",
         "overlap": "one of its modules; darker on a light page: shares more of them with the token before",
     }[shade]
@@ -190,8 +187,8 @@ def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
     return either(strong, look.background, look.ink)
 
 
-def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of the tokens."""
+def token_rows(sample: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of the tokens; ``offered``: ids of the run's modules (``drawing.slots``)."""
     return [
         {
             "token": t["token"],
@@ -200,7 +197,7 @@ def token_rows(sample: Mapping[str, Any]) -> list[dict[str, Any]]:
             "cdf": t["cdf"],
             "cdf_middle": t["cdf_middle"],
             "path_tokens": t["path_tokens"],
-            "path": numbers.ribbon_words(t["ribbon"]),
+            "path": numbers.ribbon_words(named(t["ribbon"], offered)),
             "compute": t["compute"],
             "reuse": t["reuse"],
             "loss": t.get("loss"),

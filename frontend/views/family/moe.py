@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import offered_ids, taken
 from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
@@ -135,14 +136,24 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
             list(range(0, answer["num_tokens"], ROWS)),
             format_func=lambda start: f"{start:,}–{min(answer['num_tokens'], start + ROWS) - 1:,}",
         )
-    least = least_share(answer, selection)
-    st.caption(widgets.escape(experts.slice_words(answer, least)), help=HELP["tokens"])
+    offered = offered_ids(run)
+    least = least_share(experts.known_choices(answer, offered), selection)
+    st.caption(widgets.escape(experts.slice_words(answer, least, offered)), help=HELP["tokens"])
     if not answer.get("weights_recorded", True):
         st.caption("The source recorded no weights: each choice is drawn with the same share, 1/K.")
-    widgets.chart(experts.slice_chart(answer, theme=widgets.theme(), title=None, least=least, chosen=selection.token))
+    widgets.chart(
+        experts.slice_chart(
+            answer, theme=widgets.theme(), title=None, least=least, chosen=selection.token, offered=offered
+        )
+    )
     widgets.numbers_behind(
         [
-            {"what": label, **{name: token[name] for name in ("token", "modules", "weights")}}
+            {
+                "what": label,
+                "token": token["token"],
+                "modules": taken(token["modules"], slots=int(run["top_k"]), offered=offered),
+                "weights": token["weights"],
+            }
             for label, token in zip(experts.token_labels(answer["tokens"]), answer["tokens"], strict=True)
         ],
         f"choices of these tokens at layer {layer}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import offered_ids, taken
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_PATHS, Selection
 from tokenpaths.frontend.views import common
@@ -24,7 +25,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     actions.own_name(run["run"], f"path:{rank}", known["summary"], key)
     answer = widgets.client().ask(run["run"], "paths/{rank}", rank=rank, seed=selection.seed)
     actions.buttons(_actions(run, selection, answer), key, selection)
-    st.markdown(widgets.escape(way(answer["ribbon"], common.identities(run))))
+    st.markdown(widgets.escape(way(answer["ribbon"], common.identities(run), offered_ids(run))))
     examples.strongest(run, answer, key, "the largest weights on it, multiplied step by step")
     widgets.folded(
         "Any of its tokens",
@@ -63,28 +64,14 @@ def _facts(run: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     )
 
 
-def way(ribbon: list[list[int]], identities: frozenset[int]) -> str:
+def way(ribbon: list[list[int]], identities: frozenset[int], offered: Collection[int] | None = None) -> str:
     """The modules of a path step by step.
 
     >>> way([[3], [7], [9]], frozenset({9}))
     'step 0: 3 → step 1: 7 → step 2: skipped'
     """
-    return " → ".join(f"step {step}: {taken(modules, identities)}" for step, modules in enumerate(ribbon))
-
-
-def taken(modules: list[int], identities: frozenset[int], slots: int = 1) -> str:
-    """The modules that a token took at a step of so many ``slots``.
-
-    >>> taken([3, 7], frozenset()), taken([3], frozenset(), 2), taken([], frozenset())
-    ('3 + 7', '3 + unused slot', 'dropped at this step')
-    """
-    if not modules:
-        return "dropped at this step"
-    if set(modules) <= identities:
-        return "skipped"
-    unused = slots - len(modules)
-    named = [*map(str, modules), *(["unused slot" if unused == 1 else f"{unused} unused slots"] if unused > 0 else [])]
-    return " + ".join(named)
+    said = (taken(modules, identities, offered=offered) for modules in ribbon)
+    return " → ".join(f"step {step}: {words}" for step, words in enumerate(said))
 
 
 def _actions(run: Mapping[str, Any], selection: Selection, answer: Mapping[str, Any]) -> list[Action]:

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import known, offered_ids, taken
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
 from tokenpaths.frontend.components.explorer_data import taken_words
 from tokenpaths.frontend.page import widgets
@@ -16,7 +17,6 @@ from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.inspector import actions, attends
 from tokenpaths.frontend.views.inspector.actions import Action
-from tokenpaths.frontend.views.inspector.path import taken
 from tokenpaths.frontend.views.modules.margins import closeness
 from tokenpaths.frontend.views.samples import one_sample, reference, similar
 
@@ -95,20 +95,25 @@ def _actions(run: Mapping[str, Any], number: int, token: Mapping[str, Any], rank
 
 def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
     """The modules that it took, with their weights where they were recorded."""
-    weighted, identities = common.weights_known(run), common.identities(run)
+    weighted, identities, offered = common.weights_known(run), common.identities(run), offered_ids(run)
+    ribbon = known(token["ribbon"], offered)
     rows = [
         {
             "step": step,
-            "modules": taken(modules, identities, int(run["top_k"])),
-            "weights": (" + ".join(numbers.number(w) for w in weights) or "–") if weighted else "not in the log",
+            "modules": taken(modules, identities, int(run["top_k"]), offered),
+            "weights": "not in the log"
+            if not weighted
+            else " + ".join(numbers.number(w) for w in weights)
+            if ribbon[step]
+            else "–",
         }
         for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
     ]
     names = ["modules", "weights"]
     if token.get("margins") is not None:
         names.append("how close")
-        for row, margin, modules in zip(rows, token["margins"], token["ribbon"], strict=True):
-            row["how close"] = closeness(margin, modules)
+        for row, margin, modules in zip(rows, token["margins"], ribbon, strict=True):
+            row["how close"] = closeness(margin, list(modules))
     st.subheader("Its way, step by step", anchor=False)
     if len(rows) <= MOST_STEPS:
         plain_table(rows, "Modules and weights of the token", {name: Column(name) for name in names})

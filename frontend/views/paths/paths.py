@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.drawing.thing_names import bare
 from tokenpaths.frontend.charts.paths import (
     RANK_PICK,
@@ -155,7 +156,7 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     answer = widgets.client().ask(
         run["run"], "paths", most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
     )
-    rows = path_rows(answer["paths"])
+    rows = path_rows(answer["paths"], offered_ids(run))
     shown = (
         f"{numbers.count(len(rows))} of {numbers.plural(answer['num_paths'], 'path')}, "
         f"{numbers.plural(answer['num_tokens'], 'token')}."

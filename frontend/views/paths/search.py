@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.knowledge import (
     contrast_chart,
     contrast_words,
@@ -258,7 +259,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     columns = st.columns([1, 1], gap="large")
     modules, paths = columns if first else columns[::-1]
     with paths:
-        _taken(matches, selection)
+        _taken(run, matches, selection)
     with modules:
         st.subheader("Which modules do they prefer?", anchor=False, help=CONTRAST)
         if matches["modules"]:
@@ -311,9 +312,9 @@ def nothing_words(matches: Mapping[str, Any], query: str) -> str:
     )
 
 
-def _taken(matches: Mapping[str, Any], selection: Selection) -> None:
+def _taken(run: Mapping[str, Any], matches: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("Their paths", anchor=False, help=LIFT)
-    rows = taken_rows(matches["paths"])
+    rows = taken_rows(matches["paths"], offered_ids(run))
     st.caption(
         f"{numbers.count(len(rows))} of {numbers.plural(matches['num_paths'], 'path')}, most taken first. "
         "Click a row to look into the path."

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, Idle, idle, offered_ids
 from tokenpaths.frontend.charts.flow.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_rows
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer import explorer
@@ -21,11 +22,16 @@ from tokenpaths.frontend.views.samples import reference, similar
 LISTED = 300
 CELLS: dict[Shade, str] = {
     "path": "the cell names the module, its colour says how many tokens take the token’s whole path. Grey: skipped.",
-    "module": "the cell names the module and has its colour, as above. Grey: skipped.",
+    "module": "the cell names the module and has its colour, of several that of the first that does work. Grey: "
+    "skipped.",
     "weight": "the cell names the module with the largest weight, darker on a light page: a larger weight. Nearly "
     "every token has a path of its own, so colours of paths would say nothing.",
     "overlap": "the cell names one of the modules that the token took together; this run was made of ids without "
     "weights, so none counts more. Darker on a light page: more of them were taken by the token before as well.",
+}
+UNTAKEN: dict[Idle, str] = {
+    DROPPED: "the token was dropped at this step; it used no module.",
+    NOT_RECORDED: "what the token chose at this step is not recorded.",
 }
 
 
@@ -196,7 +202,15 @@ def _explorer(
     data = explorer_data(
         sample,
         flow,
-        Tint(widgets.theme(), ranked.num_paths(run), opacity, tint, common.identities(run), reference=ranked.name),
+        Tint(
+            widgets.theme(),
+            ranked.num_paths(run),
+            opacity,
+            tint,
+            common.identities(run),
+            offered_ids(run),
+            reference=ranked.name,
+        ),
         image=image,
         chosen=chosen,
         kept=kept,
@@ -223,7 +237,7 @@ def path_of(token: Mapping[str, Any]) -> list[list[int]]:
 def _token_flow(
     run: Mapping[str, Any], selection: Selection, ranked: reference.Ranked, chosen: int | None, tint: int | None
 ) -> None:
-    sample = ranked.sample
+    sample, offered = ranked.sample, offered_ids(run)
     total = len(sample["tokens"])
     st.subheader("Which module did each token take at each step?", anchor=False)
     shade: Shade = "path" if tint is None else "module"
@@ -248,6 +262,7 @@ def _token_flow(
         first=first,
         chosen=chosen,
         identities=sorted(common.identities(run)),
+        offered=offered,
         shade=shade,
         title=None,
     )
@@ -259,6 +274,8 @@ def _token_flow(
     widgets.chart(
         drawing, key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}", on_pick=picked, pick=(TOKEN_PICK,)
     )
-    if any(not modules for token in sample["tokens"] for modules in token["ribbon"]):
-        st.caption("–: the token was dropped at this step; it used no module.")
-    widgets.numbers_behind(token_rows(sample), "tokens of this sample")
+    reasons = {idle(modules, (), offered) for token in sample["tokens"] for modules in token["ribbon"]}
+    for why, words in UNTAKEN.items():
+        if why in reasons:
+            st.caption(f"{SIGNS[why]}: {words}")
+    widgets.numbers_behind(token_rows(sample, offered), "tokens of this sample")

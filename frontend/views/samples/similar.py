@@ -11,6 +11,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import token_name
+from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
@@ -97,7 +98,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int, key: str = 
                 "distance": p["distance"],
                 "differs at steps": ", ".join(map(str, p["differs"])),
                 "tokens": p["count"],
-                "ribbon": numbers.ribbon_words(p["ribbon"]),
+                "ribbon": numbers.ribbon_words(named(p["ribbon"], offered_ids(run))),
             }
             for p in answer["paths"]
         ],

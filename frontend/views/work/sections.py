@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts import work
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -127,7 +128,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
     row = answer["looks"][0]
     st.markdown(f"**{widgets.escape(work.likeness_words(answer))}**")
     if row["paths"]:
-        widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None))
+        widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None, offered=offered_ids(run)))
     with st.expander("How sure is this? (likeness)"):
         text = f"{_counted(answer['counted'])} {numbers.percent(answer['shared'])} are on a path of several samples."
         if row["low"] is not None:
@@ -145,7 +146,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
                 f"{numbers.number(row['untrained_low'])} … {numbers.number(row['untrained_high'])}."
             )
         st.write(widgets.escape(text))
-    widgets.numbers_behind(work.likeness_rows(answer), "likeness of paths")
+    widgets.numbers_behind(work.likeness_rows(answer, offered_ids(run)), "likeness of paths")
 
 
 def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
@@ -154,6 +155,9 @@ def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
         return
     st.subheader("Which kinds of modules does each step choose?", anchor=False, help=widgets.HELP["module_kinds"])
     answer = widgets.client().ask(run["run"], "usage/kinds", label=selection.label)
+    if answer["reason"]:
+        widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
+        return
     st.markdown(f"**{widgets.escape(work.kind_share_words(answer))}**")
     widgets.chart(work.module_kinds_chart(answer, theme=widgets.theme(), title=None))
     rest = sorted({row["kind"] for row in answer["shares"]} - set(work.drawn_kinds(answer["shares"])))
