@@ -29,8 +29,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 """names of settings that nobody means to send to others"""
-_FOLDER = re.compile(r"(/|~/|[A-Za-z]:[\\/])[^\n]*[^/\\\n][/\\]*")
-"""a path from the root or the home folder"""
+_FOLDER = re.compile(r"(/|~/|[A-Za-z]:[\\/])[^/\\\n]+[/\\][^\n]*[^/\\\n][/\\]*")
+"""a path of several components from the root or the home folder"""
 _LEFT_OUT = object()
 _DEEPEST = 40
 """levels of a configuration; one that holds itself has no last one"""

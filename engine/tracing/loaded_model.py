@@ -190,7 +190,7 @@ def run_model(
     """Logits on the device, decisions on the host."""
     with mixed_precision(device):
         there = None if valid is None else valid.to(device)
-        here = inputs.to(device, non_blocking=True)
+        here = inputs.to(device, non_blocking=device.type == "cuda")
         traced = model.trace_with(here, there, controls or model.Controls())
     return to_host(traced)
 
@@ -203,10 +203,11 @@ def to_host(traced: Traced) -> Traced:
     """
     names = ("module_ids", "weights", "gate_entropy", "margin", "runner_up", "flops", "edges", "gates", "blocks")
     given = {name: value for name in names if (value := getattr(traced, name)) is not None}
-    # Copies from a GPU run beside the next batch; one synchronisation for all of them.
-    host = {name: value.to("cpu", non_blocking=True) for name, value in given.items()}
+    # One synchronisation for all copies of a GPU; elsewhere (MPS, XPU) each copy is waited for, as nothing here could
+    # tell when it has arrived.
+    host = {name: value.to("cpu", non_blocking=value.is_cuda) for name, value in given.items()}
     if traced.module_ids.is_cuda:
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(traced.module_ids.device).synchronize()
     moved = replace(traced, **host)
     _check_finite(moved)
     return moved

@@ -6,6 +6,7 @@ Shapes: B samples or windows, T tokens each, n tokens of a batch, S steps, K cho
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -54,7 +55,8 @@ def image_batches(
     rows, cols = model.grid
     for part in _chunks(samples, size):
         batch = image_input(model, part)
-        traced = model.run(batch)
+        with _enough_memory():
+            traced = model.run(batch)
         row, col = np.divmod(np.tile(np.arange(rows * cols), len(part)), cols)
         yield (
             TraceBatch(
@@ -223,8 +225,9 @@ def _text_pass(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Arrays (n, …) of the tokens of one pass, window after window, and its soft tables by window."""
     batch = padded(windows, model.before, model.first_prediction)
-    traced = model.run(batch)
-    loss, predicted = window_losses(traced.logits, batch)
+    with _enough_memory():
+        traced = model.run(batch)
+        loss, predicted = window_losses(traced.logits, batch)
     arrays = {**_flat(model, traced, batch.valid), "loss": loss, "predicted_id": predicted}
     if twin is not None:
         arrays["twin_ids"] = twin.choose(batch)
@@ -276,6 +279,17 @@ def _text_records(part: list[tuple[Sample, Encoded]], loss: np.ndarray) -> list[
 
 
 # Both ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """UserError for a pass, or its losses in float32, that does not fit into the memory of the device."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UserError(
+            "there is not enough memory for a batch; give a smaller --batch-size", field="batch_size"
+        ) from None
 
 
 def _flat(model: Traceable, traced: Traced, valid: Tensor | None = None) -> dict[str, np.ndarray]:

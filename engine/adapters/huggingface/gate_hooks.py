@@ -134,7 +134,7 @@ def _from_scores(calls: list[tuple[Gate, Said]], device: torch.device) -> tuple[
     """Entropy, margin and runner-up (n, S) of the decisions; NaN for gates without a distribution."""
     known = [(gate, said.logits) for gate, said in calls if gate.probabilities and said.logits is not None]
     alike = len(known) == len(calls) and len({logits.shape for _, logits in known}) == 1
-    if alike and not any(_gives_probabilities(gate) for gate, _ in known):
+    if alike and not any(gate.gives_probabilities for gate, _ in known):
         probs = torch.stack([logits.to(device).float() for _, logits in known], dim=1).softmax(dim=2)
         ids = torch.stack([said.ids.to(device) for _, said in calls], dim=1)
         margin, runner_up = margins_of(probs, ids)
@@ -145,17 +145,12 @@ def _from_scores(calls: list[tuple[Gate, Said]], device: torch.device) -> tuple[
             unknown = torch.full(said.ids.shape[:1], float("nan"), device=device)
             columns.append((unknown, unknown, torch.zeros_like(unknown, dtype=torch.int32)))
             continue
-        probs = said.logits.float() if _gives_probabilities(gate) else said.logits.float().softmax(dim=1)
+        probs = said.logits.float() if gate.gives_probabilities else said.logits.float().softmax(dim=1)
         margin, runner_up = margins_of(probs, said.ids.to(probs.device))
         entropies = torch.special.entr(probs).sum(dim=1)
         columns.append((entropies.to(device), margin.to(device), runner_up.to(device, torch.int32)))
     entropy, margin, runner_up = (torch.stack(part, dim=1) for part in zip(*columns, strict=True))
     return entropy, margin, runner_up
-
-
-def _gives_probabilities(gate: Gate) -> bool:
-    """Whether the gate returns probabilities instead of logits."""
-    return type(gate.module).__name__ in ("Gemma4TextRouter", "DiffusionGemmaTextRouter")
 
 
 def _check_weights(recorded: Recorded, gates: Sequence[Gate]) -> None:

@@ -27,6 +27,8 @@ from tokenpaths.engine.base.records import ModuleInfo
 GATE_NAMES = ("gate", "router")
 """names of gates inside their block, over all architectures"""
 EXPERTS = "experts"
+_SUM = 0.01
+"""tolerance of the sum of probabilities"""
 LOOKED_FOR = (
     "looked for a module called gate or router beside one called experts, whose output or whose experts' input "
     "holds the ids and the weights of the chosen experts"
@@ -63,6 +65,8 @@ class Gate:
     """part of the scale that is already included in the gate's weights"""
     probabilities: bool = False
     """whether ``softmax(logits)`` is the gate's distribution over experts"""
+    gives_probabilities: bool = False
+    """whether what stands in the place of logits is that distribution already, as the gates of some releases have it"""
 
     @property
     def num_choices(self) -> int:
@@ -208,11 +212,13 @@ def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Ga
         UserError: no gate was found, an output is not readable, or gates differ in top-k.
     """
     candidates = gate_candidates(model)
-    calls: list[tuple[int, Said | None]] = []
+    calls: list[tuple[int, Said | None, Any]] = []
     inputs: dict[int, Said | None] = {}
     handles = []
     for index, (_, module, block) in enumerate(candidates):
-        handles.append(module.register_forward_hook(lambda m, _args, out, i=index: calls.append((i, said_by(m, out)))))
+        handles.append(
+            module.register_forward_hook(lambda m, _args, out, i=index: calls.append((i, said_by(m, out), out)))
+        )
         experts = getattr(block, EXPERTS, None)
         if isinstance(experts, nn.Module):
             handles.append(
@@ -228,7 +234,7 @@ def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Ga
     if not calls:
         raise no_router(model, config)
     gates = []
-    for index, said in calls:
+    for index, said, output in calls:
         name, module, block = candidates[index]
         at_experts = said is None
         said = inputs.get(index) if said is None else said
@@ -238,6 +244,9 @@ def find_gates(model: nn.Module, run: Callable[[], Any], config: Any) -> list[Ga
                 "so its decisions cannot be read",
                 field="model",
             )
+        if at_experts:
+            scores = isinstance(output, Tensor) and output.dim() >= 2
+            said = replace(said, logits=output.flatten(0, -2) if scores else None)
         gates.append(_gate(name, module, block, said, at_experts, model, config))
     if len({gate.top_k for gate in gates}) > 1:
         each = ", ".join(f"{gate.name}: {gate.top_k}" for gate in gates)
@@ -269,9 +278,16 @@ def _gate(
         num_experts=num_experts,
         skips=skips,
         probabilities=semantics.score_function.startswith("softmax"),
+        gives_probabilities=said.logits is not None and _are_probabilities(said.logits),
         divide=inside,
         semantics=replace(semantics, source=f"forward hooks: {where} ({type(module).__name__})"),
     )
+
+
+def _are_probabilities(scores: Float[Tensor, "n M"]) -> bool:
+    """Whether scores of the probe's tokens are none below 0 and sum to 1, within the precision of bfloat16."""
+    scores = scores.float()
+    return bool((scores >= 0).all()) and bool(((scores.sum(dim=-1) - 1).abs() < _SUM).all())
 
 
 def _parent(model: nn.Module, name: str, levels: int) -> nn.Module:

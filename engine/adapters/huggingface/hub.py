@@ -1,20 +1,25 @@
 """Fetch files of the Hugging Face hub, from the user's cache if possible, and fail within seconds if offline.
 
 The hub client contacts the hub for every file, cached ones included, and retries for about 30 seconds. Reachability
-is therefore tested once before the first file; if the hub does not answer, only the cache is used.
+is therefore tested before the first file; if the hub does not answer, only the cache is used for a minute.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE_S = 2.5
 """timeout of the reachability test, seconds"""
+ASK_AGAIN_S = 60.0
+"""a hub that did not answer is asked again after this time: a worker may outlive a failure of the network by weeks"""
+_answering: set[str] = set()
+_silent: dict[str, float] = {}
+"""when a host did not answer, by the monotonic clock"""
 
 
 class NotFetched(Exception):
@@ -60,9 +65,23 @@ def cached(repo: str, name: str) -> bool:
     return isinstance(try_to_load_from_cache(repo, name), str)
 
 
-@functools.lru_cache(maxsize=8)
 def reachable(endpoint: str) -> bool:
-    """Whether the host answers, with any status; tested once per process, through the client's own proxies."""
+    """Whether the host answers, with any status, through the client's own proxies.
+
+    A yes holds for the process, a no for ``ASK_AGAIN_S``.
+    """
+    if endpoint in _answering:
+        return True
+    if time.monotonic() - _silent.get(endpoint, float("-inf")) < ASK_AGAIN_S:
+        return False
+    if answers := _greeted(endpoint):
+        _answering.add(endpoint)
+    else:
+        _silent[endpoint] = time.monotonic()
+    return answers
+
+
+def _greeted(endpoint: str) -> bool:
     answered: list[object] = []
 
     def greet() -> None:

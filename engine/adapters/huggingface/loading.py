@@ -51,6 +51,7 @@ TOKENIZERS = ReaderPool(
 needs"""
 PARAMS_A_BYTE = 3
 """most parameters per byte of a checkpoint that are believed: weights of 4 bits are 2"""
+INDEX_SUFFIX = ".safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
@@ -105,24 +106,37 @@ def _placement(device: str | None) -> dict[str, Any]:
 
 
 def _weight_files(source: Source) -> list[Path]:
-    """The safetensors files of a model, fetched if necessary."""
-    index = source.file(INDEX)
+    """The safetensors files of a model that transformers loads, fetched if necessary.
+
+    In its order: what the configuration names, one file, an index of several. A folder may hold more than one of them,
+    left from an earlier ``save_pretrained``.
+    """
+    named = getattr(source.config, "transformers_weights", None)
+    if named is not None and (Path(str(named)).name != named or not named.endswith((".safetensors", INDEX_SUFFIX))):
+        raise HuggingFaceError(
+            f"{source.name}: transformers_weights of its configuration is {str(named)[:80]!r}, which is no safetensors "
+            "file of it"
+        )
+    wanted = named or WEIGHTS
+    file = source.file(wanted)
+    if file is not None and not wanted.endswith(INDEX_SUFFIX):
+        return [file]
+    index = source.file(INDEX) if named is None else file
     if index is None:
-        single = source.file(WEIGHTS)
-        if single is None:
-            raise HuggingFaceError(f"{source.name} holds no {WEIGHTS}{_pickles_there(source)}")
-        return [single]
+        raise HuggingFaceError(f"{source.name} holds no {wanted}{_pickles_there(source)}")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError, OSError):
-        raise HuggingFaceError(f"{source.name}: {INDEX} cannot be read: it should map names to files") from None
+        raise HuggingFaceError(f"{source.name}: {index.name} cannot be read: it should map names to files") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise HuggingFaceError(f"{source.name}: {INDEX} names {str(name)[:80]!r}, which is no safetensors file")
+            raise HuggingFaceError(
+                f"{source.name}: {index.name} names {str(name)[:80]!r}, which is no safetensors file"
+            )
     files = [source.file(name) for name in names]
     if not files or None in files:
         missing = names[files.index(None)] if files else "no file"
-        raise HuggingFaceError(f"{source.name}: {missing} is missing, {INDEX} names it")
+        raise HuggingFaceError(f"{source.name}: {missing} is missing, {index.name} names it")
     return [file for file in files if file is not None]
 
 

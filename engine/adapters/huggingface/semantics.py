@@ -1,7 +1,7 @@
 """Weight semantics of each gate class of transformers: score function, order, bias, groups, shared experts.
 
-Taken from the released code of each architecture (transformers 5.23) and from the loaded model. Unknown gate classes
-get "unknown".
+Taken from the released code of each architecture (transformers 5.16 to 5.23) and from the loaded model. Unknown gate
+classes get "unknown".
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def semantics_of(gate: nn.Module, block: nn.Module, layer: nn.Module, config: An
 def _rule(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
     kind = type(gate).__name__
     if kind in _SOFTMAX:
-        return WeightSemantics("softmax", "softmax, then top-k", bool(gate.norm_topk_prob))
+        return WeightSemantics("softmax", "softmax, then top-k", _renormalised(gate, block, config))
     if kind in _SOFTMAX_RENORMALISED:
         scaled = (
             "the model multiplies each weight by a learned scale of its expert, which is left out here"
@@ -131,11 +131,17 @@ def _rule(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
     if kind in _SOFTMAX_OF_CHOSEN:
         return WeightSemantics("softmax of top-k", "top-k, then softmax", False, note=_SUMS_TO_ONE)
     if kind in _SIGMOID:
-        return WeightSemantics("sigmoid", "sigmoid, then top-k", bool(gate.norm_topk_prob))
+        return WeightSemantics("sigmoid", "sigmoid, then top-k", _renormalised(gate, block, config))
     if kind in _SIGMOID_RENORMALISED:
         return WeightSemantics("sigmoid", "sigmoid, then top-k", True)
     special = _SPECIAL_RULES.get(kind)
     return special(gate, block, config) if special else UNKNOWN
+
+
+def _renormalised(gate: nn.Module, block: nn.Module, config: Any) -> bool | None:
+    """Whether weights are divided by their sum; some releases have it on the block, and tell the gate nothing of it."""
+    values = (getattr(owner, "norm_topk_prob", None) for owner in (gate, block, config))
+    return next((bool(value) for value in values if value is not None), None)
 
 
 _FREE = {
@@ -186,14 +192,15 @@ def _cohere2(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
             scale=scale,
             note="; ".join(filter(None, (_SUMS_TO_ONE, note))),
         )
-    return WeightSemantics("sigmoid", "top-k, then sigmoid", bool(gate.norm_topk_prob), scale=scale, note=note)
+    renormalised = _renormalised(gate, block, config)
+    return WeightSemantics("sigmoid", "top-k, then sigmoid", renormalised, scale=scale, note=note)
 
 
 def _kolibri(gate: nn.Module, block: nn.Module, config: Any) -> WeightSemantics:
     return WeightSemantics(
         "sigmoid",
         "top-k, then sigmoid",
-        bool(gate.norm_topk_prob),
+        _renormalised(gate, block, config),
         note="the bias is added to the logits, not to the scores",
     )
 

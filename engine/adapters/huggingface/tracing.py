@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from tokenpaths.engine.adapters.expert_runs import FAMILY
+from tokenpaths.engine.adapters.expert_runs import FAMILY, shareable_config
 from tokenpaths.engine.adapters.huggingface.gate_edits import Frame, GateEdits, check_gates, text_decision
 from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
 from tokenpaths.engine.adapters.huggingface.gates import Gate, common_semantics, module_table
@@ -151,7 +151,6 @@ class HuggingFaceModel:
 
     def run_fields(self) -> dict[str, Any]:
         config = json.loads(self.model.config.to_json_string(use_diff=False))
-        config.pop("_name_or_path", None)  # a folder of this machine: runs are sent to others
         about = {
             "transformers": transformers_library().__version__,
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -166,7 +165,7 @@ class HuggingFaceModel:
             "num_modules": self.num_modules,
             "top_k": self.must_leave if self.plan is None else self.plan.top_k,
             "weight_semantics": common_semantics(self.gates).as_json(),
-            "config": _finite({"huggingface": about} | config) | changed,
+            "config": {"huggingface": about} | shareable_config(_finite(config)) | changed,
             "checkpoint_sha256": self.sha256,
             "token_texts": self.token_texts(),
             "predicts_tokens": True,

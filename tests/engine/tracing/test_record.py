@@ -100,6 +100,20 @@ def test_a_recording_keeps_ids_weights_and_entropy():
     assert torch.allclose(recording.gate_entropy[..., 1].flatten().float(), entropy, atol=2e-3)
 
 
+def test_copies_to_the_host_are_waited_for_where_nothing_tells_of_their_arrival(monkeypatch):
+    """As those of Apple GPUs, which were read too early."""
+    traced = Traced(torch.zeros(2, 1), *compact_decisions([route(torch.randn(6, 5), 2)], 2))
+    asked = []
+
+    def copied(self: torch.Tensor, device: str, *, non_blocking: bool) -> torch.Tensor:
+        asked.append(non_blocking)
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    to_host(traced)
+    assert asked == [False] * 3
+
+
 def test_nan_names_the_router():
     good, bad = torch.randn(4, 3), torch.randn(4, 3)
     bad[2, 1] = float("nan")

@@ -71,6 +71,29 @@ def test_a_hub_that_nobody_answers_for_is_asked_once_and_in_silence(
     assert "Retry" not in "".join(capfd.readouterr()) + caplog.text
 
 
+def test_a_hub_that_did_not_answer_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        asked, there = 0, False
+
+        def head(self, *arguments: object, **options: object) -> str:
+            self.asked += 1
+            if not self.there:
+                raise OSError("no network")
+            return "204"
+
+    session = Session()
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: session)
+    assert not hub.reachable("http://later.invalid")
+    session.there = True
+    assert not hub.reachable("http://later.invalid")
+    assert session.asked == 1
+    monkeypatch.setattr(hub, "ASK_AGAIN_S", 0.0)
+    assert hub.reachable("http://later.invalid")
+    session.there = False
+    assert hub.reachable("http://later.invalid")
+    assert session.asked == 2
+
+
 def test_a_name_server_that_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     monkeypatch.setattr(hub, "PATIENCE_S", -0.4)

@@ -139,13 +139,41 @@ def test_a_pickle_is_never_opened(mixtral: Path, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("named", ["../elsewhere.safetensors", "weights.bin", 7])
 def test_an_index_that_names_something_else(mixtral: Path, tmp_path: Path, named: Any) -> None:
     folder = copied(mixtral, tmp_path / "odd")
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": named}}))
     with pytest.raises(HuggingFaceError, match="is no safetensors file"):
         load(find_model(f"hf:{folder}"))
 
 
+def test_a_folder_with_one_file_and_an_index_is_read_as_the_library_reads_it(
+    mixtral: Path, tmp_path: Path, loaded: HuggingFaceModel
+) -> None:
+    """What an earlier ``save_pretrained`` left there is not loaded, so it is neither checked nor summed."""
+    folder = copied(mixtral, tmp_path / "both")
+    weights = load_file(mixtral / "model.safetensors")
+    save_file({key: value * 0 for key, value in weights.items()}, folder / "model-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "model-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = load(find_model(f"hf:{folder}"), device="cpu")
+    assert found.sha256 == loaded.sha256
+    assert torch.equal(found.model.lm_head.weight, loaded.model.lm_head.weight)
+    (folder / "model-00001.safetensors").unlink()
+    assert load(find_model(f"hf:{folder}"), device="cpu").sha256 == loaded.sha256
+
+
+def test_weights_that_a_configuration_names(mixtral: Path, tmp_path: Path, loaded: HuggingFaceModel) -> None:
+    folder = changed_config(copied(mixtral, tmp_path / "named"), transformers_weights="other.safetensors")
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    save_file({}, folder / "model.safetensors")
+    assert load(find_model(f"hf:{folder}"), device="cpu").sha256 == loaded.sha256
+    changed_config(folder, transformers_weights="../other.safetensors")
+    with pytest.raises(HuggingFaceError, match="transformers_weights of its configuration is '../other.safetensors'"):
+        load(find_model(f"hf:{folder}"), device="cpu")
+
+
 def test_a_missing_part(mixtral: Path, tmp_path: Path) -> None:
     folder = copied(mixtral, tmp_path / "short")
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002.safetensors"}}')
     with pytest.raises(HuggingFaceError, match=r"model-00002\.safetensors is missing"):
         load(find_model(f"hf:{folder}"))
@@ -238,6 +266,18 @@ def test_weights_of_an_unknown_scale_are_refused(tmp_path: Path) -> None:
     loaded.gates = find_gates(loaded.model, lambda: loaded.model(input_ids=ids), loaded.model.config)
     with pytest.raises(UserError, match=r"LaterRouter\) gave weights from .* it is not known which scale they hold"):
         one_batch(loaded)
+
+
+def test_losses_without_memory_for_them_are_said_in_a_sentence(
+    mixtral: Path, loaded: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("tokenpaths.engine.tracing.trace_batches.token_losses", full)
+    with pytest.raises(UserError, match="not enough memory for a batch; give a smaller --batch-size") as caught:
+        one_batch(loaded)
+    assert caught.value.field == "batch_size"
 
 
 def test_a_model_that_gives_up_is_said_in_a_sentence(mixtral: Path) -> None:

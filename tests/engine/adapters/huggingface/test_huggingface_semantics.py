@@ -3,6 +3,7 @@ and code: a value that is always the same, or read from the wrong attribute, is 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 from tests.support.tiny_huggingface import tiny_model
 from tokenpaths.engine.adapters.expert_runs import WeightSemantics
-from tokenpaths.engine.adapters.huggingface.gates import find_gates
+from tokenpaths.engine.adapters.huggingface.gate_hooks import GateRecorder, Recorded
+from tokenpaths.engine.adapters.huggingface.gates import Gate, find_gates
+from tokenpaths.engine.adapters.huggingface.semantics import semantics_of
 
 S, G = "softmax, then top-k", "sigmoid, then top-k"
 EXPECTED: dict[tuple[str, tuple[tuple[str, Any], ...]], dict[str, Any]] = {
@@ -86,3 +89,35 @@ def test_what_is_said_of_the_weights_is_what_is_known_of_the_architecture(case) 
 @pytest.mark.parametrize("field", ["bias", "groups", "shared_experts", "renormalised", "scale", "order"])
 def test_no_field_is_the_same_everywhere(field: str) -> None:
     assert len({expected[field] for expected in EXPECTED.values() if field in expected}) > 1
+
+
+def test_probabilities_in_the_place_of_logits_are_no_logits() -> None:
+    """As the gates of Mixtral and Qwen3-MoE give them in some releases of the library."""
+    model = tiny_model("mixtral")
+    ids = torch.arange(3, 11)[None]
+
+    def recorded() -> tuple[list[Gate], Recorded]:
+        gates = find_gates(model, lambda: model(input_ids=ids, use_cache=False), model.config)
+        with GateRecorder(gates) as recorder:
+            model(input_ids=ids, use_cache=False)
+            return gates, recorder.take(torch.ones(8, dtype=torch.bool))
+
+    with torch.inference_mode():
+        plain, right = recorded()
+        for gate in plain:
+            gate.module.register_forward_hook(lambda _m, _args, out: (out[0].softmax(dim=-1), *out[1:]))
+        gates, found = recorded()
+    assert [gate.gives_probabilities for gate in plain + gates] == [False] * len(plain) + [True] * len(gates)
+    assert torch.allclose(found.gate_entropy, right.gate_entropy, atol=1e-6)
+    assert torch.allclose(found.margin, right.margin, atol=1e-6)
+
+
+def test_a_gate_that_is_not_told_of_the_division_by_the_sum() -> None:
+    """As DeepSeek-V3's in some releases, where the block divides."""
+    gate = type("DeepseekV3TopkRouter", (torch.nn.Module,), {})()
+    block, config = torch.nn.Module(), SimpleNamespace()
+    assert semantics_of(gate, block, torch.nn.Module(), config).renormalised is None
+    config.norm_topk_prob = True
+    assert semantics_of(gate, block, torch.nn.Module(), config).renormalised is True
+    block.norm_topk_prob = False
+    assert semantics_of(gate, block, torch.nn.Module(), config).renormalised is False
