@@ -145,10 +145,27 @@ def file_format() -> str:
 
 
 def plugin_example() -> str:
-    """The files of docs/plugin_example."""
+    """The example of a log format, and how its package declares it."""
+    return _example("pyproject.toml", "tokenpaths_routelog.py", "served.routelog")
+
+
+def plugin_family() -> str:
+    """The example of a family of models."""
+    return _example("tokenpaths_halves.py", "tokenpaths_halves_model.py")
+
+
+def plugin_job() -> str:
+    """The example of a kind of job."""
+    return _example("tokenpaths_path_table.py")
+
+
+def _example(*names: str) -> str:
+    """Files of docs/plugin_example."""
     folder = ROOT / "docs" / "plugin_example"
-    kinds = {"pyproject.toml": "toml", "tokenpaths_routelog.py": "python"}
-    return "\n".join(f"`{name}`:\n\n```{kind}\n{(folder / name).read_text()}```\n" for name, kind in kinds.items())
+    kinds = {".toml": "toml", ".py": "python"}
+    return "\n".join(
+        f"`{name}`:\n\n```{kinds.get(Path(name).suffix, 'text')}\n{(folder / name).read_text()}```\n" for name in names
+    )
 
 
 def questions() -> str:
@@ -196,6 +213,8 @@ GENERATED = {
     "command_line": command_line,
     "file_format": file_format,
     "plugin_example": plugin_example,
+    "plugin_family": plugin_family,
+    "plugin_job": plugin_job,
     "questions": questions,
     "routes": routes,
 }

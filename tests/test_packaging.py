@@ -162,6 +162,9 @@ def test_generated_parts_of_the_reference_are_complete(monkeypatch):
         assert re.search(rf"^\| `{name}` \| ", tables, re.MULTILINE)
         assert f"CREATE VIEW {name} AS" in tables
     assert '[project.entry-points."tokenpaths.importers"]' in hooks.plugin_example()
+    shown = hooks.plugin_example() + hooks.plugin_family() + hooks.plugin_job()
+    for file in (ROOT / "docs" / "plugin_example").iterdir():
+        assert file.is_dir() or file.read_text() in shown, file.name
     pages = "".join(file.read_text() for file in (ROOT / "docs").rglob("*.md"))
     assert set(re.findall(r"^<!-- generated: (\w+) -->$", pages, re.MULTILINE)) == set(hooks.GENERATED)
     assert max(len(line) for line in tables.splitlines() if line.startswith(("CREATE", "    "))) < 90

@@ -158,21 +158,17 @@ def _model_row(path: Path, shipped: bool) -> dict[str, Any]:
     try:
         checkpoint = read_checkpoint(path)
         config = checkpoint.config
+        sizes = {name: getattr(config, name) for name in ("modality", "num_steps", "num_modules", "top_k")}
         stored, problem = _stored_params(path / WEIGHTS)
     except CheckpointError as error:
         return row | {"problem": str(error)}
+    except AttributeError as error:  # of a plugin
+        return row | {"problem": f"{path.name}: the configuration of its family has no {error.name}"}
     except Exception as error:  # one folder that nobody foresaw must not hide all the others
         return row | {"problem": f"{path.name}: cannot be read as a model ({type(error).__name__})"}
-    return row | {
-        "family": checkpoint.family,
-        "modality": config.modality,
-        "num_params": stored if checkpoint.num_params is None else checkpoint.num_params,
-        "num_steps": config.num_steps,
-        "num_modules": config.num_modules,
-        "top_k": config.top_k,
-        "validation": checkpoint.validation,
-        "problem": problem,
-    }
+    num_params = stored if checkpoint.num_params is None else checkpoint.num_params
+    known = {"family": checkpoint.family, "num_params": num_params, "validation": checkpoint.validation}
+    return row | known | sizes | {"problem": problem}
 
 
 def _stored_params(weights: Path) -> tuple[int | None, str | None]:

@@ -31,6 +31,7 @@ from pydantic import BaseModel
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name, write_atomically
+from tokenpaths.engine.base.plugins import PluginRegistry
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
 
 if TYPE_CHECKING:
@@ -262,8 +263,29 @@ class JobKind(Protocol):
         ...
 
 
+def _check_plugin(name: str, value: Any) -> JobKind:
+    request = getattr(value, "Request", None)
+    wanted = {
+        f"kind = {name!r}": getattr(value, "kind", None) == name,
+        "Request, a pydantic model": isinstance(request, type) and issubclass(request, BaseModel),
+        "check(request, context)": callable(getattr(value, "check", None)),
+        "start(request, folder, context)": callable(getattr(value, "start", None)),
+    }
+    missing = [part for part, is_there in wanted.items() if not is_there]
+    if missing:
+        raise UserError(f"it lacks {'; '.join(missing)}")
+    found: JobKind = value
+    return found
+
+
+_TAKEN: dict[str, Any] = dict.fromkeys(SHIPPED_KINDS)
+PLUGIN_KINDS: PluginRegistry[JobKind] = PluginRegistry("tokenpaths.jobs", "kind of job", _TAKEN, _check_plugin)
+"""kinds that installed packages add (``docs/extending.md``)"""
+
+
 def register(name: str, target: str) -> None:
-    """Register a kind: ``target`` is ``module:Class``. For programs that add kinds of their own."""
+    """Register a kind in this process: ``target`` is ``module:Class``. For programs that start API and worker
+    themselves; ``tokenpaths up`` starts processes of its own, which know kinds of entry points only."""
     if not is_name(name) or target.count(":") != 1:
         raise UserError(f"{name!r} → {target!r} is no kind of job; give a name and `module:Class`.", field="kind")
     KINDS[name] = target
@@ -271,7 +293,8 @@ def register(name: str, target: str) -> None:
 
 def known_kinds() -> list[str]:
     """Names of the kinds whose code is installed."""
-    return [name for name, target in KINDS.items() if _is_there(target.partition(":")[0])]
+    own = [name for name, target in KINDS.items() if _is_there(target.partition(":")[0])]
+    return [*own, *(name for name in PLUGIN_KINDS.plugin_names() if name not in KINDS)]
 
 
 def kinds_in_words() -> str:
@@ -288,10 +311,16 @@ def _is_there(module: str) -> bool:
 
 
 def find_kind(name: str) -> JobKind:
-    """The class of a kind; UserError with the closest name if there is none."""
+    """The class of a kind.
+
+    Raises:
+        UserError: there is none (with the closest name), or it is a plugin's that cannot be used.
+    """
     known = known_kinds()
     if name not in known:
         raise UserError(f"There is no kind of job {name[:80]!r}; {_nearest(name, known)}", field="kind")
+    if name not in KINDS:
+        return PLUGIN_KINDS[name]
     module, _, attribute = KINDS[name].partition(":")
     found: JobKind = getattr(import_module(module), attribute)
     return found

@@ -23,7 +23,7 @@ from tokenpaths.engine.base.plugins import PluginError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.controls import ControlsBase, read_controls_of
-from tokenpaths.engine.families.family_controls import controls_class, declared_model
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, controls_class, declared_model
 
 
 def family_class(name: str) -> type[RoutedModel]:
@@ -37,6 +37,9 @@ def family_class(name: str) -> type[RoutedModel]:
         raise PluginError(
             f"the model {controls_class(name).MODEL} of the family {name!r} is no class derived from RoutedModel"
         )
+    missing = [part for part in ("family", "Config", "Controls", "WEIGHT_SEMANTICS") if part not in vars(model_class)]
+    if name not in FAMILY_CONTROLS.own and missing:
+        raise PluginError(f"the model {controls_class(name).MODEL} of the family {name!r} lacks {', '.join(missing)}")
     return model_class
 
 
@@ -167,7 +170,7 @@ class RoutedModel(nn.Module):
 
     def trace_with(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None, controls: Any) -> Traced:
         """``trace`` under ``controls``, whose field names are keywords of the family's ``trace``."""
-        return self.trace(inputs, valid, **controls.given())
+        return self.trace(inputs, valid, **{name: getattr(controls, name) for name in controls.given()})
 
     def choose(self, inputs: Tensor, valid: Bool[Tensor, "B T"] | None = None) -> Integer[Tensor, "B T S K"]:
         """``module_ids`` of ``trace``, bit for bit. Families leave out what no router reads: the output node, which is

@@ -170,7 +170,7 @@ def test_the_example_plugin_is_installed_beside_it(demo: Installation, tmp_path:
     demo.install(shutil.copytree(ROOT / "docs" / "plugin_example", tmp_path / "example"))
     done = demo.run("import", log.name, "--run", "plugged")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"plugins +importer routelog", demo.run("doctor").stdout)
+    assert re.search(r"plugins +family halves, importer routelog", demo.run("doctor").stdout)
 
 
 def test_a_broken_installation_says_so(wheels: tuple[Path, Path], tmp_path: Path) -> None:

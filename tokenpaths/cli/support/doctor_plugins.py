@@ -34,6 +34,7 @@ def _looked_at() -> Iterator[tuple[str, str | None]]:
     from tokenpaths.engine.base.model_folders import GROUP, folder_of
     from tokenpaths.engine.base.plugins import PluginError
     from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
+    from tokenpaths.engine.jobs.registry import PLUGIN_KINDS
     from tokenpaths.engine.models.family import family_class
     from tokenpaths.engine.store.ask.run import PLUGIN_QUESTIONS
 
@@ -53,6 +54,8 @@ def _looked_at() -> Iterator[tuple[str, str | None]]:
             yield name, str(error)
     for name, importer in IMPORTERS.plugins():
         yield f"importer {name}", str(importer) if isinstance(importer, PluginError) else None
+    for name, kind in PLUGIN_KINDS.plugins():
+        yield f"kind of job {name}", str(kind) if isinstance(kind, PluginError) else None
     names = [name for name, _ in PLUGIN_QUESTIONS.plugins()]
     for name, (_, problem) in zip(names, plugin_routers(), strict=True):
         yield f"question {name}", str(problem) if problem else None

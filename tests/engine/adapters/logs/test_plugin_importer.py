@@ -21,17 +21,13 @@ from tokenpaths.engine.adapters.logs.confined_log import LIMITS, PLUGIN_READERS,
 from tokenpaths.engine.adapters.logs.formats import IMPORTERS, check_beginning, open_log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.parent import ReaderPool
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
+from tokenpaths.engine.jobs.registry import PLUGIN_KINDS
 from tokenpaths.engine.store.ask.run import Run
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "docs" / "plugin_example"
-LOG = """#routelog model=toy layers=2 top_k=2 experts=8
-first;3,5;0.75,0.25
-first;0,1;0.5,0.5
-second;3,4;0.625,0.375
-second;0,2;0.5,0.5
-second;3,5;0.75,0.25
-second;1,0;0.75,0.25
-"""
+LOG = (EXAMPLE / "served.routelog").read_text(encoding="ascii")
+EVERYTHING = "family halves, importer routelog, kind of job path-table"
 Install = Callable[[Path], None]
 
 
@@ -41,7 +37,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     contexts = ExitStack()  # the last one put back first: each restores the path that it found
 
     def put(folder: Path) -> None:
-        contexts.enter_context(installed(folder, IMPORTERS))
+        contexts.enter_context(installed(folder, IMPORTERS, FAMILY_CONTROLS, PLUGIN_KINDS))
         monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         pool = ReaderPool(PLUGIN_READERS._made_of[0], LIMITS, "the log", "file", most_idle=0)
         monkeypatch.setattr(confined_log, "PLUGIN_READERS", pool)
@@ -86,7 +82,7 @@ def test_the_example_is_installed_and_used(
     assert main([*arguments, "--overwrite", "--format", "routelogs"]) == 2
     assert "there is no format 'routelogs', there are npy" in (said := capsys.readouterr().err)
     assert "routelog\n" in said
-    assert [(found.state, found.text) for found in plugins(None)] == [("ok", "importer routelog")]
+    assert [(found.state, found.text) for found in plugins(None)] == [("ok", EVERYTHING)]
 
 
 @pytest.mark.parametrize(
