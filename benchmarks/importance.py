@@ -85,7 +85,7 @@ def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]
     rows += share_rows(usage, SHARES, loaded.choices(), loaded.must_leave)
     kept = WORK / f"{name}.json"
     state: dict[str, Any] = {
-        "of": [loaded.sha256, source, data.num_samples, len(rows)],
+        "of": [loaded.sha256, source, data.num_samples, data.num_targets, len(rows)],
         "rows": [],
         "base": None,
         "seconds": 0.0,
