@@ -130,8 +130,10 @@ def _short(value: Any) -> Any:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The tables of the page."""
+    """The tables of the page, and which shipped models they leave out."""
+    left_out = sorted({path.parent.name for path in SHIPPED_MODELS.glob("*/config.json")} - results.keys())
     parts = [_overview(results)]
+    parts += [f"Not measured: {', '.join(left_out)}."] if left_out else []
     for name, one in results.items():
         parts.append(f"### {name}\n\n{_caption(one)}\n\n{_matrix(one)}")
     return "\n\n".join(parts)
@@ -149,9 +151,9 @@ def _caption(one: dict[str, Any]) -> str:
 
 def _overview(results: dict[str, Any]) -> str:
     head = [
-        "| model | most important module | change of loss | its share of tokens there | half of each step's modules "
-        "banned: most used | least used | random |",
-        "|---|---|---|---|---|---|---|",
+        "| model | samples | most important module | change of loss | its share of tokens there | half of each step's "
+        "modules banned: most used | least used | random |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, one in results.items():
         single = [r for r in one["rows"] if r["module"] is not None and r["loss_change"] is not None]
@@ -163,7 +165,7 @@ def _overview(results: dict[str, Any]) -> str:
         halves = [_cell(half.get(which), None) for which in ("top", "bottom", "random")]
         share = "–" if top["tokens_share"] is None else f"{100 * top['tokens_share']:.1f} %"
         head.append(
-            f"| {name} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
+            f"| {name} | {one['num_samples']:,} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
             f"| {share} | {' | '.join(halves)} |"
         )
     return "\n".join(head)

@@ -59,6 +59,57 @@ def test_the_table_of_processes_is_the_result() -> None:
     assert gained >= 0.8
 
 
+def test_a_hundred_million_tokens_are_as_they_were_built_and_asked() -> None:
+    asked = json.loads((ROOT / "benchmarks" / "results" / "queries.json").read_text(encoding="utf-8"))["results"]
+    text = " ".join(PAGE.split())
+    built, each = asked["built"], asked["bytes_per_token"]
+    assert f"{asked['paths'] / 1e6:.1f} million paths, {asked['samples']:,} texts" in text
+    assert f"written and sealed in {built['seconds']:.0f} s" in text
+    assert f"with {built['peak_MiB']:,} MiB of memory at most" in text
+    assert f"**{each['file']:.1f} bytes a token**" in text
+    assert row("bytes of the run")[0].endswith(f"{each['file']:.1f} of a hundred million")
+    tables = {
+        "`token_coded`": ("token_coded",),
+        "`member`": ("member",),
+        "`path_coded`, `path_page`, `path_planes`": ("path_coded", "path_page", "path_planes"),
+        "`sample`": ("sample",),
+        "drawn tables": ("drawn_token", "drawn_path", "drawn_word", "sample_head", "path_example"),
+    }
+    table = PAGE.partition("| table, a hundred million tokens |")[2]
+    for name, parts in tables.items():
+        (cell,) = re.findall(rf"^\| {re.escape(name)} \| (.+?) \|$", table, re.MULTILINE)
+        assert first_number(cell) == pytest.approx(sum(each[part] for part in parts), abs=0.051), name
+    others = each["file"] - sum(each[part] for parts in tables.values() for part in parts)
+    (cell,) = re.findall(r"^\| all others \| (.+?) \|$", table, re.MULTILINE)
+    assert first_number(cell) == pytest.approx(others, abs=0.051)
+
+
+def test_questions_that_take_long_are_those_of_the_result() -> None:
+    asked = json.loads((ROOT / "benchmarks" / "results" / "queries.json").read_text(encoding="utf-8"))["results"]
+    shown = PAGE.partition("| question | warm, p95 |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in shown.splitlines()[2:]]
+    called = {"samples similar to one": "similar samples", "ribbons similar to one": "similar ribbons"}
+    named = {called.get(name, name): (first_number(warm), first_number(cold)) for name, warm, cold in cells}
+    slow = {name for name, times in asked["cold"].items() if times["p95"] > 150}
+    assert named.keys() == slow
+    for name, times in named.items():
+        assert times == pytest.approx((asked["warm"][name]["p95"], asked["cold"][name]["p95"]), abs=0.51), name
+    words = {3: "Three", 4: "Four", 5: "Five"}[len(slow)]
+    assert f"{words} of the {len(asked['cold'])} take longer than 150 ms cold" in PAGE
+    assert asked["worst_cold"]["p95"] < 1000
+
+
+def test_what_is_said_of_schemas_goals_and_hours_is_said_once() -> None:
+    from benchmarks.table import GOALS
+    from tokenpaths.engine.store.file import SCHEMA_VERSION
+
+    assert f"table of 10¹⁰ tokens are those of schema {SCHEMA_VERSION}," in PAGE
+    goals = set(re.findall(r"goal (?:of|is) (\d+) bytes", " ".join(PAGE.split())))
+    assert goals == {str(GOALS["bytes_per_token"].goal)}
+    hours = first_number(row("sealing into one file")[1])
+    assert f"10¹⁰ tokens in one file are {hours} hours of one process" in PAGE
+
+
 def test_the_arithmetic_is_right() -> None:
     for name in ("tracing, without", "tracing, with the", "writing shards", "sealing into one file"):
         rate, hours = (first_number(cell) for cell in row(name))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.importance import BEGIN, END, tables
 from tokenpaths.engine.adapters.huggingface.config import Layout
+from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.edits.reroute_request import RerouteRequest
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.jobs.gates.gates_request import GatesRequest
@@ -53,3 +54,14 @@ def test_tables_are_the_kept_results():
     results = json.loads((ROOT / "benchmarks" / "results" / "importance.json").read_text(encoding="utf-8"))["results"]
     shown = PAGE.split(BEGIN)[1].split(END)[0].strip()
     assert shown == tables(results)
+
+
+def test_the_models_that_are_left_out_are_named():
+    results = json.loads((ROOT / "benchmarks" / "results" / "importance.json").read_text(encoding="utf-8"))["results"]
+    shipped = {file.parent.name for file in SHIPPED_MODELS.glob("*/config.json")}
+    words = {13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"}
+    assert results.keys() < shipped
+    assert f"{words[len(results)]} of the {words[len(shipped)]} shipped checkpoints" in PAGE
+    assert f"Not measured: {', '.join(sorted(shipped - results.keys()))}." in PAGE
+    for name, one in results.items():
+        assert f"\n| {name} | {one['num_samples']} | " in PAGE
