@@ -130,6 +130,7 @@ def _one_pass(
     starts = np.flatnonzero(np.diff(rows["layer"], prepend=-1))
     layers = rows["layer"][starts]
     experts, weights, numbers, sequences, offsets = [], [], [], [], []
+    used: list[int] = []
     slotted = "slot" in rows and "token" in rows
     widest = _widest(rows, starts) if slotted and announced.top_k is None else None
     for start, stop, layer in zip(starts.tolist(), [*starts[1:].tolist(), len(rows["layer"])], layers, strict=True):
@@ -149,10 +150,12 @@ def _one_pass(
                 counts = np.full(len(firsts), top_k)
             top_k = top_k or widest
             fewer = top_k is not None and counts.max() <= top_k and bool((counts < top_k).any())
-            if fewer and last and stop == len(rows["layer"]) and (counts[:-1] == top_k).all():
+            used += [int(counts.min()), int(counts.max())]
+            others = max(used)
+            if last and stop == len(rows["layer"]) and counts[-1] < others and (counts[:-1] == others).all():
                 raise UserError(
                     f"{_line(file, skip, first_row + start + int(firsts[-1]))}: the last token of the log, "
-                    f"{int(tokens[-1])}, has {int(counts[-1])} experts at layer {int(layer)}, others {top_k}; the log "
+                    f"{int(tokens[-1])}, has {int(counts[-1])} experts at layer {int(layer)}, others {others}; the log "
                     "is cut off, or that token used fewer: --skip-bad leaves its pass out",
                     field="file",
                 )
@@ -203,6 +206,7 @@ def _one_pass(
         next((same[key] for key in ("pass phase", "pass is_decode") if key in same), None),
         lambda token, layer, slot: _line(file, skip, first_rows[layer] + int(offsets[layer][token]) + slot),
         varies=slotted,
+        used=(min(used), max(used)) if used else None,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, widened
 from tokenpaths.engine.adapters.logs.routing_log import skipped
-from tokenpaths.engine.adapters.logs.sequences import Sequences
+from tokenpaths.engine.adapters.logs.sequences import MOST_OPEN, Sequences
 from tokenpaths.engine.base.errors import UserError
 
 STITCHED = "{n} decode step{s} {are} joined to the sequence before them"
@@ -53,6 +53,8 @@ class Pass:
     """file and line of (token, layer of the pass, slot)"""
     varies: bool = False
     """whether K may differ from that of other passes: slots behind are unused"""
+    used: tuple[int, int] | None = None
+    """fewest and most experts of a token, where the log tells tokens apart"""
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +79,8 @@ class Outline:
     """whether some tokens lack a layer"""
     restarts: bool = False
     """whether the numbers of decode steps begin anew behind a prompt"""
+    used: frozenset[int] = frozenset()
+    """fewest and most experts of a token of each pass, where the log tells tokens apart"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False
     """
     layers: set[int] = set()
     first = last = problem = None
-    partial, top_k, restarts = False, 0, _Restarts()
+    partial, top_k, restarts, used = False, 0, _Restarts(), set[int]()
     for found in passes:
         if isinstance(found, BadPass):
             problem = problem or found.reason
@@ -110,13 +114,14 @@ def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False
         layers.update(found.layers)
         partial = partial or found.layers != first.layers or _is_ragged(found)
         restarts.look_at(found)
+        used.update(found.used or ())
         last = found
     if first is None or last is None:
         raise UserError(problem or empty, field="file")
     every = tuple(sorted(layers))
     if not skip_bad:
         _check_layers(last, every, last=True)
-    return Outline(every, top_k, partial, restarts.found)
+    return Outline(every, top_k, partial, restarts.found, frozenset(used))
 
 
 def _is_ragged(found: Pass) -> bool:
@@ -155,6 +160,8 @@ class _Restarts:
             number = int(tokens.numbers[rows[-1]])
             if len(rows) > 1:
                 self._prompts[found.sample, name] = number, found.phase
+                if len(self._prompts) > MOST_OPEN:
+                    del self._prompts[next(iter(self._prompts))]
             elif (prompt := self._prompts.pop((found.sample, name), None)) is not None:
                 self._go_on |= number == prompt[0] + 1
                 self._restart |= number in _RESTARTS and (found.phase is None or found.phase != prompt[1])
@@ -197,7 +204,7 @@ def stitched(
     """
     sequences, counts, begun = Sequences(), Counter[str](), 0
     began_in: dict[Hashable, str | None] = {}
-    """phase in which each sequence began"""
+    """phase in which each sequence began, where numbers of decode steps begin anew"""
     anew: dict[Hashable, int] = {}
     """sequence whose decode steps are numbered anew → the last number"""
     waits = False
@@ -231,7 +238,7 @@ def stitched(
             sequence = whole if other is None else other
             begun += other is None
             counts[RESTARTED if restarts else STITCHED] += other is not None and single
-            if other is None:
+            if other is None and about.restarts:
                 began_in[sequence] = found.phase
             if restarts and position is not None:
                 anew[sequence], position = position, None

@@ -68,6 +68,7 @@ def test_the_last_decision_with_fewer_experts_is_cut_off_or_left_out(tmp_path: P
     said = f"line {line}: the last token of the log, {ROWS - 1}, has 1 experts at layer 3, others 2; .*--skip-bad"
     refused(tmp_path, file, said)
     refused(tmp_path, file, said, top_k=TOP_K)
+    refused(tmp_path, make.fork_csv(tmp_path / "whole"), "has 2 top-k, not 6 as announced", top_k=6)
     _, (piece,) = pieces(file, skip_bad=True)
     assert np.array_equal(piece.ids, IDS[0][:-1])
 
