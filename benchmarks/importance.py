@@ -164,10 +164,9 @@ def _overview(results: dict[str, Any]) -> str:
         half = {r["which"]: r["loss_change"] for r in one["rows"] if r["share"] == 0.5}
         halves = [_cell(half.get(which), None) for which in ("top", "bottom", "random")]
         share = "–" if top["tokens_share"] is None else f"{100 * top['tokens_share']:.1f} %"
-        head.append(
-            f"| {name} | {one['num_samples']:,} | {top['name']}, step {top['step']} | {_cell(top['loss_change'], top['loss_error'])} "
-            f"| {share} | {' | '.join(halves)} |"
-        )
+        cells = [name, f"{one['num_samples']:,}", f"{top['name']}, step {top['step']}"]
+        cells += [_cell(top["loss_change"], top["loss_error"]), share, *halves]
+        head.append(f"| {' | '.join(cells)} |")
     return "\n".join(head)
 
 

@@ -80,6 +80,33 @@ def test_who_reads_of_a_larger_model_is_told_what_it_comes_with():
         assert not larger.search("\n".join(examples)), file
 
 
+def test_examples_of_commands_name_runs_of_the_demo():
+    from tokenpaths.cli.demo import DemoRun, _sets, _shipped
+
+    runs = {DemoRun(model, data).run_id for model, modality in _shipped() for data in _sets(model, modality)}
+    names = {folder.name for folder in MODELS}
+    named = set()
+    for file in (ROOT / "tokenpaths" / "cli").rglob("*.py"):
+        for line in re.findall(r"Example: (.+)", file.read_text(encoding="utf-8")):
+            named |= {word for word in re.findall(r"[\w-]+", line) if any(name in word for name in names)}
+    assert named - names
+    assert named - names <= runs
+
+
+def test_the_page_is_called_as_it_calls_itself():
+    """Views and buttons that documents name in italics; the names that they had once are gone."""
+    from tokenpaths.frontend.page.selection import PLACES, VIEWS
+
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in pages.items() if re.search(r"\*(Start|Export|Link)\*", text)] == []
+    assert '"Export and link"' in (ROOT / "frontend" / "views" / "export.py").read_text(encoding="utf-8")
+    for page in ("docs/figures.md", "docs/knowledge.md"):
+        assert "*Export and link*" in pages[page]
+    table = pages["docs/page_speed.md"].partition("| place |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| (\w+) \|", table, flags=re.MULTILINE)) <= {*VIEWS.values(), *PLACES.values()}
+    assert f"*{VIEWS['importance']}* beside it bans every module in turn" in pages["docs/edits.md"]
+
+
 def test_readme_python_runs(tmp_path, monkeypatch, capsys):
     from tests.support.runs import make_run
 

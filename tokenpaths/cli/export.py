@@ -54,9 +54,9 @@ def export(
 ) -> None:
     """Write one table of a run to a file or to standard output; without a table, list those that there are.
 
-    Example: tokenpaths export dna-vision-top1-scenes path -o paths.parquet
+    Example: tokenpaths export scenes-dna-vision-top1 path -o paths.parquet
 
-    Example: tokenpaths export dna-vision-top1-scenes --format dataset --out scenes-paths/
+    Example: tokenpaths export scenes-dna-vision-top1 --format dataset --out scenes-paths/
     """
     from tokenpaths.backend.runs.registry import RunRegistry
     from tokenpaths.backend.settings import load_settings
