@@ -33,7 +33,8 @@ from tokenpaths.frontend.charts.families.raytracing_costs import (
     sharpening_chart,
     used_chart,
 )
-from tokenpaths.frontend.charts.families.raytracing_network import fired_chart, network_chart, share_chart
+from tokenpaths.frontend.charts.families.raytracing_network import network_chart, share_chart
+from tokenpaths.frontend.charts.families.raytracing_stops import fired_chart
 from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail
 from tokenpaths.frontend.charts.flow.flow_contrast import flow_contrast_chart
 from tokenpaths.frontend.charts.flow.token_flow import token_flow_chart

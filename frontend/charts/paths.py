@@ -296,8 +296,10 @@ def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | Non
     ]
 
 
-def law_words(law: Mapping[str, Any]) -> str:
-    """The power law fitted to the run's path counts, its goodness of fit, and whether a lognormal fits better."""
+def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
+    """The power law fitted to the run's path counts, its goodness of fit by ``draws`` simulated data sets, and whether
+    a lognormal fits better.
+    """
     if law.get("alpha") is None:
         return f"No power law is fitted: {law.get('reason') or 'it was not asked for'}."
     alpha = f"α = {numbers.number(law['alpha'])} ± {numbers.number(law['alpha_error'], 2)}"
@@ -307,7 +309,7 @@ def law_words(law: Mapping[str, Any]) -> str:
     )
     if (p := law.get("p_value")) is not None:
         verdict = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
-        words += f" Goodness of fit p = {numbers.number(p, 2)}: {verdict}."
+        words += f" Goodness of fit: {verdict} ({numbers.p_words(p, draws, 'simulations')})."
     return words + _beside_words(law.get("lognormal"))
 
 
@@ -345,7 +347,7 @@ def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
 
 def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row each for the run, its twin and the null: slope, exponent, lower cutoff, goodness of fit."""
-    table = []
+    table, draws = [], laws.get("draws") or 100
     for key, who in WHO.items():
         curve, law = fit.get(key), laws.get(key)
         if not curve:
@@ -360,11 +362,11 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, 
                 "paths": numbers.count(curve["num_paths"]),
                 "slope": _signed(curve.get("slope")),
                 "α": f"{numbers.number(law['alpha'])} ± {error}" if fitted else "–",
-                "p": "–" if p is None else numbers.number(p, 2),
+                "p": "–" if p is None else numbers.p_number(p, draws),
                 "lognormal": _signed(beside["ratio"]) if beside else "–",
                 "x_min": numbers.count(law.get("x_min")),
                 "tail": numbers.count(law.get("num_tail")),
-                "verdict": verdict_words(law),
+                "verdict": verdict_words(law, draws),
             }
         )
     return table

@@ -14,6 +14,7 @@ from tokenpaths.frontend.charts.families import (
     experts,
     raytracing_costs,
     raytracing_network,
+    raytracing_stops,
 )
 from tokenpaths.frontend.charts.knowledge import knowledge_chart, knowledge_rows, knowledge_words
 from tokenpaths.frontend.figures import common
@@ -113,15 +114,15 @@ def _lit(source: Source, info: Mapping[str, Any]) -> Figure:
 def _fired(source: Source, info: Mapping[str, Any]) -> Figure | None:
     steps = (info["findings"].get("lights") or {}).get("steps_until_fired") or {}
     names = source.soft("blocks")["axes"][0]["names"]
-    table = raytracing_network.fired_rows(steps.get("counts") or (), names)
-    if len(table) < 2:
+    table = raytracing_stops.fired_rows(steps.get("counts") or (), names)
+    if sum(row["step"] is not None for row in table) < 2:
         return None
     return _named(
         "fired",
         "When does the output fire?",
-        "Samples of the run by the threshold step at which their output fired.",
+        "Samples of the run by the threshold step at which their output fired." + raytracing_stops.never_words(table),
         table,
-        lambda theme: raytracing_network.fired_chart(table, theme=theme, title=None),
+        lambda theme: raytracing_stops.fired_chart(table, theme=theme, title=None),
     )
 
 
@@ -132,10 +133,11 @@ def _classes(source: Source, info: Mapping[str, Any]) -> Figure | None:
     return _named(
         "classes",
         "Which classes light more of the network?",
-        "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %.",
+        "Active share by label. Dot: mean; thick: the middle half of the samples; thin: the middle 90 %."
+        + raytracing_costs.ends_words(table),
         table,
         lambda theme: raytracing_costs.class_chart(table, theme=theme, title=None),
-        height=_ROW * max(3, len(table)),
+        height=_ROW * max(3, min(len(table), raytracing_costs.MOST_LABELS)),
     )
 
 
@@ -187,37 +189,39 @@ def _used(source: Source, info: Mapping[str, Any]) -> Figure | None:
 
 
 # -- DiPaCo ----------------------------------------------------------------------------------------
-def _ways(source: Source, info: Mapping[str, Any]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Rows of paths for each of the largest labels, and the paths of all documents."""
-    paths = source.paths(limit=MOST_PATHS)["paths"]
-    sizes = sorted((-row["num_tokens"], row["label"]) for row in info["labels"] if row["label"] is not None)
-    names = [label for _size, label in sizes][: dipaco_shards.MOST_LABELS]
-    by_label = {label: source.paths(limit=MOST_PATHS, label=label)["paths"] for label in names}
-    return by_label or {"all documents": paths}, paths
+def _ways(source: Source, info: Mapping[str, Any]) -> tuple[dict[str, dipaco_shards.Paths], dict[str, Any]]:
+    """Rows of paths by label, as on the page, and the answer with the paths of all documents."""
+    answer = source.paths(limit=MOST_PATHS)
+    by_label = dipaco_shards.ways(
+        info["labels"], answer["paths"], lambda label: source.paths(limit=MOST_PATHS, label=label)["paths"]
+    )
+    return by_label, answer
 
 
 def _tree(source: Source, info: Mapping[str, Any]) -> Figure:
-    by_label, paths = _ways(source, info)
+    by_label, answer = _ways(source, info)
+    paths = answer["paths"]
     ranks = {path["rank"] for path in paths[: dipaco_shards.MOST_PATHS]}
     shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
     inks = {dipaco_shards.modules_of(path): path for path in paths}
-    left = sum(row["label"] is not None for row in info["labels"]) - len(by_label)
     return _named(
         "ways",
         dipaco_shards.TREE,
         f"{numbers.plural(info['num_samples'], 'document')} on {numbers.plural(info['num_paths'], 'path')}. Height of "
         "a bar and width of a band: share of the tokens; colour of a path: how many tokens take it."
-        + (f" Without {numbers.plural(left, 'smaller label')}." if left > 0 else ""),
+        + dipaco_shards.hidden_words(answer),
         dipaco_shards.tree_rows(shown),
         lambda theme: dipaco_shards.tree_chart(shown, inks, theme=theme, title=None),
     )
 
 
 def _labels(source: Source, info: Mapping[str, Any]) -> Figure | None:
-    by_label, paths = _ways(source, info)
     if all(row["label"] is None for row in info["labels"]):
         return None
-    drawn = sorted(paths[: dipaco_shards.MOST_PATHS], key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
+    by_label, answer = _ways(source, info)
+    drawn = sorted(
+        answer["paths"][: dipaco_shards.MOST_PATHS], key=lambda path: tuple(reversed(dipaco_shards.modules_of(path)))
+    )
     table = dipaco_shards.label_path_rows(by_label, drawn)
     return _named(
         "labels",

@@ -97,7 +97,7 @@ def _top_k(usage: Mapping[str, Any]) -> list[Figure]:
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 13: tokens per module with dead ones marked; per step as a heat map."""
     from tokenpaths.frontend.charts import load_chart
-    from tokenpaths.frontend.charts.usage import module_count_chart
+    from tokenpaths.frontend.charts.usage import MOST_MARKED, module_count_chart
 
     usage = source.usage()
     own = any(module["step"] is not None for module in source.info()["modules"])
@@ -110,14 +110,19 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     # The twin of an always-active gate or block is an unused identity module: not dead, it has no function.
     dead = [named(row) for row in counted if row["count"] == 0 and not (own and row["kind"] == "identity")]
     most = max(counted, key=lambda row: row["count"])
-    words = f"Module {named(most)} has the most, {numbers.plural(most['count'], 'visit')}. " + (
-        f"Dead: {', '.join(dead[:20])}{' …' if len(dead) > 20 else ''}." if dead else "No module is dead."
-    )
+    busiest = f"Module {named(most)} has the most, {numbers.plural(most['count'], 'visit')}. "
+    listed = f"Dead: {', '.join(dead[:20])}{' …' if len(dead) > 20 else ''}." if dead else ""
+    # A cell without a token is not a dead module: over all steps each module may have got some.
+    empty = sum(row["count"] == 0 and row["utilisation"] is not None for row in usage["usage"])
+    cells = numbers.plural(len(usage["usage"]), "cell")
+    mark = "page colour" if len(table) > MOST_MARKED else "×"
+    at_steps = f"{mark}: no token came, as at {numbers.count(empty)} of {cells}. " if empty else ""
     figures = [
         Figure(
             "fig13-load-per-step",
             "How is the work shared between modules, step by step?",
-            "Utilisation of each module at each step (1 = a fair share); ×: no token ever came. " + words,
+            f"Utilisation of each module at each step (1 = a fair share). {at_steps}{busiest}"
+            + (listed or "No module is dead: each got a token at some step."),
             {"dead": dead, "max_violation": [row["max_violation"] for row in usage["steps"]]},
             {"cells": usage["usage"], "steps": usage["steps"]},
             ("load",),
@@ -132,7 +137,7 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
                 "fig13-module-counts",
                 "How many tokens did each module get?",
                 f"Visits of {numbers.plural(len(table), 'module')} over all steps; grey: identity modules, where a "
-                "visit is a skipped step. " + words,
+                "visit is a skipped step. " + busiest + (listed or "No module is dead."),
                 {"dead": dead, "visits": sum(row["count"] for row in table)},
                 {"modules": table},
                 ("load",),
@@ -157,8 +162,8 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
     beside = max(1, min(3, round(24 / (info["num_steps"] * min(2, info["top_k"])))))
     shown = min(beside * ROWS, len(sample["tokens"]))
     offered = offered_ids(info)
-    ids = {"identities": common.identities(info), "offered": offered}
-    parts = [_part(sample, first, min(ROWS, shown - first), shade, ids) for first in range(0, shown, ROWS)]
+    look = {"identities": common.identities(info), "offered": offered, "shade": shade, "weighted": weighted}
+    parts = [_part(sample, first, min(ROWS, shown - first), look) for first in range(0, shown, ROWS)]
     colour = {
         "path": "colour: how many tokens take its whole path; grey: a skipped step",
         "weight": "colour: the weight of that module (nearly every token has a path of its own)",
@@ -177,11 +182,8 @@ def token_flow(source: Source, wishes: Wishes) -> list[Figure]:
             {
                 "tokens": [
                     row
-                    | {
-                        "text": token.get("text"),
-                        "ribbon": named(token["ribbon"], offered),
-                        "weights": token["weights"],
-                    }
+                    | {"text": token.get("text"), "ribbon": named(token["ribbon"], offered)}
+                    | ({"weights": token["weights"]} if weighted else {})
                     for row, token in zip(token_rows(sample, offered), sample["tokens"], strict=True)
                 ]
             },
@@ -201,13 +203,11 @@ def _readable(source: Source) -> int:
     return int(fitting[0]["sample"]) if fitting else 0
 
 
-def _part(
-    sample: Mapping[str, Any], first: int, num: int, shade: Any, ids: Mapping[str, Any]
-) -> Callable[[float], str]:
+def _part(sample: Mapping[str, Any], first: int, num: int, look: Mapping[str, Any]) -> Callable[[float], str]:
     from tokenpaths.frontend.charts import token_flow_chart
 
     def draw(width: float) -> str:
-        chart = token_flow_chart(sample, theme="print", first=first, most=num, shade=shade, **ids)
+        chart = token_flow_chart(sample, theme="print", first=first, most=num, **look)
         return printed(chart, width, height=_ROW_POINTS * num)
 
     return draw

@@ -46,7 +46,7 @@ def rank_frequency(source: Source, wishes: Wishes) -> list[Figure]:
             "Share of tokens on a path by the rank of the path, both axes logarithmic. "
             + " ".join(words)
             + " "
-            + law_words(law["observed"]),
+            + law_words(law["observed"], law["draws"]),
             values,
             {"points": table, "power law": law["observed"].get("curve") or []},
             ("paths", "nulls", "law"),

@@ -289,10 +289,12 @@ def test_the_law_is_drawn_where_there_is_one_and_said_in_words():
     assert paths.LAW not in str(charts.rank_frequency_chart(FIT).to_dict())
     assert paths.law_words(law) == (
         "Power law by maximum likelihood: α = 2.11 ± 0.080, for the 194 of 900 paths taken by at least 3 tokens. "
-        "Goodness of fit p = 0.30: a power law is plausible. "
+        "Goodness of fit: a power law is plausible (p = 0.30, 100 simulations). "
         "A lognormal fits better (likelihood ratio −3.83, p < 0.001)."
     )
-    assert "p = 0.0099: the counts are not a pure power law" in paths.law_words(law | {"p_value": 1 / 101})
+    refused = "the counts are not a pure power law (p ≤ {}, none of {} simulations)"
+    assert refused.format(0.01, 100) in paths.law_words(law | {"p_value": 1 / 101})
+    assert refused.format(0.04, 24) in paths.law_words(law | {"p_value": 1 / 25}, 24)
     assert "p =" not in paths.law_words({**law, "p_value": None, "lognormal": None})
     even = law | {"lognormal": law["lognormal"] | {"p_value": 0.4}}
     assert "about as well" in paths.law_words(even)
@@ -341,6 +343,14 @@ def test_token_flow_has_a_cell_for_every_token_and_step():
     assert {row["mark"] == "skip" for row in rows if row["skipped"]} <= {True}
     window = charts.token_flow_chart(TEXT, first=4, most=3)
     assert {row["token"] for row in data_of(window, "step", "mark")} == {4, 5, 6}
+
+
+@pytest.mark.parametrize(("shade", "weighted"), [("path", False), ("module", False), ("path", True), ("weight", True)])
+def test_weights_stand_in_a_token_flow_only_where_a_log_recorded_them(shade, weighted):
+    spec = charts.token_flow_chart(TEXT, shade=shade, weighted=weighted).to_dict()
+    told = {tip["field"] for part in walk(spec) if isinstance(part, dict) for tip in part.get("tooltip") or []}
+    assert "modules" in told
+    assert ("weight" in told) == weighted
 
 
 def test_histogram_keeps_every_sample():

@@ -110,6 +110,8 @@ def test_load_is_that_of_every_cell():
     dead = sum(row["dead"] for row in expert_load.load_rows(usage))
     assert f"Dead: {dead} of 120 experts" in expert_load.load_words(usage)
     assert f"{dead} of 120 modules never got a token" in dead_words(usage)
+    only = [{**s, "dead": [0] if s["step"] == 1 else []} for s in usage["steps"]]
+    assert expert_load.load_words({**usage, "steps": only}).endswith("in 1 layer.")
     alive = {**usage, "steps": [{**s, "dead": []} for s in usage["steps"]]}
     assert "No expert is dead" in expert_load.load_words(alive)
     assert "No module is dead" in dead_words(alive)

@@ -167,6 +167,8 @@ def test_the_verdict_on_a_law(law, sentence):
 def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
     curves = {"observed": {"num_paths": 100, "slope": -1.2}, "independent": {"num_paths": 9, "slope": None}}
     fit = {**curves, "untrained": None}
+    refused = paths.law_rows(fit, {"observed": {**LAW, "p_value": 1 / 101, "lognormal": BETTER}, "draws": 100})
+    assert refused[0]["p"] == "≤ 0.01"  # 101 data sets tell no smaller one
     rows = paths.law_rows(fit, {"observed": {**LAW, "p_value": None, "lognormal": BETTER}, "independent": None})
     assert [(row["whose"], row["slope"], row["α"], row["p"], row["lognormal"]) for row in rows] == [
         ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"),

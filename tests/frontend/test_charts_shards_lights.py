@@ -11,7 +11,13 @@ import vl_convert
 
 from tests.frontend.test_charts import data_of, walk
 from tokenpaths.frontend.charts.drawing import palette
-from tokenpaths.frontend.charts.families import dipaco_rerouting, dipaco_shards, raytracing_costs, raytracing_network
+from tokenpaths.frontend.charts.families import (
+    dipaco_rerouting,
+    dipaco_shards,
+    raytracing_costs,
+    raytracing_network,
+    raytracing_stops,
+)
 
 RUN = {
     "config": {
@@ -104,7 +110,7 @@ def all_charts(theme: str) -> dict[str, Any]:
         "network": raytracing_network.network_chart(NETWORK, VALUES, 1, theme=theme),
         "network fired": raytracing_network.network_chart(NETWORK, VALUES, 2, theme=theme, prediction="seven 93 %"),
         "shares": raytracing_network.share_chart(curve, [0.2, 0.3, 0.4, 0.4], step=1, theme=theme),
-        "fired": raytracing_network.fired_chart(raytracing_network.fired_rows([0, 3, 5], NAMES), chosen=1, theme=theme),
+        "fired": raytracing_stops.fired_chart(raytracing_stops.fired_rows([0, 3, 5], NAMES), chosen=1, theme=theme),
         "classes": raytracing_costs.class_chart(raytracing_costs.class_rows(SAMPLES), theme=theme),
         "difficulty": raytracing_costs.difficulty_chart(raytracing_costs.difficulty_points(SAMPLES), theme=theme),
         "used": raytracing_costs.used_chart(raytracing_costs.used_rows(VALIDATION), theme=theme),
@@ -202,12 +208,72 @@ def test_the_output_speaks_at_the_last_step_only():
     assert "seven" in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 2, prediction="seven").to_dict())
 
 
+def test_documents_without_a_label_and_of_smaller_ones_are_a_row_of_their_own():
+    """Three labels of 40, 30 and 10 tokens, and 20 tokens of none."""
+    of_label = {"a": [path(1, (0, 2), 40)], "b": [path(2, (1, 2), 30)], "c": [path(3, (1, 0), 10)]}
+    labels = [{"label": name, "num_tokens": sum(p["count"] for p in rows)} for name, rows in of_label.items()]
+    every = dipaco_shards.ways([*labels, {"label": None, "num_tokens": 20}], PATHS, of_label.__getitem__)
+    assert list(every) == ["a", "b", "c", "no label"]
+    assert [(row["rank"], row["count"]) for row in every["no label"]] == [(1, 20)]
+    assert sum(p["count"] for rows in every.values() for p in rows) == 100
+    many = [{"label": f"{i:02d}", "num_tokens": 1} for i in range(15)]
+    few = dipaco_shards.ways(many, PATHS, lambda label: [path(1, (0, 2), 1)])
+    assert list(few) == [*(f"{i:02d}" for i in range(11)), "4 others"]
+    both = dipaco_shards.ways([*many, {"label": None, "num_tokens": 1}], PATHS, lambda label: [path(1, (0, 2), 1)])
+    assert list(both)[-1] == "4 others, no label"
+    assert dipaco_shards.ways([], PATHS, of_label.__getitem__) == {"all documents": PATHS}
+
+
+def test_rarer_paths_that_are_not_drawn_are_counted(monkeypatch):
+    answer = {"num_paths": 3, "num_tokens": 100, "paths": PATHS}
+    assert dipaco_shards.hidden_words(answer) == ""
+    monkeypatch.setattr(dipaco_shards, "MOST_PATHS", 2)
+    assert dipaco_shards.hidden_words(answer) == " Not drawn: 1 rarer path with 10.0 % of the tokens."
+
+
 def test_stops_are_counted_by_step():
-    assert raytracing_network.fired_rows([1, 3, 0, 4], NAMES) == [
-        {"step": -1, "theta": "never", "samples": 1, "share": 0.125},
+    assert raytracing_stops.fired_rows([1, 3, 0, 4], NAMES) == [
         {"step": 0, "theta": "θ = 1", "samples": 3, "share": 0.375},
         {"step": 2, "theta": "θ = 0.81", "samples": 4, "share": 0.5},
+        {"step": None, "theta": "never", "samples": 1, "share": 0.125},
     ]
+
+
+def test_a_sample_that_never_fired_has_no_step_and_is_counted_beside_the_bars():
+    table = raytracing_stops.fired_rows([2, 3, 0, 4], NAMES)
+    chart = raytracing_stops.fired_chart(table)
+    assert [row["step"] for row in data_of(chart, "lo", "hi")] == [0, 2]
+    assert "In 2 samples no block ever fired: not drawn." in chart.to_dict()["description"]
+    assert raytracing_stops.never_words(table[:2]) == ""
+    silent = [[0.0] * 4] * 3
+    assert raytracing_network.silent(silent)
+    assert not raytracing_network.silent(VALUES)
+    told = raytracing_stops.step_words(
+        NETWORK,
+        raytracing_network.share_rows(NETWORK, silent, NAMES),
+        0,
+        0,
+        NAMES,
+        {"theta_steps": 3},
+        {"prediction": "seven", "confidence": 0.5},
+    )
+    assert told == "No block fired at any threshold: the output is read without them and says “seven” (50.0 %)."
+    drawn = json.dumps(raytracing_network.network_chart(NETWORK, silent, 0, prediction="seven").to_dict())
+    assert "still silent" in drawn
+    assert "has fired" not in drawn
+
+
+def test_many_labels_are_said_to_be_drawn_in_part():
+    table = raytracing_costs.class_rows([{"label": f"{i:02d}", "compute": i / 100} for i in range(40)])
+    chart = raytracing_costs.class_chart(table)
+    assert [row["label"] for row in data_of(chart, "label", "half")] == [
+        *(f"{i:02d}" for i in range(39, 24, -1)),
+        *(f"{i:02d}" for i in range(14, -1, -1)),
+    ]
+    told = "The 15 labels that light most and the 15 that light least, of 40."
+    assert told in raytracing_costs.ends_words(table)
+    assert told in chart.to_dict()["description"]
+    assert raytracing_costs.ends_words(table[:30]) == ""
 
 
 def test_classes_are_sorted_by_their_mean():

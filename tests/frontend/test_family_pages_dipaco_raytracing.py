@@ -249,7 +249,9 @@ def test_states_of_the_shards_by_address(show, query):
 
 def test_a_document_of_a_label_keeps_the_paths_that_other_labels_take(api, show, monkeypatch):
     looked_up, recoloured = [], dipaco.recoloured
-    monkeypatch.setattr(dipaco, "recoloured", lambda tokens, paths: looked_up.append(paths) or recoloured(tokens, paths))
+    monkeypatch.setattr(
+        dipaco, "recoloured", lambda tokens, paths: looked_up.append(paths) or recoloured(tokens, paths)
+    )
     assert "Run again: mean loss" in words(show(run="shards", label="code", controls="reroute_every:16"))
     counts = [sum(path["count"] for path in paths) for paths in looked_up]
     assert counts == [Client(api).ask("shards", "")["num_tokens"]]  # of the whole run, not of the label

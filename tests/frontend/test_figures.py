@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import types
 from collections import Counter
 from xml.etree import ElementTree
 
@@ -23,8 +24,9 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts.drawing.ink import path_ink
 from tokenpaths.frontend.charts.drawing.palette import PRINT
 from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, wrapped
+from tokenpaths.frontend.charts.families import dipaco_shards
 from tokenpaths.frontend.charts.knowledge import PROPERTIES
-from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures
+from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures, flows
 from tokenpaths.frontend.figures.common import bands, drawn_samples, samples_at
 from tokenpaths.frontend.figures.files import FORMATS, files_of
 
@@ -159,6 +161,19 @@ def test_every_family_has_the_charts_of_its_view(families, name, keys):
         assert any(file.endswith(".csv") for file in files)
 
 
+def test_the_way_of_documents_is_of_all_documents(families, monkeypatch):
+    """What has no row of its own stands in one for all others, as on the page."""
+    run = families["shards"]
+    tokens = run.card()["num_tokens"]
+    monkeypatch.setattr(dipaco_shards, "MOST_LABELS", 2)
+    figures = drawn(run, "family")[0]
+    rows = [row for row in table(figures["family-ways"]) if row["from"].startswith("from ")]
+    assert sum(float(row["tokens"]) for row in rows) == tokens
+    assert len({row["from"] for row in rows}) == 2
+    assert "from 2 others" in {row["from"] for row in rows}
+    assert "2 others" in {row["label"] for row in table(figures["family-labels"])}
+
+
 def test_a_family_without_charts_of_its_own_says_so(runs):
     figures, why = drawn(runs["pictures"], "family")
     assert not figures
@@ -182,6 +197,26 @@ def test_module_counts_sum_to_all_visits(runs):
         card = run.card()
         assert sum(int(row["count"]) for row in rows) == card["num_tokens"] * card["num_steps"] * card["top_k"]
         assert len(rows) == card["num_modules"]
+
+
+def test_a_cell_without_a_token_is_no_dead_module(runs):
+    """Module 1 gets tokens at step 0 only: × stands at the other steps, and the module is not dead."""
+    usage = runs["pictures"].usage()
+    cells = [row | {"count": 5 if row["module"] != 1 or row["step"] == 0 else 0} for row in usage["usage"]]
+    source = types.SimpleNamespace(usage=lambda: {**usage, "usage": cells}, info=runs["pictures"].info)
+    by_module, per_step = flows.module_counts(source, Wishes())
+    assert by_module.caption.endswith("No module is dead.")
+    assert f"×: no token came, as at 3 of {len(cells)} cells." in per_step.caption
+    assert per_step.caption.endswith("No module is dead: each got a token at some step.")
+    assert "no token ever came" not in per_step.caption
+
+
+def test_a_text_of_ids_only_has_no_weights_in_its_table(runs):
+    run, info = runs["words"], runs["words"].info()
+    assert "weights" in table(drawn(run, "fig18")[0]["fig18-token-flow"])[0]
+    ids = {**info, "weight_semantics": {"weights_recorded": False}}
+    source = types.SimpleNamespace(info=lambda: ids, sample=run.sample, samples=run.samples)
+    assert "weights" not in flows.token_flow(source, Wishes())[0].tables["tokens"][0]
 
 
 def test_examples_are_on_the_path_that_is_said(runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir: Path = tmp_path_factory.mktemp("modules")
     make_run(data_dir / "runs", "pictures", samples=9, seed=1)
     make_experts("experts", layers=3, experts=40, samples=8, length=8).write(data_dir / "runs")
+    ids = make_experts("ids", layers=3, experts=8, top_k=2, samples=8, length=8)
+    replace(ids, info=replace(ids.info, weight_semantics={"weights_recorded": False})).write(data_dir / "runs")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -51,3 +54,11 @@ def test_experts_with_a_label_are_said_to_lack_its_tokens(show):
     asked = [heading.value for heading in one.subheader]
     assert "How many experts does no token of the label choose?" in asked
     assert "How many experts does nobody choose?" not in asked
+
+
+def test_weights_that_no_log_recorded_are_not_told_as_measured(show):
+    measured, of_ids = show(run="experts"), show(run="ids")
+    assert "importance CV²" in told(measured)
+    assert "importance CV²" in " ".join(table.proto.body for table in measured.get("html"))
+    assert "importance" not in told(of_ids)
+    assert "importance" not in " ".join(table.proto.body for table in of_ids.get("html"))

@@ -65,6 +65,14 @@ def test_percentages(value, words):
     assert numbers.percent(value) == words
 
 
+@pytest.mark.parametrize(
+    ("value", "digits", "words"),
+    [(0.996, 2, "> 99 %"), (0.99, 2, "99 %"), (0.9994, 3, "99.9 %"), (0.99996, 4, "> 99.99 %"), (1, 2, "100 %")],
+)
+def test_less_than_all_is_never_told_as_100_percent(value, digits, words):
+    assert numbers.percent(value, digits) == words
+
+
 def test_what_is_darker_on_a_light_page_is_lighter_on_a_dark_one():
     """Scales of amounts begin at the page's colour, so in the dark theme more is lighter."""
     usage = {"usage": [{"step": 0, "module": 0, "name": "0", "count": 1, "share": 1.0, "utilisation": 1.0}]}

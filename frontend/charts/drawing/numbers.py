@@ -35,13 +35,17 @@ def apart(values: Sequence[float], most: int = 6) -> list[str]:
 
 
 def percent(value: float | None, digits: int = 3) -> str:
-    """A share in [0, 1] as a percentage: 12.3 %; 0 and 100 without decimals."""
+    """A share in [0, 1] as a percentage: 12.3 %; 0 and 100 without decimals, and 100 for all alone.
+
+    >>> percent(0.123), percent(0.9996), percent(0.996, 2), percent(1, 2)
+    ('12.3 %', '> 99.9 %', '> 99 %', '100 %')
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if value in (0, 1):
         return f"{value:.0%}".replace("%", " %")
-    if 0.9995 < value < 1:
-        return "> 99.9 %"
+    if value < 1 and round(100 * value, digits - 2) >= 100:
+        return f"> {100 - 10 ** (2 - digits):g} %"
     return number(100 * value, digits) + " %"
 
 
@@ -60,6 +64,16 @@ def plural(value: float | None, singular: str, plural_form: str | None = None) -
     return f"{count(value)} {singular if value == 1 else plural_form or singular + 's'}"
 
 
+def p_number(p: float, draws: int | None) -> str:
+    """A p-value of ``draws`` draws, never below its resolution 1 / (1 + draws).
+
+    >>> p_number(1 / 101, 100), p_number(0.5, 100)
+    ('≤ 0.01', '0.50')
+    """
+    least = 1 / (1 + draws) if draws else 0.0
+    return f"≤ {least:.1g}" if p <= least else number(p, 2)
+
+
 def p_words(p: float | None, draws: int | None, what: str = "shuffles") -> str:
     """A p-value of ``draws`` draws, which cannot be below 1 / (1 + draws).
 
@@ -70,14 +84,10 @@ def p_words(p: float | None, draws: int | None, what: str = "shuffles") -> str:
     """
     if p is None:
         return "p not known"
+    text = p_number(p, draws)
     if not draws:
-        return f"p = {number(p, 2)}"
-    least = 1 / (1 + draws)
-    return (
-        f"p ≤ {least:.1g}, none of {count(draws)} {what}"
-        if p <= least
-        else f"p = {number(p, 2)}, {count(draws)} {what}"
-    )
+        return f"p = {text}"
+    return f"p {text}, none of {count(draws)} {what}" if text[0] == "≤" else f"p = {text}, {count(draws)} {what}"
 
 
 def ribbon_words(ribbon: Sequence[Sequence[int | str]], most: int = 64) -> str:

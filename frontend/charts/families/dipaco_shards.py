@@ -7,7 +7,7 @@ each label to its rows; without labels it is {"": rows}.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -24,6 +24,44 @@ TREE = "Which way do documents go?"
 RANK_PICK = "rank"
 MOST_PATHS = 40
 MOST_LABELS = 12
+Paths = list[dict[str, Any]]
+
+
+def ways(labels: Sequence[Mapping[str, Any]], paths: Paths, paths_of: Callable[[str], Paths]) -> dict[str, Paths]:
+    """Rows of paths for each label, the largest labels first, and one for the tokens of all that is left.
+
+    Args:
+        labels: Rows of ``labels`` of a run.
+        paths: Rows of all documents.
+        paths_of: Asks for the rows of one label.
+    """
+    sizes = [(-row["num_tokens"], row["label"]) for row in labels if row["label"] is not None]
+    if not sizes:
+        return {"all documents": paths}
+    names = [label for _size, label in sorted(sizes)]
+    shown = names if len(names) <= MOST_LABELS else names[: MOST_LABELS - 1]
+    by_label = {label: paths_of(label) for label in shown}
+    left = {path["rank"]: path["count"] for path in paths}
+    for rows_of_label in by_label.values():
+        for path in rows_of_label:
+            if path["rank"] in left:
+                left[path["rank"]] -= path["count"]
+    if any(count > 0 for count in left.values()):
+        others = [f"{len(names) - len(shown)} others"] * (len(names) > len(shown))
+        others += ["no label"] * any(row["label"] is None for row in labels)
+        by_label[", ".join(others) or "others"] = [
+            {**path, "count": left[path["rank"]]} for path in paths if left[path["rank"]] > 0
+        ]
+    return by_label
+
+
+def hidden_words(answer: Mapping[str, Any]) -> str:
+    """How many of the paths of an answer of ``/paths`` are too rare to be drawn; empty if none is."""
+    hidden = answer["num_paths"] - len(drawn := answer["paths"][:MOST_PATHS])
+    if hidden <= 0:
+        return ""
+    share = (answer["num_tokens"] - sum(path["count"] for path in drawn)) / answer["num_tokens"]
+    return f" Not drawn: {numbers.plural(hidden, 'rarer path')} with {numbers.percent(share)} of the tokens."
 
 
 @redrawable

@@ -141,5 +141,6 @@ def load_words(usage: Mapping[str, Any], label: str | None = None) -> str:
     share = numbers.percent(dead / total)
     whose = "Dead" if label is None else f"Without a token of label “{label}”"
     return (
-        first + f" {whose}: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in {layers} layers."
+        first + f" {whose}: {numbers.count(dead)} of {numbers.plural(total, 'expert')} ({share}), in "
+        f"{numbers.plural(layers, 'layer')}."
     )

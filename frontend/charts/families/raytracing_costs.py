@@ -15,6 +15,8 @@ from tokenpaths.frontend.charts.drawing.theme import axis_labels, click_selectio
 
 SAMPLE_PICK = "sample"
 MOST_LABELS = 30
+ENDS = MOST_LABELS // 2
+"""labels drawn from each end, where there are more"""
 
 
 def class_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -31,6 +33,13 @@ def class_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted(table, key=lambda row: (-row["mean"], row["label"]))
 
 
+def ends_words(table: Sequence[Mapping[str, Any]]) -> str:
+    """Which of many labels ``class_chart`` draws; empty if all are drawn."""
+    if len(table) <= MOST_LABELS:
+        return ""
+    return f" The {ENDS} labels that light most and the {ENDS} that light least, of {numbers.count(len(table))}."
+
+
 @redrawable
 def class_chart(
     table: Sequence[Mapping[str, Any]],
@@ -40,14 +49,13 @@ def class_chart(
 ) -> alt.LayerChart:
     """``class_rows`` as a dot (mean), a thick bar (middle 50 % of the samples) and a thin line (middle 90 %)."""
     look = theme_named(theme)
-    shown = list(table) if len(table) <= MOST_LABELS else [*table[: MOST_LABELS // 2], *table[-MOST_LABELS // 2 :]]
     shown = [
         {
             **row,
             "words": numbers.percent(row["mean"]),
             "half": f"{numbers.percent(row['q25'])} … {numbers.percent(row['q75'])}",
         }
-        for row in shown
+        for row in (table if len(table) <= MOST_LABELS else [*table[:ENDS], *table[-ENDS:]])
     ]
     scale = alt.Scale(zero=False, padding=12)
     y = alt.Y("label:N", sort=[row["label"] for row in shown], axis=bare_axis(None, labelLimit=110, grid=True))
@@ -57,7 +65,8 @@ def class_chart(
     wide = base.mark_rule(color=look.link, strokeWidth=1.5).encode(x=alt.X("q05:Q", scale=scale, axis=axis), x2="q95:Q")
     half = base.mark_bar(color=look.link, opacity=0.55, height=9).encode(x=alt.X("q25:Q", scale=scale), x2="q75:Q")
     mean = base.mark_point(filled=True, size=75, color=look.ink, opacity=1).encode(x=alt.X("mean:Q", scale=scale))
-    words = "Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."
+    words = ["Dot: mean. Thick: middle half of the samples. Thin: middle 90 %."]
+    words += [ends.strip()] if (ends := ends_words(table)) else []
     summary = highest(shown, "mean", lambda row: f"{row['label']}, {row['words']} on average")
     return finish(alt.layer(wide, half, mean), look, title, words, height=max(60, 25 * len(shown)), summary=summary)
 

@@ -17,7 +17,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, mix, strong_neutral, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, highest, hover_selection, rows
+from tokenpaths.frontend.charts.drawing.theme import finish, hover_selection, rows
 
 NETWORK = "Which blocks light up as the threshold falls?"
 SHARES = "How much of the network is used, step by step?"
@@ -82,6 +82,11 @@ def last_step(values: Sequence[Sequence[float]]) -> int:
     return max((step for step, rates in enumerate(values) if any(rate > 0 for rate in rates)), default=0)
 
 
+def silent(values: Sequence[Sequence[float]]) -> bool:
+    """Whether no block of a sample ever fired: then neither did its output."""
+    return not any(rate > 0 for rates in values for rate in rates)
+
+
 def share_rows(network: Network, values: Sequence[Sequence[float]], names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Per threshold step until the stop: blocks active now and so far, and the share of parameters used so far.
 
@@ -132,7 +137,8 @@ def network_chart(
     look, rates = theme_named(theme), values[step]
     height = float(min(600, max(230, 25 * network.blocks)))
     place = _places(network, height)
-    end, fired = network.layers + 1, prediction is not None and step >= last_step(values)
+    end = network.layers + 1
+    fired = prediction is not None and step >= last_step(values) and not silent(values)
     x = alt.X("x:Q", scale=alt.Scale(domain=[-0.45, end + 0.45], nice=False), axis=_columns(network))
     y = alt.Y("y:Q", scale=alt.Scale(domain=[height, 0], nice=False), axis=None)
     hover = hover_selection("hover_block", "block")
@@ -357,62 +363,3 @@ def share_chart(
     words = "Blocks and parameters that have been needed by each step."
     summary = f"At the last step: {numbers.percent(curve[-1]['used'])} of the parameters." if curve else ""
     return finish(alt.layer(*layers), look, title, words, height=height, summary=summary)
-
-
-def fired_rows(counts: Sequence[int], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Number of samples that stopped at each threshold step; ``counts[n]`` stopped after n steps, so at step n − 1."""
-    total = sum(counts) or 1
-    return [
-        {
-            "step": n - 1,
-            "theta": names[n - 1] if 0 < n <= len(names) else "never",
-            "samples": count,
-            "share": count / total,
-        }
-        for n, count in enumerate(counts)
-        if count
-    ]
-
-
-@redrawable
-def fired_chart(
-    table: Sequence[Mapping[str, Any]],
-    *,
-    chosen: int | None = None,
-    theme: str | Theme = "light",
-    title: str | None = "When does the output fire?",
-    height: int = 110,
-) -> alt.LayerChart:
-    """Samples by the threshold step at which they stopped (``fired_rows``); the ``chosen`` bar in the accent colour."""
-    look = theme_named(theme)
-    shown = [
-        {
-            **row,
-            "lo": row["step"] - 0.42,
-            "hi": row["step"] + 0.42,
-            "zero": 0,
-            "on": row["step"] == chosen,
-            "words": numbers.percent(row["share"]),
-        }
-        for row in table
-    ]
-    x = alt.X(
-        "lo:Q",
-        scale=alt.Scale(nice=False, zero=False, padding=8),
-        axis=alt.Axis(title="threshold step", format="d", tickMinStep=1, grid=False),
-    )
-    bars = (
-        alt.Chart(rows(shown))
-        .mark_bar()
-        .encode(
-            x=x,
-            x2="hi:Q",
-            y=alt.Y("samples:Q", axis=alt.Axis(title="samples", tickCount=3, format="~s")),
-            y2="zero:Q",
-            color=either("datum.on", look.accent, look.module),
-            tooltip=tips("step:Q", "theta:N threshold", "samples:Q|,", "words:N share"),
-        )
-    )
-    words = "Samples by the step at which enough signal reached the output."
-    summary = highest(shown, "samples", lambda row: f"step {row['step']}, {numbers.plural(row['samples'], 'sample')}")
-    return finish(alt.layer(bars), look, title, words, height=height, summary=summary)

@@ -55,6 +55,7 @@ def token_flow_chart(
     identities: Collection[int] = (),
     offered: Collection[int] | None = None,
     shade: Shade = "path",
+    weighted: bool = True,
     title: str | None = TITLE,
 ) -> alt.LayerChart:
     """Heat map of tokens ``first … first+most−1`` of a response of ``/samples/{sample}``.
@@ -63,8 +64,8 @@ def token_flow_chart(
     shade ``module`` that of its module (``patches.step_colour``). A cell of identity modules alone (a skipped step) is
     neutral grey; ids that are not ``offered`` stand for decisions that nobody recorded (``drawing.slots``). If every
     token has its own path the ink is meaningless; the cell then names only the first module, coloured by that module's
-    ``weight`` or, in runs without known weights, by ``overlap``: the share of its modules that the previous token took
-    too.
+    ``weight`` or, in runs without known weights (``weighted`` is false), by ``overlap``: the share of its modules that
+    the previous token took too.
     """
     look = theme_named(theme)
     tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
@@ -79,7 +80,8 @@ def token_flow_chart(
         scale=alt.Scale(paddingInner=0.08),
         axis=bare_axis(None, labelLimit=110, labelPadding=6, labelFontSize=look.font_size),
     )
-    strength = f"overlap:Q|.0% {LEGENDS['overlap']}" if shade == "overlap" else f"weight:Q|.3f {LEGENDS['weight']}"
+    strength = [f"weight:Q|.3f {LEGENDS['weight']}"] if weighted else []
+    strength = [f"overlap:Q|.0% {LEGENDS['overlap']}"] if shade == "overlap" else strength
     cells = (
         alt.Chart(rows(table))
         .mark_rect(cursor="pointer", strokeWidth=2)
@@ -89,7 +91,7 @@ def token_flow_chart(
             fill=_fill(table, shade, look),
             stroke=either("datum.on", look.accent, None),
             tooltip=tips(
-                "label:N token", "step:O", "modules:N module", strength, "rank:N rank of its path", "many:N its path"
+                "label:N token", "step:O", "modules:N module", *strength, "rank:N rank of its path", "many:N its path"
             ),
         )
         .add_params(click_selection(TOKEN_PICK, "token"))

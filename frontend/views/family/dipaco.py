@@ -53,7 +53,7 @@ HELP = {
         "loss: its tokens chose the path."
     ),
 }
-Paths = list[dict[str, Any]]
+Paths = dipaco_shards.Paths
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
@@ -86,20 +86,10 @@ def _by_label(run: Mapping[str, Any], selection: Selection, paths: Paths) -> dic
     """Rows of paths for each label, the largest labels first; the smallest of many labels merged."""
     if selection.label is not None:
         return {selection.label: paths}
-    sizes = [(-row["num_tokens"], row["label"]) for row in run["labels"] if row["label"] is not None]
-    if not sizes:
-        return {"all documents": paths}
-    client, names = widgets.client(), [label for _size, label in sorted(sizes)]
-    shown = names if len(names) <= dipaco_shards.MOST_LABELS else names[: dipaco_shards.MOST_LABELS - 1]
-    by_label = {label: client.ask(run["run"], "paths", most=MOST_ASKED, label=label)["paths"] for label in shown}
-    left = {path["rank"]: path["count"] for path in paths}
-    for rows in by_label.values():
-        for path in rows:
-            left[path["rank"]] -= path["count"]
-    if any(count > 0 for count in left.values()):
-        others = f"{len(names) - len(shown)} others" if len(names) > len(shown) else "no label"
-        by_label[others] = [{**path, "count": left[path["rank"]]} for path in paths if left[path["rank"]] > 0]
-    return by_label
+    client = widgets.client()
+    return dipaco_shards.ways(
+        run["labels"], paths, lambda label: client.ask(run["run"], "paths", most=MOST_ASKED, label=label)["paths"]
+    )
 
 
 def _tree(
@@ -112,10 +102,7 @@ def _tree(
     inks = {dipaco_shards.modules_of(path): path for path in paths["paths"]}
     widgets.chart(dipaco_shards.tree_chart(shown, inks, theme=widgets.theme(), title=None))
     words = "Height of a bar and width of a band: share of the tokens. The bar of a path is its shard."
-    if hidden := paths["paths"][len(drawn) :]:
-        share = numbers.percent(sum(path["count"] for path in hidden) / paths["num_tokens"])
-        words += f" Not drawn: {numbers.plural(len(hidden), 'rarer path')} with {share} of the tokens."
-    st.caption(words)
+    st.caption(words + dipaco_shards.hidden_words(paths))
     widgets.numbers_behind(dipaco_shards.tree_rows(shown), "bands (level.module)", **OF_TOKENS)
     widgets.numbers_behind(
         [

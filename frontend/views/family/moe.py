@@ -152,7 +152,7 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
                 "what": label,
                 "token": token["token"],
                 "modules": taken(token["modules"], slots=int(run["top_k"]), offered=offered),
-                "weights": token["weights"],
+                "weights": token["weights"] if answer.get("weights_recorded", True) else "not in the log",
             }
             for label, token in zip(experts.token_labels(answer["tokens"]), answer["tokens"], strict=True)
         ],

@@ -10,7 +10,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import raytracing_costs, raytracing_network
+from tokenpaths.frontend.charts.families import raytracing_costs, raytracing_network, raytracing_stops
 from tokenpaths.frontend.charts.families.raytracing_costs import sharpening_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
@@ -116,20 +116,23 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
             "Circles are blocks; the fuller, the higher the firing rate. Hollow: silent, so nothing is computed there. "
             "Lines: wires that carry a signal now. Inputs send all the time."
         )
-        _slider(names, last, step)
+        silent = raytracing_network.silent(values)
+        _slider(names, last, step, silent)
         drawing = raytracing_network.network_chart(
             network, values, step, theme=widgets.theme(), prediction=prediction, title=None
         )
         widgets.chart(drawing)
         finding = run["findings"].get("lights") or {}
-        _fired(finding, names, last)
+        _fired(finding, names, None if silent else last)
     with right:
         picture, text = st.columns([1, 2], gap="small", vertical_alignment="center")
         with picture:
             if sample.get("has_image"):
                 _picture(client.image(run["run"], number), sample)
         with text:
-            st.markdown(widgets.escape(step_words(network, curve, step, last, names, run["config"], sample)))
+            st.markdown(
+                widgets.escape(raytracing_stops.step_words(network, curve, step, last, names, run["config"], sample))
+            )
         if selection.light is not None and selection.light > last:
             st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
         st.subheader(raytracing_network.SHARES, anchor=False, help=HELP["share"])
@@ -137,32 +140,44 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         if last > 0:
             widgets.chart(raytracing_network.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None))
         else:
-            st.write("This sample used all that it needed at the first step, so there is no curve to draw.")
+            st.write(
+                "No block fired at any step, so there is no curve to draw."
+                if silent
+                else "This sample used all that it needed at the first step, so there is no curve to draw."
+            )
         widgets.numbers_behind(curve, "threshold steps of this sample")
         widgets.numbers_behind(block_rows(network, values, step), "blocks at this step")
         if sample.get("has_image") and last > 0:
             _sharpening(run, sample, names, last, step)
 
 
-def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int) -> None:
-    """Threshold steps at which all samples' outputs fired, with this sample's bar marked."""
+def _fired(finding: Mapping[str, Any], names: Sequence[str], last: int | None) -> None:
+    """Threshold steps at which all samples' outputs fired, with this sample's bar marked; None: it has none."""
     st.subheader("When does the output fire?", anchor=False, help=HELP["fired"])
     steps = finding.get("steps_until_fired") or {}
-    table = raytracing_network.fired_rows(steps.get("counts") or (), names)
+    table = raytracing_stops.fired_rows(steps.get("counts") or (), names)
     if not table:
         widgets.empty("This run does not say when its outputs fired.", "Trace it again to have that worked out.")
         return
     if len(table) == 1:
-        st.write(widgets.escape(f"In all {numbers.plural(table[0]['samples'], 'sample')} at step {table[0]['step']}."))
+        when = "never" if table[0]["step"] is None else f"at step {table[0]['step']}"
+        st.write(widgets.escape(f"In all {numbers.plural(table[0]['samples'], 'sample')} {when}."))
         return
-    widgets.chart(raytracing_network.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
-    # Steps are numbered from 0: a sample that stops at step 9 has taken ten.
-    mean = numbers.number(steps["mean"] - 1) if steps.get("mean") is not None else "–"
-    st.caption(f"All samples of the run; on average they stopped at step {mean}. In colour: the one above.")
+    widgets.chart(raytracing_stops.fired_chart(table, chosen=last, theme=widgets.theme(), title=None))
+    fired = [row for row in table if row["step"] is not None]
+    mean = sum(row["step"] * row["samples"] for row in fired) / sum(row["samples"] for row in fired)
+    st.caption(
+        f"Samples of the run; on average they stopped at step {numbers.number(mean)}."
+        + raytracing_stops.never_words(table)
+        + (" In colour: the one above." if last is not None else "")
+    )
     widgets.numbers_behind(table, "samples by the step at which they stopped")
 
 
-def _slider(names: Sequence[str], last: int, step: int) -> None:
+def _slider(names: Sequence[str], last: int, step: int, silent: bool) -> None:
+    if silent:
+        widgets.empty("No block of this sample fired at any threshold, so there is nothing to slide through.")
+        return
     if last == 0:
         widgets.empty(
             f"This sample’s output fired at the first threshold ({widgets.escape(names[0])}), so there is nothing to "
@@ -183,41 +198,6 @@ def _slider(names: Sequence[str], last: int, step: int) -> None:
 
 def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
     st.image(png, width=140, caption=widgets.escape(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
-
-
-def step_words(
-    network: raytracing_network.Network,
-    curve: Sequence[Mapping[str, Any]],
-    step: int,
-    last: int,
-    names: Sequence[str],
-    config: Mapping[str, Any],
-    sample: Mapping[str, Any],
-) -> str:
-    """State at this step, and the current or later prediction."""
-    row, total = curve[step], network.num_blocks
-    place, lit = (f" (step {step} of {last})" if last else ""), round(row["lit"] * total)
-    words = [
-        f"At {names[step]}{place}, {numbers.plural(lit, 'block')} of {numbers.count(total)} "
-        f"{'is' if lit == 1 else 'are'} lit, "
-        f"{numbers.count(round(row['lit_so_far'] * total))} so far; "
-        f"{numbers.percent(row['used'])} of the parameters have been used."
-    ]
-    prediction = (
-        f"“{sample['prediction']}” ({numbers.percent(sample.get('confidence'))})" if sample.get("prediction") else ""
-    )
-    cap = int((config.get("controls") or {}).get("theta_steps") or config["theta_steps"])
-    if step < last:
-        words.append(
-            f"The output is still silent. It fires at step {last}{', and says ' + prediction if prediction else ''}."
-        )
-    else:
-        ended = "The last threshold is reached: the output is read" if last == cap - 1 else "Now the output fires"
-        words.append(f"{ended}{' and says ' + prediction if prediction else ''}.")
-    if sample.get("label") is not None and sample.get("prediction") and sample.get("loss") is not None:
-        right = sample["prediction"] == sample["label"]
-        words.append("That is right." if right else f"That is wrong: it is “{sample['label']}”.")
-    return " ".join(words)
 
 
 def block_rows(
@@ -292,6 +272,7 @@ def _classes(samples: Sequence[Mapping[str, Any]], total: int) -> None:
     widgets.chart(raytracing_costs.class_chart(table, theme=widgets.theme(), title=None))
     st.caption(
         "Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %."
+        + raytracing_costs.ends_words(table)
         + drawn_words(len(samples), total)
     )
     widgets.numbers_behind(table, "active share by label")

@@ -8,10 +8,9 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network
+from tokenpaths.frontend.charts.families import dipaco_rerouting, raytracing_network, raytracing_stops
 from tokenpaths.frontend.charts.families.hmodel_connections import LabelDistance, graph_chart, label_distances
 from tokenpaths.frontend.page import widgets
-from tokenpaths.frontend.views.family import raytracing
 from tokenpaths.frontend.views.samples import reference
 
 MOST_LABELS = 12
@@ -103,8 +102,9 @@ def _lights(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
     curve = raytracing_network.share_rows(network, values, names)
     lit = round(curve[last]["lit_so_far"] * network.num_blocks)
     blocks = numbers.plural(network.num_blocks, "block")
-    st.subheader(f"{numbers.count(lit)} of {blocks} lit up before the answer was strong enough", anchor=False)
-    st.caption(widgets.escape(raytracing.step_words(network, curve, last, last, names, run["config"], sample)))
+    how = "up at any threshold" if raytracing_network.silent(values) else "up before the answer was strong enough"
+    st.subheader(f"{numbers.count(lit)} of {blocks} lit {how}", anchor=False)
+    st.caption(widgets.escape(raytracing_stops.step_words(network, curve, last, last, names, run["config"], sample)))
     widgets.chart(raytracing_network.network_chart(network, values, last, theme=widgets.theme(), title=None))
 
 

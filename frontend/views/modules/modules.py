@@ -128,7 +128,9 @@ def _balance(usage: Mapping[str, Any]) -> None:
     st.caption(widgets.escape(balance_words(usage)))
     if words := unused_words(usage):
         st.caption(widgets.escape(words))
-    named = {"load_entropy": "load entropy", "max_violation": "MaxVio", "importance_cv2": "importance CV²"}
+    named = {"load_entropy": "load entropy", "max_violation": "MaxVio"}
+    if any(row.get("importance_cv2") is not None for row in usage["steps"]):  # none where no weights were recorded
+        named["importance_cv2"] = "importance CV²"
     plain_table(
         [{"step": row["step"], **{name: row.get(name) for name in named}} for row in usage["steps"]],
         "Balance of the steps",

@@ -99,7 +99,9 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     def judge() -> None:
         if any((laws.get(key) or {}).get("alpha") is not None for key in WHO):
             judged = widgets.client().ask(run["run"], "paths/law")
-            verdict.markdown(f"**{widgets.escape(verdict_words(judged['observed']))}**", help=widgets.HELP["law"])
+            verdict.markdown(
+                f"**{widgets.escape(verdict_words(judged['observed'], judged['draws']))}**", help=widgets.HELP["law"]
+            )
 
     return judge
 

@@ -264,6 +264,7 @@ def _token_flow(
         identities=sorted(common.identities(run)),
         offered=offered,
         shade=shade,
+        weighted=common.weights_known(run),
         title=None,
     )
 

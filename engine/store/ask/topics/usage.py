@@ -19,6 +19,7 @@ from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.token_table import tokens_of
+from tokenpaths.engine.store.ask.topics.samples import weights_recorded
 from tokenpaths.engine.store.file.flow_counter import of_modules
 
 
@@ -43,6 +44,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     that chose the module, so it sums to K at each step, less what slots are ``unused``; of counts that do not say K,
     the share of choices. The untrained twin was counted over all tokens, so it stands beside all of them only.
     A step at which nothing was counted (no decision is known, all tokens were dropped) has no load and no dead modules.
+    Of a log of ids only, whose 1/K are stand-ins, there is no weight and no importance.
     """
     label_id = run.label_id(label)
     rows = run.rows(queries.sealed_usage(label_id))
@@ -50,6 +52,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     untrained = run.rows(queries.null_usage("untrained")) if label_id is None else []
     num_tokens, num_steps = run.num_tokens(label), run.layout.num_steps
     weights = {(step, module): float(weight) for step, module, _, weight in rows}
+    weighted = weights_recorded(run)
     counts = counts_of_step(rows, run.bank, num_steps)
     twin = counts_of_step(untrained, run.bank, num_steps) if untrained else None
     steps, cells = [], []
@@ -63,7 +66,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                 "step": step,
                 **load.balance(c),
                 "untrained_effective_top_k": load.effective_top_k(twin[step]) if twin else None,
-                "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]),
+                "importance_cv2": _importance_cv2([weights.get((step, m), 0.0) for m in offered]) if weighted else None,
                 "gate_entropy": finite(entropy.get(step)),
                 "unused": _unused(rows, run, step, num_tokens) if run.bank.k_varies else None,
                 "dead": [m for m, n in zip(offered, c, strict=True) if n == 0] if c.any() else [],
@@ -76,7 +79,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                     "count": int(count),
                     "share": int(count) / max(num_tokens, 1),
                     "utilisation": float(fair) if c.any() else None,
-                    "weight": weights.get((step, module), 0.0),
+                    "weight": weights.get((step, module), 0.0) if weighted else None,
                 }
             )
     return {"run": run.run_id, "steps": steps, "usage": cells}
