@@ -7,13 +7,14 @@ reference cannot fall behind the code.
 from __future__ import annotations
 
 import inspect
+import json
 import posixpath
 import re
 import tempfile
 import textwrap
 from importlib.metadata import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)(#[^)]*)?\)")
@@ -168,6 +169,62 @@ def _example(*names: str) -> str:
     )
 
 
+def job_requests() -> str:
+    """The fields of each kind's request, from its model."""
+    from tokenpaths.engine.jobs.registry import SHIPPED_KINDS, find_kind
+
+    return "\n".join(f"### `{kind}`\n\n{_fields(find_kind(kind).Request)}\n" for kind in SHIPPED_KINDS)
+
+
+def _fields(model: Any) -> str:
+    schema = model.model_json_schema()
+    rows = ["| field | default | what it is |", "|---|---|---|"]
+    for name, about in schema["properties"].items():
+        needed = name in schema.get("required", ())
+        default = about.get("default")
+        shown = "" if default is None else f"`{'{}' if isinstance(default, dict) else json.dumps(default)}`"
+        words = about.get("description") or _choices(model.model_fields[name].annotation)
+        rows.append(f"| {f'**`{name}`**' if needed else f'`{name}`'} | {shown} | {words} |")
+    return "\n".join(rows).replace("``", "`")
+
+
+def _choices(annotation: Any) -> str:
+    """What an object holds, or which objects there are."""
+    models = [one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")]
+    models += [one for inner in get_args(annotation) for one in get_args(inner) if hasattr(one, "model_fields")]
+    several = []
+    for one in models:
+        names = [name for name in one.model_fields if name != "of"]
+        of = get_args(one.model_fields["of"].annotation) if "of" in one.model_fields else ()
+        several.append(" ".join([*(f'`"of": "{kind}"`' for kind in of), ", ".join(f"`{name}`" for name in names)]))
+    return "object: " + "; or ".join(several) if several else ""
+
+
+def python_names() -> str:
+    """What ``import tokenpaths`` gives, for mkdocstrings to describe."""
+    import tokenpaths
+
+    names = [name for name in tokenpaths.__all__ if name not in ("__version__", "charts")]
+    names.sort(key=lambda name: (name[0].isupper(), name))  # functions, then classes
+    return "\n\n".join(
+        f"::: {thing.__module__}.{thing.__qualname__}" for thing in (getattr(tokenpaths, n) for n in names)
+    )
+
+
+def chart_names() -> str:
+    """Every function of ``tokenpaths.charts`` with what it takes first and what it draws."""
+    from tokenpaths import charts
+
+    rows = ["| function | what it draws or gives |", "|---|---|"]
+    for name in charts.__all__:
+        if not callable(thing := getattr(charts, name)):
+            continue
+        taken = [p.name for p in inspect.signature(thing).parameters.values() if p.default is inspect.Parameter.empty]
+        words = " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
+        rows.append(f"| `{name}({', '.join(taken)})` | {words.replace('``', '`').replace('|', chr(92) + '|')} |")
+    return "\n".join([*rows, ""])
+
+
 def questions() -> str:
     """Every question to a run with its arguments, from its declaration."""
     from tokenpaths.engine.store.ask.questions import QUESTIONS
@@ -210,11 +267,14 @@ def routes() -> str:
 
 
 GENERATED = {
+    "chart_names": chart_names,
     "command_line": command_line,
     "file_format": file_format,
+    "job_requests": job_requests,
     "plugin_example": plugin_example,
     "plugin_family": plugin_family,
     "plugin_job": plugin_job,
+    "python_names": python_names,
     "questions": questions,
     "routes": routes,
 }

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+import tokenpaths
 from tests.support.plugins import installed, write_plugin
 from tokenpaths.backend import __version__
 from tokenpaths.engine.base import model_folders
@@ -177,6 +178,28 @@ def test_generated_parts_of_the_reference_are_complete(monkeypatch):
     }
     assert named == {(method, path) for path, methods in paths.items() for method in methods}
     assert sys.modules.get("mkdocs") is None or hooks.LINK
+    public = set(re.findall(r"^::: [\w.]+\.(\w+)$", hooks.python_names(), re.MULTILINE))
+    assert public == set(tokenpaths.__all__) - {"__version__", "charts"}
+    drawn = set(re.findall(r"^\| `(\w+)\(.*\)` \| \S", hooks.chart_names(), re.MULTILINE))
+    assert drawn == {name for name in tokenpaths.charts.__all__ if callable(getattr(tokenpaths.charts, name))}
+
+
+def test_the_page_about_jobs_names_the_fields_of_each_request():
+    """Those that are needed in its table, all of them below."""
+    from tokenpaths.engine.jobs.registry import SHIPPED_KINDS, find_kind
+
+    hooks = load("site_hooks")
+    page = (ROOT / "docs" / "jobs.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page.partition("| kind |")[2], re.MULTILINE))
+    assert rows.keys() == set(SHIPPED_KINDS)
+    below = dict(re.findall(r"^### `(\w+)`\n\n((?:\|.*\n)+)", hooks.job_requests() + "\n", re.MULTILINE))
+    for kind in SHIPPED_KINDS:
+        fields = find_kind(kind).Request.model_fields
+        needed = {name for name, field in fields.items() if field.is_required()}
+        assert set(re.findall(r"`(\w+)`", rows[kind])) == needed, kind
+        told = re.findall(r"^\| (\*{0,2})`(\w+)`\*{0,2} \| .* \| \S.* \|$", below[kind], re.MULTILINE)
+        assert {name for _, name in told} == fields.keys(), kind
+        assert {name for stars, name in told if stars} == needed
 
 
 def test_the_page_about_the_file_reads_weights_and_ribbons_as_the_program_does(tmp_path):

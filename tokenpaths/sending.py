@@ -57,8 +57,10 @@ def send(
     Raises:
         UserError: It was refused, or nobody answers; the message says why.
 
-    >>> lines([{"id": "a"}, b'{"id": "b"}'])
-    b'{"id": "a"}\\n{"id": "b"}\\n'
+    Examples:
+        Where a server handles its responses, of the engine itself or of the openai client:
+
+            tokenpaths.send(response, run="live")
     """
     address = _checked("url", url or os.environ.get("TOKENPATHS_API_URL") or URL).rstrip("/")
     secret = _checked("token", token or os.environ.get("TOKENPATHS_TOKEN") or "", encoding="latin-1")
@@ -100,7 +102,11 @@ def send(
 
 
 def lines(answer: Any) -> bytes:
-    """An answer, or several, as JSON lines; streams of events come first."""
+    """An answer, or several, as JSON lines; streams of events come first.
+
+    >>> lines([{"id": "a"}, b'{"id": "b"}'])
+    b'{"id": "a"}\\n{"id": "b"}\\n'
+    """
     several = answer if isinstance(answer, list | tuple) else [answer]
     found = sorted(map(_line, several), key=lambda text: not text.startswith(EVENTS))
     return b"".join(text + b"\n" for text in found)

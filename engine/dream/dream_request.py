@@ -145,14 +145,14 @@ Target = Annotated[
 class DreamRequest(_Part):
     """One dream, or several as one batch."""
 
-    model: str = Field(min_length=1, max_length=64)
+    model: str = Field(min_length=1, max_length=64, description="name of a model of GET /models")
     run: str | None = Field(default=None, description="the run that the original, or the path's rank, is of")
     sample: Index | None = Field(default=None, description="the original: a sample of the run")
     data: str | None = Field(default=None, description="or a row of a bundled set, such as bundled:scenes")
-    row: Index | None = None
+    row: Index | None = Field(default=None, description="of the bundled set, from 0")
     inbox: str | None = Field(default=None, description="or an image of the inbox, by its name")
     target: Target
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="of all that is drawn at random")
     image: ImageSettings = ImageSettings()
     text: TextSettings = TextSettings()
     frame_every: int = Field(default=128, ge=64, multiple_of=64, description="iterations between two frames")
