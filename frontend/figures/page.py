@@ -22,9 +22,9 @@ modules (DiPaCo), load, domains, words and partners of experts (mixtures of expe
 (Directional Routing). One command draws them ready for print, with the exact numbers:
 
 ```sh
-tokenpaths figures --run scenes-dna-vision-top2-skip --beside scenes-dna-vision-top1 --out figures
+tokenpaths figures --run scenes-dna-vision-top1 --out figures
 tokenpaths figures --run texts-dna-text-top1 --out figures-of-texts --only fig1,fig8,fig18
-tokenpaths report --run scenes-dna-vision-top2-skip --out report.html
+tokenpaths report --run scenes-dna-vision-top1 --out report.html
 ```
 
 Each figure is an SVG and a PNG (300 dots per inch) of one or two columns of `--width` (89 mm; two are 183 mm) with
@@ -35,7 +35,7 @@ else is left alone.
 
 On the page, *Save* under each chart gives the same picture as SVG and PNG, its data as CSV (several tables:
 a ZIP file with a CSV each), and the link to the view.
-*Export* beside the run gives the whole run as one HTML page that opens offline, as `tokenpaths report` and
+*Export and link* beside the run gives the whole run as one HTML page that opens offline, as `tokenpaths report` and
 `GET /runs/{run}/report` do.
 
 ## Which figure is where
@@ -57,7 +57,8 @@ run (`--beside`) that does not fit leaves out only what compares the two; the in
 
 ## Some of them, from the bundled samples
 
-Made by the commands above, from the runs of `tokenpaths up --demo`.
+Made by the commands above from the runs of `tokenpaths up --demo`, here of `dna-vision-top2-skip`, which comes with
+`tokenpaths-models` ([which models come with what](models.md)); `--beside scenes-dna-vision-top1` compares the two.
 
 | | |
 |---|---|
