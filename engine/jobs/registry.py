@@ -17,7 +17,7 @@ at the top of the module.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from pydantic import BaseModel
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name, write_atomically
+from tokenpaths.engine.base.model_folders import read_model_config, subfolders
 from tokenpaths.engine.base.plugins import PluginRegistry
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
 
@@ -44,9 +45,9 @@ ARTIFACTS = "artifacts"
 BUNDLED_PREFIX = "bundled:"
 """begins the name of a data set that is part of the program"""
 ARTIFACT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.(png|webp|svg|json|jsonl|csv|txt|md|parquet|arrow)$"
-MOST_REPEATED = 64
 MOST_NAME = 200
 """characters of the name of a file or pattern in the inbox"""
+MOST_REPEATED = 64
 """iterations that a killed job may repeat: kinds that count iterations save their state at least this often"""
 
 KINDS: dict[str, str] = {
@@ -139,25 +140,21 @@ class JobContext:
         """The checkpoint folder of a model, not read; UserError with the closest name if there is none."""
         if is_name(name):
             for folder in self.models_dirs:
-                if (folder / name).is_dir():
+                if os.path.isdir(folder / name):
                     return folder / name
-        entries = (entry for folder in self.models_dirs if folder.is_dir() for entry in folder.iterdir())
-        names = {entry.name for entry in entries if is_name(entry.name) and entry.is_dir()}
+        names = {entry.name for folder in self.models_dirs for entry in subfolders(folder) if is_name(entry.name)}
         raise UserError(f"There is no model {name[:80]!r}; {_nearest(name, names)}", field="model")
 
     def model_config(self, name: str) -> dict[str, Any]:
         """``config.json`` of a model, for checks that need no weights (UserError if unreadable)."""
-        file = self.model_dir(name) / "config.json"
+        folder = self.model_dir(name)
         try:
-            config = json.loads(file.read_text(encoding="utf-8"))
+            return read_model_config(folder)
         except FileNotFoundError:
             raise UserError(f"The folder of the model {name} has no config.json.", field="model") from None
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)[:120]
             raise UserError(f"config.json of the model {name} cannot be read: {why}.", field="model") from None
-        if not isinstance(config, dict):
-            raise UserError(f"The configuration of the model {name} is no JSON object.", field="model")
-        return config
 
     def open_run(self, run_id: str) -> Run:
         """Open a run read-only; the caller closes it (``with``). UserError (``run``) if it does not exist."""

@@ -137,16 +137,18 @@ def test_a_pattern_of_the_inbox_leads_nowhere_else(context: JobContext, tmp_path
 
 def test_models_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    for name, config in (("bare", None), ("cut", "{"), ("good", "{}")):
+    for name, config in (("bare", None), ("cut", "{"), ("good", "{}"), ("list", "[]"), ("deep", '{"a":' * 9999)):
         (folder / name).mkdir(parents=True)
         if config is not None:
             (folder / name / "config.json").write_text(config)
     (folder / "SHA256SUMS").write_text("")
     context = JobContext(tmp_path, (folder,))
     assert context.model_config("good") == {}
-    assert refused(lambda: context.model_dir("zebra"), "model").endswith("there are: bare, cut, good.")
+    assert refused(lambda: context.model_dir("zebra"), "model").endswith("there are: bare, cut, deep, good, list.")
     assert "has no config.json" in refused(lambda: context.model_config("bare"), "model")
     assert "line 1 column 2" in refused(lambda: context.model_config("cut"), "model")
+    assert "no JSON object" in refused(lambda: context.model_config("list"), "model")
+    assert "nested more than" in refused(lambda: context.model_config("deep"), "model")
 
 
 @pytest.mark.parametrize(
