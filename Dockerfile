@@ -1,6 +1,6 @@
-FROM python:3.11-slim
+FROM python:3.11-slim AS program
 WORKDIR /app
-# CPU build by default; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg TORCH_BUILD=
+# CPU build by default; for a GPU: TORCH_INDEX=https://download.pytorch.org/whl/cu130 TORCH_BUILD=+cu130 (docs/deployment.md)
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_BUILD=+cpu
 COPY constraints.txt pyproject.toml setup.py README.md LICENSE NOTICE ./
@@ -19,3 +19,16 @@ ENV OMP_WAIT_POLICY=passive OPENBLAS_THREAD_TIMEOUT=4
 # Read-only but for the volume and /tmp: caches of libraries go there.
 ENV TOKENPATHS_DATA_DIR=/data HOME=/tmp PYTHONDONTWRITEBYTECODE=1
 VOLUME /data
+
+# The documentation, which the page shows at /documentation/; what builds it stays behind.
+FROM program AS documentation
+USER root
+COPY mkdocs.yml ./
+COPY packaging packaging
+COPY docs docs
+RUN pip install --no-cache-dir -c constraints.txt -e ".[docs]" && mkdir -p build/tree/tokenpaths \
+    && ln -s /app/engine /app/backend /app/frontend /app/tokenpaths/* build/tree/tokenpaths/ \
+    && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+FROM program
+COPY --from=documentation /app/site site

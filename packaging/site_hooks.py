@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         inside = posixpath.normpath(posixpath.join(folder, target))
-        if not inside.startswith("..") and not inside.startswith("notebooks"):
+        if not inside.startswith(".."):
             return match[0]
         words = match[1]
         return (
@@ -200,6 +200,19 @@ def _choices(annotation: Any) -> str:
     return "object: " + "; or ".join(several) if several else ""
 
 
+def notebooks() -> str:
+    """The cells of the notebooks, one below the other."""
+    shown = []
+    for name in ("first_flow", "dna_researcher", "moe_engineer"):
+        for cell in json.loads((ROOT / "docs" / "notebooks" / f"{name}.ipynb").read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code":
+                shown.append(f"```python\n{source}\n```")
+            else:
+                shown.append(re.sub(r"^#", "##", source, flags=re.MULTILINE).replace("](../", "]("))
+    return "\n\n".join(shown)
+
+
 def python_names() -> str:
     """What ``import tokenpaths`` gives, for mkdocstrings to describe."""
     import tokenpaths
@@ -271,6 +284,7 @@ GENERATED = {
     "command_line": command_line,
     "file_format": file_format,
     "job_requests": job_requests,
+    "notebooks": notebooks,
     "plugin_example": plugin_example,
     "plugin_family": plugin_family,
     "plugin_job": plugin_job,

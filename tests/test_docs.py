@@ -189,6 +189,53 @@ def test_the_files_that_the_training_page_makes_can_be_trained_on(tmp_path, monk
     assert fitted(recipe, corpus).model.num_classes == 2
 
 
+def test_the_papers_are_linked_and_named_where_somebody_cites():
+    from benchmarks.science.papers import PAPERS
+
+    index = (ROOT / "docs" / "science" / "index.md").read_text(encoding="utf-8")
+    cite = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for paper in PAPERS:
+        (address,) = re.findall(r"\(https://arxiv\.org/abs/\d{4}\.\d{5}\)", paper.cited)
+        assert address in index
+        assert address.strip("()") in cite
+        assert re.search(r", 20\d\d, \[arXiv:", paper.cited)
+    assert "CITATION.cff" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_the_cost_of_recording_is_what_was_measured():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "recorder.json").read_text(encoding="utf-8"))
+    cost = kept["results"]["plain torch"]
+    text = " ".join((ROOT / "docs" / "recorder.md").read_text(encoding="utf-8").partition("What it costs:")[2].split())
+    assert kept["results"]["setting"].startswith("4 layers × 8 experts, top 2")
+    assert f"{cost['tokens a step']:,} tokens, one core of an AMD EPYC, {kept['date']}" in text
+    hooks, writer = (cost[f"{of} / plain step, processor time"] for of in ("hooks", "other threads (writer)"))
+    assert f"the hooks took {hooks:.2%} of".replace("%", " %") in text
+    assert f"in a thread of its own, {writer:.2%};".replace("%", " %") in text
+    assert f"{cost['bytes a token']:.0f} bytes a token" in text
+    assert f"{1e6 * cost['sealing, s'] / cost['tokens recorded']:.0f} µs a token" in text
+    for key in ("recorded", "plain again"):
+        ratio = cost[f"wall, {key}/plain"]
+        assert f"{ratio['median']:.2f} ({ratio['q25']:.2f} to {ratio['q75']:.2f})" in text
+
+
+def test_the_tutorial_for_engineers_counts_its_ways_to_a_run():
+    text = (ROOT / "docs" / "tutorials" / "engineer.md").read_text(encoding="utf-8")
+    ways = re.findall(r"^## (?:Take|Or) .+$", text, flags=re.MULTILINE)
+    assert (
+        f"There are {dict(enumerate(['no', 'one', 'two', 'three', 'four', 'five']))[len(ways)]} ways to a run" in text
+    )
+    for switch in ("--enable-return-routed-experts", "return_routed_experts"):
+        assert switch in text
+        assert switch in (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
+
+
+def test_the_concepts_explain_the_words_that_other_pages_take_for_known():
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    for word in ("run", "sample", "token", "ribbon", "path", "untrained twin", "nulls", "flow", "reuse"):
+        assert re.search(rf"\*\*{word}\*\*", text, flags=re.IGNORECASE), word
+    assert "## MaxVio" in text
+
+
 def test_the_concept_of_effective_top_k_is_what_the_function_gives():
     from tokenpaths.engine.analysis.load import effective_top_k
 

@@ -134,6 +134,31 @@ def test_the_services_of_the_compose_file_are_closed():
         container.services({"TOKENPATHS_TOKEN": "t" * 16})
 
 
+def test_the_image_has_the_documentation_and_torch_as_it_is_asked_for():
+    container = load("container")
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    stages = [line.split()[-1] for line in lines if line.startswith("FROM")]
+    assert stages == ["program", "documentation", "program"]
+    built = lines[lines.index("FROM program AS documentation") :]
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for part in ("mkdocs.yml", "packaging", "docs"):
+        assert any(line.startswith(f"COPY {part} ") for line in built)
+        assert part not in ignored
+    assert lines[-1] == "COPY --from=documentation /app/site site"
+    secrets = {"TOKENPATHS_TOKEN": "t" * 16, "TOKENPATHS_WORKER_SECRET": "s" * 16}
+    names = {"TOKENPATHS_PAGE_NAME": "paths.example.com", "TOKENPATHS_API_NAME": "api.example.com"}
+    gpu = {"TORCH_INDEX": "https://download.pytorch.org/whl/cu130", "TORCH_BUILD": "+cu130"}
+    services = container.services(secrets | names | gpu)
+    assert "--server.allowedHosts paths.example.com" in services["page"]["command"]
+    assert services["api"]["environment"]["TOKENPATHS_ALLOWED_HOSTS"] == "api api.example.com"
+    assert services["worker"]["build"]["args"] == gpu
+    default = container.services(secrets)["worker"]["build"]["args"]
+    assert [f"ARG {name}={value}" for name, value in default.items()] == [line for line in lines if "ARG " in line]
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    for name in (*names, *gpu):
+        assert name in page
+
+
 def test_drawings_are_those_of_their_script(tmp_path, monkeypatch):
     drawings = load("drawings")
     monkeypatch.setattr(drawings, "FOLDER", tmp_path)
@@ -146,6 +171,7 @@ def test_every_page_is_in_the_sites_navigation():
     text = (ROOT / "mkdocs.yml").read_text().replace("!!python", "")
     named = set(re.findall(r"([\w/]+\.md)$", yaml.safe_dump(yaml.safe_load(text)["nav"]), re.MULTILINE))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {"deployment.md", "teaching.md", "notebooks.md"} <= named
     assert pages - named == {"dreams/README.md"} & pages
 
 
@@ -178,6 +204,9 @@ def test_generated_parts_of_the_reference_are_complete(monkeypatch):
     }
     assert named == {(method, path) for path, methods in paths.items() for method in methods}
     assert sys.modules.get("mkdocs") is None or hooks.LINK
+    cells = json.loads((ROOT / "docs" / "notebooks" / "first_flow.ipynb").read_text())["cells"]
+    for cell in cells:
+        assert "".join(cell["source"]).lstrip("#").split("](../")[0] in hooks.notebooks()
     public = set(re.findall(r"^::: [\w.]+\.(\w+)$", hooks.python_names(), re.MULTILINE))
     assert public == set(tokenpaths.__all__) - {"__version__", "charts"}
     drawn = set(re.findall(r"^\| `(\w+)\(.*\)` \| \S", hooks.chart_names(), re.MULTILINE))

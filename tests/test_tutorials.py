@@ -60,6 +60,20 @@ def test_the_tutorial_for_research(workplace: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.timeout(900)
+def test_the_first_exercise_for_a_class(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace and what is asked of it; the dream of the fourth takes a minute"""
+    page = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8").partition("## Exercises")[2]
+    blocks = [(language, text) for language, text in BLOCK.findall(page) if "dream" not in text]
+    assert [language for language, _ in blocks] == ["", "python"]
+    for language, text in blocks:
+        if language:
+            exec(compile(text, "teaching.md", "exec"), {})
+        else:
+            assert main(shlex.split(text)[1:]) == 0
+    assert capsys.readouterr().out.splitlines()[-5].split()[1] == "1"
+
+
+@pytest.mark.timeout(900)
 def test_the_tutorial_for_engineers(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.support.recorder_models import language, tokens
     from tests.support.tiny_huggingface import TEXTS, save_tiny

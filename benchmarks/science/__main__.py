@@ -43,13 +43,15 @@ the most of several. Rows marked (added) are questions of ours.
 
 def index_page() -> str:
     """The list of papers, with how many claims got which verdict."""
-    lines = [INDEX + "| paper | " + " | ".join(VERDICTS) + " |", "|---" * (len(VERDICTS) + 1) + "|"]
+    lines = [INDEX + "| paper | where | " + " | ".join(VERDICTS) + " |", "|---" * (len(VERDICTS) + 2) + "|"]
     for paper in PAPERS:
         rows: dict[str, Claim] = {}
         for row in (row for table in paper.tables for row in rows_of(table)):
             rows.setdefault(row.claim, row)  # a later table may ask the same of other networks
         counts = Counter(row.verdict for row in rows.values())
-        lines.append(f"| [{paper.title}]({paper.page}.md) | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
+        where = paper.cited[paper.cited.index("[") :].rstrip(".")
+        cells = [f"[{paper.title}]({paper.page}.md)", where, *(str(counts[v]) for v in VERDICTS)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

@@ -48,7 +48,8 @@ PAPERS = (
     Paper(
         "dna",
         "Distributed Neural Architectures",
-        "Cowsik, He and Gromov, *Towards Distributed Neural Architectures*, 2025.",
+        "Cowsik, He and Gromov, *Towards Distributed Neural Architectures*, 2025, "
+        "[arXiv:2506.22389](https://arxiv.org/abs/2506.22389).",
         "Images: 50 classes of Tiny-ImageNet at 64×64, 64 patches each. Texts: five domains of English, next token "
         "among 8 192. Choices of all tokens of the validation files, beside untrained networks of the same "
         "architecture that route the same files. *top1* and *top2* are the two networks of a table, named by the "
@@ -92,7 +93,8 @@ PAPERS = (
     Paper(
         "hmodel",
         "H-Model",
-        "*H-Model: Dynamic Neural Architectures for Adaptive Processing*.",
+        "Hospodarchuk, *H-Model: Dynamic Neural Architectures for Adaptive Processing*, 2025, "
+        "[arXiv:2511.11669](https://arxiv.org/abs/2511.11669).",
         "Six languages (German, Swahili, Arabic, Chinese, English, Ukrainian), width 128, next token among 4 096; "
         "claims are of a held-out tenth of the texts, in all six languages, the table of networks is of a validation "
         "file that has five; 400 iterations of one recipe for all, in which the six-layer transformer is still behind "
@@ -118,7 +120,8 @@ PAPERS = (
     Paper(
         "dipaco",
         "DiPaCo",
-        "Douillard et al., *DiPaCo: Distributed Path Composition*, 2024.",
+        "Douillard et al., *DiPaCo: Distributed Path Composition*, 2024, "
+        "[arXiv:2403.10616](https://arxiv.org/abs/2403.10616).",
         "English text of five domains, paths of four blocks of width 128 from one base. Perplexity behind the routing "
         "prefix of 32 tokens, on validation text.",
         (
@@ -152,7 +155,7 @@ PAPERS = (
     Paper(
         "directional",
         "Directional Routing",
-        "*Directional Routing in Transformers*.",
+        "Taylor, *Directional Routing in Transformers*, 2026, [arXiv:2603.14923](https://arxiv.org/abs/2603.14923).",
         "English text of five domains, six layers, 120 directions, next token among 8 192. *Whole sequence* is the "
         "paper's pooling, in which a position sees the tokens behind it; *prefix* the causal one.",
         (
@@ -180,7 +183,8 @@ PAPERS = (
     Paper(
         "raytracing",
         "RayTracing",
-        "Gallicchio and Nuti, *Ray-Tracing for Conditionally Activated Neural Networks*.",
+        "Gallicchio and Nuti, *Ray-Tracing for Conditionally Activated Neural Networks*, 2025, "
+        "[arXiv:2502.14788](https://arxiv.org/abs/2502.14788).",
         "Handwritten digits (8×8 pixels) and CIFAR-10 features of a small network of our own, beside MLPs. A parameter "
         "counts as used where a signal goes through it. Read as a signal that crosses one layer a threshold step, the "
         "paper's θ_out = 0.5 ends every sample at the first step: no weight between blocks is ever used or trained. So "

@@ -31,6 +31,10 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
+NOT_OURS = (
+    "This name is not one of the page's: add it to `allowed_hosts` of `tokenpaths up`, or, to the services of "
+    "docker-compose.yml, as TOKENPATHS_PAGE_NAME."
+)
 NO_PAGE_POLICY = "default-src 'none'; frame-ancestors 'none'"
 """policy of answers that are no pages, should a browser show one as if it were"""
 
@@ -123,7 +127,7 @@ def refusal(scope: Scope, embed_origins: tuple[str, ...] = ()) -> tuple[int, str
     headers = Headers(scope=scope)
     hosts = headers.getlist("host")
     if len(hosts) != 1 or not is_host_allowed(hosts[0]):
-        return 400, "This name is not one of the page's; add it to `allowed_hosts`."
+        return 400, NOT_OURS
     method = scope.get("method", "GET")
     if scope["type"] == "websocket" or method not in SAFE_METHODS:
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
