@@ -201,7 +201,7 @@ def load_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
     )
 
 
-@redrawable
+@redrawable(numbers=load_rows)
 def load_chart(
     answer: Mapping[str, Any],
     *,
@@ -281,7 +281,7 @@ def training_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=training_rows)
 def training_chart(
     training: Mapping[str, Any],
     measure: str = "mean_reuse",

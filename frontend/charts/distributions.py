@@ -95,7 +95,12 @@ def distribution_words(distribution: Mapping[str, Any]) -> str:
     )
 
 
-@redrawable
+def mean_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the means of labels, and of the line over all."""
+    return [{**row, "mean of all": distribution["mean"]} for row in distribution["by_label"]]
+
+
+@redrawable(numbers=mean_rows)
 def label_chart(
     distribution: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", most: int = 30
 ) -> alt.LayerChart:
@@ -140,7 +145,16 @@ def label_chart(
     return finish(alt.layer(*layers), look, heading, subtitle, height=max(60, 19 * len(table)), summary=summary)
 
 
-@redrawable
+def skip_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Samples with a compute and a reuse; skip is 1 − compute."""
+    return [
+        {"sample": s["sample"], "label": s.get("label"), "skip": 1 - s["compute"], "reuse": s["reuse"]}
+        for s in samples
+        if s.get("compute") is not None and s.get("reuse") is not None
+    ]
+
+
+@redrawable(numbers=skip_rows)
 def skip_reuse_chart(
     samples: Sequence[Mapping[str, Any]],
     *,
@@ -150,11 +164,7 @@ def skip_reuse_chart(
 ) -> alt.LayerChart:
     """Scatter of skip (1 − compute) against reuse, one point a sample, with Pearson's r and its 95 % interval."""
     look = theme_named(theme)
-    table = [
-        {"skip": 1 - s["compute"], "reuse": s["reuse"], "sample": s["sample"], "label": s.get("label") or "no label"}
-        for s in samples
-        if s.get("compute") is not None and s.get("reuse") is not None
-    ]
+    table = [row | {"label": row["label"] or "no label"} for row in skip_rows(samples)]
     x = alt.X("skip:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
     y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
     chart = alt.layer(

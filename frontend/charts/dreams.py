@@ -58,7 +58,7 @@ def top_rows(dreams: Sequence[Mapping[str, Any]], original: Mapping[str, Any] | 
     ]
 
 
-@redrawable
+@redrawable(numbers=match_rows)
 def match_chart(
     dreams: Sequence[Mapping[str, Any]], *, of: str = "choices", theme: str | Theme = "light", title: str | None = ""
 ) -> alt.LayerChart:
@@ -95,7 +95,7 @@ def match_chart(
     return finish(alt.layer(bars, ticks), look, heading, words, height=alt.Step(24))
 
 
-@redrawable
+@redrawable(numbers=top_rows)
 def top_chart(
     dreams: Sequence[Mapping[str, Any]],
     original: Mapping[str, Any] | None = None,

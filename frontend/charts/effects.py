@@ -121,7 +121,7 @@ def answer_rows(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
     return [{"answer": name, "before": before.get(name), "after": after.get(name)} for name in names]
 
 
-@redrawable
+@redrawable(numbers=answer_rows)
 def answers_chart(
     top5: Mapping[str, Sequence[Mapping[str, Any]]],
     *,

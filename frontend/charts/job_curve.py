@@ -74,7 +74,7 @@ def name_rows(table: Sequence[Mapping[str, Any]], height: int) -> list[dict[str,
     return [{**row, "at": at} for row, at in zip(ends, places, strict=True)]
 
 
-@redrawable
+@redrawable(numbers=curve_rows)
 def curve_chart(
     curve: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "How does it go?", height: int = 200
 ) -> alt.Chart | alt.LayerChart:

@@ -112,7 +112,7 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=knowledge_rows)
 def knowledge_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
 ) -> alt.LayerChart:
@@ -207,7 +207,7 @@ def contrast_words(answer: Mapping[str, Any]) -> str:
     )
 
 
-@redrawable
+@redrawable(numbers=lambda answer: answer["modules"])
 def contrast_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which modules do they prefer?"
 ) -> alt.LayerChart:

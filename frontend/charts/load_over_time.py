@@ -18,6 +18,7 @@ TIME = "When is each expert busy?"
 DOMAINS = "Which domains load which experts?"
 _LISTS = ["expert", "y", "y2", "load", "utilisation", "tokens", "words"]
 MOST_TICKS = 8
+ALL = "all tokens"
 
 
 def _utilisation(counts: Sequence[int]) -> list[float]:
@@ -95,7 +96,30 @@ def _heat_map(
     return as_vectors(drawn, len(parts) * len(modules))
 
 
-@redrawable
+def _cell_rows(
+    parts: Sequence[tuple[Mapping[str, Any], Sequence[int]]], modules: Sequence[int]
+) -> list[dict[str, Any]]:
+    """One row per part (its columns, and the counts of its experts) and expert."""
+    return [
+        {**columns, "expert": expert, "tokens": count, "utilisation": load}
+        for columns, counts in parts
+        for expert, count, load in zip(modules, counts, _utilisation(counts), strict=True)
+    ]
+
+
+def time_rows(load: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the cells of a response of ``/load``."""
+    parts = [({"first": one["first"], "last": one["last"]}, one["counts"]) for one in load["bins"]]
+    return _cell_rows(parts, load["modules"])
+
+
+def label_rows(load: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the cells of a response of ``/load/labels``."""
+    parts = [({"label": row["label"]}, row["counts"]) for row in load["labels"]]
+    return _cell_rows([*parts, ({"label": ALL}, load["all"])], load["modules"])
+
+
+@redrawable(numbers=time_rows)
 def load_time_chart(
     load: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = TIME
 ) -> alt.LayerChart:
@@ -108,12 +132,12 @@ def load_time_chart(
     )
 
 
-@redrawable
+@redrawable(numbers=label_rows)
 def label_load_chart(
     load: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DOMAINS
 ) -> alt.LayerChart:
     """Heat map of a response of ``/load/labels``: a column a domain, the least usual first, and all tokens last."""
-    parts = [(row["label"], row["counts"]) for row in load["labels"]] + [("all tokens", load["all"])]
+    parts = [(row["label"], row["counts"]) for row in load["labels"]] + [(ALL, load["all"])]
     labels = [name for name, _ in parts]
     return _heat_map(parts, load["modules"], theme_named(theme), labels, "domain", title, label_load_words(load))
 

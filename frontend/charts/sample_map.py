@@ -47,7 +47,7 @@ def map_words(answer: Mapping[str, Any]) -> str:
     return f"One point: one sample. Near ones load the same modules at the same steps. {samples}. {share}"
 
 
-@redrawable
+@redrawable(numbers=map_rows)
 def sample_map_chart(
     answer: Mapping[str, Any],
     *,

@@ -104,7 +104,7 @@ def curve_words(history: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-@redrawable
+@redrawable(numbers=curve_rows)
 def training_curve_chart(
     history: Sequence[Mapping[str, Any]],
     *,
@@ -154,7 +154,7 @@ def phase_words(history: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-@redrawable
+@redrawable(numbers=phase_rows)
 def phase_chart(
     history: Sequence[Mapping[str, Any]], *, theme: str | Theme = "light", title: str | None = "", height: int = 220
 ) -> alt.LayerChart:

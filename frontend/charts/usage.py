@@ -315,7 +315,7 @@ def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [by_module[module] for module in sorted(by_module)]
 
 
-@redrawable
+@redrawable(numbers=module_rows)
 def module_count_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = COUNTS_TITLE, height: int = 180
 ) -> alt.LayerChart:

@@ -88,7 +88,25 @@ def _interval(row: Mapping[str, Any], outcome: str) -> str:
     return f"{show(row['low'])} … {show(row['high'])}"
 
 
-@redrawable
+def outcome_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the groups."""
+    return [
+        {
+            "group": place,
+            f"least {AXES[answer['measure']]}": group["lowest"],
+            f"most {AXES[answer['measure']]}": group["highest"],
+            **{
+                f"{name}{end}": group[name][key]
+                for name in OUTCOMES
+                if group[name] is not None
+                for end, key in (("", "mean"), (", 2.5 %", "low"), (", 97.5 %", "high"))
+            },
+        }
+        for place, group in enumerate(answer["groups"], 1)
+    ]
+
+
+@redrawable(numbers=outcome_rows)
 def outcome_chart(
     answer: Mapping[str, Any],
     outcome: str = "right",
@@ -141,24 +159,6 @@ def outcome_chart(
     words = outcome_words(answer, outcome, unit)
     heading = words.rstrip(".") if title == "" else title
     return finish(alt.layer(spans, line, dots), look, heading, BARS, height=height, summary=words)
-
-
-def outcome_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of the groups."""
-    return [
-        {
-            "group": place,
-            f"least {AXES[answer['measure']]}": group["lowest"],
-            f"most {AXES[answer['measure']]}": group["highest"],
-            **{
-                f"{name}{end}": group[name][key]
-                for name in OUTCOMES
-                if group[name] is not None
-                for end, key in (("", "mean"), (", 2.5 %", "low"), (", 97.5 %", "high"))
-            },
-        }
-        for place, group in enumerate(answer["groups"], 1)
-    ]
 
 
 def kind_name(kind: str) -> str:
@@ -264,7 +264,28 @@ def likeness_words(answer: Mapping[str, Any]) -> str:
     return text + "."
 
 
-@redrawable
+def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of the paths; ``offered``: ids of the run's modules (``drawing.slots``)."""
+    return [
+        {
+            "rank": one["rank"],
+            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
+            "tokens": one["num_tokens"],
+            "samples": one["num_samples"],
+            "likeness": one["likeness"],
+            "exchanges, 2.5 %": one["null_low"],
+            "exchanges, 97.5 %": one["null_high"],
+        }
+        for one in answer["looks"][0]["paths"]
+    ]
+
+
+@redrawable(
+    numbers=lambda answer, offered: {
+        "paths": likeness_rows(answer, offered),
+        "all paths": [{key: value for key, value in answer["looks"][0].items() if key != "paths"}],
+    }
+)
 def likeness_chart(
     answer: Mapping[str, Any],
     *,
@@ -324,22 +345,6 @@ def likeness_chart(
     return finish(
         alt.layer(spans, whole, dots), look, heading, "Dashed: all paths together.", height=height, summary=words
     )
-
-
-def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """Table of the paths; ``offered``: ids of the run's modules (``drawing.slots``)."""
-    return [
-        {
-            "rank": one["rank"],
-            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
-            "tokens": one["num_tokens"],
-            "samples": one["num_samples"],
-            "likeness": one["likeness"],
-            "exchanges, 2.5 %": one["null_low"],
-            "exchanges, 97.5 %": one["null_high"],
-        }
-        for one in answer["looks"][0]["paths"]
-    ]
 
 
 def drawn_kinds(shares: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,8 @@ version, is hidden by ``widgets.STYLE``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,7 +17,7 @@ from streamlit.errors import StreamlitDuplicateElementKey
 
 from tokenpaths.frontend.charts.drawing.printing import TWO_COLUMNS_MM, png_of, points, printed
 from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
-from tokenpaths.frontend.charts.drawing.tables import csv_files, tables_of, zip_of
+from tokenpaths.frontend.charts.drawing.tables import csv_files, zip_of
 from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.selection import Selection, to_query
 
@@ -24,6 +25,10 @@ log = logging.getLogger("tokenpaths.page")
 MENU = "save"
 """prefix of the menus' keys; ``widgets.STYLE`` places them in the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
+MOST_RUNS = 6
+"""named in a caption"""
+MIXED = ("compare", "jobs")
+"""views of which a chart need not be of the run of the address"""
 MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv", "zip": "application/zip"}
 HELP = {
     "svg": "Vectors, 183 mm wide, white ground.",
@@ -33,7 +38,19 @@ HELP = {
 }
 
 
-def menu(drawing: Any) -> None:
+@dataclass(frozen=True)
+class Scope:
+    """What a chart shows of a run: a saved picture stands alone, so its caption says this, and no more than this."""
+
+    filters: Sequence[str] = ()
+    """fields of the selection that left something out of this chart; none: it is of the whole run"""
+    about: str = ""
+    """what it is about beside them: “sample 5”, “mean of German”"""
+    runs: Sequence[str] = ()
+    """the runs in it, where it is not the one of the address alone"""
+
+
+def menu(drawing: Any, scope: Scope) -> None:
     """The save menu of ``drawing``; nothing for a chart without the call that made it."""
     call = call_of(drawing)
     if call is None:
@@ -44,12 +61,12 @@ def menu(drawing: Any) -> None:
         except StreamlitDuplicateElementKey:
             continue
         with box:
-            _menu(drawing, call, f"{call.name}_{number}")
+            _menu(drawing, call, f"{call.name}_{number}", scope)
         return
 
 
 @st.fragment
-def _menu(drawing: Any, call: Call, place: str) -> None:
+def _menu(drawing: Any, call: Call, place: str, scope: Scope) -> None:
     """A fragment: opening the menu reruns nothing else of the page."""
     opened = st.popover(
         "Save",
@@ -66,7 +83,7 @@ def _menu(drawing: Any, call: Call, place: str) -> None:
     name = "-".join(part for part in (now.run, call.name) if part)
     with opened:
         with st.container(horizontal=True, gap="small"):
-            for form, make in _files(drawing, call, now).items():
+            for form, make in _files(drawing, call, caption(now, scope)).items():
                 st.download_button(
                     "CSV (ZIP)" if form == "zip" else form.upper(),
                     data=make,
@@ -81,27 +98,31 @@ def _menu(drawing: Any, call: Call, place: str) -> None:
         st.code(link(now), language=None, wrap_lines=True)
 
 
-def _files(drawing: Any, call: Call, now: Selection) -> dict[str, Callable[[], bytes]]:
+def _files(drawing: Any, call: Call, words: str) -> dict[str, Callable[[], bytes]]:
     """Format → function that makes the file when clicked. Several tables become one archive of CSV files."""
 
     def svg() -> str:
-        return printed(drawing, points(TWO_COLUMNS_MM), caption=[caption(now)])
+        return printed(drawing, points(TWO_COLUMNS_MM), caption=[words])
 
     def csv() -> bytes:
         return next(iter(csv_files(tables).values()), "").encode()
 
-    tables = {name: table for name, table in tables_of(call.answers()).items() if table}
+    tables = call.tables()
     numbers = {"csv": csv} if len(tables) < 2 else {"zip": lambda: zip_of(csv_files(tables))}
     return {"svg": lambda: svg().encode(), "png": lambda: png_of(svg()), **numbers}
 
 
-def caption(now: Selection) -> str:
-    """Caption of a saved chart: run and filters, as on the filter chips."""
+def caption(now: Selection, scope: Scope) -> str:
+    """Caption of a saved chart: its runs, what it is about, and its own filters in the words of the filter chips."""
     from tokenpaths.frontend.page.filter_chips import chips
 
-    filters = [chip.words for chip in chips(now) if chip.applies and chip.field != "run"]
-    filters = ([f"run: {now.run}"] if now.run else []) + filters
-    return ("; ".join(filters) + ". " if filters else "") + "Tokenpaths."
+    runs = list(scope.runs) or ([now.run] if now.run and now.view not in MIXED else [])
+    named = runs[:MOST_RUNS] + ([f"{len(runs) - MOST_RUNS} more"] if len(runs) > MOST_RUNS else [])
+    whose = [f"run{'s' if len(runs) > 1 else ''}: {', '.join(named)}"] if runs else []
+    fields = {*scope.filters, *(["labels"] if now.label is not None and "label" in scope.filters else [])}
+    filters = [chip.words for chip in chips(now) if chip.field in fields]
+    words = [*whose, *([scope.about] if scope.about else []), *filters]
+    return ("; ".join(words) + ". " if words else "") + "Tokenpaths."
 
 
 def link(now: Selection) -> str:

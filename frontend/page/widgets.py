@@ -105,7 +105,16 @@ def heading(question: str, words: str, help_key: str | None = None) -> None:
         st.caption(words)
 
 
-def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Sequence[str] = ()) -> None:
+def chart(
+    drawing: Any,
+    *,
+    key: str | None = None,
+    on_pick: Any = None,
+    pick: Sequence[str] = (),
+    filters: Sequence[str] = (),
+    about: str = "",
+    runs: Sequence[str] = (),
+) -> None:
     """Show a chart with its menus.
 
     Args:
@@ -115,11 +124,14 @@ def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Se
         on_pick: Called as ``on_pick(name, value)`` for clicks on the selections ``pick``, and for choices from the
             list of their values (``chart_choices``).
         pick: Names of point selections of the chart.
+        filters: Fields of the selection that left something out of the chart, for the caption of a saved picture, as
+            are ``about`` and ``runs`` (``downloads.Scope``).
     """
     unvalidated(drawing)
+    scope = downloads.Scope(filters, about, runs)
     if on_pick is None:
         st.altair_chart(drawing, theme=None, width="stretch")
-        downloads.menu(drawing)
+        downloads.menu(drawing, scope)
         return
 
     def picked() -> None:
@@ -139,7 +151,7 @@ def chart(drawing: Any, *, key: str | None = None, on_pick: Any = None, pick: Se
     st.altair_chart(drawing, theme=None, width="stretch", key=key, on_select=picked, selection_mode=list(pick))
     with st.container(horizontal=True, gap="small", key=f"under_{key}"):
         chart_choices.menu(drawing, pick, on_pick)
-        downloads.menu(drawing)
+        downloads.menu(drawing, scope)
 
 
 FIRST_PICTURE_S = 0.15

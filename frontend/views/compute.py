@@ -16,6 +16,7 @@ from tokenpaths.frontend.charts.distributions import (
     histogram_chart,
     label_chart,
     skip_reuse_chart,
+    skip_rows,
 )
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import address, widgets
@@ -148,6 +149,7 @@ def _histogram(distribution: Mapping[str, Any], selection: Selection) -> None:
         key=f"bars_{distribution['run']}_{distribution['measure']}_{selection.per}_{selection.label}_{selection.bin}",
         on_pick=_bar_picked,
         pick=(BIN_PICK,),
+        filters=("label",),
     )
     st.caption(
         widgets.escape(distribution_words(distribution))
@@ -177,7 +179,7 @@ def _labels(distribution: Mapping[str, Any], mean: float | None) -> None:
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
     shown = {**distribution, "by_label": labels, "mean": mean}
-    widgets.chart(label_chart(shown, theme=widgets.theme(), title=None, most=14))
+    widgets.chart(label_chart(shown, theme=widgets.theme(), title=None, most=14), filters=("labels",))
     hidden = max(0, len(labels) - 14)
     st.caption(
         "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
@@ -279,11 +281,7 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
     )
     answer = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
     rows = answer["samples"]
-    table = [
-        {"sample": r["sample"], "skip": 1 - r["compute"], "reuse": r["reuse"]}
-        for r in rows
-        if r.get("compute") is not None and r.get("reuse") is not None
-    ]
+    table = skip_rows(rows)
     if len(table) < 2:
         widgets.empty(
             "One sample alone shows no trend.", "Trace more samples to see whether skipping and reusing go together."
@@ -300,6 +298,7 @@ def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
         key=f"scatter_{run['run']}_{selection.label}",
         on_pick=lambda _name, sample: address.go_changed(inspect=f"sample:{int(sample)}"),
         pick=("sample",),
+        filters=("label",),
     )
     extent = (
         f" These are the first {numbers.count(len(rows))} of {numbers.count(answer['total'])} samples."

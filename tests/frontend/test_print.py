@@ -17,7 +17,7 @@ from tests.support.runs import open_run
 from tokenpaths.frontend.charts.drawing.palette import DARK, PRINT
 from tokenpaths.frontend.charts.drawing.printing import points, printed
 from tokenpaths.frontend.charts.drawing.redraw import call_of
-from tokenpaths.frontend.charts.drawing.tables import csv_files, csv_of, tables_of, zip_of
+from tokenpaths.frontend.charts.drawing.tables import csv_files, csv_of, zip_of
 
 MODULES = [
     importlib.import_module(one.name)
@@ -66,7 +66,7 @@ def test_a_chart_that_was_changed_afterwards_is_printed_as_it_is():
 
 def test_the_data_are_the_answers():
     answer = RUN.distribution("compute", "sample")
-    tables = tables_of(call_of(DRAWN["histogram"]("dark")).answers())
+    tables = call_of(DRAWN["histogram"]("dark")).tables()
     assert tables["bins"] == answer["bins"]
     assert tables["by_label"] == answer["by_label"]
     with zipfile.ZipFile(io.BytesIO(zip_of(csv_files(tables)))) as archive:

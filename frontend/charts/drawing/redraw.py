@@ -1,18 +1,23 @@
 """Charts that store the call that made them, so that they can be drawn again with other arguments.
 
 The page shows a chart in its own colours and width; for print the same function is called with the print theme, and its
-arguments are the data behind the chart. Every chart function with a ``theme`` is decorated with ``redrawable`` (a test
-checks that).
+arguments are the data behind the chart. Every chart function with a ``theme`` is decorated with ``redrawable``, and
+names the rows that it draws wherever its arguments are not such rows themselves (tests check both).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
+from tokenpaths.frontend.charts.drawing.tables import tables_of
+
+Rows = Sequence[Mapping[str, Any]]
+Numbers = Callable[..., Rows | Mapping[str, Rows]]
+"""makes the table, or the tables by name, of what a chart draws; it takes arguments of the chart by their names"""
 _KEPT = "_tokenpaths_call"
 
 
@@ -23,15 +28,25 @@ class Call:
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     """by name, without those at their default"""
+    numbers: Numbers | None = None
 
     @property
     def name(self) -> str:
         """Base name for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
         return self.function.__name__.removesuffix("_chart").replace("_", "-")
 
-    def answers(self) -> dict[str, Any]:
-        """The data of the chart: the arguments that are a mapping or a list of mappings."""
-        return {name: value for name, value in self.arguments.items() if _is_table(value)}
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The numbers behind the chart, by name: the rows that it names, or else its arguments that are answers."""
+        if self.numbers is None:
+            tables = tables_of({name: value for name, value in self.arguments.items() if _is_table(value)})
+        else:
+            bound = inspect.signature(self.function).bind(**self.arguments)
+            bound.apply_defaults()
+            wanted = inspect.signature(self.numbers).parameters
+            found = self.numbers(**{name: value for name, value in bound.arguments.items() if name in wanted})
+            named = found if isinstance(found, Mapping) else {self.name: found}
+            tables = {name: [dict(row) for row in rows] for name, rows in named.items()}
+        return {name: rows for name, rows in tables.items() if rows}
 
     def redraw(self, **changes: Any) -> Any:
         """Draw the chart again with changed arguments.
@@ -49,8 +64,18 @@ def call_of(chart: Any) -> Call | None:
     return call if isinstance(call, Call) else None
 
 
-def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of chart functions that attaches the call to the returned chart."""
+@overload
+def redrawable(function: Callable[..., Any]) -> Callable[..., Any]: ...
+@overload
+def redrawable(*, numbers: Numbers) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers | None = None) -> Callable[..., Any]:
+    """Decorator of chart functions that attaches the call to the returned chart.
+
+    Args:
+        numbers: Makes the rows that are drawn, for a chart whose arguments are not such rows or answers of the API.
+    """
+    if function is None:
+        return functools.partial(redrawable, numbers=numbers)
     signature = inspect.signature(function)
     title = signature.parameters.get("title")
     question = title.default if title is not None and isinstance(title.default, str) else ""
@@ -63,7 +88,7 @@ def redrawable(function: Callable[..., Any]) -> Callable[..., Any]:
             # The page shows the title as a heading; the accessible description repeats it for screen readers.
             chart.description = " ".join(filter(None, [question, _description(chart)]))
         # Set on the object directly: Altair would treat an ordinary attribute as part of the specification.
-        object.__setattr__(chart, _KEPT, Call(function, dict(bound)))
+        object.__setattr__(chart, _KEPT, Call(function, dict(bound), numbers))
         return chart
 
     return draw

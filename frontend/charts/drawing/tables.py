@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
 def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """All lists of rows inside ``answers`` by their path: ``nodes``, ``links``, ``observed.points`` …
 
-    The scalars of a response become a table of one row, named after the response.
+    The scalars and other lists of a response become a table of one row, named after the response.
     """
     tables: dict[str, list[dict[str, Any]]] = {}
     for name, answer in answers.items():
@@ -43,7 +43,7 @@ def _walk(answer: Mapping[str, Any], place: str, tables: dict[str, list[dict[str
             _walk(value, where, tables, key)
         elif isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
             tables[where] = [dict(row) for row in value]
-        elif value is not None and not isinstance(value, list | tuple) and key != "run":
+        elif value is not None and value not in ([], ()) and key != "run":
             single[str(key)] = value
     if single:
         tables[f"{place or name} in short"] = [single]

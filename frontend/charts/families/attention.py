@@ -16,7 +16,19 @@ from tokenpaths.frontend.charts.drawing.theme import finish, rows
 TITLE = "To which patches does it attend?"
 
 
-@redrawable
+def attention_rows(
+    shares: Sequence[Mapping[int, float]], tokens: Sequence[Mapping[str, Any]], token: int
+) -> list[dict[str, Any]]:
+    """Table of the grids: to whom ``token`` attends at each step, where its share is known."""
+    return [
+        {"token": token, "step": step, "attends to": one["token"], "row": one["row"], "col": one["col"], "share": share}
+        for step, of_step in enumerate(shares)
+        for one in tokens
+        if (share := of_step.get(int(one["token"]))) is not None
+    ]
+
+
+@redrawable(numbers=attention_rows)
 def attention_chart(
     shares: Sequence[Mapping[int, float]],
     tokens: Sequence[Mapping[str, Any]],

@@ -192,7 +192,22 @@ def chunks(tokens: Sequence[Mapping[str, Any]], starts: Iterable[int] = ()) -> l
     return result
 
 
-@redrawable
+def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:
+    """Table of the strip's chunks."""
+    return [
+        {
+            "first token": part.first,
+            "last token": part.end - 1,
+            "path": path_name(part.modules),
+            "rank": part.rank,
+            "CDF": part.path["cdf"],
+            "mean loss (nats)": part.loss,
+        }
+        for part in parts
+    ]
+
+
+@redrawable(numbers=chunk_rows)
 def strip_chart(
     parts: Sequence[Chunk],
     *,
@@ -242,18 +257,3 @@ def strip_chart(
     words = "One piece: the tokens between two decisions of the router."
     summary = f"{numbers.plural(len(table), 'piece')}, {numbers.plural(len({row['name'] for row in table}), 'path')}."
     return finish(chart, look, title, words, height=height, summary=summary)
-
-
-def chunk_rows(parts: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """Table of the strip's chunks."""
-    return [
-        {
-            "first token": part.first,
-            "last token": part.end - 1,
-            "path": path_name(part.modules),
-            "rank": part.rank,
-            "CDF": part.path["cdf"],
-            "mean loss (nats)": part.loss,
-        }
-        for part in parts
-    ]

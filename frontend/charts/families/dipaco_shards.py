@@ -64,7 +64,29 @@ def hidden_words(answer: Mapping[str, Any]) -> str:
     return f" Not drawn: {numbers.plural(hidden, 'rarer path')} with {numbers.percent(share)} of the tokens."
 
 
-@redrawable
+def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Table of the bands."""
+    _bars, bands = tree_bars(by_label)
+    return [{key: band[key] for key in ("from", "to", "tokens", "share")} for band in bands]
+
+
+def shard_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Table of the bars: tokens of each label, module (level.module) and path."""
+    bars, _bands = tree_bars(by_label)
+    last = max((bar.column for bar in bars), default=1)
+    total = sum(bar.tokens for bar in bars if bar.column == last) or 1.0
+    return [
+        {
+            "what": "documents" if not bar.column else "path" if bar.column == last else f"level {bar.column - 1}",
+            "name": bar.name,
+            "tokens": bar.tokens,
+            "share": bar.tokens / total,
+        }
+        for bar in bars
+    ]
+
+
+@redrawable(numbers=lambda by_label: {"bands": tree_rows(by_label), "bars": shard_rows(by_label)})
 def tree_chart(
     by_label: Mapping[str, Sequence[Mapping[str, Any]]],
     inks: Mapping[tuple[int, ...], Mapping[str, Any]],
@@ -191,12 +213,6 @@ def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float
             places[i] = min(places[i], end)
             end = places[i] - least
     return places
-
-
-def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Table of the bands."""
-    _bars, bands = tree_bars(by_label)
-    return [{key: band[key] for key in ("from", "to", "tokens", "share")} for band in bands]
 
 
 def label_path_rows(

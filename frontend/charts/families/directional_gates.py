@@ -55,7 +55,7 @@ def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None)
     return table
 
 
-@redrawable
+@redrawable(numbers=gate_rows)
 def gate_chart(
     answer: Mapping[str, Any],
     *,
@@ -126,7 +126,27 @@ def _gate_colour(table: Sequence[Mapping[str, Any]], value: str, look: Theme) ->
     return alt.Color(f"{value}:Q", scale=scale, legend=legend)
 
 
-@redrawable
+def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
+    """Table of the variance heat map."""
+    special = set(special)
+    return [
+        {
+            "layer": layer,
+            "head": head,
+            "variance": value,
+            "words": numbers.number(value),
+            "specialist": "yes" if (layer, head) in special else "no",
+        }
+        for layer, row in enumerate(variance)
+        for head, value in enumerate(row)
+    ]
+
+
+def _specialists(heads: Iterable[Mapping[str, Any]]) -> set[tuple[int, int]]:
+    return {(int(head["layer"]), int(head["head"])) for head in heads}
+
+
+@redrawable(numbers=lambda variance, specialists: variance_rows(variance, _specialists(specialists)))
 def variance_chart(
     variance: Sequence[Sequence[float]],
     specialists: Sequence[Mapping[str, Any]] = (),
@@ -136,8 +156,7 @@ def variance_chart(
 ) -> alt.LayerChart:
     """Heat map of cross-domain variance by layer and head; specialists are marked with a dot."""
     look = theme_named(theme)
-    special = {(int(head["layer"]), int(head["head"])) for head in specialists}
-    table = variance_rows(variance, special)
+    table = variance_rows(variance, _specialists(specialists))
     most = max([row["variance"] or 0.0 for row in table], default=0.0) or 1.0
     x = alt.X("head:O", axis=bare_axis("head", orient="top", labelAngle=0))
     y = alt.Y("layer:O", axis=bare_axis("layer"))
@@ -164,23 +183,13 @@ def variance_chart(
     return finish(alt.layer(cells, dots), look, title, words, height=height, summary=summary)
 
 
-def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[int, int]] = ()) -> list[dict[str, Any]]:
-    """Table of the variance heat map."""
-    special = set(special)
-    return [
-        {
-            "layer": layer,
-            "head": head,
-            "variance": value,
-            "words": numbers.number(value),
-            "specialist": "yes" if (layer, head) in special else "no",
-        }
-        for layer, row in enumerate(variance)
-        for head, value in enumerate(row)
-    ]
+def specialist_rows(share_by_layer: Sequence[float]) -> list[dict[str, Any]]:
+    """Table of the bars, and of the line over all layers."""
+    even = sum(share_by_layer) / max(1, len(share_by_layer))
+    return [{"layer": layer, "share": share, "all layers": even} for layer, share in enumerate(share_by_layer)]
 
 
-@redrawable
+@redrawable(numbers=specialist_rows)
 def specialist_chart(
     share_by_layer: Sequence[float],
     *,
@@ -190,10 +199,7 @@ def specialist_chart(
 ) -> alt.LayerChart:
     """Bars: share of each layer's heads that are specialists; dashed: over all layers."""
     look = theme_named(theme)
-    table = [
-        {"layer": layer, "share": share, "words": numbers.percent(share)} for layer, share in enumerate(share_by_layer)
-    ]
-    even = sum(share_by_layer) / max(1, len(share_by_layer))
+    table = [row | {"words": numbers.percent(row["share"])} for row in specialist_rows(share_by_layer)]
     y = alt.Y(
         "share:Q",
         scale=alt.Scale(domain=[0, max([*share_by_layer, 0.05])], nice=True),
@@ -208,7 +214,9 @@ def specialist_chart(
             tooltip=tips("layer:O", "words:N specialists"),
         )
     )
-    line = alt.Chart(rows([{"share": even}])).mark_rule(color=look.muted, strokeDash=[5, 3], strokeWidth=1.5)
+    line = alt.Chart(rows({"share": row["all layers"]} for row in table[:1])).mark_rule(
+        color=look.muted, strokeDash=[5, 3], strokeWidth=1.5
+    )
     chart = alt.layer(bars, line.encode(y=y))
     summary = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
     return finish(chart, look, title, "Dashed: as many in every layer.", height=height, summary=summary)

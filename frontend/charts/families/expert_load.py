@@ -46,7 +46,7 @@ def load_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
     return table
 
 
-@redrawable
+@redrawable(numbers=load_rows)
 def load_band_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = LOAD, chosen: int | None = None
 ) -> alt.LayerChart:
@@ -80,7 +80,7 @@ def load_band_chart(
     return finish(alt.layer(bars, median, busiest, fair), look, title, words, height=240, summary=summary)
 
 
-@redrawable
+@redrawable(numbers=load_rows)
 def dead_chart(
     usage: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DEAD, chosen: int | None = None
 ) -> alt.Chart:

@@ -31,7 +31,7 @@ def repetition_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=repetition_rows)
 def repetition_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = REPETITION
 ) -> alt.LayerChart:
@@ -78,7 +78,22 @@ def repetition_words(answer: Mapping[str, Any]) -> str:
     )
 
 
-@redrawable
+def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:
+    """One row per checkpoint: mean over layers, and one layer."""
+    return [
+        {
+            "run": point["run"],
+            "iteration": point["iteration"],
+            "saturation": point["saturation"],
+            "layer": point["by_step"][step] if step is not None and step < len(point["by_step"]) else None,
+        }
+        for point in answer["points"]
+    ]
+
+
+@redrawable(
+    numbers=lambda answer, step: [row | {"by chance": answer["baseline"]} for row in saturation_rows(answer, step)]
+)
 def saturation_chart(
     answer: Mapping[str, Any],
     *,
@@ -115,19 +130,6 @@ def saturation_chart(
     layers.append(chance.mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="baseline:Q"))
     words = "Line: mean over layers. Dashed: by chance." + ("" if step is None else f" Dotted: layer {step}.")
     return finish(alt.layer(*layers), look, title, words, height=240)
-
-
-def saturation_rows(answer: Mapping[str, Any], step: int | None = None) -> list[dict[str, Any]]:
-    """One row per checkpoint: mean over layers, and one layer."""
-    return [
-        {
-            "run": point["run"],
-            "iteration": point["iteration"],
-            "saturation": point["saturation"],
-            "layer": point["by_step"][step] if step is not None and step < len(point["by_step"]) else None,
-        }
-        for point in answer["points"]
-    ]
 
 
 def saturation_words(answer: Mapping[str, Any]) -> str:

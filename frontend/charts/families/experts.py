@@ -91,7 +91,7 @@ def slice_rows(answer: Mapping[str, Any], least: float = 0.0) -> list[dict[str, 
     return table
 
 
-@redrawable
+@redrawable(numbers=lambda answer, least, offered: slice_rows(known_choices(answer, offered), least))
 def slice_chart(
     answer: Mapping[str, Any],
     *,
@@ -209,7 +209,7 @@ def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=domain_rows)
 def domain_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = DOMAINS, most: int = 12
 ) -> alt.LayerChart:
@@ -278,7 +278,7 @@ def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=word_rows)
 def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = WORDS) -> alt.LayerChart:
     """Strongest words of each expert (rows); darkness: share of the word's occurrences that choose the expert."""
     look, table = theme_named(theme), word_rows(answer)
@@ -324,7 +324,7 @@ def co_activation_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=co_activation_rows)
 def co_activation_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = TOGETHER
 ) -> alt.Chart:

@@ -46,7 +46,7 @@ def head_words(scan: Mapping[str, Any]) -> str:
     return f"The loss rises most without {_place(worst)}, by {numbers.number(worst['rise'])} nats; {sure}"
 
 
-@redrawable
+@redrawable(numbers=head_rows)
 def head_chart(
     scan: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which heads does it need?"
 ) -> alt.LayerChart:
@@ -88,7 +88,7 @@ def uniform_words(scan: Mapping[str, Any]) -> str:
     return f"One value for all gates may do as well as the routers: {how} does not clearly differ from them"
 
 
-@redrawable
+@redrawable(numbers=lambda scan: [row | {"as trained": scan["trained"]["loss"]} for row in scan["uniform"]])
 def uniform_chart(
     scan: Mapping[str, Any],
     *,
@@ -166,7 +166,7 @@ def position_rows(scan: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable
+@redrawable(numbers=position_rows)
 def position_chart(
     scan: Mapping[str, Any],
     *,
@@ -216,7 +216,7 @@ def direction_rows(word: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted((dict(row) for row in word["directions"]), key=lambda row: -abs(row["logit"]))
 
 
-@redrawable
+@redrawable(numbers=direction_rows)
 def direction_chart(
     word: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "Which directions speak for the word?"
 ) -> alt.LayerChart:
@@ -276,7 +276,7 @@ def condition_words(word: Mapping[str, Any]) -> str:
     return f"{name} has a probability of {chance['as trained']} as trained and of {chance['off']} with routing off"
 
 
-@redrawable
+@redrawable(numbers=condition_rows)
 def condition_chart(
     word: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "How likely is the word without it?"
 ) -> alt.LayerChart:

@@ -53,7 +53,7 @@ def connection_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None =
     return table
 
 
-@redrawable
+@redrawable(numbers=connection_rows)
 def graph_chart(
     answer: Mapping[str, Any],
     *,
@@ -106,7 +106,22 @@ def _strength(row: Mapping[str, Any]) -> float:
     return max(row["c"], row.get("other", 0.0))
 
 
-@redrawable
+def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the distance heat map."""
+    labels = list(separation["labels"])
+    return [
+        {
+            "one": first,
+            "other": second,
+            "distance": separation["matrix"][i][j],
+            "words": numbers.number(separation["matrix"][i][j], 2),
+        }
+        for i, first in enumerate(labels)
+        for j, second in enumerate(labels)
+    ]
+
+
+@redrawable(numbers=distance_rows)
 def distance_chart(
     separation: Mapping[str, Any],
     *,
@@ -133,21 +148,6 @@ def distance_chart(
     )
     words_below = f"Mean distance of c between two inputs, from {numbers.number(low)} to {numbers.number(high)} (0–1)."
     return finish(alt.layer(cells, words), look, title, words_below, height=32 * max(2, len(matrix)))
-
-
-def distance_rows(separation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of the distance heat map."""
-    labels = list(separation["labels"])
-    return [
-        {
-            "one": first,
-            "other": second,
-            "distance": separation["matrix"][i][j],
-            "words": numbers.number(separation["matrix"][i][j], 2),
-        }
-        for i, first in enumerate(labels)
-        for j, second in enumerate(labels)
-    ]
 
 
 @dataclass(frozen=True)

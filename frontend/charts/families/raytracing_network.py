@@ -119,7 +119,46 @@ def share_rows(network: Network, values: Sequence[Sequence[float]], names: Seque
     return table
 
 
-@redrawable
+def block_rows(network: Network, values: Sequence[Sequence[float]], step: int) -> list[dict[str, Any]]:
+    """Table of the blocks at a threshold step; ``since`` is the step from which a block is lit."""
+    return [
+        {
+            "block": f"L{block // network.blocks}B{block % network.blocks}",
+            "firing rate": rate,
+            "lit": rate > 0,
+            "since": next((t for t, rates in enumerate(values[: step + 1]) if rates[block] > 0), None),
+            "parameters": network.block_params[block],
+        }
+        for block, rate in enumerate(values[step])
+    ]
+
+
+def end_rows(network: Network, values: Sequence[Sequence[float]], step: int) -> list[dict[str, Any]]:
+    """Table of the wires, added up by their two ends; ``carries``: a signal at this step."""
+
+    def name(place: int) -> str:
+        if place < 0:
+            return f"input module {-place - 1}"
+        return "output" if place == network.num_blocks else f"L{place // network.blocks}B{place % network.blocks}"
+
+    return [
+        {
+            "from": name(source),
+            "to": name(target),
+            "wires": wires,
+            "neurons": network.inputs[-source - 1] if source < 0 else network.width,
+            "carries": source < 0 or values[step][source] > 0,
+        }
+        for (source, target), wires in sorted(network.wires.items())
+    ]
+
+
+@redrawable(
+    numbers=lambda network, values, step: {
+        "blocks": block_rows(network, values, step),
+        "wires": end_rows(network, values, step),
+    }
+)
 def network_chart(
     network: Network,
     values: Sequence[Sequence[float]],
@@ -265,20 +304,18 @@ def _blocks(
     y: alt.Y,
 ) -> alt.Chart:
     table = []
-    for block in range(network.num_blocks):
-        first = next((t for t, rates in enumerate(values[: step + 1]) if rates[block] > 0), None)
-        rate = values[step][block]
-        layer, row = divmod(block, network.blocks)
+    for block, row in enumerate(block_rows(network, values, step)):
+        rate, first = row["firing rate"], row["since"]
         table.append(
             {
                 "x": place[block][0],
                 "y": place[block][1],
                 "block": block,
-                "name": f"L{layer}B{row}",
+                "name": row["block"],
                 "rate": rate,
                 "words": numbers.number(rate) if rate > 0 else "silent",
                 "since": "not yet" if first is None else f"step {first}",
-                "params": numbers.count(network.block_params[block]),
+                "params": numbers.count(row["parameters"]),
             }
         )
     dim, full = mix(strong_neutral(look), look.background, 0.12), strong_neutral(look)
@@ -306,7 +343,12 @@ def _blocks(
     )
 
 
-@redrawable
+@redrawable(
+    numbers=lambda curve, mean: [
+        row | {"lit so far, mean of all samples": mean[row["step"]] if row["step"] < len(mean) else None}
+        for row in curve
+    ]
+)
 def share_chart(
     curve: Sequence[Mapping[str, Any]],
     mean: Sequence[float] = (),

@@ -85,7 +85,27 @@ def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**flow, "links": links, "nodes": nodes}
 
 
-@redrawable
+def share_of(name: str) -> str:
+    """Head of the column with the shares of one side: a label alone could be the name of another column."""
+    return f"tokens of {name}"
+
+
+def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
+    """Table of the differences; ``what`` is nodes or links."""
+    keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
+    first, second = (share_of(name) for name in names)
+    return [
+        {**{key: row[key] for key in keys}, first: row["after"], second: row["before"], "change": row["change"]}
+        for row in contrast[what]
+    ]
+
+
+@redrawable(
+    numbers=lambda contrast, names: {
+        "circles": contrast_rows(contrast, names, "nodes"),
+        "ribbons": contrast_rows(contrast, names, "links"),
+    }
+)
 def flow_contrast_chart(
     contrast: Mapping[str, Any],
     *,
@@ -209,18 +229,3 @@ def colour_words(first: str, second: str) -> str:
         f"Rose: tokens of {first} go there more often than those of {second}; blue: less often. Circle area: the mean "
         "of both shares; ribbon width: the difference."
     )
-
-
-def contrast_rows(contrast: Mapping[str, Any], names: tuple[str, str], what: str) -> list[dict[str, Any]]:
-    """Table of the differences; ``what`` is nodes or links."""
-    keys = ("step", "module", "name") if what == "nodes" else ("step", "source", "target")
-    first, second = (share_of(name) for name in names)
-    return [
-        {**{key: row[key] for key in keys}, first: row["after"], second: row["before"], "change": row["change"]}
-        for row in contrast[what]
-    ]
-
-
-def share_of(name: str) -> str:
-    """Head of the column with the shares of one side: a label alone could be the name of another column."""
-    return f"tokens of {name}"

@@ -13,7 +13,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, ink_words, path_ink, with_neutral_legend
-from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend, ink_on, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import LIGHT, Theme, gradient_legend, ink_on, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, SKIPPED, Idle, idle, known, named
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
@@ -44,7 +44,43 @@ def token_label(token: Mapping[str, Any]) -> str:
     return f"{token['token']} {visible(token.get('text'))}".strip()
 
 
-@redrawable
+def token_rows(sample: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Table of the tokens; ``offered``: ids of the run's modules (``drawing.slots``)."""
+    return [
+        {
+            "token": t["token"],
+            "what": token_label(t),
+            "rank": t["rank"],
+            "cdf": t["cdf"],
+            "cdf_middle": t["cdf_middle"],
+            "path_tokens": t["path_tokens"],
+            "path": numbers.ribbon_words(named(t["ribbon"], offered)),
+            "compute": t["compute"],
+            "reuse": t["reuse"],
+            "loss": t.get("loss"),
+            "flops": t.get("flops"),
+            "region": t.get("region"),
+        }
+        for t in sample.get("tokens") or []
+    ]
+
+
+def _tables(
+    sample: Mapping[str, Any],
+    first: int,
+    most: int,
+    identities: Collection[int],
+    offered: Collection[int] | None,
+    shade: Shade,
+    weighted: bool,
+) -> dict[str, list[dict[str, Any]]]:
+    """The cells that are drawn, and all tokens."""
+    names = ["token", "label", "step", "modules", *(["weight"] if weighted else []), "overlap"]
+    cells = _cells(sample, _window(sample, first, most), shade, (identities, offered), None, LIGHT)
+    return {"cells": [{name: row[name] for name in names} for row in cells], "tokens": token_rows(sample, offered)}
+
+
+@redrawable(numbers=_tables)
 def token_flow_chart(
     sample: Mapping[str, Any],
     *,
@@ -68,7 +104,7 @@ def token_flow_chart(
     the previous token took too.
     """
     look = theme_named(theme)
-    tokens = [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
+    tokens = _window(sample, first, most)
     table = _cells(sample, tokens, shade, (identities, offered), chosen, look)
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)
@@ -112,6 +148,10 @@ def token_flow_chart(
     chart = alt.layer(cells, *([greys] if any(row["skipped"] for row in table) else []), words)
     chart = with_neutral_legend(chart, table, look) if shade == "path" else chart
     return finish(chart, look, title, subtitle, height=max(60, 21 * max(1, len(tokens))))
+
+
+def _window(sample: Mapping[str, Any], first: int, most: int) -> list[Mapping[str, Any]]:
+    return [token for token in sample.get("tokens") or [] if first <= token["token"] < first + most]
 
 
 def _cells(
@@ -187,24 +227,3 @@ def _ink(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> Any:
         return alt.Color("ink:N", scale=None)
     strong = f"datum.{shade} > {0.5 * _most(table, shade):.6g}"
     return either(strong, look.background, look.ink)
-
-
-def token_rows(sample: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """Table of the tokens; ``offered``: ids of the run's modules (``drawing.slots``)."""
-    return [
-        {
-            "token": t["token"],
-            "what": token_label(t),
-            "rank": t["rank"],
-            "cdf": t["cdf"],
-            "cdf_middle": t["cdf_middle"],
-            "path_tokens": t["path_tokens"],
-            "path": numbers.ribbon_words(named(t["ribbon"], offered)),
-            "compute": t["compute"],
-            "reuse": t["reuse"],
-            "loss": t.get("loss"),
-            "flops": t.get("flops"),
-            "region": t.get("region"),
-        }
-        for t in sample.get("tokens") or []
-    ]

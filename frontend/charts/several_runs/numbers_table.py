@@ -49,6 +49,7 @@ WORDS = {
 }
 _COUNTS = ("num_paths", "num_tokens", "num_samples", "num_steps", "num_modules", "top_k", "equal_paths", "dead_modules")
 _FIRST = ("loss", "accuracy", "mean_compute", "mean_reuse", "load_entropy", "equal_effective_paths", "max_violation")
+GAP_COLUMNS = {"": "value", ", 2.5 %": "low", ", 97.5 %": "high"}
 MOST_SAID = 3
 TITLE = "How do the runs compare?"
 STYLE = """<style>
@@ -278,7 +279,26 @@ def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labe
     return f"{words[0].upper()}{words[1:]} is {way} in {labels[run['run']]}: {value_words(row['name'], value)}"
 
 
-@redrawable
+def number_rows(
+    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Table of one number: its value and 95 % interval in each run, and the difference from the first."""
+    places = zip(runs, row["values"], row["low"], row["high"], row["differences"], strict=True)
+    return [
+        {
+            "run": labels[run["run"]],
+            name_words(row["name"]): value,
+            "2.5 %": low,
+            "97.5 %": high,
+            **{f"difference{end}": gap[key] if gap else None for end, key in GAP_COLUMNS.items()},
+            "clear": None if gap is None else "yes" if gap["clear"] else "no",
+        }
+        for run, value, low, high, gap in places
+        if value is not None
+    ]
+
+
+@redrawable(numbers=number_rows)
 def number_chart(
     row: Mapping[str, Any],
     runs: Sequence[Mapping[str, Any]],

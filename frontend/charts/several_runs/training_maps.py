@@ -55,7 +55,21 @@ def with_saturation(training: Mapping[str, Any], saturation: Mapping[str, Any]) 
     return {**training, "points": points}
 
 
-@redrawable
+def training_map_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of all maps: a row for each checkpoint and step."""
+    return [
+        {
+            "checkpoint": place["label"],
+            "run": place["run"] or "untrained twin",
+            "step": step["step"],
+            **{words: step.get(name) for name, (words, _) in MAPS.items() if name in step},
+        }
+        for place in places_of(training)
+        for step in place["steps"]
+    ]
+
+
+@redrawable(numbers=training_map_rows)
 def training_map(
     training: Mapping[str, Any],
     measure: str = "load_entropy",
@@ -165,17 +179,3 @@ def training_words(training: Mapping[str, Any], measure: str, when: str = "itera
 def _mean(steps: Sequence[Mapping[str, Any]], measure: str) -> float:
     values = [float(step[measure]) for step in steps if step.get(measure) is not None]
     return sum(values) if measure == "dead" else sum(values) / len(values)
-
-
-def training_map_rows(training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of all maps: a row for each checkpoint and step."""
-    return [
-        {
-            "checkpoint": place["label"],
-            "run": place["run"] or "untrained twin",
-            "step": step["step"],
-            **{words: step.get(name) for name, (words, _) in MAPS.items() if name in step},
-        }
-        for place in places_of(training)
-        for step in place["steps"]
-    ]

@@ -121,7 +121,7 @@ def _grid(
             with column:
                 st.subheader(widgets.escape(compared.labels[name]), anchor=False)
                 st.caption(widgets.escape(words[place]))
-                widgets.chart(chart(place))
+                widgets.chart(chart(place), runs=[name])
                 for line in below[place] if below else ():
                     st.caption(widgets.escape(line))
                 st.button(
@@ -161,7 +161,7 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
         if flow["note"]:
             st.caption(widgets.escape(flow["note"]))
         drawn = few_of(flow)
-        widgets.chart(flow_contrast_chart(drawn, names=sides, theme=widgets.theme(), title=None))
+        widgets.chart(flow_contrast_chart(drawn, names=sides, theme=widgets.theme(), title=None), runs=pair)
         if drawn is not flow:
             st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
         st.caption(widgets.escape(colour_words(*sides)))
@@ -169,7 +169,7 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
         columns = {**{share_of(name): percent for name in sides}, "change": percent}
         widgets.numbers_behind(contrast_rows(flow, sides, "nodes"), "circles", **columns)
         widgets.numbers_behind(contrast_rows(flow, sides, "links"), "ribbons", **columns)
-    _loads(answer, names)
+    _loads(answer, names, pair)
 
 
 def _load_difference(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
@@ -209,12 +209,12 @@ def load_difference_words(answer: Mapping[str, Any], names: tuple[str, str]) -> 
     return text
 
 
-def _loads(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+def _loads(answer: Mapping[str, Any], names: tuple[str, str], pair: tuple[str, str]) -> None:
     flow = answer["flow"]
     st.subheader("How evenly does each step load its modules?", anchor=False, help=LOAD_HELP)
     if flow["reason"] is not None:
         why = flow["reason"]
         st.caption(widgets.escape(f"Their flows cannot be subtracted ({why}), so their loads stand side by side."))
     st.write(widgets.escape(charts.load_words(answer, names)))
-    widgets.chart(charts.load_chart(answer, names=names, theme=widgets.theme(), title=None))
+    widgets.chart(charts.load_chart(answer, names=names, theme=widgets.theme(), title=None), runs=pair)
     widgets.numbers_behind(charts.load_rows(answer, names), "steps")

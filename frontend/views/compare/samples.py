@@ -140,6 +140,7 @@ def _scatter(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
             key=f"pairs_{answer['a']['run']}_{answer['b']['run']}_{row['measure']}_{selection.label}",
             on_pick=lambda _name, number: _open(answer["a"]["run"], int(number)),
             pick=(charts.SAMPLE_PICK,),
+            runs=[answer[side]["run"] for side in "ab"],
         )
     widgets.how_sure("pairs", lambda: _statistics(answer, names))
     widgets.numbers_behind(answer["points"], "samples")

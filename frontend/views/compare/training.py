@@ -59,11 +59,17 @@ def draw(selection: Selection, compared: Compared) -> None:
         with column:
             st.subheader(TITLES[name], anchor=False, help=MAP_HELP)
             st.caption(widgets.escape(training_words(training, name)))
-            widgets.chart(training_map(training, name, theme=widgets.theme(), chosen=chosen["label"], title=None))
+            drawing = training_map(training, name, theme=widgets.theme(), chosen=chosen["label"], title=None)
+            widgets.chart(drawing, about=about(training))
     _load(training, places, chosen)
     _curves(training, compared)
     _stability(training, compared, run, chosen["label"])
     widgets.numbers_behind(training_map_rows(training), "checkpoints by step")
+
+
+def about(training: Mapping[str, Any]) -> str:
+    """What a saved picture is about."""
+    return f"series: {training['series']}"
 
 
 TITLES = {
@@ -143,14 +149,16 @@ def _load(training: Mapping[str, Any], places: Sequence[Mapping[str, Any]], chos
     when = UNTRAINED if chosen["run"] is None else f"at iteration {chosen['label']}"
     st.subheader(f"Which modules are busy {when}?", anchor=False)
     try:
-        usage = widgets.client().ask(chosen["run"] or training["untrained"]["beside"], "usage")
+        run = chosen["run"] or training["untrained"]["beside"]
+        usage = widgets.client().ask(run, "usage")
     except ApiError as error:
         widgets.show_error(error)
         return
     if chosen["run"] is None:
         usage = _untrained_usage(usage, training["untrained"])
     most = 1 + max(float(step["max_violation"] or 0) for place in places for step in place["steps"])
-    widgets.chart(load_chart(usage, theme=widgets.theme(), title=None, most=most))
+    drawing = load_chart(usage, theme=widgets.theme(), title=None, most=most)
+    widgets.chart(drawing, runs=[run], about="its untrained twin" if chosen["run"] is None else "")
 
 
 def _untrained_usage(usage: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +184,8 @@ def _curves(training: Mapping[str, Any], compared: Compared) -> None:
         if "loss" in measures:
             st.subheader("Does the loss fall?", anchor=False)
             widgets.chart(
-                charts.training_chart(training, "loss", theme=widgets.theme(), chosen=compared.names, title=None)
+                charts.training_chart(training, "loss", theme=widgets.theme(), chosen=compared.names, title=None),
+                about=about(training),
             )
         else:
             widgets.empty("No loss was recorded with these checkpoints.")
@@ -194,7 +203,8 @@ def _curves(training: Mapping[str, Any], compared: Compared) -> None:
             key="training_number",
         )
         widgets.chart(
-            charts.training_chart(training, measure, theme=widgets.theme(), chosen=compared.names, title=None)
+            charts.training_chart(training, measure, theme=widgets.theme(), chosen=compared.names, title=None),
+            about=about(training),
         )
     widgets.numbers_behind(charts.training_rows(training), "checkpoints")
 
@@ -206,7 +216,8 @@ def _stability(training: Mapping[str, Any], compared: Compared, run: str, label:
     with left:
         st.subheader("Do modules keep their load?", anchor=False)
         st.caption(widgets.escape(training_words(training, "kept")))
-        widgets.chart(training_map(training, "kept", theme=widgets.theme(), chosen=label, title=None))
+        drawing = training_map(training, "kept", theme=widgets.theme(), chosen=label, title=None)
+        widgets.chart(drawing, about=about(training))
     with right:
         st.subheader("Do tokens choose as at the end?", anchor=False)
         if is_load_only(compared.cards[run]):
@@ -219,6 +230,7 @@ def _stability(training: Mapping[str, Any], compared: Compared, run: str, label:
             return
         with_choices = with_saturation(training, saturation)
         st.caption(widgets.escape(training_words(with_choices, "saturation")))
-        widgets.chart(training_map(with_choices, "saturation", theme=widgets.theme(), chosen=label, title=None))
+        drawing = training_map(with_choices, "saturation", theme=widgets.theme(), chosen=label, title=None)
+        widgets.chart(drawing, about=about(training))
         for row in saturation["left_out"]:
             st.caption(widgets.escape(f"Left out: {row['run']} {row['reason']}."))

@@ -214,13 +214,14 @@ def _differences(
     new: Mapping[str, Any],
     moved: Mapping[int, Sequence[int]],
 ) -> None:
-    outputs = effect.get("outputs") or {}
+    outputs, who = effect.get("outputs") or {}, f"sample {old['sample']:,}, before and after the change"
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Where do tokens go instead?", anchor=False, help=HELP)
         if effect["links"]:
             st.caption("Rose: more tokens go this way than before; blue: fewer. The largest changes are drawn.")
-            widgets.chart(flow_difference_chart(effect, theme=widgets.theme(), title=None))
+            drawing = flow_difference_chart(effect, theme=widgets.theme(), title=None)
+            widgets.chart(drawing, about="before and after the change", filters=("job",))
             widgets.numbers_behind(effect["links"], "links before and after")
         else:
             widgets.empty("No token goes another way between two steps.")
@@ -229,14 +230,14 @@ def _differences(
             text = run["modality"] == "text"
             st.subheader("What would come next?" if text else "What does the model answer instead?", anchor=False)
             st.caption("The likeliest answers; circle: before, diamond: after.")
-            widgets.chart(answers_chart(top5, theme=widgets.theme(), title=None))
+            widgets.chart(answers_chart(top5, theme=widgets.theme(), title=None), about=who, filters=("job",))
             widgets.numbers_behind(answer_rows(top5), "answers before and after")
     if run["modality"] == "text":
         table = loss_rows(old["tokens"], new["tokens"])
         if table:
             st.subheader("Which tokens become harder to predict?", anchor=False)
             st.caption("One bar: one token of the text. Up: harder to predict than before; down: easier.")
-            widgets.chart(token_loss_chart(table, theme=widgets.theme(), title=None))
+            widgets.chart(token_loss_chart(table, theme=widgets.theme(), title=None), about=who, filters=("job",))
             widgets.numbers_behind(table, "tokens before and after")
     rows = [
         {

@@ -155,7 +155,7 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     if found["sweep"] == "shares":
         st.caption(widgets.escape(caption + "."))
         measure = "loss_change" if losses else "kl"
-        widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None))
+        widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None), about=samples_told(found))
     else:
         measure = st.segmented_control(
             "Show",
@@ -174,5 +174,6 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
             key=f"importance_{found['model']}_{len(table)}_{measure}",
             on_pick=lambda _name, node: address.go_changed(inspect=f"module:{opened_by(node, table, str(measure))}"),
             pick=(CELL_PICK,),
+            about=samples_told(found),
         )
     widgets.numbers_behind(table, "every row of the sweep")

@@ -16,6 +16,7 @@ from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.dream.request import selection_of
+from tokenpaths.frontend.views.jobs import panel
 
 MOST_STEPS = 100
 SHOWN = 8
@@ -42,10 +43,10 @@ def draw_result(job: Mapping[str, Any]) -> None:
         return
     _figure(job["job"], result, target)
     if match_rows(dreams):
-        widgets.chart(match_chart(dreams, of=target.get("of", "choices"), theme=widgets.theme()))
+        widgets.chart(match_chart(dreams, of=target.get("of", "choices"), theme=widgets.theme()), **panel.scope_of(job))
         widgets.numbers_behind(match_rows(dreams), "what the dreams match")
     if top_rows(dreams, result.get("original")):
-        widgets.chart(top_chart(dreams, result.get("original"), theme=widgets.theme()))
+        widgets.chart(top_chart(dreams, result.get("original"), theme=widgets.theme()), **panel.scope_of(job))
         widgets.numbers_behind(top_rows(dreams, result.get("original")), "what the model sees")
 
 

@@ -100,7 +100,8 @@ def _tree(
     ranks = {path["rank"] for path in drawn}
     shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
     inks = {dipaco_shards.modules_of(path): path for path in paths["paths"]}
-    widgets.chart(dipaco_shards.tree_chart(shown, inks, theme=widgets.theme(), title=None))
+    drawing = dipaco_shards.tree_chart(shown, inks, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, filters=("label", "labels"))
     words = "Height of a bar and width of a band: share of the tokens. The bar of a path is its shard."
     st.caption(words + dipaco_shards.hidden_words(paths))
     widgets.numbers_behind(dipaco_shards.tree_rows(shown), "bands (level.module)", **OF_TOKENS)
@@ -147,7 +148,8 @@ def _labels(run: Mapping[str, Any], by_label: Mapping[str, Paths], drawn: Paths)
         return
     ordered = sorted(drawn, key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
     table = dipaco_shards.label_path_rows(by_label, ordered)
-    widgets.chart(dipaco_shards.label_path_chart(table, theme=widgets.theme(), title=None))
+    drawing = dipaco_shards.label_path_chart(table, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, filters=("label", "labels"))
     st.caption(
         widgets.escape("Per cent of the label’s tokens; a row adds up to 100. " + nmi_words(run["associations"]))
     )
@@ -172,7 +174,10 @@ def _sharing(run: Mapping[str, Any], drawn: Paths) -> None:
     ordered = sorted(drawn, key=dipaco_shards.modules_of)
     table = dipaco_shards.sharing_rows(ordered)
     widgets.chart(
-        dipaco_shards.sharing_chart(table, [int(n) for n in run["config"]["levels"]], theme=widgets.theme(), title=None)
+        dipaco_shards.sharing_chart(
+            table, [int(n) for n in run["config"]["levels"]], theme=widgets.theme(), title=None
+        ),
+        filters=("label",),
     )
     own = run["config"].get("path_blocks") or []
     st.caption(
@@ -238,7 +243,7 @@ def _document(run: Mapping[str, Any], selection: Selection) -> None:
     )
     parts = dipaco_rerouting.chunks(sample["tokens"], starts)
     st.caption(widgets.escape(chunk_words(parts, config)))
-    widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None))
+    widgets.chart(dipaco_rerouting.strip_chart(parts, theme=widgets.theme(), title=None), about=f"sample {number:,}")
     if sample.get("text"):
         st.html(running_text(sample, parts))
     widgets.numbers_behind(dipaco_rerouting.chunk_rows(parts), "chunks of this document")

@@ -118,6 +118,8 @@ def _heat_map(
         "" if number is not None else f", mean of {numbers.plural(answer['num_samples'], 'text')}"
     )
     st.caption(widgets.escape(caption + (f", minus the mean of {other}. " if other else ". ") + _reading(minus)))
+    about = who + (f" minus the mean of {other}" if other else "")
+    of_labels = ("labels",) if other or number is None and selection.label is not None else ()
     words = findings.get("vocabulary")
     drawing = gate_chart(answer, theme=widgets.theme(), title=None, minus=minus, chosen=selection.gate)
     if words:
@@ -126,9 +128,11 @@ def _heat_map(
             key=f"gates_{run['run']}_{selection.label}_{number}_{other}_{selection.gate}",
             on_pick=lambda _name, gate: address.go_changed(gate=None if gate == selection.gate else gate),
             pick=(GATE_PICK,),
+            about=about,
+            filters=of_labels,
         )
     else:
-        widgets.chart(drawing)
+        widgets.chart(drawing, about=about, filters=of_labels)
     widgets.numbers_behind(gate_rows(answer, minus), f"gates, {who}" + (f" minus {other}" if other else ""))
     if words:
         _words(words, selection)
@@ -317,7 +321,8 @@ def _live(run: Mapping[str, Any], selection: Selection, number: int | None) -> N
     changed = client.ask(after["run"], "gates", sample=0)
     st.subheader("How did the gates change?", anchor=False, help=HELP["gates"])
     st.caption("Changed minus unchanged. Rose: more of the direction is removed than before; blue: less.")
-    widgets.chart(gate_chart(changed, theme=widgets.theme(), title=None, minus=before))
+    drawing = gate_chart(changed, theme=widgets.theme(), title=None, minus=before)
+    widgets.chart(drawing, about=f"text {number:,}, changed minus unchanged")
     widgets.numbers_behind(gate_rows(changed, before), "gates, changed (other: unchanged)")
     retrace.before_and_after(sample, client.ask(after["run"], "samples/{sample}", sample=0), after["run"])
 

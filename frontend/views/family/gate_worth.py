@@ -190,7 +190,7 @@ def _word(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
         if shown is None:
             st.caption("Takes seconds. The address then holds the answer.")
         return
-    _told_word(found)
+    _told_word(found, f"text {number:,}")
 
 
 def _form(run: Mapping[str, Any], sample: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -253,16 +253,16 @@ def _same(request: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(request.get(name) == wanted.get(name) for name in ("model", "sample", "position", "word", "other"))
 
 
-def _told_word(found: Mapping[str, Any]) -> None:
+def _told_word(found: Mapping[str, Any], about: str) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         _titled(condition_words(found), HELP["conditions"])
-        widgets.chart(condition_chart(found, theme=widgets.theme(), title=None))
+        widgets.chart(condition_chart(found, theme=widgets.theme(), title=None), about=about)
         if found["pooling"] == "sequence":
             st.caption("The routers read the whole text, so what stands behind the word is in view of the gates.")
     with right:
         _titled(direction_words(found), HELP["directions"])
-        widgets.chart(direction_chart(found, theme=widgets.theme(), title=None))
+        widgets.chart(direction_chart(found, theme=widgets.theme(), title=None), about=about)
         st.caption("Right: removing the direction raises the logit of the word; left: it lowers it.")
     widgets.how_sure("gate_word", lambda: _parts(found))
     widgets.numbers_behind(condition_rows(found), "probability of the word")

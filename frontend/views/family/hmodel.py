@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -108,11 +108,11 @@ def _graphs(run: Mapping[str, Any], sample: Mapping[str, Any], graph: Mapping[st
         who = f"The mean of {other}" if other else "The mean of all samples"
         st.subheader(widgets.escape(who), anchor=False, help=HELP["graph"])
         st.caption(f"{numbers.plural(mean['num_samples'], 'sample')}.")
-        _graph(mean, who.lower() if not other else f"mean of {other}")
+        _graph(mean, f"mean of {other}" if other else "mean of all samples", ("labels",) if other else ())
 
 
-def _graph(answer: Mapping[str, Any], what: str) -> None:
-    widgets.chart(graph_chart(answer, theme=widgets.theme(), title=None))
+def _graph(answer: Mapping[str, Any], what: str, filters: Sequence[str] = ()) -> None:
+    widgets.chart(graph_chart(answer, theme=widgets.theme(), title=None), about=what, filters=filters)
     table = connection_rows(answer)
     for line in hidden_words(table):
         st.caption(line)
@@ -144,7 +144,9 @@ def _labels(run: Mapping[str, Any]) -> None:
             with place:
                 st.subheader(widgets.escape(label), anchor=False)
                 widgets.chart(
-                    graph_chart(graphs[label], theme=widgets.theme(), title=None, minus=every, most=most, compact=True)
+                    graph_chart(graphs[label], theme=widgets.theme(), title=None, minus=every, most=most, compact=True),
+                    about=f"mean of {label} beside the mean of all samples",
+                    filters=("labels",),
                 )
     if len(labels) > MOST_LABELS:
         st.caption(f"The first {MOST_LABELS} of {numbers.count(len(labels))} labels.")
@@ -218,13 +220,14 @@ def _live(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, Any
     if after is None:
         return
     changed = widgets.client().ask(after["run"], "edges", sample=0)
+    who = f"sample {sample['sample']:,}"
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Unchanged", anchor=False, help=HELP["graph"])
-        widgets.chart(graph_chart(graph, theme=widgets.theme(), title=None))
+        widgets.chart(graph_chart(graph, theme=widgets.theme(), title=None), about=f"{who}, unchanged")
     with right:
         st.subheader("Changed", anchor=False, help=HELP["graph"])
-        _graph(changed, "changed")
+        _graph(changed, f"{who}, changed")
     retrace.before_and_after(sample, widgets.client().ask(after["run"], "samples/{sample}", sample=0), after["run"])
 
 

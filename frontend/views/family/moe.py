@@ -95,11 +95,13 @@ def _load(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
         key=f"load_{run['run']}_{selection.label}_{layer}",
         on_pick=_picked_layer,
         pick=(expert_load.LAYER_PICK,),
+        filters=("label",),
     )
     st.caption("Bar: the middle 80 % of the experts; tick: the median; point: the busiest. Dashed: a fair share.")
     if any(row["dead"] for row in usage["steps"]):
         st.subheader(expert_load.DEAD if selection.label is None else expert_load.DEAD_OF_LABEL, anchor=False)
-        widgets.chart(expert_load.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer))
+        drawing = expert_load.dead_chart(usage, theme=widgets.theme(), title=None, chosen=layer)
+        widgets.chart(drawing, filters=("label",))
     widgets.numbers_behind(expert_load.load_rows(usage), "load of each layer")
 
 
@@ -144,7 +146,8 @@ def _tokens(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     widgets.chart(
         experts.slice_chart(
             answer, theme=widgets.theme(), title=None, least=least, chosen=selection.token, offered=offered
-        )
+        ),
+        about=f"sample {number:,}, layer {layer}",
     )
     widgets.numbers_behind(
         [
@@ -186,7 +189,8 @@ def _domains(run: Mapping[str, Any], layer: int) -> None:
         f" Only the {len(answer['domains'])} largest labels: {numbers.count(more)} more are left out." if more else ""
     )
     st.caption(widgets.escape(experts.domain_words(answer) + left))
-    widgets.chart(experts.domain_chart(answer, theme=widgets.theme(), title=None))
+    drawing = experts.domain_chart(answer, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"layer {layer}", filters=("labels",))
     _listed(answer)
     widgets.numbers_behind(experts.domain_rows(answer), f"domains and experts of layer {layer}")
 
@@ -215,7 +219,8 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
             "Trace more texts." if selection.label is None else "Clear the label above.",
         )
         return
-    widgets.chart(experts.word_chart(answer, theme=widgets.theme(), title=None))
+    drawing = experts.word_chart(answer, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"layer {layer}", filters=("label",))
     _listed(answer)
     st.caption(widgets.escape(counted_words(answer)))
     widgets.numbers_behind(experts.word_rows(answer), f"words and experts of layer {layer}")
@@ -255,7 +260,8 @@ def _together(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
     answer = widgets.client().ask(run["run"], "co_activation", step=layer, label=selection.label, limit=PARTNERS)
     st.caption(widgets.escape(experts.co_activation_words(answer)))
     if answer["modules"]:
-        widgets.chart(experts.co_activation_chart(answer, theme=widgets.theme(), title=None))
+        drawing = experts.co_activation_chart(answer, theme=widgets.theme(), title=None)
+        widgets.chart(drawing, about=f"layer {layer}", filters=("label",))
     st.caption(widgets.escape(counted_words(answer)))
     widgets.numbers_behind(answer["pairs"], f"the strongest pairs of layer {layer}")
 
@@ -268,7 +274,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.show_error(error)
         return
     st.caption(widgets.escape(expert_stability.repetition_words(answer)))
-    widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None))
+    widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     st.caption("Dashed: by chance, if choices were even and independent. " + widgets.escape(counted_words(answer)))
     widgets.numbers_behind(expert_stability.repetition_rows(answer), "repetition of each layer")
 
@@ -291,7 +297,8 @@ def _saturation(run: Mapping[str, Any], layer: int) -> None:
     else:
         st.caption(widgets.escape(expert_stability.saturation_words(answer)))
         widgets.chart(
-            expert_stability.saturation_chart(answer, theme=widgets.theme(), title=None, step=layer, run=run["run"])
+            expert_stability.saturation_chart(answer, theme=widgets.theme(), title=None, step=layer, run=run["run"]),
+            about=f"series: {answer['series']}",
         )
         how = widgets.escape(counted_words(answer) + off_by(answer))
         st.caption(f"Dashed: by chance. Dotted: layer {layer} alone. {how}")

@@ -121,7 +121,7 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         drawing = raytracing_network.network_chart(
             network, values, step, theme=widgets.theme(), prediction=prediction, title=None
         )
-        widgets.chart(drawing)
+        widgets.chart(drawing, about=f"sample {number:,}")
         finding = run["findings"].get("lights") or {}
         _fired(finding, names, None if silent else last)
     with right:
@@ -138,7 +138,8 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         st.subheader(raytracing_network.SHARES, anchor=False, help=HELP["share"])
         mean = finding.get("lit_share_by_step") or ()
         if last > 0:
-            widgets.chart(raytracing_network.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None))
+            drawing = raytracing_network.share_chart(curve, mean, step=step, theme=widgets.theme(), title=None)
+            widgets.chart(drawing, about=f"sample {number:,}")
         else:
             st.write(
                 "No block fired at any step, so there is no curve to draw."
@@ -146,7 +147,7 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
                 else "This sample used all that it needed at the first step, so there is no curve to draw."
             )
         widgets.numbers_behind(curve, "threshold steps of this sample")
-        widgets.numbers_behind(block_rows(network, values, step), "blocks at this step")
+        widgets.numbers_behind(raytracing_network.block_rows(network, values, step), "blocks at this step")
         if sample.get("has_image") and last > 0:
             _sharpening(run, sample, names, last, step)
 
@@ -198,21 +199,6 @@ def _slider(names: Sequence[str], last: int, step: int, silent: bool) -> None:
 
 def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
     st.image(png, width=140, caption=widgets.escape(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
-
-
-def block_rows(
-    network: raytracing_network.Network, values: Sequence[Sequence[float]], step: int
-) -> list[dict[str, Any]]:
-    """Table of the blocks."""
-    return [
-        {
-            "block": f"L{block // network.blocks}B{block % network.blocks}",
-            "firing rate": rate,
-            "lit": rate > 0,
-            "parameters": network.block_params[block],
-        }
-        for block, rate in enumerate(values[step])
-    ]
 
 
 def drawn_samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], int]:
@@ -269,7 +255,8 @@ def _classes(samples: Sequence[Mapping[str, Any]], total: int) -> None:
             "Clear the label above." if table else "Trace a data set with labels.",
         )
         return
-    widgets.chart(raytracing_costs.class_chart(table, theme=widgets.theme(), title=None))
+    drawing = raytracing_costs.class_chart(table, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, filters=("label", "labels"))
     st.caption(
         "Dot: mean. Thick: the middle half of the class’s samples. Thin: the middle 90 %."
         + raytracing_costs.ends_words(table)
@@ -292,6 +279,7 @@ def _difficulty(run: Mapping[str, Any], selection: Selection, samples: Sequence[
         key=f"difficulty_{run['run']}_{selection.label}_{selection.sample}",
         on_pick=lambda _name, sample: address.go_changed(sample=int(sample), light=None),
         pick=(raytracing_costs.SAMPLE_PICK,),
+        filters=("label",),
     )
     words = raytracing_costs.correlation_words(correlation, len(points))
     if not finding:
@@ -323,7 +311,7 @@ def _class_blocks(run: Mapping[str, Any]) -> None:
     shown = dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[: raytracing_costs.MOST_LABELS])
     usage = {label: widgets.client().ask(run["run"], "usage", label=label) for label in shown}
     table = raytracing_costs.class_block_rows(usage, shown)
-    widgets.chart(raytracing_costs.class_block_chart(table, theme=widgets.theme(), title=None))
+    widgets.chart(raytracing_costs.class_block_chart(table, theme=widgets.theme(), title=None), filters=("labels",))
     st.caption(
         "One column: one block. A column that is full for some classes only is a block that knows them."
         + (f" {raytracing_costs.MOST_LABELS} of {numbers.count(len(sizes))} labels." if len(sizes) > len(shown) else "")
@@ -379,7 +367,8 @@ def _sharpening(run: Mapping[str, Any], sample: Mapping[str, Any], names: Sequen
             return
         st.session_state[SHARPENED] = {of: table}
         st.rerun()
-    widgets.chart(sharpening_chart(table, step=step, theme=widgets.theme(), title=None))
+    drawing = sharpening_chart(table, step=step, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"sample {sample['sample']:,}")
     st.caption(widgets.escape(sharpening_words(table, sample)))
     widgets.numbers_behind(table, "prediction by threshold step")
 

@@ -57,10 +57,14 @@ def _connections(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
     st.subheader(widgets.escape(nearest_label_words(near)), anchor=False)
     st.caption(widgets.escape(how_telling(known) + left_out_words(every[MOST_LABELS:])))
     left, right = st.columns(2, gap="large")
-    for place, words, graph in ((left, "Yours", own), (right, f"The mean of {near[0].label}", means[near[0].label])):
-        with place:
-            st.caption(widgets.escape(words))
-            widgets.chart(graph_chart(graph, theme=widgets.theme(), title=None, compact=True))
+    mean = f"mean of {near[0].label}"
+    with left:
+        st.caption("Yours")
+        widgets.chart(graph_chart(own, theme=widgets.theme(), title=None, compact=True))
+    with right:
+        st.caption(widgets.escape(f"The {mean}"))
+        drawing = graph_chart(means[near[0].label], theme=widgets.theme(), title=None, compact=True)
+        widgets.chart(drawing, about=mean, runs=[str(known["run"])])
     widgets.numbers_behind([{"label": row.label, "distance": row.distance} for row in near], "distances to the labels")
 
 

@@ -77,7 +77,8 @@ def _told(sample: Mapping[str, Any], token: Mapping[str, Any], found: Mapping[st
         _table(found, rows, tokens, own)
         return
     shares = shares_of(rows, len(token["ribbon"]))
-    widgets.chart(attention_chart(shares, sample["tokens"], own, theme=widgets.theme(), title=None))
+    drawing = attention_chart(shares, sample["tokens"], own, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"patch r{token['row']} c{token['col']} of sample {sample['sample']:,}")
     st.caption("One grid a step; the more ink, the larger the share of its attention. Framed: itself.")
     widgets.folded("In numbers, and who attends to it", f"attention_{own}", lambda: _table(found, rows, tokens, own))
 

@@ -285,9 +285,15 @@ def _curve_of(job: Mapping[str, Any]) -> dict[str, Any]:
     return curve
 
 
+def scope_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chart of a job is about: the job, and the run of its request, whatever run the address has."""
+    run = job["request"].get("run")
+    return {"about": f"job: {job['job']}", "runs": [str(run)] if run else []}
+
+
 def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
     if any(len(series["x"]) > 1 for series in curve.get("series", ())):
-        widgets.chart(curve_chart(curve, theme=widgets.theme()))
+        widgets.chart(curve_chart(curve, theme=widgets.theme()), **scope_of(job))
         if job["state"] not in ALIVE:
             widgets.numbers_behind(
                 curve_rows(curve), f"{curve.get('y', 'the curve')} over {curve.get('x', 'iterations')}"

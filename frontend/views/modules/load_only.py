@@ -67,7 +67,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.caption(widgets.escape(f"No time is known: {load['reason']}."))
     else:
         widgets.heading(TIME, widgets.escape(load_time_words(load)))
-        widgets.chart(load_time_chart(load, theme=widgets.theme(), title=None))
+        drawing = load_time_chart(load, theme=widgets.theme(), title=None)
+        widgets.chart(drawing, about=f"step {step}", filters=("label",))
         widgets.numbers_behind(load["bins"], "times of this layer")
         _balance(run, selection)
     if run["labels"]:
@@ -88,14 +89,15 @@ def _balance(run: Mapping[str, Any], selection: Selection) -> None:
             st.markdown(f"**{widgets.escape(MAPS[measure][0])}**")
             st.caption(widgets.escape(training_words(training, measure, when=str(answer["axis"]))))
             chart = training_map(training, measure, theme=widgets.theme(), title=None, when=str(answer["axis"]))
-            widgets.chart(chart, key=f"balance_{measure}")
+            widgets.chart(chart, filters=("label",))
     widgets.numbers_behind(answer["balance"], "steps over time")
 
 
 def _domains(run: Mapping[str, Any], step: int) -> None:
     answer = widgets.client().ask(run["run"], "load/labels", step=step)
     widgets.heading(DOMAINS, widgets.escape(label_load_words(answer)))
-    widgets.chart(label_load_chart(answer, theme=widgets.theme(), title=None))
+    drawing = label_load_chart(answer, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"step {step}", filters=("labels",))
     if answer["num_labels"] > len(answer["labels"]):
         shown = f"The {len(answer['labels'])} of {answer['num_labels']} domains that are least like all are drawn."
         st.caption(shown)

@@ -25,7 +25,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.markdown(f"**{widgets.escape(margin_words(answer))}**")
-        widgets.chart(margin_chart(answer, theme=widgets.theme(), title=None))
+        widgets.chart(margin_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     with right:
         st.markdown("**Who came second most often**")
         plain_table(

@@ -50,6 +50,7 @@ def draw(selection: Selection) -> None:
             key=f"load_{run['run']}_{selection.label}_{chosen}",
             on_pick=_picked,
             pick=("node",),
+            filters=("label",),
         )
         st.caption("Click a cell to see what this module is for.")
         widgets.numbers_behind(usage["usage"], "cells", **OF_TOKENS)
@@ -62,7 +63,7 @@ def draw(selection: Selection) -> None:
             + (", beside the same architecture untrained." if selection.label is None else "."),
             "topk",
         )
-        widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None))
+        widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None), filters=("label",))
         if selection.label is not None:
             st.caption("The untrained twin was counted over all tokens: clear the label to see it beside them.")
         elif all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):

@@ -43,6 +43,10 @@ def active(selection: Selection) -> bool:
     return any((selection.find, selection.kind, selection.ranks, selection.compute, selection.reuse))
 
 
+FILTERS = ("find", "kind", "label", "through", "ranks", "compute", "reuse")
+"""fields of the selection that ``/tokens/search`` is asked with"""
+
+
 def question(selection: Selection) -> dict[str, Any]:
     """The selection as a query of ``/tokens/search``."""
 
@@ -265,7 +269,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
         if matches["modules"]:
             if not first:
                 st.caption(widgets.escape(widgets.with_full_stop(contrast_words(matches))))
-            widgets.chart(contrast_chart(matches, theme=widgets.theme(), title=None))
+            widgets.chart(contrast_chart(matches, theme=widgets.theme(), title=None), filters=FILTERS)
             widgets.numbers_behind(matches["modules"], "modules")
         else:
             widgets.empty(widgets.escape(common.as_sentence(matches["modules_reason"])))

@@ -38,6 +38,8 @@ ALL_LABELS = "*"
 SHARE = st.column_config.NumberColumn(format="percent", help=OF_TOKENS["share"]["help"])
 MERGING_OPTIONS = ("merge_share", "most_modules")
 """options of ``/flow`` that merge modules"""
+FILTERS = ("label", "through", "paths", "steps")
+"""fields of the selection that ``/flow`` is asked with"""
 
 
 def draw(selection: Selection) -> None:
@@ -99,6 +101,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         key=chart_keys.steady("flow_sampled" if counted else "flow", selection),
         on_pick=_picked,
         pick=(NODE_PICK, LINK_PICK),
+        filters=FILTERS,
     )
     for line in flow_captions(flow, least):
         st.caption(widgets.escape(line))
@@ -142,6 +145,7 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
         key=chart_keys.steady("map_sampled" if flow.get("counted") else "map", selection),
         on_pick=lambda _, value: address.go_changed(inspect=f"module:{value}"),
         pick=("node",),
+        filters=FILTERS,
     )
     st.caption(
         "Darker on a light page (lighter on a dark one): more tokens than a module's fair share of the "
@@ -309,7 +313,9 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     contrast = flow_contrast(*compared)
     drawn = few_of(contrast)
     widgets.heading("Where do they part?", widgets.escape(contrast_words(contrast, *names)), "contrast")
-    widgets.chart(flow_contrast_chart(drawn, names=names, theme=widgets.theme(), title=None))
+    rest = [name for name in FILTERS if name != "label"]
+    drawing = flow_contrast_chart(drawn, names=names, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"{names[0]} beside {names[1]}", filters=rest)
     st.caption(widgets.escape(colour_words(*names)))
     if drawn is not contrast:
         st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
@@ -324,7 +330,8 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
             st.subheader(
                 widgets.escape(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
             )
-            widgets.chart(flow_chart(flow, theme=widgets.theme(), title=None, least=least, interactive=False))
+            drawing = flow_chart(flow, theme=widgets.theme(), title=None, least=least, interactive=False)
+            widgets.chart(drawing, about=name, filters=rest)
             for line in flow_captions(flow, least):
                 st.caption(widgets.escape(line))
     percent = st.column_config.NumberColumn(format="percent")

@@ -273,7 +273,11 @@ def _token_flow(
         pick_token(int(sample["sample"]), None if int(token) == chosen else int(token))
 
     widgets.chart(
-        drawing, key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}", on_pick=picked, pick=(TOKEN_PICK,)
+        drawing,
+        key=f"token_flow_{run['run']}_{sample['sample']}_{first}_{chosen}",
+        on_pick=picked,
+        pick=(TOKEN_PICK,),
+        about=f"sample {sample['sample']:,}",
     )
     reasons = {idle(modules, (), offered) for token in sample["tokens"] for modules in token["ribbon"]}
     for why, words in UNTAKEN.items():

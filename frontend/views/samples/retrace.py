@@ -254,7 +254,8 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
         help="Cross-entropy of each token given those before it, in nats: changed minus unchanged.",
     )
     st.caption("One bar: one token of the text. Up: harder to predict than before; down: easier.")
-    widgets.chart(token_loss_chart(table, theme=widgets.theme(), title=None))
+    drawing = token_loss_chart(table, theme=widgets.theme(), title=None)
+    widgets.chart(drawing, about=f"sample {before['sample']:,}, changed minus unchanged")
     widgets.numbers_behind(table, "tokens before and after")
 
 

@@ -50,6 +50,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         key=f"map_{run['run']}_{shown['method']}_{selection.label}_{marked}_{selection.job}",
         on_pick=lambda _name, number: address.go_changed(inspect=f"sample:{int(number)}"),
         pick=(SAMPLE_PICK,),
+        about="t-SNE" if made else "PCA",
+        filters=("labels",),
     )
     labels = {row["label"] for row in run["labels"] if row["label"] is not None}
     words = "Click a point to look into its sample."

@@ -49,7 +49,8 @@ def _outcomes(run: Mapping[str, Any], answer: Mapping[str, Any], unit: str, sele
     for column, outcome in zip(st.columns(len(told), gap="large"), told, strict=True):
         with column:
             st.markdown(f"**{widgets.escape(work.outcome_words(answer, outcome, unit))}**")
-            widgets.chart(work.outcome_chart(answer, outcome, unit=unit, theme=widgets.theme(), title=None))
+            drawing = work.outcome_chart(answer, outcome, unit=unit, theme=widgets.theme(), title=None)
+            widgets.chart(drawing, filters=("label",))
     with st.expander(f"How sure is this? ({work.AXES[answer['measure']]})"):
         st.write(widgets.escape(_how_sure(run, answer, unit, selection)))
     widgets.numbers_behind(work.outcome_rows(answer), f"{unit} by {work.AXES[answer['measure']]}")
@@ -159,7 +160,7 @@ def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
     st.markdown(f"**{widgets.escape(work.kind_share_words(answer))}**")
-    widgets.chart(work.module_kinds_chart(answer, theme=widgets.theme(), title=None))
+    widgets.chart(work.module_kinds_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     rest = sorted({row["kind"] for row in answer["shares"]} - set(work.drawn_kinds(answer["shares"])))
     st.caption(
         widgets.escape(
