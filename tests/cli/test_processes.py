@@ -58,12 +58,13 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setenv(VARIABLE, str(tmp_path / "processes.json"))
     over, threads, started = threading.Event(), [], []
 
-    def start(*children: Child, dispensable: tuple[str, ...] = ()) -> list[str]:
+    def start(*children: Child, dispensable: tuple[str, ...] = (), awaits_s: float = 0.0) -> list[str]:
         said: list[str] = []
         for one in children:
             one.start()
             started.append(one)
         wait_until_healthy(children, 60, dispensable)
+        time.sleep(awaits_s)
         arguments = (children, said.append, over.is_set, tmp_path / "processes.json")
         threads.append(threading.Thread(target=watch, args=arguments))
         threads[-1].start()
@@ -125,6 +126,16 @@ def test_what_hangs_or_dies_is_started_again_and_the_others_go_on(
     assert {"stopped": "has not answered", "busy": "has not", "says so": "A thread is stuck.", "killed": "code -9"}[
         how
     ] in said[0]
+
+
+def test_what_nobody_asked_for_long_is_not_taken_for_hung(watched: Callable[..., list[str]], tmp_path: Path) -> None:
+    """The runs of the demo are awaited between start and watch, for longer than a silence may last."""
+    api = child(tmp_path, "API", hung_s=1.0)
+    said = watched(api, awaits_s=1.5)
+    first = pid(api)
+    time.sleep(1.0)
+    assert pid(api) == first
+    assert said == []
 
 
 def test_what_waits_for_its_folder_is_not_started_again(watched: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -111,8 +111,13 @@ class Child:
         except (OSError, ValueError, http.client.HTTPException):  # URLError is an OSError
             return
         if process is not None and process is self.process:
-            self.heard_at, self.cpu_when_heard = time.monotonic(), cpu_seconds(process.pid) or 0.0
+            self.count_silence_from_now()
             self.answered, self.refusal = True, refusal
+
+    def count_silence_from_now(self) -> None:
+        """It was heard, or nobody has asked it until now."""
+        self.heard_at = time.monotonic()
+        self.cpu_when_heard = (cpu_seconds(self.process.pid) if self.process is not None else None) or 0.0
 
     def why_hung(self) -> str | None:
         """Why a running process counts as hung, in words that follow its name; None while it does not."""
@@ -257,6 +262,8 @@ def watch(
 ) -> None:
     """Tend each child until ``stopped``; their states go to ``states_file`` when they change."""
     for child in children:
+        if child.answered:  # runs of the demo were awaited since, which takes minutes on a slow machine
+            child.count_silence_from_now()
         keep_running(f"health of the {child.name}", partial(_look_again_and_again, child))
     told: dict[str, ProcessState] = {}
     while not stopped():
