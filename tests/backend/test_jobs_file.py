@@ -204,8 +204,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield data
 
 
+SMALL_DISK = {"least_free_megabytes": 1, "job_free_megabytes": 1}
+
+
 def test_a_folder_that_is_unmounted_and_mounted_again(disk: Path, serve: Serve) -> None:
-    served = serve()
+    served = serve(**SMALL_DISK)
     assert served.client.post(f"{API}/jobs", json=BODY).status_code == 202
     subprocess.run(["umount", "-l", str(disk)], check=True)
     assert "empty one" in problem(served.client.post(f"{API}/jobs", json=BODY), 503)["detail"]
@@ -214,7 +217,7 @@ def test_a_folder_that_is_unmounted_and_mounted_again(disk: Path, serve: Serve) 
 
 
 def test_a_disk_that_becomes_read_only_is_said(disk: Path, serve: Serve) -> None:
-    served = serve()
+    served = serve(**SMALL_DISK)
     table = JobTable(served.settings.jobs_file)
     table.submit("count", {"iterations": 1})
     table.close()

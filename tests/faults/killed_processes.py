@@ -6,6 +6,7 @@ They are forked from a server that has imported this module, so that starting on
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -65,7 +66,7 @@ def hold_run(pipe: Connection, runs_dir: Path) -> None:
     writer = writer_module.RunWriter(runs_dir, made.info, made.modules)
     writer.write(made.batches[0])
     pipe.send("held")
-    pipe.poll(None)
+    threading.Event().wait()
 
 
 def save_checkpoints(pipe: Connection, folder: Path, first: int) -> None:
