@@ -109,11 +109,17 @@ def outline(passes: Iterable[Pass | BadPass], empty: str, skip_bad: bool = False
         if isinstance(found, BadPass):
             problem = problem or found.reason
             continue
+        try:
+            restarts.look_at(found)
+        except UserError as error:
+            if not skip_bad:
+                raise
+            problem = problem or str(error)  # as a pass that ``stitched`` leaves out
+            continue
         first = first or found
         top_k = max(top_k, found.experts[0].shape[1]) if found.varies else top_k or found.experts[0].shape[1]
         layers.update(found.layers)
         partial = partial or found.layers != first.layers or _is_ragged(found)
-        restarts.look_at(found)
         used.update(found.used or ())
         last = found
     if first is None or last is None:

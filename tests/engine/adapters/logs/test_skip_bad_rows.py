@@ -30,6 +30,7 @@ DAMAGE: dict[str, Callable[[str], str]] = {
     "no layer": lambda line: _cell(line, 2, ""),
     "zeros": lambda line: "\x00" * len(line),
 }
+SQUARE = [(layer, token) for layer in range(2) for token in range(2)]
 
 
 def _cell(line: str, place: int, value: str) -> str:
@@ -80,6 +81,22 @@ def test_decode_steps_behind_a_bad_row_are_those_of_the_log(layout: Callable[[Pa
         tokens = [tuple(map(tuple, token)) for piece in found for token in piece.ids.tolist()]
         assert set(tokens) <= known
         assert len(tokens) < total
+
+
+@pytest.mark.parametrize("twice", [0, 1, -1])
+def test_a_pass_with_a_token_twice_at_a_layer_is_left_out(twice: int, tmp_path: Path):
+    rows = [{"layer_idx": layer, "token_idx": token, "selected_ids": [layer, 2 + token]} for layer, token in SQUARE]
+    passes = [rows, rows, rows]
+    passes[twice] = [rows[0], *rows]
+    file = make.lines(tmp_path / "log", [row for one in passes for row in one])
+    with pytest.raises(UserError, match="layer 0 has a token twice"):
+        pieces(file)
+    log, found = pieces(file, skip_bad=True)
+    assert not log.shape.partial
+    assert ribbons(found) == [[[[layer, 2 + token] for layer in range(2)] for token in range(2)]] * 2
+    assert [(count, "layer 0 has a token twice" in reason) for count, reason in left_out(found)] == [(1, True)]
+    with pytest.raises(UserError, match="layer 0 has a token twice"):
+        pieces(make.lines(file, passes[twice]), skip_bad=True)
 
 
 def test_a_log_whose_first_line_is_bad_is_recognised_by_the_others(tmp_path: Path):
