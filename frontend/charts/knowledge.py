@@ -11,7 +11,6 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, highest, rows, tip
 
 PROPERTIES = {
@@ -319,7 +318,7 @@ def taken_rows(paths: Sequence[Mapping[str, Any]], offered: Collection[int] | No
     return [
         {
             "rank": row["rank"],
-            "path": numbers.ribbon_words(named(row["ribbon"], offered)),
+            "path": numbers.ribbon_words(row["ribbon"], offered=offered),
             "tokens": row["count"],
             "share": 100 * row["share"],
             "of all": 100 * row["share_of_all"],

@@ -9,7 +9,7 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, shade
-from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import DARKER, Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import MOST_VECTORS, as_vectors, finish, rows, tip
 from tokenpaths.frontend.charts.usage import height_of, module_axis
@@ -19,6 +19,11 @@ DOMAINS = "Which domains load which experts?"
 _LISTS = ["expert", "y", "y2", "load", "utilisation", "tokens", "words"]
 MOST_TICKS = 8
 ALL = "all tokens"
+
+
+def is_load_only(run: Mapping[str, Any]) -> bool:
+    """Whether a run, or its card, holds counts and no tokens."""
+    return run.get("kind") == "load"
 
 
 def _utilisation(counts: Sequence[int]) -> list[float]:
@@ -91,7 +96,7 @@ def _heat_map(
         .mark_text(text="× never", color=look.accent, fontSize=look.font_size - 1)
         .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), description="words:N")
     )
-    words = ["Darker on a light page (lighter on a dark one): more tokens than a fair share of that time or domain."]
+    words = [f"{DARKER}: more tokens than a fair share of that time or domain."]
     drawn = finish(alt.layer(cells, crosses), look, title, words, height=height, summary=summary)
     return as_vectors(drawn, len(parts) * len(modules))
 

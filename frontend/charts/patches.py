@@ -20,7 +20,7 @@ from tokenpaths.frontend.charts.drawing.encodings import between, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, path_ink, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, Idle, idle, mark, named
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, Idle, idle, mark
 from tokenpaths.frontend.charts.drawing.theme import changed, click_selection, finish, rows
 
 TITLE = "What happened inside this image?"
@@ -144,7 +144,7 @@ def patch_rows(
                 "mark": "" if step is None else mark(modules, offered),
                 "rank": token["rank"],
                 **ink_fields(token),
-                "path": numbers.ribbon_words(named(token["ribbon"], offered)),
+                "path": numbers.ribbon_words(token["ribbon"], offered=offered),
                 "compute": numbers.percent(token["compute"]),
                 "reuse": numbers.percent(token["reuse"]),
             }

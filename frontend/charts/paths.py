@@ -16,7 +16,6 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 from tokenpaths.frontend.charts.drawing.thing_names import bare
 
@@ -283,7 +282,7 @@ def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | Non
     return [
         {
             "rank": p["rank"],
-            "path": numbers.ribbon_words(named(p["ribbon"], offered)),
+            "path": numbers.ribbon_words(p["ribbon"], offered=offered),
             "tokens": p["count"],
             "share": p["share"],
             "cdf": p["cdf"],

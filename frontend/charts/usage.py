@@ -13,7 +13,7 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, shade, tips
-from tokenpaths.frontend.charts.drawing.palette import Theme, neutral_scale, theme_named
+from tokenpaths.frontend.charts.drawing.palette import DARKER, Theme, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import (
     MOST_VECTORS,
@@ -155,10 +155,7 @@ def load_chart(
     )
     height = height_of(len(modules))
     chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
-    words = (
-        "Darker on a light page (lighter on a dark one): more tokens than a fair share. "
-        f"{'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
-    )
+    words = f"{DARKER}: more tokens than a fair share. {'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
     summary = highest(
         cells,
         "utilisation",

@@ -14,7 +14,6 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.slots import named
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
 
 OUTCOMES = {"right": "share that is right", "confidence": "mean confidence", "loss": "mean loss (nats)"}
@@ -269,7 +268,7 @@ def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = N
     return [
         {
             "rank": one["rank"],
-            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
+            "path": numbers.ribbon_words(one["ribbon"], offered=offered),
             "tokens": one["num_tokens"],
             "samples": one["num_samples"],
             "likeness": one["likeness"],
@@ -309,7 +308,7 @@ def likeness_chart(
             "high": max(LOWEST, one["null_high"]),
             "said": numbers.number(one["likeness"]),
             "null": f"{numbers.number(one['null_low'])} … {numbers.number(one['null_high'])}",
-            "path": numbers.ribbon_words(named(one["ribbon"], offered)),
+            "path": numbers.ribbon_words(one["ribbon"], offered=offered),
             "tokens": numbers.count(one["num_tokens"]),
         }
         for one in row["paths"]

@@ -11,7 +11,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.ink import ink_kind, legend_parts, path_ink
 from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, mix
 from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
-from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, idle, known, mark, named
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, idle, known, mark
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, Link, Node, flow_layout
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
 from tokenpaths.frontend.charts.patches import module_key, step_colour
@@ -148,7 +148,7 @@ def token_words(token: Mapping[str, Any], tint: Tint) -> tuple[str, str]:
     )
     steps = len(token["ribbon"])
     reasons = Counter(idle(modules, tint.identities, tint.offered) for modules in token["ribbon"])
-    head = f"{what}: modules {numbers.ribbon_words(named(token['ribbon'], tint.offered))}"
+    head = f"{what}: modules {numbers.ribbon_words(token['ribbon'], offered=tint.offered)}"
     words = (
         f"{taken_words(token, tint.num_paths, tint.of, tint.reference)} "
         f"Skipped {reasons[SKIPPED]} of {steps} steps; compute {numbers.percent(token['compute'])}, reuse "

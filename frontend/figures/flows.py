@@ -46,7 +46,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
         f"{numbers.plural(answer['num_tokens'], 'token')} through {numbers.plural(info['num_steps'], 'step')} of "
         f"{numbers.count(info['num_modules'])} modules, top-{info['top_k']}. Circle area: tokens of the module, "
         "ribbon width: tokens that go that way, grey: identity modules.",
-        *flow_captions(answer, least),
+        *flow_captions(answer, least, drawn),
     ]
     if info["num_steps"] == 1:
         words.append("With one step there are no ribbons.")

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.layout import least_share
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import address, find, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
@@ -104,7 +105,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     if selection.run is None:
         address.redirect(run=names[0])
     run = widgets.client().ask(str(selection.run), "")
-    if load_only.is_load_only(run) and selection.view in NEEDS_TOKENS:
+    if is_load_only(run) and selection.view in NEEDS_TOKENS:
         if selection.view == "routes":  # where a link to a run leads that says no more
             address.redirect(view="modules")
         with widgets.controls():

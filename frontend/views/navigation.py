@@ -8,11 +8,11 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.components.keys import keys_help
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import PLACE_OF, PLACES, VIEWS, Selection
 from tokenpaths.frontend.views.family.family import view_of
-from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 OF_COUNTS = ("modules", "paths", "samples")
 """views offered for a run of counts: its load, and why it has no paths and samples"""

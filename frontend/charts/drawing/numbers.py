@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from tokenpaths.frontend.charts.drawing.slots import named
 
 
 def count(value: float | None) -> str:
@@ -90,14 +92,18 @@ def p_words(p: float | None, draws: int | None, what: str = "shuffles") -> str:
     return f"p {text}, none of {count(draws)} {what}" if text[0] == "≤" else f"p = {text}, {count(draws)} {what}"
 
 
-def ribbon_words(ribbon: Sequence[Sequence[int | str]], most: int = 64) -> str:
+def ribbon_words(
+    ribbon: Sequence[Sequence[int | str]], most: int = 64, *, offered: Collection[int] | None = None
+) -> str:
     """A ribbon on one line: 3 → 7 → 1 for top-1, 3+5 → 7+2 for more slots; truncated after ``most`` visits.
 
-    ``slots.named`` gives the ribbon of a run whose source lacks decisions.
+    ``offered``: ids of the run's modules; a decision that its source lacks is said in place of its stand-ins
+    (``drawing.slots``).
 
-    >>> ribbon_words([[3], [], [1]])
-    '3 → dropped → 1'
+    >>> ribbon_words([[3], [], [1]]), ribbon_words([[3, 7], [16, 17]], offered=range(16))
+    ('3 → dropped → 1', '3+7 → not recorded')
     """
+    ribbon = ribbon if offered is None else named(ribbon, offered)
     steps = len(ribbon)
     if steps * max(map(len, ribbon), default=1) > most:
         steps = max(1, most // 2 // max(map(len, ribbon)))

@@ -215,6 +215,10 @@ def strong_neutral(theme: str | Theme) -> str:
     return look.ink if look.name == "dark" else look.module
 
 
+DARKER = "Darker on a light page (lighter on a dark one)"
+"""how the captions of neutral scales begin: which colours stand for more"""
+
+
 def neutral_scale(most: float, theme: str | Theme, *, end: str | None = None, **options: Any) -> alt.Scale:
     """The scale of amounts 0 … ``most`` that are no CDF: from the background to ``end`` (``strong_neutral``)."""
     look = theme_named(theme)

@@ -24,7 +24,7 @@ def offered_ids(run: Mapping[str, Any]) -> frozenset[int]:
 
 
 def idle(
-    modules: Sequence[int], identities: Collection[int] = (), offered: Collection[int] | None = None
+    modules: Sequence[int | str], identities: Collection[int] = (), offered: Collection[int] | None = None
 ) -> Idle | None:
     """Why a token takes no working module at a step; None where it takes one.
 
@@ -49,7 +49,7 @@ def mark(modules: Sequence[int], offered: Collection[int] | None = None) -> str:
     return "+".join(map(str, modules)) if why is None else SIGNS[why]
 
 
-def named(ribbon: Sequence[Sequence[int]], offered: Collection[int] | None) -> list[Sequence[int | str]]:
+def named(ribbon: Sequence[Sequence[int | str]], offered: Collection[int] | None) -> list[Sequence[int | str]]:
     """A ribbon whose unknown decisions are said in place of their stand-ins.
 
     >>> named([[3, 7], [16, 17]], range(16))

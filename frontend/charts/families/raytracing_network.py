@@ -46,6 +46,10 @@ class Network:
     def num_blocks(self) -> int:
         return self.layers * self.blocks
 
+    def block_name(self, block: int) -> str:
+        """The name of a block by its layer and its place there, ``L0B2``."""
+        return f"L{block // self.blocks}B{block % self.blocks}"
+
     @property
     def total_params(self) -> int:
         to_output = sum(count for (_source, end), count in self.wires.items() if end == self.num_blocks)
@@ -123,7 +127,7 @@ def block_rows(network: Network, values: Sequence[Sequence[float]], step: int) -
     """Table of the blocks at a threshold step; ``since`` is the step from which a block is lit."""
     return [
         {
-            "block": f"L{block // network.blocks}B{block % network.blocks}",
+            "block": network.block_name(block),
             "firing rate": rate,
             "lit": rate > 0,
             "since": next((t for t, rates in enumerate(values[: step + 1]) if rates[block] > 0), None),
@@ -139,7 +143,7 @@ def end_rows(network: Network, values: Sequence[Sequence[float]], step: int) -> 
     def name(place: int) -> str:
         if place < 0:
             return f"input module {-place - 1}"
-        return "output" if place == network.num_blocks else f"L{place // network.blocks}B{place % network.blocks}"
+        return "output" if place == network.num_blocks else network.block_name(place)
 
     return [
         {

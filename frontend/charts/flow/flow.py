@@ -72,8 +72,7 @@ def flow_chart(
     subtitle = [
         f"{numbers.plural(flow.get('num_tokens'), 'token')}; columns are steps, {ROWS[layout.own]}.",
         "Circle area: tokens that a module received. Ribbon width: tokens that go that way.",
-        *merged_words(flow),
-        *hidden_words(layout, moves_of(flow), least),
+        *flow_captions(flow, least, layout),
     ]
     chart = alt.layer(*layers)
     drawn = finish(chart, look, title, subtitle, height=layout.height)
@@ -138,10 +137,9 @@ def hidden_words(layout: FlowLayout, moves: float = 0, least: float = 0.0) -> li
     ]
 
 
-def flow_captions(flow: Mapping[str, Any], least: float | None = None, most_links: int = MOST_LINKS) -> list[str]:
-    """What the chart of ``flow`` does not draw one by one, for a page that draws it without a title."""
-    least = least_share(flow) if least is None else least
-    layout = flow_layout(flow, most_links=most_links, least=least)
+def flow_captions(flow: Mapping[str, Any], least: float, layout: FlowLayout | None = None) -> list[str]:
+    """What the chart of ``flow`` does not draw one by one; ``layout``: the one that is drawn, if it is at hand."""
+    layout = flow_layout(flow, least=least) if layout is None else layout
     return [*merged_words(flow), *hidden_words(layout, moves_of(flow), least)]
 
 

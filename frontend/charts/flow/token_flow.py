@@ -15,7 +15,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, ink_words, path_ink, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import LIGHT, Theme, gradient_legend, ink_on, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, SKIPPED, Idle, idle, known, named
+from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, SKIPPED, Idle, idle, known
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
 from tokenpaths.frontend.charts.patches import step_colour
 
@@ -54,7 +54,7 @@ def token_rows(sample: Mapping[str, Any], offered: Collection[int] | None = None
             "cdf": t["cdf"],
             "cdf_middle": t["cdf_middle"],
             "path_tokens": t["path_tokens"],
-            "path": numbers.ribbon_words(named(t["ribbon"], offered)),
+            "path": numbers.ribbon_words(t["ribbon"], offered=offered),
             "compute": t["compute"],
             "reuse": t["reuse"],
             "loss": t.get("loss"),

@@ -13,6 +13,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 
 GROUPS = {
     "size": "Size",
@@ -114,13 +115,13 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """What the runs have in common, and what differs most, in words."""
     runs = answer["runs"]
     first, others = runs[0], runs[1:]
-    if not others and is_counts(first):
+    if not others and is_load_only(first):
         return f"One run of counts, of {first['dataset']}."
     if not others:
         return f"One run: {numbers.plural(first['num_tokens'], 'token')} of {first['dataset']}."
-    if all(map(is_counts, runs)):
+    if all(map(is_load_only, runs)):
         return "Runs of counts have no samples to compare, so no difference can be told."
-    if is_counts(first):
+    if is_load_only(first):
         return (
             f"{labels[first['run']]} is a run of counts: it has no samples that others could be compared on, so no "
             "difference can be told."
@@ -146,11 +147,6 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     if told:
         return f"{over} No number differs clearly from {labels[first['run']]}: every 95 % interval includes zero."
     return f"{over} So no difference can be told."
-
-
-def is_counts(run: Mapping[str, Any]) -> bool:
-    """Whether a run was made of counts of tokens by expert: it holds neither tokens nor samples."""
-    return run.get("kind") == "load"
 
 
 def _extreme_words(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.layout import OTHER
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 
 MANY_MODULES = 48
 MANY_SLOTS = 8
@@ -16,8 +17,7 @@ MANY_SLOTS = 8
 def as_maps(runs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether heat maps of loads are drawn instead of ribbons: with many modules or slots these are a thicket."""
     return any(
-        run["num_modules"] > MANY_MODULES or (run["top_k"] or 0) >= MANY_SLOTS or run.get("kind") == "load"
-        for run in runs
+        run["num_modules"] > MANY_MODULES or (run["top_k"] or 0) >= MANY_SLOTS or is_load_only(run) for run in runs
     )
 
 

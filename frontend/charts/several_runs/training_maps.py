@@ -10,7 +10,7 @@ import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, shade
-from tokenpaths.frontend.charts.drawing.palette import Theme, strong_neutral, theme_named
+from tokenpaths.frontend.charts.drawing.palette import DARKER, Theme, strong_neutral, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip
 
@@ -136,9 +136,7 @@ def training_map(
             .encode(x=x)
         ]
     height = max(90, min(460, 22 * len(steps)))
-    subtitle = [
-        f"Darker on a light page (lighter on a dark one): more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."
-    ]
+    subtitle = [f"{DARKER}: more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."]
     drawn = finish(
         alt.layer(*layers), look, title, subtitle, height=height, summary=training_words(training, measure, when)
     )

@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast_chart,
     share_of,
 )
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.charts.several_runs.small_flows import alike_flows, as_maps, flow_words, largest_circles
 from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
@@ -28,7 +29,6 @@ from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
 from tokenpaths.frontend.views.compare.samples import pair_answer, pair_pickers
-from tokenpaths.frontend.views.modules import load_only
 
 MOST_LINKS = 400
 """of each small flow; the rest is counted"""
@@ -125,7 +125,7 @@ def _grid(
                 for line in below[place] if below else ():
                     st.caption(widgets.escape(line))
                 st.button(
-                    "Open its load" if load_only.is_load_only(runs[place]) else "Open its routes",
+                    "Open its load" if is_load_only(runs[place]) else "Open its routes",
                     key=f"open_routes_{name}",
                     type="tertiary",
                     icon=":material/arrow_forward:",
@@ -139,7 +139,7 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
     st.header("Where do two of them part?", anchor=False, help=FLOW_HELP)
     with widgets.controls():
         pair_pickers(pair, compared)
-    counted = any(load_only.is_load_only(compared.cards.get(name, {})) for name in pair)
+    counted = any(is_load_only(compared.cards.get(name, {})) for name in pair)
     try:
         if counted:
             _load_difference(widgets.client().compare_load(*pair), names)

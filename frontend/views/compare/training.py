@@ -10,6 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.charts.several_runs.training_maps import (
     UNTRAINED,
     places_of,
@@ -22,7 +23,6 @@ from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_COMPARED, Selection
 from tokenpaths.frontend.views.compare.compared import Compared
-from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 TITLE = "How did the routing change over training?"
 MAP_HELP = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.home import drop, glossary, received, runs, tour, uploads
-from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 
 def draw(selection: Selection) -> None:

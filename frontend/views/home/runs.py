@@ -11,6 +11,7 @@ from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.charts.flow.flow import flow_thumbnail
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
@@ -164,7 +165,7 @@ def _card(group: RunGroup) -> None:
                 kwargs={"view": "routes", "run": card["run"]},
             )
             manage.button(card)
-        if load_only.is_load_only(card):
+        if is_load_only(card):
             _counts_only(card)
             if group.others:
                 _others(group)

@@ -10,6 +10,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
@@ -17,7 +18,6 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
 from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
-from tokenpaths.frontend.views.modules.load_only import is_load_only
 
 MOST_WORDS = 24
 RANDOM = 24

@@ -113,7 +113,7 @@ def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
     if token.get("margins") is not None:
         names.append("how close")
         for row, margin, modules in zip(rows, token["margins"], ribbon, strict=True):
-            row["how close"] = closeness(margin, list(modules))
+            row["how close"] = closeness(margin, modules)
     st.subheader("Its way, step by step", anchor=False)
     if len(rows) <= MOST_STEPS:
         plain_table(rows, "Modules and weights of the token", {name: Column(name) for name in names})

@@ -30,11 +30,6 @@ WHY = (
 )
 
 
-def is_load_only(run: Mapping[str, Any]) -> bool:
-    """Whether a run, or its card, holds counts and no tokens."""
-    return run.get("kind") == "load"
-
-
 def says_why(run: Mapping[str, Any], what: str) -> None:
     """In place of a view of tokens: why it is empty, and the way to what the run does know."""
     widgets.empty(WHY.format(what=what), "*Modules* shows the load of each layer.")

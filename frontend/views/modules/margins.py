@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -53,7 +53,7 @@ def pair_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def closeness(margin: Mapping[str, Any] | None, modules: list[int]) -> str:
+def closeness(margin: Mapping[str, Any] | None, modules: Sequence[int]) -> str:
     """How close one decision was.
 
     >>> closeness({"margin": 0.02, "runner_up": 7}, [5, 3])

@@ -8,6 +8,8 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import DARKER
+from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
 from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, widgets
@@ -25,7 +27,7 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    counts_only = load_only.is_load_only(run)
+    counts_only = is_load_only(run)
     if counts_only:
         with widgets.controls():
             common.run_picker(run)
@@ -39,8 +41,7 @@ def draw(selection: Selection) -> None:
     with left:
         widgets.heading(
             "How busy is each module?",
-            "One cell: one module at one step. Darker on a light page (lighter on a dark one): more "
-            "tokens than its fair share. "
+            f"One cell: one module at one step. {DARKER}: more tokens than its fair share. "
             + ("Page colour" if int(run["num_modules"]) > MOST_MARKED else "×")
             + ": no token came.",
             "load",

@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.palette import DARKER
 from tokenpaths.frontend.charts.flow.flow import LINK_PICK, NODE_PICK, flow_captions, flow_chart, link_rows, node_rows
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
@@ -148,7 +149,7 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
         filters=FILTERS,
     )
     st.caption(
-        "Darker on a light page (lighter on a dark one): more tokens than a module's fair share of the "
+        f"{DARKER}: more tokens than a module's fair share of the "
         f"{numbers.plural(run['top_k'], 'choice')} that each token makes at a step. Click a cell to look into the "
         "module."
     )

@@ -261,7 +261,7 @@ def _token_flow(
         theme=widgets.theme(),
         first=first,
         chosen=chosen,
-        identities=sorted(common.identities(run)),
+        identities=common.identities(run),
         offered=offered,
         shade=shade,
         weighted=common.weights_known(run),

@@ -11,7 +11,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import token_name
-from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
+from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
@@ -91,6 +91,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int, key: str = 
     for path in shown:
         st.caption(widgets.escape(path_words(path, what)))
         _tokens(run, path["examples"], f"{key}_{run['run']}_{sample}_{token}_{path['rank']}")
+    offered = offered_ids(run)
     widgets.numbers_behind(
         [
             {
@@ -98,7 +99,7 @@ def like_this_token(run: Mapping[str, Any], sample: int, token: int, key: str = 
                 "distance": p["distance"],
                 "differs at steps": ", ".join(map(str, p["differs"])),
                 "tokens": p["count"],
-                "ribbon": numbers.ribbon_words(named(p["ribbon"], offered_ids(run))),
+                "ribbon": numbers.ribbon_words(p["ribbon"], offered=offered),
             }
             for p in answer["paths"]
         ],
