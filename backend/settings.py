@@ -14,7 +14,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import platformdirs
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
@@ -24,9 +23,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tokenpaths.backend.process_states import VARIABLE as PROCESSES_VARIABLE
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.model_folders import models_folders
-from tokenpaths.settings_file import ENV_PREFIX, FILE_VARIABLE, cannot_be_read, find_settings_file
+from tokenpaths.settings_file import ENV_PREFIX, FILE_VARIABLE, cannot_be_read, default_data_dir, find_settings_file
 from tokenpaths.web_origins import read_origins
 
 _log = logging.getLogger(__name__)
@@ -41,16 +41,11 @@ INTRODUCTION = (
     "(`tokenpaths.trace`, `record`, `runs` …) finds its folders in the same places: it reads `data_dir`, `models_dirs` "
     "and `huggingface_dir`."
 )
-OTHER_VARIABLES = frozenset({FILE_VARIABLE, "TOKENPATHS_API_URL", "TOKENPATHS_PROCESSES_FILE"})
+OTHER_VARIABLES = frozenset({FILE_VARIABLE, "TOKENPATHS_API_URL", PROCESSES_VARIABLE})
 """variables that are no settings: of the settings file, and of processes that `tokenpaths up` starts"""
 
 PathList = Annotated[tuple[Path, ...], NoDecode]
 WordList = Annotated[tuple[str, ...], NoDecode]
-
-
-def default_data_dir() -> Path:
-    """The user's data folder, for example ``~/.local/share/tokenpaths`` on Linux."""
-    return Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
 
 
 class Settings(BaseSettings):

@@ -19,6 +19,11 @@ ENV_PREFIX = "TOKENPATHS_"
 FILE_VARIABLE = f"{ENV_PREFIX}SETTINGS_FILE"
 
 
+def default_data_dir() -> Path:
+    """The user's data folder, for example ``~/.local/share/tokenpaths`` on Linux."""
+    return Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
+
+
 def default_settings_file() -> Path:
     """The settings file that is read when it exists, ``~/.config/tokenpaths/settings.toml`` on Linux."""
     return Path(platformdirs.user_config_dir("tokenpaths", appauthor=False)) / "settings.toml"

@@ -17,7 +17,7 @@ from tokenpaths.engine.adapters.huggingface.config import PREFIX, checkpoint_fol
 from tokenpaths.engine.adapters.huggingface.elsewhere import read_elsewhere
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
-from tokenpaths.engine.base.model_folders import read_model_config, subfolders, where_to_get
+from tokenpaths.engine.base.model_folders import model_folder, read_model_config, subfolders, where_to_get
 
 if TYPE_CHECKING:
     from tokenpaths.engine.tracing.traceable import Traceable
@@ -128,9 +128,8 @@ class LoadedModels:
         """The checkpoint folder of a model: the first match; Problem 404 if there is none."""
         if is_huggingface(name):
             return _or_404(checkpoint_folder, self.settings.checkpoints_dir, name)
-        for models_dir in self.settings.all_models_dirs if is_name(name) else ():
-            if os.path.isdir(models_dir / name):
-                return models_dir / name
+        if (folder := model_folder(name, self.settings.all_models_dirs)) is not None:
+            return folder
         names = [row["model"] for row in self.rows()]
         hint = where_to_get(name) if is_name(name) else None
         raise Problem(

@@ -11,10 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
-
 from tokenpaths.engine.base.errors import Held, UserError
-from tokenpaths.settings_file import folder_setting
+from tokenpaths.settings_file import default_data_dir, folder_setting
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 RUN_SUFFIX = ".duckdb"
@@ -48,7 +46,7 @@ def data_dir(flag: str | os.PathLike[str] | None = None) -> Path:
     """
     if flag:
         return Path(flag).expanduser()
-    return folder_setting("data_dir") or Path(platformdirs.user_data_dir("tokenpaths", appauthor=False))
+    return folder_setting("data_dir") or default_data_dir()
 
 
 def runs_dir(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -141,16 +139,22 @@ def make_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``target``; it takes the place of ``target`` if the block succeeds."""
-    make_folder(target.parent)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(descriptor)
-    temporary_file = Path(name)
-    try:
+    with _temporary_file(target) as temporary_file:
         yield temporary_file
         temporary_file.chmod(0o644)  # mkstemp makes files that nobody else may read
         rename_durably(temporary_file, target)
+
+
+@contextlib.contextmanager
+def _temporary_file(target: Path) -> Iterator[Path]:
+    """An empty file beside ``target``, deleted in the end where it is still there."""
+    make_folder(target.parent)
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    os.close(descriptor)
+    try:
+        yield Path(name)
     finally:
-        temporary_file.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -178,12 +182,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 def write_new(target: Path, content: bytes) -> None:
     """Make ``target`` with ``content`` in one step; FileExistsError where anything has its name, a broken link too."""
-    make_folder(target.parent)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    temporary_file = Path(name)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(content)
+    with _temporary_file(target) as temporary_file:
+        temporary_file.write_bytes(content)
         temporary_file.chmod(0o644)
         fsync_file(temporary_file)
         try:
@@ -194,8 +194,6 @@ def write_new(target: Path, content: bytes) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
             os.replace(temporary_file, target)
         fsync_folder(target.parent)
-    finally:
-        temporary_file.unlink(missing_ok=True)
 
 
 def write_atomically(target: Path, content: bytes) -> None:

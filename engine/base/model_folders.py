@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 import warnings
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.base.files import SHIPPED_MODELS, is_name
 from tokenpaths.engine.base.plugins import PluginError, load, where_from
 from tokenpaths.settings_file import folders_setting
 
@@ -82,6 +83,12 @@ def where_to_get(name: str) -> str | None:
     except OSError:
         return None
     return f"{name} is one of the larger models: `pip install {LARGER_MODELS}`" if f"  {name}/" in sums else None
+
+
+def model_folder(name: str, folders: Iterable[Path]) -> Path | None:
+    """The folder of a model in the first of ``folders`` that has it; None where none has, or it is no name."""
+    places = [folder / name for folder in folders] if is_name(name) else []
+    return next((place for place in places if os.path.isdir(place)), None)
 
 
 def subfolders(folder: Path) -> list[Path]:

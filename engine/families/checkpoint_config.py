@@ -18,7 +18,13 @@ from safetensors import SafetensorError, safe_open
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name
 from tokenpaths.engine.base.model_folders import CONFIG as CONFIG
-from tokenpaths.engine.base.model_folders import installed_folders, read_model_config, subfolders, where_to_get
+from tokenpaths.engine.base.model_folders import (
+    installed_folders,
+    model_folder,
+    read_model_config,
+    subfolders,
+    where_to_get,
+)
 from tokenpaths.engine.families.family_controls import config_class
 
 WEIGHTS = "model.safetensors"
@@ -133,10 +139,8 @@ def find_checkpoint(name: str | Path, folders: Iterable[Path]) -> Checkpoint:
         if not Path(name).is_dir():
             raise CheckpointError(f"there is no checkpoint folder {name}", field="model")
         return read_checkpoint(Path(name))
-    if is_name(str(name)):
-        for folder in folders:
-            if (folder / name).is_dir():
-                return read_checkpoint(folder / name)
+    if (found := model_folder(str(name), folders)) is not None:
+        return read_checkpoint(found)
     names = ", ".join(row["model"] for row in list_models(folders)) or "none yet"
     remedy = f"; {advice}" if (advice := where_to_get(str(name))) else ""
     raise CheckpointError(f"no model is called {name!r}{remedy}; there are: {names}", field="model")

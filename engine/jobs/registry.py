@@ -17,7 +17,6 @@ at the top of the module.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from pydantic import BaseModel
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import is_name, write_atomically
-from tokenpaths.engine.base.model_folders import read_model_config, subfolders
+from tokenpaths.engine.base.model_folders import model_folder, read_model_config, subfolders
 from tokenpaths.engine.base.plugins import PluginRegistry
 from tokenpaths.engine.base.validation import field_path, fields_beside, in_words
 
@@ -138,10 +137,8 @@ class JobContext:
 
     def model_dir(self, name: str) -> Path:
         """The checkpoint folder of a model, not read; UserError with the closest name if there is none."""
-        if is_name(name):
-            for folder in self.models_dirs:
-                if os.path.isdir(folder / name):
-                    return folder / name
+        if (folder := model_folder(name, self.models_dirs)) is not None:
+            return folder
         names = {entry.name for folder in self.models_dirs for entry in subfolders(folder) if is_name(entry.name)}
         raise UserError(f"There is no model {name[:80]!r}; {_nearest(name, names)}", field="model")
 

@@ -26,6 +26,6 @@ def test_a_command_names_the_folder_that_is_not_the_usual_one(monkeypatch, folde
 
 
 def test_the_usual_folder_is_that_of_the_settings():
-    from tokenpaths.backend.settings import default_data_dir
+    from tokenpaths.settings_file import default_data_dir
 
     assert str(default_data_dir()) == platformdirs.user_data_dir("tokenpaths", False)
