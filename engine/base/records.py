@@ -8,6 +8,7 @@ Z targets; L layers, H heads, D directions; R threshold steps, P blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -25,7 +26,9 @@ STAND_IN_KINDS = (UNRECORDED_KIND, UNUSED_KIND)
 NOT_OFFERED_KIND = "not offered"
 """kind of the rows that take a module which several steps share (``step`` None) out of the choice of one step; they are
 no modules"""
-WITHOUT_WORK = ("identity", *STAND_IN_KINDS, NOT_OFFERED_KIND)
+NO_MODULE_KINDS = (*STAND_IN_KINDS, NOT_OFFERED_KIND)
+"""kinds of rows that are no modules of the model, each of one step"""
+WITHOUT_WORK = ("identity", *NO_MODULE_KINDS)
 """kinds that do nothing: a ban or a force of such a module of one step means nothing"""
 DATA_SHA256 = "data_sha256"
 """finding of a run: ``Dataset.identity`` of what it was traced over"""
@@ -84,6 +87,11 @@ class ModuleInfo:
     num_params: int
     flops_per_token: int
     """multiply-adds × 2 of the projections; attention over received tokens comes on top"""
+
+
+def unused_slots(steps: Iterable[int], first: int, slots: int = 1) -> list[ModuleInfo]:
+    """What stands for unused slots at these steps: the ids from ``first`` on."""
+    return [ModuleInfo(step, first + slot, "unused slot", UNUSED_KIND, 0, 0) for step in steps for slot in range(slots)]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def batch_of(length: int) -> int:
 @torch.no_grad()
 def scores(model: RoutedModel, objective: Objective, some: list[Window]) -> Iterator[list[float]]:
     """The objective of each window, some at a time (``batch_of``)."""
-    device = next(model.parameters()).device
+    device = model.device
     batch = batch_of(len(some[0].ids)) if some else 1
     for start in range(0, len(some), batch):
         ids = torch.tensor([w.ids for w in some[start : start + batch]], device=device)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tokenpaths.engine.base.device import cpu_gains_by_bfloat16, mixed_precision
+from tokenpaths.engine.base.device import gains_by_bfloat16, mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.objectives import Choices, Module, Objective
@@ -53,10 +53,9 @@ class ImageDreams:
         if config.modality != "vision":
             raise UserError(f"A {model.family} model for texts has no image to dream", field="model")
         self.model, self.dreams, self.settings = model, list(dreams), settings
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self._low_precision = settings.precision == "bfloat16"
-        has_bfloat16 = cpu_gains_by_bfloat16() if self.device.type == "cpu" else self.device.type == "cuda"
-        if self._low_precision and not has_bfloat16:
+        if self._low_precision and not gains_by_bfloat16(self.device):
             raise UserError(
                 "Products in bfloat16 are no quicker on this device, as far as is known: take precision float32",
                 field="image.precision",

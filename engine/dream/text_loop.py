@@ -110,7 +110,7 @@ class TextDreams:
     ) -> None:
         self.model, self.tokenizer, self.objective = model, tokenizer, objective
         self.settings, self.seed = settings, seed
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self.allowed_V = torch.from_numpy(readable_tokens(tokenizer, settings.whole_words)).to(self.device)
         self.free_L = torch.ones(starts.shape[1], dtype=torch.bool, device=self.device)
         self.free_L[list(fixed)] = False

@@ -57,6 +57,11 @@ class RoutePlan:
         return next((s for s, plan in enumerate(self.steps) if plan is not None and not plan.frozen), len(self.steps))
 
     @property
+    def frozen(self) -> tuple[int, ...]:
+        """The steps that keep the decisions of the unedited pass."""
+        return tuple(s for s, plan in enumerate(self.steps) if plan is not None and plan.frozen)
+
+    @property
     def needs_unedited(self) -> bool:
         """Whether the decisions of the unedited pass have to be known."""
         return any(

@@ -96,10 +96,6 @@ class DiPaCo(RoutedModel):
         self.register_buffer("path_modules", torch.from_numpy(config.path_modules), persistent=False)
 
     @property
-    def device(self) -> torch.device:
-        return self.router.mean.device
-
-    @property
     def first_prediction(self) -> int:
         """That of the first token behind the routing prefix; position t predicts token t + 1."""
         return int(self.config.prefix) - 1

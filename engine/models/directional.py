@@ -251,10 +251,9 @@ class Directional(RoutedModel):
     def trace_with(self, inputs: Tensor, valid: Tensor | None, controls: DirectionalControls) -> Traced:
         """``trace`` under what the page or the API asked for."""
         act, plan = controls.interventions(self.config), controls.plan(self.config)
-        frozen = tuple(layer for layer, step in enumerate(plan.steps) if step and step.frozen) if plan else ()
-        if frozen:
+        if plan is not None and plan.frozen:
             unedited = self(inputs, valid, Interventions(pooling=act.pooling)).gates
-            act = replace(act, gates=unedited, gate_layers=frozen)
+            act = replace(act, gates=unedited, gate_layers=plan.frozen)
         return self.trace(inputs, valid, act)
 
     def top_k_under(self, controls: DirectionalControls) -> int:

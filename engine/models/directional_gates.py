@@ -207,8 +207,7 @@ class DirectionalControls(DirectionalFields):
             UserError: edits that do not fit the model; a layer that is to be frozen and to have gates given.
         """
         plan = directional_plan(config, self.edits)
-        frozen = [layer for layer, step in enumerate(plan.steps if plan else ()) if step and step.frozen]
-        if plan is None or not frozen or (self.gate is None and self.gates is None):
+        if plan is None or not plan.frozen or (self.gate is None and self.gates is None):
             return plan
         if self.gates is not None:
             raise UserError(
@@ -216,7 +215,7 @@ class DirectionalControls(DirectionalFields):
                 "gates",
                 field="gates",
             )
-        set_by_hand = [layer for layer in frozen if self.gate_layer in (None, layer)]
+        set_by_hand = tuple(layer for layer in plan.frozen if self.gate_layer in (None, layer))
         for edit in self.edits or ():
             if isinstance(edit, Freeze) and edit.step in set_by_hand:
                 raise UserError(
@@ -224,7 +223,7 @@ class DirectionalControls(DirectionalFields):
                     "freeze or gate, or name another gate_layer",
                     field="gate",
                 )
-        if set_by_hand == frozen:
+        if set_by_hand == plan.frozen:
             raise UserError("gates are given to every router, so none is left to be frozen", field="gate")
         steps = tuple(None if layer in set_by_hand else step for layer, step in enumerate(plan.steps))
         return replace(plan, steps=steps)

@@ -152,10 +152,6 @@ class DNA(RoutedModel):
         """Which modules do nothing, in module order."""
         return [kind == "identity" for kind in self.config.kinds]
 
-    @property
-    def device(self) -> torch.device:
-        return self.positions.device
-
     def start(self, inputs: Tensor) -> Float[Tensor, "B T D"]:
         """The input node: images (B, channels, size, size) or token ids (B, T)."""
         if self.config.modality == "vision":

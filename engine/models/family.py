@@ -186,6 +186,11 @@ class RoutedModel(nn.Module):
         return int(self.config.top_k)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
     def first_prediction(self) -> int:
         """The first position of a sequence whose prediction counts for losses: before it, what is to be predicted was
         already read to decide the route."""

@@ -40,7 +40,7 @@ def finish(
     export(run, out, classes, {}, command)
     if isinstance(train, TextCorpus):
         train.tokenizer.save(out / TOKENIZER)
-    device = next(run.model.parameters()).device
+    device = run.model.device
     numbers = rounded(evaluate(build_model(read_checkpoint(out), device), val, device))
     validation = numbers | {"file": run.recipe.val_file}
     note(out, validation if twin is None else validation | {"dense_twin": twin})

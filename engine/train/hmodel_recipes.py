@@ -139,7 +139,7 @@ def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, out: 
     """Export to ``out``, measure the export in float32 on both validation sets, write the card."""
     val, held_out = (part.corpus(tokenizer) for part in (languages.val, languages.held_out))
     finish(run, val, val, out, command)
-    device = next(run.model.parameters()).device
+    device = run.model.device
     numbers = evaluate(build_model(read_checkpoint(out), device), held_out, device)
     note(out, {"held_out": rounded(numbers)})
     return out

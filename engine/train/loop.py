@@ -179,7 +179,7 @@ def train(
 
 def _iterate(run: TrainingRun, corpus: ImageCorpus | TextCorpus, check_every: int) -> float:
     recipe, model = run.recipe, run.model
-    device = next(model.parameters()).device
+    device = model.device
     if isinstance(corpus, ImageCorpus):
         inputs, targets = image_batch(corpus, recipe, run.iteration, recipe.model.num_classes)
     else:
@@ -374,7 +374,7 @@ def _log_is_due(run: TrainingRun, check_every: int) -> bool:
 def _log_if_due(run: TrainingRun, val: ImageCorpus | TextCorpus, check_every: int) -> None:
     if not _log_is_due(run, check_every):
         return
-    device = next(run.model.parameters()).device
+    device = run.model.device
     validation = evaluate(run.model, val, device, limit=60_000, bfloat16=run.bfloat16)
     entry: dict[str, Any] = {"iteration": run.iteration, "seconds": round(run.seconds, 1)}
     entry |= {name: round(value, 4) for name, value in run.last.items()}

@@ -18,7 +18,7 @@ from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading, fi
 from tokenpaths.engine.adapters.recorder.router_search import Router
 from tokenpaths.engine.adapters.recorder.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo
+from tokenpaths.engine.base.records import ModuleInfo, unused_slots
 
 Read = Callable[[nn.Module, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """(module, inputs, output of one call) -> ids (…, K), weights (…, K)"""
@@ -82,11 +82,7 @@ class Plan:
 
     def modules(self) -> list[ModuleInfo]:
         """The module table of the run."""
-        return expert_modules(self.layers) + [
-            ModuleInfo(step, self.unused_from + slot, "unused slot", UNUSED_KIND, 0, 0)
-            for step in self.sparse_steps
-            for slot in range(self.top_k)
-        ]
+        return expert_modules(self.layers) + unused_slots(self.sparse_steps, self.unused_from, self.top_k)
 
     def flops(self, module_ids_nSK: np.ndarray) -> np.ndarray:
         """FLOPs of each token (n,)."""

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.base.records import ModuleInfo, unused_slots
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.families.hmodel_config import (
     PRIMARY,
@@ -61,7 +61,6 @@ from tokenpaths.engine.models.hmodel.hmodel_layers import (
     scatter_rows,
     sharpen,
     strongest_chain,
-    unused_slots,
 )
 from tokenpaths.engine.models.hmodel.pretrained_layers import build_pretrained, check_causal
 from tokenpaths.engine.models.losses import linear_cross_entropy
@@ -286,7 +285,7 @@ class HModel(RoutedModel):
             )
             for index, layer in enumerate(self.hidden)
         ]
-        return layers + unused_slots(len(layers), self.config.num_steps)
+        return layers + unused_slots(range(self.config.num_steps), len(layers))
 
     def axis_names(self) -> dict[str, tuple[str, ...]]:
         """Names along the axes of ``edges``."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.families.hmodel_config import Pooling
 from tokenpaths.engine.models.bank.modules import MLP, Block
 
@@ -250,7 +249,7 @@ def strongest_chain(
 
     Of several inputs the one with the strongest connection begins. Step s names the layer that runs at
     iteration s + 1, S = I − 1. Ties go to the lower number. Where nothing is sent to any hidden layer the chain has
-    ended: from there on its slots are unused, number H with weight 0 (``unused_slots``).
+    ended: from there on its slots are unused, number H with weight 0 (``records.unused_slots``).
     """
     at = torch.arange(len(edges), device=edges.device)
     row_BH = edges[:, 0, num_hidden:, :num_hidden].amax(dim=1)
@@ -263,8 +262,3 @@ def strongest_chain(
         # An ended chain has no layer that could send on.
         row_BH = edges[at, iteration, chosen_B, :num_hidden] * (weight_B > 0).unsqueeze(1)
     return torch.stack(ids, dim=1), torch.stack(weights, dim=1)
-
-
-def unused_slots(num_hidden: int, num_steps: int) -> list[ModuleInfo]:
-    """What stands for the slots of a chain that has ended, step by step."""
-    return [ModuleInfo(step, num_hidden, "unused slot", UNUSED_KIND, 0, 0) for step in range(num_steps)]

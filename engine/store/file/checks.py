@@ -15,8 +15,8 @@ from tokenpaths.engine.analysis.path_statistics import sorted_and_repeats
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 from tokenpaths.engine.base.records import (
+    NO_MODULE_KINDS,
     NOT_OFFERED_KIND,
-    STAND_IN_KINDS,
     UNUSED_KIND,
     ModuleInfo,
     RunInfo,
@@ -92,7 +92,7 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
             )
         check_text(module.name, f"the name of module {module.module}", field="modules")
         check_text(module.kind, f"the kind of module {module.module}", field="modules")
-        if module.step is None and module.kind in (*STAND_IN_KINDS, NOT_OFFERED_KIND):
+        if module.step is None and module.kind in NO_MODULE_KINDS:
             raise UserError(
                 f"module {module.module} is of kind {module.kind!r}, so it stands for something at one step: give it "
                 "that step",
@@ -107,7 +107,7 @@ def check_run(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
 def _check_offers(info: RunInfo, modules: Sequence[ModuleInfo]) -> None:
     """UserError unless every step offers a module, and what a step does not offer is shared by others."""
     shared = {module.module for module in modules if module.step is None}
-    own = {module.step for module in modules if module.kind not in (*STAND_IN_KINDS, NOT_OFFERED_KIND)}
+    own = {module.step for module in modules if module.kind not in NO_MODULE_KINDS}
     missing: dict[int | None, set[int]] = {}
     for module in modules:
         if module.kind == NOT_OFFERED_KIND:

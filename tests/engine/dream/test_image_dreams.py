@@ -268,7 +268,7 @@ def test_dreams_in_bfloat16_climb_the_same_hill(model: DNA, ids: torch.Tensor) -
 def test_a_processor_without_bfloat16_products_says_so(
     model: DNA, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenpaths.engine.dream.image_loop.cpu_gains_by_bfloat16", lambda: False)
+    monkeypatch.setattr("tokenpaths.engine.dream.image_loop.gains_by_bfloat16", lambda device: False)
     with pytest.raises(UserError, match="take precision float32") as refused:
         ImageDreams(model, [Dream(Choices(ids[0], range(1)))], SETTINGS.model_copy(update={"precision": "bfloat16"}))
     assert refused.value.field == "image.precision"

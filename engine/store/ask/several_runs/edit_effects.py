@@ -18,6 +18,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.queries import some_samples
 from tokenpaths.engine.store.ask.topics.samples import image
 from tokenpaths.engine.store.ask.topics.samples import sample as sample_of
+from tokenpaths.engine.store.ask.topics.soft_decisions import finding
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, read_chunks
 
@@ -76,8 +77,7 @@ def effect(after: RunFile, before: RunFile, *, sample: int | None = None, limit:
         new, known_after = _ribbons(after, start, size)
         known = known_before & known_after
         change.add(old[known], new[known])
-    measured = dict(after.rows(Query("SELECT name, answer FROM finding WHERE name = 'effect'")))
-    outputs = json.loads(measured["effect"]) if measured else None
+    outputs = finding(after, "effect")
     answer = {
         "run": after.run_id,
         "of": before.run_id,

@@ -36,6 +36,7 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_groups
 from tokenpaths.engine.store.ask.topics.overview import card
 from tokenpaths.engine.store.ask.topics.paths import fit, path_histogram
+from tokenpaths.engine.store.ask.topics.soft_decisions import finding
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.filters import Query
 
@@ -133,7 +134,7 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     """Everything about one run that does not depend on the others but for the number of tokens."""
     row = run.row | {"num_modules": run.num_modules}
     one = Numbers(run, run.arrays(Query(_SAMPLES)), {name: row[name] for name in (*SIZE, *WORK)})
-    one.first_prediction = _first_prediction(run)
+    one.first_prediction = int(finding(run, FIRST_PREDICTION) or 0)
     one.samples["num_losses"] = _losses_of_samples(one) if one.first_prediction else one.samples["num_tokens"]
     counts = counts_of_step(run.rows(queries.sealed_usage(None)), run.bank, run.layout.num_steps)
     one.values |= _balance(counts)
@@ -159,11 +160,6 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
         else:
             one.values[f"nmi_{attribute}"], one.chance[f"nmi_{attribute}"] = nmi, null_mean
     return one
-
-
-def _first_prediction(run: RunFile) -> int:
-    rows = run.rows(Query("SELECT answer FROM finding WHERE name = ?", (FIRST_PREDICTION,)))
-    return int(rows[0][0]) if rows else 0
 
 
 def _losses_of_samples(one: Numbers) -> np.ndarray:

@@ -81,6 +81,12 @@ def findings(run: RunFile) -> dict[str, Any]:
     return {name: json.loads(answer) for name, answer in rows}
 
 
+def finding(run: RunFile, name: str) -> Any:
+    """One of ``findings``; None where there is none of this name."""
+    rows = run.rows(Query("SELECT answer FROM finding WHERE name = ?", (name,)))
+    return json.loads(rows[0][0]) if rows else None
+
+
 def _long_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row per value, with its names along every axis."""
     axes = answer["axes"]
