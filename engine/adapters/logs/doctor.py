@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
 from tokenpaths.engine.adapters.logs.layer_patterns import LEAST_TOKENS, LEAST_VARIED, SURE, LayerSets, StridedWindows
-from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, lowest, unrecorded
+from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, first_of, lowest, unrecorded
 from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 
@@ -115,9 +115,10 @@ class Survey:
         if self._complete is not None:
             self._complete.add(rows_tS if lacking_tS is None else rows_tS[~lacking_tS.any(axis=1)], None)
         self._sets.add(rows_tS, lacking_tS)
-        self._look_for_common(ordered, lacking_tS)
         if self.shape.top_k == 1:
             self._look_for_zeros(piece.ids[:, :, 0])
+        else:
+            self._look_for_common(ordered, lacking_tS)
         self._look_for_repeats(rows_tS)
         self._windows.add(ordered)
         self.tokens += len(ids)
@@ -288,13 +289,12 @@ class Survey:
         common = self._common_SK.any(axis=1) & ~self._constant_S & sure & (self._known >= LEAST_TOKENS)
         if not common.any():
             return []
-        experts = sorted(set(self._first_SK[common][self._common_SK[common]].tolist()))
-        named = ", ".join(map(str, experts[:_MOST_NAMED])) + (" …" if len(experts) > _MOST_NAMED else "")
+        experts = first_of(sorted(set(self._first_SK[common][self._common_SK[common]].tolist())), _MOST_NAMED)
         return [
             Finding(
                 "one expert everywhere",
                 "warning",
-                f"at {self._where(common)} {self._all_tokens(common)} have an expert in common ({named}): a shared "
+                f"at {self._where(common)} {self._all_tokens(common)} have an expert in common ({experts}): a shared "
                 "expert that the log lists with the others, or a choice that was not recorded",
             )
         ]

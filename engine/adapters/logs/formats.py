@@ -32,7 +32,7 @@ from tokenpaths.engine.adapters.logs.passes.layer_records import (
 )
 from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
 from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
-from tokenpaths.engine.adapters.logs.pieces import Announced, few_names, unread_note
+from tokenpaths.engine.adapters.logs.pieces import Announced, few_names, shortened, unread_note
 from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
 from tokenpaths.engine.adapters.logs.responses.envelopes import is_no_response
 from tokenpaths.engine.adapters.logs.routing_log import Log, one_log, without_dense_layers
@@ -264,7 +264,7 @@ def _check_names(file: Path, log: Log) -> None:
         if text is not None and len(text) > MOST_CHARACTERS:
             raise UserError(
                 f"{file}: the name of the model or of a layer has {len(text):,} characters, at most {MOST_CHARACTERS} "
-                f"are kept ({_short(text)})",
+                f"are kept ({shortened(text)})",
                 field="file",
             )
 
@@ -416,8 +416,3 @@ def _with_unread(log: Log, files: list[Path], read: list[Path], inner: list[str]
     unread = unread_note("files", [file.name for file in files if file not in read and file not in log.beside])
     notes = [log.note, unread, unread_note("folders in this one", inner)]
     return replace(log, note="; ".join(filter(None, notes)))
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]} …"

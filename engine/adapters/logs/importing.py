@@ -22,7 +22,7 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import MOST_MODULES, UNRECORDED, UNUSED, Piece, lowest
+from tokenpaths.engine.adapters.logs.pieces import MOST_MODULES, UNRECORDED, UNUSED, Piece, first_of, lowest
 from tokenpaths.engine.adapters.logs.routing_log import Log, few_reasons
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages
@@ -296,10 +296,9 @@ class LogNotes:
         notes += [alike] if alike else []
         constant = [name for name, chosen in zip(log.shape.layers, self.has_choices, strict=True) if not chosen]
         if log.shape.top_k == 1 and constant and (log.experts or 0) > 1:
-            names = ", ".join(constant[:_MOST_NAMED]) + (" …" if len(constant) > _MOST_NAMED else "")
             notes.append(
-                f"every token has expert 0 at {names}: with one expert a token, dense layers that an engine fills "
-                "with zeros cannot be told from that"
+                f"every token has expert 0 at {first_of(constant, _MOST_NAMED)}: with one expert a token, dense layers "
+                "that an engine fills with zeros cannot be told from that"
             )
         if self.with_token_ids and self.with_token_ids < self.samples:
             without = self.samples - self.with_token_ids

@@ -49,10 +49,15 @@ def no_text(head: bytes) -> str | None:
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file and line, object) of each non-blank line."""
     for where, line in text_lines(file):
-        record = parsed(where, line)
-        if not isinstance(record, dict):
-            raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
-        yield where, record
+        yield where, json_object(where, line)
+
+
+def json_object(where: str, line: bytes, *, arrays: bool = False) -> dict[str, Any]:
+    """``parsed``, of a line that should be an object."""
+    record = parsed(where, line, arrays=arrays)
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+    return record
 
 
 def parsed(where: str, line: bytes, *, arrays: bool = False) -> Any:
@@ -82,7 +87,7 @@ def is_json(line: bytes) -> bool:
 
 
 def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """(file and line, bytes) of each non-blank line."""
+    """(file and line, bytes) of each non-blank line, without a byte order mark before the first."""
     try:
         with file.open("rb") as stream:
             number = 0
@@ -90,6 +95,8 @@ def text_lines(file: Path) -> Iterator[tuple[str, bytes]]:
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     raise UserError(f"{file}, line {number}: longer than {MAX_LINE_BYTES >> 20} MB", field="file")
+                if number == 1:
+                    line = line.removeprefix(BOM)
                 if line.strip():
                     yield f"{file}, line {number}", line
     except OSError as error:

@@ -134,8 +134,18 @@ def unread_note(what: str, names: Sequence[str]) -> str:
 
 def few_names(what: str, names: Sequence[str]) -> str:
     """A note that names the first of these; empty if there are none."""
-    shown = ", ".join(name[:60].replace(";", ",") for name in names[:8]) + (" …" if len(names) > 8 else "")
-    return f"{what}: {shown}" if names else ""
+    return f"{what}: {first_of([name[:60].replace(';', ',') for name in names], 8)}" if names else ""
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first of these, and a mark where there are more."""
+    return ", ".join(map(str, names[:most])) + (" …" if len(names) > most else "")
+
+
+def shortened(value: object) -> str:
+    """A name of any length, for messages."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"
 
 
 @dataclass(frozen=True)
@@ -216,7 +226,7 @@ class Piece:
 
     def part(self, keep: slice | np.ndarray) -> Piece:
         """The tokens of a slice, or those at these places; messages name them as they do those of the whole piece."""
-        places = np.arange(self.num_tokens)[keep]
+        places: range | np.ndarray = range(self.num_tokens)[keep] if isinstance(keep, slice) else keep
         return replace(
             self,
             ids=self.ids[keep],

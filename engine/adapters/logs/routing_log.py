@@ -16,7 +16,15 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, joined
 from tokenpaths.engine.adapters.logs.doctor import Survey
 from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
-from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, check_piece, faulty_tokens, few_names, with_counts
+from tokenpaths.engine.adapters.logs.pieces import (
+    LogShape,
+    Piece,
+    check_piece,
+    faulty_tokens,
+    few_names,
+    shortened,
+    with_counts,
+)
 from tokenpaths.engine.adapters.logs.prefixes import without_prefixes
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.base.errors import UserError
@@ -299,16 +307,11 @@ def _alike(log: Log, first: Log) -> Log:
     ):
         if mine != theirs:
             raise UserError(
-                f"{log.file}: has another {what} than {first.file.name} ({_short(mine)}, not {_short(theirs)}); "
+                f"{log.file}: has another {what} than {first.file.name} ({shortened(mine)}, not {shortened(theirs)}); "
                 "the shards of a folder are one log of one model",
                 field="file",
             )
     return log
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]} …"
 
 
 def _without_copies(logs: list[Log]) -> tuple[list[Log], str]:

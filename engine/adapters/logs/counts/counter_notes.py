@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tokenpaths.engine.adapters.logs.pieces import first_of
+
 LEAST_RISES = 20
 """counts that rise, where each would rise or fall by chance"""
 _MOST_NAMED = 6
@@ -23,10 +25,10 @@ def repeated_times(twice: Sequence[int], times: int, axis: str, place: str = "")
     numbers = sorted(set(twice))
     if not numbers:
         return ()
-    first = f", first at {place}" if place else ""
+    named = first_of(numbers, _MOST_NAMED) + (f", first at {place}" if place else "")
     return (
-        f"{len(numbers):,} of {times:,} {axis}{_es(axis, times)} stand in the log again ({_named(numbers)}{first}), as "
-        "after a restart: their counts are added up",
+        f"{len(numbers):,} of {times:,} {axis}{_es(axis, times)} stand in the log again ({named}), as after a restart: "
+        "their counts are added up",
     )
 
 
@@ -48,16 +50,12 @@ def running_counters(counts: np.ndarray, times: Sequence[int], axis: str) -> tup
         rises += int((moved > 0).sum())
     if rises < LEAST_RISES:
         return ()
-    resets = [times[step + 1] for step in np.flatnonzero(change < 0).tolist()]
-    anew = f", but for {axis} {_named(resets)}, where they begin anew (a restart, perhaps)" if resets else ""
+    resets = first_of([times[step + 1] for step in np.flatnonzero(change < 0).tolist()], _MOST_NAMED)
+    anew = f", but for {axis} {resets}, where they begin anew (a restart, perhaps)" if resets else ""
     return (
         f"no count falls from one {axis} to the next{anew}: if these are counters that go on, each {axis} counts those "
         "before it again",
     )
-
-
-def _named(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:_MOST_NAMED])) + (" …" if len(numbers) > _MOST_NAMED else "")
 
 
 def _es(word: str, count: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -268,10 +269,15 @@ def joined(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
     for part in parts.values():
         at = np.arange(rows) if times is None or part.times is None else np.searchsorted(times, part.times)
         total[np.ix_(at, np.array([layers.index(layer) for layer in part.layers]))] += part.parts
-    notes = tuple(dict.fromkeys(note for part in parts.values() for note in part.notes))
+    notes = _notes_of(parts.values())
     if len(stages) > 1:
         notes = (*notes, f"the layers of {len(stages)} pipeline stages are joined")
     return replace(first, layers=tuple(layers), parts=total, times=None if times is None else tuple(times), notes=notes)
+
+
+def _notes_of(parts: Iterable[ExpertCounts]) -> tuple[str, ...]:
+    """Those of all parts, each once."""
+    return tuple(dict.fromkeys(note for part in parts for note in part.notes))
 
 
 def _in_order(layers: list[str]) -> list[str]:
@@ -292,5 +298,5 @@ def by_domain(parts: dict[str, ExpertCounts], where: str) -> ExpertCounts:
         raise UserError(f"{where}: its domains count other layers", field="file")
     width = max(part.parts.shape[2] for part in counts)
     wide = [np.pad(part.parts, ((0, 0), (0, 0), (0, width - part.parts.shape[2]))) for part in counts]
-    notes = tuple(dict.fromkeys(note for part in counts for note in part.notes))
+    notes = _notes_of(counts)
     return replace(counts[0], parts=np.concatenate(wide), domains=tuple(parts), notes=notes)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenpaths.engine.adapters.logs.json_lines import BOM, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import text_lines
 from tokenpaths.engine.base.errors import UserError
 
 LAYER = ("layer", "layer_id", "layer_idx", "il")
@@ -73,10 +73,9 @@ class Header:
 
 def read_header(file: Path) -> Header:
     preamble = Preamble()
-    for where, raw in text_lines(file):
+    for where, line in text_lines(file):
         skip = int(where.rsplit(" ", 1)[1]) - 1
-        line = raw.removeprefix(BOM) if not skip else raw
-        if line.startswith(b"#") or not line.strip():
+        if line.startswith(b"#"):
             preamble = preamble.read(line)
             continue
         cells = [cell.strip().strip('"').lower() for cell in line.decode("utf-8", "replace").split(",")]

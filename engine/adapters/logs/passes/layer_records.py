@@ -9,9 +9,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.json_lines import parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import json_object, text_lines
 from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, widened, with_counts
+from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, widened
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
@@ -58,9 +58,9 @@ def _open(file: Path, announced: Announced, records: Records) -> Log:
     first = next(record for record in records() if not isinstance(record, BadPass))
     announced.check(str(file), layers=len(about.layers), top_k=about.top_k)
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Piece | tuple[str, int]]:
         passes = _passes(records(), skip_bad)
-        return with_counts(stitched(passes, about, lambda found: found.where.removeprefix(f"{file}, "), skip_bad))
+        return stitched(passes, about, lambda found: found.where.removeprefix(f"{file}, "), skip_bad)
 
     names = tuple(f"layer {layer}" for layer in about.layers)
     shape = LogShape(names, about.top_k, first[3] is not None, about.partial)
@@ -70,16 +70,14 @@ def _open(file: Path, announced: Announced, records: Records) -> Log:
 def _lines(file: Path, skip_bad: bool) -> Iterator[Record | BadPass]:
     for where, line in text_lines(file):
         try:
-            yield _record(where, parsed(where, line))
+            yield _record(where, json_object(where, line))
         except UserError as error:
             if not skip_bad:
                 raise
             yield BadPass(str(error))
 
 
-def _record(where: str, record: Any) -> Record:
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+def _record(where: str, record: dict[str, Any]) -> Record:
     layer = record.get("layer_idx", record.get("layer"))
     ids, weights = record.get("selected_ids"), record.get("gate_weights")
     token = record.get("token_idx", record.get("token"))

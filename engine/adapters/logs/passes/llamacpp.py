@@ -18,7 +18,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header, read_header
 from tokenpaths.engine.adapters.logs.passes.csv_rows import csv_blocks, csv_passes
 from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, Announced, LogShape, Piece, unread_note, with_counts
+from tokenpaths.engine.adapters.logs.pieces import ROUNDING, Announced, LogShape, Piece, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
@@ -53,8 +53,8 @@ def open_csv(file: Path, announced: Announced) -> Log:
     def name(found: Pass) -> str:
         return ", ".join([*found.sample, found.where.removeprefix(f"{file}, ")])
 
-    def read() -> Iterator[Piece]:
-        return with_counts(stitched(csv_passes(file, header, announced), about, name, announced.skip_bad))
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        return stitched(csv_passes(file, header, announced), about, name, announced.skip_bad)
 
     notes = [note] if (note := unread_note("columns", header.unread)) else []
     if header.position is not None and "seq" not in columns and announced.top_k is None:

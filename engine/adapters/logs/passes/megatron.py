@@ -19,7 +19,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.passes.layer_passes import STITCHED
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass, rank_passes, ranks_of
 from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, of_layer, sidecar
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, with_counts
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
@@ -88,8 +88,8 @@ def open_traces(place: Path, files: Sequence[Path], announced: Announced) -> Log
     kind, note = kind_of_logits(list(firsts.values()))
     notes = [note] if note else []
 
-    def read() -> Iterator[Piece]:
-        return with_counts(_samples(lanes, firsts, places, announced, kind))
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        return _samples(lanes, firsts, places, announced, kind)
 
     if all((part[:, 1:] > part[:, :-1]).all() for found in firsts.values() for part in found.parts) and top_k > 1:
         notes.append("the ids of a token rise: a slot says nothing of a weight")

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, is_json, parsed, text_lines
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, is_json, json_object, parsed, text_lines
 from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.base.errors import UserError
 
@@ -41,7 +41,7 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     if whole is not None:
         yield from in_envelope(str(file), whole)
         return
-    for where, line in _lines(file):
+    for where, line in text_lines(file):
         text = line.strip()
         try:
             if text.startswith(EVENTS):
@@ -80,9 +80,7 @@ class Streams:
             yield from self._done()
             return
         try:
-            chunk = parsed(where, data, arrays=self._arrays)
-            if not isinstance(chunk, dict):
-                raise UserError(f"{where}: is a JSON {type(chunk).__name__}, it should be an object", field="file")
+            chunk = json_object(where, data, arrays=self._arrays)
         except UserError:  # a chunk of any of them
             self._broken |= self._open.keys()
             self._open.clear()
@@ -179,16 +177,9 @@ def is_no_response(line: bytes) -> bool:
         return False
 
 
-def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """``text_lines`` without a byte order mark before the first."""
-    lines = text_lines(file)
-    yield from ((where, line.removeprefix(BOM)) for where, line in islice(lines, 1))
-    yield from lines
-
-
 def _whole_document(file: Path) -> Any | None:
     """A file that is one JSON value over several lines; None if its first line is a value of its own."""
-    first = next(_lines(file), None)
+    first = next(text_lines(file), None)
     if first is None or first[1].strip()[:1] not in (b"{", b"["):
         return None
     try:

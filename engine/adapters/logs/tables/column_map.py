@@ -29,15 +29,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
-from tokenpaths.engine.adapters.logs.pieces import (
-    MOST_EXPERTS,
-    UNRECORDED,
-    UNUSED,
-    Announced,
-    LogShape,
-    Piece,
-    with_counts,
-)
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNRECORDED, UNUSED, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
@@ -117,7 +109,7 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
 
     note = "the slots of a token are in the order of the table" if rows.weight is None and top_k > 1 else ""
     shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, rows.weight is not None, partial)
-    return Log(file, "map", shape, announced.experts, lambda: with_counts(read()), column_map.about.get("model"), note)
+    return Log(file, "map", shape, announced.experts, read, column_map.about.get("model"), note)
 
 
 def _sound(rows: Decisions, fault: tuple[np.ndarray, Callable[[int], str]], skip_bad: bool) -> Decisions:

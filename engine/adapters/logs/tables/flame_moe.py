@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, ROUNDING, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, ROUNDING, Announced, LogShape, Piece, first_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import list_numbers, parquet_batches
 from tokenpaths.engine.base.errors import UserError
@@ -109,8 +109,9 @@ def open_trace_folder(folder: Path, files: list[Path], announced: Announced) -> 
     if ids and ids != rows:
         notes.append(OTHER_IDS.format(ids=ids, rows=rows))
     if missing := sorted({*range(order[0], order[-1])} - {*order}):
-        listed = ", ".join(map(str, missing[:MOST_NAMED])) + (" …" if len(missing) > MOST_NAMED else "")
-        notes.append(f"there is no file of layer {listed}, though of those around: dense ones, perhaps")
+        notes.append(
+            f"there is no file of layer {first_of(missing, MOST_NAMED)}, though of those around: dense ones, perhaps"
+        )
     return Log(folder, "flame-moe", shape, announced.experts, read, note="; ".join(notes))
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.json_lines import BOM, MAX_LINE_BYTES, no_text, parsed, text_lines
-from tokenpaths.engine.adapters.logs.pieces import UNUSED
+from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_object, no_text, parsed, text_lines
+from tokenpaths.engine.adapters.logs.pieces import UNUSED, shortened
 from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS, TOKENS, skipped
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.tables.delimited import DELIMITERS
@@ -36,11 +36,6 @@ Row = dict[str, Any]
 """our name -> value; an error in place of a value that cannot be read"""
 _MOST = 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
-
-
-def shortened(path: str) -> str:
-    """A column or path, for messages."""
-    return path if len(path) <= 60 else f"{path[:60]} …"
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int,
         return "row", _parquet(file, columns)
     if problem := no_text(first[1]):
         raise UserError(f"{file}: is {problem}", field="file")
-    mark = first[1].removeprefix(BOM).lstrip()[:1]
+    mark = first[1].lstrip()[:1]
     if mark == b"[":
         return "item", _array(file, columns)
     return "line", _json(file, columns) if mark == b"{" else _csv(file, columns)
@@ -211,9 +206,7 @@ def _json(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
     for where, line in text_lines(file):
         number = int(where.rsplit(" ", 1)[1])
         try:
-            record = parsed(where, line)
-            if not isinstance(record, dict):
-                raise UserError(f"{where}: is a JSON {type(record).__name__}, it should be an object", field="file")
+            record = json_object(where, line)
         except UserError as error:
             yield number, dict.fromkeys(columns, error)
             continue

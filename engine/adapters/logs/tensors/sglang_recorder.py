@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece, with_counts
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
@@ -51,8 +51,8 @@ def open_recorder(file: Path, value: dict[str, Any], announced: Announced) -> Lo
     announced.check(str(file), layers=len(layers), top_k=top_k)
     experts = int(physical.max()) + 1 if _is_map(physical, records[0]) else None
 
-    def read() -> Iterator[Piece]:
-        return with_counts(_stitched(file, records, layers, top_k, physical))
+    def read() -> Iterator[Piece | tuple[str, int]]:
+        return _stitched(file, records, layers, top_k, physical)
 
     notes = [NOTE]
     if len(layers) < len(used):
