@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Sequences:
             held = _Open(source=part.source, number=self.samples)
             self.samples += 1
         self._open[key] = held
-        held.parts.append(part)
+        held.parts += _at_blocks(part, CUT_TOKENS - held.held)
         held.held += part.num_tokens
         held.next_position = (held.next_position if position is None else position) + part.num_tokens
         while held.held >= CUT_TOKENS + 1:
@@ -89,12 +90,8 @@ class Sequences:
         """The next ``count`` tokens of a sequence as a sample."""
         parts, missing = [], count
         while missing:
-            part = held.parts.pop(0)
-            if part.num_tokens > missing:
-                held.parts.insert(0, _slice(part, missing, part.num_tokens))
-                part = _slice(part, 0, missing)
-            parts.append(part)
-            missing -= part.num_tokens
+            parts.append(held.parts.pop(0))
+            missing -= parts[-1].num_tokens
         whole = joined(parts)
         if held.taken or held.held > count:
             span = f"tokens {held.taken} to {held.taken + count - 1}"
@@ -104,18 +101,16 @@ class Sequences:
         return whole
 
 
-def _slice(part: Piece, start: int, stop: int) -> Piece:
-    locate = part.locate
-    return replace(
-        part,
-        ids=part.ids[start:stop],
-        weights=None if part.weights is None else part.weights[start:stop],
-        scored=None if part.scored is None else part.scored[start:stop],
-        token_id=None if part.token_id is None else part.token_id[start:stop],
-        locate=None if locate is None else lambda token, step, slot: locate(token + start, step, slot),
-        remarks=part.remarks if not start else (),
-        counted=part.counted if not start else (),
-    )
+def _at_blocks(part: Piece, room: int) -> list[Piece]:
+    """A part cut where blocks end, of which the first has ``room`` for so many tokens.
+
+    All are cut from the part itself: of rests of rests, naming a place would go through each of them.
+    """
+    starts = [start for start in range(room, part.num_tokens, CUT_TOKENS) if start]
+    if not starts:
+        return [part]
+    first, *rest = (part.part(slice(*ends)) for ends in pairwise([0, *starts, part.num_tokens]))
+    return [first, *(replace(one, remarks=(), counted=()) for one in rest)]
 
 
 def joined(parts: list[Piece]) -> Piece:

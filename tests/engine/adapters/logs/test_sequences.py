@@ -72,6 +72,20 @@ def test_prefixes_of_choices_and_turns_are_counted_once(tmp_path: Path):
         assert any(note.startswith(said) for note in findings["notes"])
 
 
+def test_a_part_of_many_blocks_names_each_of_its_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenpaths.engine.adapters.logs.sequences.CUT_TOKENS", 2)
+    ids, counted = np.arange(5000).reshape(-1, 1, 1), (("{n} remark{s}", 1),)
+    part = Piece(ids, "log", source="one", counted=counted, locate=lambda token, step, slot: f"line {token}")
+    sequences = Sequences()
+    found = [*sequences.add("one", Piece(ids[:1], "log", source="one"), new=True)]
+    found += [*sequences.add("one", part, new=False), *sequences.finish()]
+    assert np.array_equal(np.concatenate([piece.ids for piece in found]), np.concatenate([ids[:1], ids]))
+    assert [piece.num_tokens for piece in found] == [2] * 2500 + [1]
+    assert found[0].place(0) == "log, token 0"
+    assert [found[0].place(1), found[1].place(0), found[-1].place(0)] == ["line 0", "line 1", "line 4999"]
+    assert [piece.counted for piece in found if piece.counted] == [counted]
+
+
 def test_prefixes_without_vocabulary_ids(tmp_path: Path):
     records, _, decided = conversations()
     for record in records:
