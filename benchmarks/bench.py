@@ -179,7 +179,9 @@ def run(parts: list[tuple[Part, list[str]]], peers_python: str, patience: float 
             f"[{number + 1} of {len(todo)}, {(time.monotonic() - started) / 60:.1f} min, about {left:.0f} left] "
             f"python {' '.join(command[1:])}"
         )
-        name, environment = " ".join(command[2:]), os.environ | {"PYTHONPATH": str(ROOT)}
+        name = " ".join(command[2:])
+        places = [str(ROOT), os.getenv("PYTHONPATH")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(place for place in places if place)}
         process = None
         try:
             process = subprocess.Popen(

@@ -99,6 +99,7 @@ def mix(
     else:
         x = keep * x + (1 - keep) * x[partner]
     one_hot = F.one_hot(labels, num_classes).float()
+    partner = partner.to(labels.device)
     return x, keep * one_hot + (1 - keep) * one_hot[partner]
 
 

@@ -11,7 +11,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,8 @@ def train(
                 field="context",
             )
     run = open_run(recipe, folder, device)
+    if isinstance(corpus, ImageCorpus) and device.type == "cuda":
+        corpus = replace(corpus, images=corpus.images.to(device))  # one core alone could not augment as fast
     started = last_save = time.monotonic()
     before = run.seconds
     recent: list[float] = []

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tokenpaths.engine.models.bank.device_step import device_step, fits_step
 from tokenpaths.engine.models.bank.dispatch import plan_dispatch
 from tokenpaths.engine.models.bank.inference_step import fits_frozen, frozen_step
 from tokenpaths.engine.models.bank.modules import Block
@@ -76,6 +77,8 @@ def grouped_step(
     The projections run slice by slice (each slice stays in cache), attention runs once for all
     modules together, in segments of one module and one sample.
     """
+    if fits_step(modules, h):
+        return device_step(modules, h, module_ids, weights, causal=causal)
     if fits_frozen(modules, h, weights):
         return frozen_step(modules, h, module_ids, weights, causal=causal)
     batch, tokens, width = h.shape

@@ -6,8 +6,9 @@ queued work. Here every shape follows from B, T, K and the bank alone: all (toke
 attention as variable-length attention over a list of segments, empty ones included. Identity entries sort to the
 end; what a kernel leaves undefined there is replaced by zeros on both passes.
 
-Not yet run on a GPU. On a CPU it equals the other executions, with a loop in place of the attention kernel
-(``tests/engine/models/bank/test_device_step.py``), and a pass with fake tensors shows that no value is read back.
+On an H200 it equals the others and waits for nothing (``tests/engine/models/bank/test_on_gpu.py``). On a CPU it
+equals them with a loop in place of the attention kernel (``test_device_step.py``), and a pass with fake tensors shows
+that no value is read back.
 
 Shapes: N = B·T tokens, P = N·K entries, D width, Q = 3·D, F hidden width, W working modules, A of them with attention.
 """
@@ -29,6 +30,8 @@ from tokenpaths.engine.models.typed_containers import ModuleListOf
 ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
 """modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""
 HOPPER = (9, 0)
+ROW = 8
+"""numbers in 16 bytes of bfloat16"""
 
 
 def fits_device(device: torch.device, dtype: torch.dtype) -> bool:
@@ -36,6 +39,20 @@ def fits_device(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype != torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(device) >= HOPPER
+
+
+def fits_step(modules: ModuleListOf[Block], h: Float[Tensor, "B T D"]) -> bool:
+    """Whether ``device_step`` can run these modules on ``h`` where it is; its kernels read rows of 16 bytes."""
+    if not fits_device(h.device, product_dtype(h)):
+        return False
+    sizes = [m.attention.proj.weight.shape[0] // m.attention.heads for m in modules if m.attention is not None]
+    sizes += [m.mlp.up.weight.shape[0] for m in modules if m.mlp is not None]
+    return not any(size % ROW for size in (h.shape[-1], *sizes))
+
+
+def product_dtype(h: Tensor) -> torch.dtype:
+    """What products of ``h`` are computed in."""
+    return torch.get_autocast_dtype(h.device.type) if torch.is_autocast_enabled(h.device.type) else h.dtype
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,7 @@ def group_entries(module_ids: Int[Tensor, "N K"], place_M: Int[Tensor, " M"], wo
     sorted_P, order_P = key_P.sort(stable=True)
     back_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(order_P.numel(), device=device))
     bounds = torch.searchsorted(sorted_P, torch.arange(working * batch + 1, device=device)).to(torch.int32)
-    return Groups(order_P, back_P, bounds, bounds[batch::batch])
+    return Groups(order_P, back_P, bounds, bounds[batch::batch].contiguous())
 
 
 def varlen_attention(
@@ -112,7 +129,7 @@ def device_step(
     working = [m for m in order if modules[m].kind != "identity"]
     if not working:
         return h
-    dtype = torch.get_autocast_dtype(h.device.type) if torch.is_autocast_enabled(h.device.type) else h.dtype
+    dtype = product_dtype(h)
     place_M = _places(tuple(min(order.index(m), len(working)) for m in range(len(modules))), h.device)
     groups = group_entries(module_ids.reshape(batch * tokens, top_k), place_M, len(working), batch)
     h_ND = h.reshape(batch * tokens, width)
@@ -181,4 +198,5 @@ def _stack(weights: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _grouped(x: Float[Tensor, "P R"], weights: Float[Tensor, "W R C"], ends: Int[Tensor, " W"]) -> Float[Tensor, "P C"]:
-    return F.grouped_mm(x, weights, offs=ends.to(torch.int32))
+    # The kernel of a GPU reads the ends from one place to the next, whatever their stride.
+    return F.grouped_mm(x, weights, offs=ends.to(torch.int32).contiguous())

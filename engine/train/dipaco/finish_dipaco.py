@@ -66,6 +66,7 @@ def routed_sums(paths: Sequence[PathModel], chosen: Int[Tensor, " N"], sequences
     """What ``routed_numbers`` sums up, by sequence."""
     loss = torch.zeros(len(sequences), dtype=torch.float64)
     right, count = (torch.zeros(len(sequences), dtype=torch.long) for _ in range(2))
+    device = paths[0].ends.positions.device
     for p, model in enumerate(paths):
         rows = (chosen == p).nonzero().squeeze(1)
         rows = rows[sequences.length[rows].argsort(descending=True, stable=True)]
@@ -75,11 +76,11 @@ def routed_sums(paths: Sequence[PathModel], chosen: Int[Tensor, " N"], sequences
             inputs, targets = sequences.batch(part)
             targets[:, : prefix - 1] = -100
             has_target = targets >= 0
-            logits = model.ends.head(model.hidden(inputs)[has_target]).float()
-            own = part.unsqueeze(1).expand_as(targets)[has_target]
-            nats = torch.nn.functional.cross_entropy(logits, targets[has_target], reduction="none")
-            loss.index_add_(0, own, nats.double())
-            right.index_add_(0, own, (logits.argmax(dim=-1) == targets[has_target]).long())
+            own, goal = part.unsqueeze(1).expand_as(targets)[has_target], targets[has_target].to(device)
+            logits = model.ends.head(model.hidden(inputs.to(device))[has_target.to(device)]).float()
+            nats = torch.nn.functional.cross_entropy(logits, goal, reduction="none")
+            loss.index_add_(0, own, nats.double().cpu())
+            right.index_add_(0, own, (logits.argmax(dim=-1) == goal).long().cpu())
             count[part] = has_target.sum(dim=1)
     return RoutedSums(loss, right, count)
 

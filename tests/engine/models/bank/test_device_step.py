@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
-from tokenpaths.engine.models.bank.device_step import _places, device_step, group_entries, varlen_attention
+from tokenpaths.engine.models.bank.device_step import _places, device_step, fits_step, group_entries, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 
@@ -160,6 +160,38 @@ def test_a_whole_model_runs_on_it():
         expected = model(ids).logits
         model.execution = "device"
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ends_reach_the_kernel_one_behind_the_other(monkeypatch):
+    """A GPU's grouped product reads them by address: ends with a stride gave nan there, and nothing amiss on a CPU."""
+    seen = []
+
+    def product(x, weights, *, offs):
+        seen.append(offs.is_contiguous() and offs.dtype == torch.int32)
+        return torch._grouped_mm(x, weights, offs=offs)
+
+    monkeypatch.setattr("torch.nn.functional.grouped_mm", product)
+    bank = bank_of(BANKS["everything"])
+    ids, weights = routing(3, 11, 2, 6, True)
+    device_step(bank, torch.randn(3, 11, 16), ids, weights, causal=True)
+    assert len(seen) == 4
+    assert all(seen)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "capability", "fits"),
+    [
+        (64, torch.bfloat16, (9, 0), True),
+        (64, torch.float32, (9, 0), False),
+        (64, torch.bfloat16, (8, 0), False),
+        (20, torch.bfloat16, (9, 0), False),
+    ],
+)
+def test_chosen_where_the_kernels_take_the_rows(monkeypatch, width, dtype, capability, fits):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    bank = bank_of(["transformer", "identity", "mlp"], width)
+    with FakeTensorMode():
+        assert fits_step(bank, torch.empty(2, 3, width, device="cuda", dtype=dtype)) is fits
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -13,11 +13,15 @@ from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams
 from tokenpaths.engine.dream.objectives import Choices
 from tokenpaths.engine.dream.settings import ImageSettings
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step, fits_device
+from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
+from tokenpaths.engine.train.dipaco.documents import make_sequences
+from tokenpaths.engine.train.dipaco.finish_dipaco import routed_numbers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,6 +107,22 @@ def test_a_shipped_model_takes_the_same_paths(device, name):
     same = (made[device][0] == made["cpu"][0]).float().mean()
     assert same > 0.999, "of choices; a router's tie may fall otherwise"
     assert differ([made[device][1]], [made["cpu"][1]]) < (1e-3 if same == 1 else 0.05)
+
+
+def test_paths_of_a_dipaco_are_measured_alike(device):
+    size = {"width": 16, "heads": 2, "mlp_width": 16, "vocab_size": 50, "context": 16, "prefix": 4}
+    config = DiPaCoConfig(**size, levels=(2,), blocks=(2,))
+    torch.manual_seed(0)
+    model = DiPaCo(config)
+    generator = torch.Generator().manual_seed(2)
+    texts = [torch.randint(50, (16,), generator=generator, dtype=torch.int32).numpy() for _ in range(6)]
+    sequences = make_sequences(texts, ["a"] * 6, config, end_id=0)
+    found = {}
+    for place in ("cpu", device):
+        paths = [model.to(place).path_model(p) for p in range(2)]
+        found[place] = routed_numbers(paths, torch.tensor([0, 1, 0, 1, 1, 0]), sequences, config.prefix)
+    assert found[device] == pytest.approx(found["cpu"], rel=1e-4)
+    assert found["cpu"]["count"] == 6 * 12 + 6
 
 
 def test_a_trace_is_sealed(device, tmp_path):
