@@ -1,10 +1,12 @@
 """Directional Routing, the paper's claims on English text: claim → our number → command.
 
     python -m benchmarks.directional --data <data folder> --work <its folder> [--write-cards]
+    python -m benchmarks.directional --data <data folder> --trainings <folder> [--write-cards]
     python -m benchmarks.directional --data <data folder> --shipped
 
 Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``. All numbers are of the
 validation file, in float32. ``--write-cards`` puts the figures on the cards of the shipped checkpoints.
+``--trainings`` reads the cards of checkpoints under other seeds and keeps the rest of the results.
 ``--shipped`` measures words, angles and swaps alone, on the checkpoints that ship, and keeps the rest of the results.
 ``python -m benchmarks.induction`` holds the circuit claims.
 
@@ -29,7 +31,8 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from benchmarks.measure import RESULTS, report
+from benchmarks.measure import RESULTS, kept_document, report
+from benchmarks.trainings import read_trainings
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
     domain_gates,
@@ -403,12 +406,28 @@ def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
     return {k: round(v, 4) if isinstance(v, float) else v for k, v in numbers.items()}
 
 
+def write_cards(results: dict[str, Any]) -> None:
+    """The figures, on the cards of the shipped checkpoints."""
+    for name in SHIPPED:
+        note(
+            SHIPPED_MODELS / name,
+            {
+                "beside": results["models"],
+                "lookahead": results["lookahead"][name],
+                "ablations": results["ablations"][name],
+                "domains": results["knowledge"][name],
+                "induction": results["induction"][name],
+            },
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--write-cards", action="store_true")
     parser.add_argument("--shipped", action="store_true")
+    parser.add_argument("--trainings", type=Path)
     given = parser.parse_args(arguments)
     tokenizer = TextTokenizer.load(SHARED_TOKENIZER)
     val = load_text(given.data / "text/english_val.parquet", tokenizer)
@@ -424,12 +443,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results["claims"] = claims(results, command)
         report("directional", command, results)
         return
+    if given.trainings:
+        document = kept_document("directional")
+        results = document["results"] | {"trainings": read_trainings(given.trainings, DIRECTIONAL_RECIPES)}
+        if given.write_cards:
+            write_cards(results)
+        report("directional", command, results, measured_on=document["machine"])
+        return
     if given.work is None:
-        parser.error("give --work, the folder with the states of training, or --shipped")
+        parser.error("give --work, the folder with the states of training, --trainings or --shipped")
     models = trained(given.work)
     documents = domain_rows(given.data, tokenizer, DOMAIN_TOKENS, 60)
     long_rows, many = (spread_rows(val.ids, 257, count) for count in (WINDOWS, LAST_WINDOWS))
-    results = {}
+    kept = kept_document("directional")["results"]
+    results = {key: kept[key] for key in ("trainings",) if key in kept}
 
     def measure(name: str, work) -> None:
         print(f"{name} …", file=sys.stderr, flush=True)
@@ -449,17 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure("induction", lambda: {n: copying(m) for n, m in models.items()})
     results["claims"] = claims(results, command)
     if given.write_cards:
-        for name in SHIPPED:
-            note(
-                SHIPPED_MODELS / name,
-                {
-                    "beside": results["models"],
-                    "lookahead": results["lookahead"][name],
-                    "ablations": results["ablations"][name],
-                    "domains": results["knowledge"][name],
-                    "induction": results["induction"][name],
-                },
-            )
+        write_cards(results)
     report("directional", command, results)
 
 

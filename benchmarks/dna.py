@@ -25,12 +25,14 @@ from benchmarks.dna_figures import image_figures, kinds_of_modules, text_figures
 from benchmarks.measure import kept_document, report
 from benchmarks.resampling import interval, weighted_correlation
 from benchmarks.science.dna_rows import TEXT, VISION
+from benchmarks.trainings import read_trainings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.families.checkpoint_config import CONFIG, TOKENIZER, read_checkpoint
 from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.train.recipes import RECIPES
 
 COMMAND = "python -m benchmarks.dna --data <data folder>"
 
@@ -76,7 +78,8 @@ def trained_anew(folder: Path, models: Path, kept: dict[str, Any]) -> dict[str, 
         training = check_anew(checkpoint, SHIPPED_MODELS / match["name"], int(match["seed"]))
         figures = measure(checkpoint.name, folder, 0, models)
         found.setdefault(match["seed"], {})[match["name"]] = figures | {
-            "training": {key: training[key] for key in ("machine", "wall_seconds")} | {"seed": int(match["seed"])}
+            "training": {key: training[key] for key in ("machine", "wall_seconds", "command")}
+            | {"seed": int(match["seed"])}
         }
     return found
 
@@ -152,6 +155,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", help="measure only these, keep the others; none: read the cards anew")
     parser.add_argument("--without-skip", type=Path, help="folder of a trained dna-text-top2")
     parser.add_argument("--anew", type=Path, help="folder of checkpoints under other seeds: NAME-seed1 …")
+    parser.add_argument("--trainings", type=Path, help="folder of their cards, where the weights are not there")
     arguments = parser.parse_args()
     checkpoints = [read_checkpoint(p.parent) for p in sorted(SHIPPED_MODELS.glob(f"*/{CONFIG}"))]
     document = kept_document("dna")
@@ -159,6 +163,9 @@ def main() -> None:
     results, skips, anew = kept.get("models", {}), kept.get("skipping"), kept.get("anew", {})
     if arguments.anew:
         anew = trained_anew(arguments.data, arguments.anew, anew)
+    trainings = kept.get("trainings", {})
+    if arguments.trainings:
+        trainings = read_trainings(arguments.trainings, RECIPES)
     if arguments.without_skip:
         skips = skipping(arguments.data, arguments.without_skip)
     for name in (c.name for c in checkpoints if c.family == "dna"):
@@ -173,6 +180,7 @@ def main() -> None:
         "between": between(results),
         "skipping": skips,
         "anew": anew,
+        "trainings": trainings,
         "between_anew": {seed: between(models) for seed, models in anew.items()},
     }
     measured = arguments.models != [] or arguments.anew or arguments.without_skip

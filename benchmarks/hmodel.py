@@ -1,10 +1,13 @@
-"""H-Model, the paper's claims on six languages: claim → our number → command.
+"""H-Model on six languages: what the paper's claims rest on (``benchmarks/science/hmodel_claims.py``).
 
-    python -m benchmarks.hmodel --data <data folder> --work <folder> [--write-card]
+    python -m benchmarks.hmodel --data <data folder> --work <folder> [--iterations N]
+    python -m benchmarks.hmodel --data <data folder> --trainings <folder>
+    python -m benchmarks.hmodel --data <data folder> --shipped
 
-Trains nothing: it reads the states that ``tokenpaths train`` left in ``--work``, of ``hmodel-languages*`` and
-``plain-languages-*``. Everything is measured on the held-out tenth of each language, in float32. ``--write-card`` puts
-the figures on the card of the shipped checkpoint.
+Trains nothing: it reads the states that ``tokenpaths train`` (with these ``--iterations``) left in ``--work``, of
+``hmodel-languages*`` and ``plain-languages-*``. Everything is measured on the held-out tenth of each language, in
+float32. ``--trainings`` reads the cards of checkpoints under other seeds and of other lengths, ``--shipped`` measures
+the routing of the shipped checkpoint and writes its card; both keep the rest of the results.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import report
+from benchmarks.measure import kept_document, report
+from benchmarks.trainings import read_trainings
 from tokenpaths.engine.analysis.association import association
 from tokenpaths.engine.analysis.families.connections import (
     label_distance,
@@ -29,7 +33,9 @@ from tokenpaths.engine.analysis.families.connections import (
 from tokenpaths.engine.analysis.path_statistics import unique_rows
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.models.family import RoutedModel
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
+from tokenpaths.engine.models.checkpoint import build_model
+from tokenpaths.engine.models.family import RoutedModel, family_class
 from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.models.losses import token_losses
 from tokenpaths.engine.train.cards import note
@@ -48,13 +54,16 @@ ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 RATES = (0.5, 1.0, 2.0)
 TOP_K = (1, 2, 3, 4, 5)
 SHUFFLES = 1000
-PLAIN = ("plain-languages-1", "plain-languages-6")
 
 
-def trained(work: Path) -> dict[str, RoutedModel]:
-    """The models whose training is finished, by recipe."""
+def trained(work: Path, iterations: int | None) -> dict[str, RoutedModel]:
+    """The models whose training is finished, by recipe; ``iterations``: of another length than the recipes say."""
     models = {}
     for name, recipe in HMODEL_RECIPES.items():
+        if iterations is not None:
+            recipe = recipe.model_copy(update={"iterations": iterations})
+        if not (work / name).is_dir():
+            continue
         run = open_run(recipe, work / name, CPU)
         if run.iteration < recipe.iterations:
             print(f"{name}: {run.iteration} of {recipe.iterations} iterations, left out", file=sys.stderr)
@@ -214,94 +223,57 @@ def controls(model: HModel, texts: LabelledTexts, tokenizer: TextTokenizer, wind
     return found
 
 
-def claims(results: dict[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    """What the paper reports (or we add), what we measured, and whether it holds here."""
-    plain = {name: {k: results["models"][name][k] for k in ("accuracy", "loss")} for name in PLAIN}
-    own = {name: {k: results["models"][name][k] for k in ("accuracy", "loss")} for name in results["routing"]}
-    best_plain = max(row["accuracy"] for row in plain.values())
-    ways = {name: results["routing"][name] for name in (SHIPPED, f"{SHIPPED}-wide")}
-    part = lambda *keys: {name: {k: row[k] for k in keys} for name, row in ways.items()}  # noqa: E731
-    deep, alphas = ways[SHIPPED], {row["alpha"]: row for row in results["controls"] if "alpha" in row}
-    return [
-        (
-            "4 layers and 4 iterations reach an accuracy of 0.956, 6 layers and 1 iteration 0.743",
-            own,
-            own[SHIPPED]["accuracy"] > 0.9,
-        ),
-        ("transformers of 1 and 6 layers stay at 0.016 and 0.020, loss 10.22", plain, best_plain < 0.03),
-        (
-            "H-Models predict better than transformers of their size",
-            {"best transformer": best_plain, **own},
-            own[SHIPPED]["accuracy"] > best_plain and own[f"{SHIPPED}-wide"]["accuracy"] > best_plain,
-        ),
-        (
-            "(added) connections chosen from the whole sequence tell a position of the tokens to come",
-            results["leak"],
-            results["leak"][f"{SHIPPED}-sequence"]["leak_nats"] > 0.01,
-        ),
-        (
-            "routing is the same within a language and differs between languages",
-            part("distance"),
-            all(row["distance"]["p_value"] < 0.05 for row in ways.values()),
-        ),
-        (
-            "the language can be told from the routing",
-            part("nearest_language_accuracy", "chain", "strongest_chain"),
-            all(row["nearest_language_accuracy"] > 0.9 for row in ways.values()),
-        ),
-        (
-            "layers often send their state back to themselves",
-            {k: deep[k] for k in ("self_share", "equal_self_share")},
-            deep["self_share"] > deep["equal_self_share"],
-        ),
-        (
-            "routing is stable",
-            part("stability", "stability_within_language", "untrained_stability"),
-            deep["stability"] > 0.9,
-        ),
-        (
-            "a small alpha makes connections all or nothing",
-            {a: row["undecided"] for a, row in alphas.items()},
-            alphas[0.1]["undecided"] < alphas[1.0]["undecided"] < alphas[10.0]["undecided"],
-        ),
-        (
-            "a smaller alpha moves computation to later iterations",
-            {a: row["output_depth"] for a, row in alphas.items()},
-            alphas[0.1]["output_depth"] > alphas[1.0]["output_depth"],
-        ),
-        (
-            "top-k at inference saves computation without training again",
-            {
-                row["top_k"]: {k: row[k] for k in ("loss", "accuracy", "flops_per_token")}
-                for row in results["controls"]
-                if "top_k" in row
-            },
-            any(
-                row["loss"] < alphas[1.0]["loss"] + 0.1
-                and row["flops_per_token"] < 0.75 * alphas[1.0]["flops_per_token"]
-                for row in results["controls"]
-                if "top_k" in row
-            ),
-        ),
-    ]
-
-
 def _rounded(numbers: dict[str, float]) -> dict[str, float]:
     return {k: round(v, 4) if isinstance(v, float) else v for k, v in numbers.items()}
+
+
+def show_shipped(languages: Languages, trainings: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Routing of the shipped checkpoint, put on its card beside the rivals that were trained as long."""
+    folder = SHIPPED_MODELS / SHIPPED
+    checkpoint, tokenizer = read_checkpoint(folder), TextTokenizer.load(folder / TOKENIZER)
+    model = build_model(checkpoint, CPU)
+    assert isinstance(model, HModel)
+    found = routing(model, languages.held_out, tokenizer)
+    beside = {}
+    for name, rows in trainings.items():
+        own = [row for row in rows if (row["iterations"], row["seed"]) == (checkpoint.training["iterations"], 0)]
+        if own:
+            recipe = HMODEL_RECIPES[name]
+            with torch.device("meta"):
+                params = sum(p.numel() for p in family_class(recipe.family)(recipe.model).parameters())
+            beside[name] = {"params": params, "loss": own[0]["loss"], "accuracy": own[0]["accuracy"]}
+    note(folder, {"beside": beside, "routing": found})
+    return {"iterations": checkpoint.training["iterations"], "routing": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--write-card", action="store_true")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--iterations", type=int, help="length of the trainings in --work, if not the recipes'")
+    parser.add_argument("--trainings", type=Path)
+    parser.add_argument("--shipped", action="store_true")
     arguments = parser.parse_args()
-    languages = load_languages(arguments.data)
+    if not (arguments.work or arguments.trainings or arguments.shipped):
+        parser.error("give --work, the folder with the states of training, --trainings or --shipped")
+    languages, document = load_languages(arguments.data), kept_document("hmodel")
+    kept, measured_on = dict(document["results"]), document.get("machine")
+    command = "python -m benchmarks.hmodel --data <data folder> --work <work folder>"
+    if arguments.iterations:
+        command += f" --iterations {arguments.iterations}"
+    if arguments.trainings:
+        kept["trainings"] = read_trainings(arguments.trainings, HMODEL_RECIPES, "held_out")
+    if arguments.shipped:
+        kept["shipped"] = show_shipped(languages, kept.get("trainings", {}))
+    if arguments.work is None:
+        report("hmodel", document["command"], kept, measured_on=measured_on)
+        return
     tokenizer = tokenizer_for(languages, arguments.work)
-    models, held = trained(arguments.work), languages.held_out
+    models, held = trained(arguments.work, arguments.iterations), languages.held_out
     own = {name: model for name, model in models.items() if isinstance(model, HModel)}
     ids = held.corpus(tokenizer).ids
     results: dict[str, Any] = {
+        "iterations": arguments.iterations or HMODEL_RECIPES[SHIPPED].iterations,
         "held_out_texts": len(held.texts),
         "held_out_tokens": len(ids),
         "models": {name: quality(model, languages, tokenizer) for name, model in models.items()},
@@ -309,13 +281,7 @@ def main() -> None:
         "routing": {name: routing(model, held, tokenizer) for name, model in own.items()},
         "controls": controls(own[SHIPPED], held, tokenizer),
     }
-    command = "python -m benchmarks.hmodel --data <data folder> --work <work folder>"
-    results["claims"] = [
-        {"claim": claim, "ours": ours, "holds": holds, "command": command} for claim, ours, holds in claims(results)
-    ]
-    if arguments.write_card:
-        note(SHIPPED_MODELS / SHIPPED, {"beside": results["models"], "routing": results["routing"][SHIPPED]})
-    report("hmodel", command, results)
+    report("hmodel", command, results | {key: kept[key] for key in ("trainings", "shipped") if key in kept})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The importance of every module of the shipped checkpoints: each banned in turn, what that does to the loss.
 
-    python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--limit SAMPLES] [--page]
+    python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--limit SAMPLES] [--device cuda] [--page]
 
 Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, on the first samples of
 the validation file of its recipe: few bundled pictures carry a label that a model knows, and five texts say little
@@ -16,8 +16,10 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.measure import kept_document, report
 from tokenpaths.engine.base.errors import UserError
@@ -26,6 +28,7 @@ from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.edits.measure import Unchanged, measure_effect
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows, usage_of
+from tokenpaths.engine.tracing import loaded_model
 from tokenpaths.engine.tracing.loaded_model import load_model
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
@@ -71,9 +74,9 @@ def data_of(name: str, validation: dict[str, Any], folder: Path | None) -> str:
     return next((data for prefix, data in BUNDLED.items() if name.startswith(prefix)), "bundled:texts")
 
 
-def measure(name: str, folder: Path | None, limit: int | None) -> dict[str, Any]:
+def measure(name: str, folder: Path | None, limit: int | None, device: str = "cpu") -> dict[str, Any]:
     """Every row of both sweeps of one model."""
-    loaded = load_model(name, [SHIPPED_MODELS], device="cpu")
+    loaded = load_model(name, [SHIPPED_MODELS], device=device)
     config = loaded.checkpoint.config
     source = data_of(name, loaded.checkpoint.validation, folder)
     limit = limit or SHORT.get(source, LIMITS[loaded.modality])
@@ -213,12 +216,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     results = kept_document("importance")["results"]
     names = options.models or sorted(f.name for f in SHIPPED_MODELS.iterdir() if f.is_dir())
     for name in names if not options.page else ():
-        results[name] = measure(name, options.data, options.limit)
+        # bfloat16, which a GPU takes by default, would hide the small ones among these differences.
+        with patch.object(loaded_model, "mixed_precision", lambda device: nullcontext()):
+            results[name] = measure(name, options.data, options.limit, options.device)
         ordered = {known: results[known] for known in sorted(results)}
         report("importance", "python -m benchmarks.importance --data <folder>", ordered, quiet=True)
     results = {known: results[known] for known in sorted(results)}

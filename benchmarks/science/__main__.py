@@ -33,10 +33,10 @@ measure it again, from networks that the commands of its table of networks train
 | *the opposite* | the other way round beyond chance, wherever it was measured; or a link where the paper has none |
 | *not tested* | what we measured cannot tell, and the row says why |
 
-Every network was trained by us, small, on a CPU; the papers' are larger by orders of magnitude and saw other data. A
-number in brackets behind another is its 95 % interval, with samples (images, texts), not tokens, as what was drawn,
-unless the table says that it is over seeds. *Untrained* is the same architecture at initialisation, from the least to
-the most of several. Rows marked (added) are questions of ours.
+Every network was trained by us, small, on CPUs and one GPU; the papers' are larger by orders of magnitude and saw other
+data. A number in brackets behind another is its 95 % interval, with samples (images, texts), not tokens, as what was
+drawn, unless the table says that it is over seeds. *Untrained* is the same architecture at initialisation, from the
+least to the most of several. Rows marked (added) are questions of ours.
 
 """
 
@@ -60,7 +60,7 @@ def rows_of(table: Table) -> list[Claim]:
     results = kept_document(table.benchmark)["results"]
     others = list(anew_of(table).values())
     return [
-        row.with_others([rows[row.claim] for rows in others]) if row.trained and others else row
+        row.with_others([rows[row.claim] for rows in others if row.claim in rows]) if row.trained and others else row
         for row in table.rows(results)
     ]
 
@@ -131,7 +131,8 @@ def _model_lines(paper: Paper) -> list[str]:
         "| checkpoint | held-out loss (nats) | accuracy | predictions | dense or matched twin | untrained | trained |",
         "|---|---|---|---|---|---|---|",
     ]
-    anew = kept_document("dna")["results"].get("anew", {})
+    measured = kept_document("dna")["results"]
+    anew, trainings = measured.get("anew", {}), measured.get("trainings", {})
     for name in paper.models:
         card = json.loads((SHIPPED_MODELS / name / "config.json").read_text(encoding="utf-8"))
         beside = f"{_twin(name, card['validation'])} | {_untrained(name)}"
@@ -141,8 +142,12 @@ def _model_lines(paper: Paper) -> list[str]:
             if name in models:
                 tokenizer = " --tokenizer <dna-text-top1's tokenizer.json>" if name in dna_rows.TEXT else ""
                 command = f"tokenpaths train {name} --seed {seed} --data <data folder> --threads 1{tokenizer}"
+                command = models[name]["training"].get("command", command)
                 words = f"{name}, seed {seed} (not shipped)"
                 lines.append(_network(f"{name}-seed{seed}", words, beside, models[name]["training"], command))
+        for row in trainings.get(name, ()):
+            if name not in anew.get(str(row["seed"]), ()) and row["seed"] != training["recipe"]["seed"]:
+                lines.append(_by_card(f"{name}, seed {row['seed']} (not shipped; by its card)", row, beside))
     document = kept_document("held_out")
     return [*lines, "", _measured(document), ""]
 
@@ -152,8 +157,20 @@ def _network(name: str, words: str, beside: str, training: dict[str, Any], comma
     held_out = kept_document("held_out")["results"][name]
     return (
         f"| {words} | {spanned(held_out['loss'], 3)} | {spanned(held_out['accuracy'], 1, 100, ' %')} | "
-        f"{held_out['count']:,} | {beside} | {training['wall_seconds'] / 3600:.1f} h on {training['machine']}: "
+        f"{held_out['count']:,} | {beside} | {_took(training['wall_seconds'])} on {training['machine']}: "
         f"`{command}` |"
+    )
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 1800 else f"{max(1, round(seconds / 60))} min"
+
+
+def _by_card(words: str, row: dict[str, Any], beside: str) -> str:
+    """A row of the table of networks whose weights were not kept: without intervals."""
+    return (
+        f"| {words} | {row['loss']:.3f} | {share(row['accuracy'])} | {row['count']:,} | {beside} | "
+        f"{_took(row['wall_seconds'])} on {row['machine']}: `{row['command']}` |"
     )
 
 
@@ -167,7 +184,9 @@ def _twin(name: str, card: dict[str, Any]) -> str:
         "without routing": beside.get("directional-text-unrouted"),
     }
     if name == "hmodel-languages":
-        twins["six plain layers"] = kept_document("hmodel")["results"]["models"]["plain-languages-6"]["val"]
+        trained = kept_document("hmodel")["results"]["trainings"]["plain-languages-6"]
+        length = kept_document("hmodel")["results"]["shipped"]["iterations"]
+        twins["six plain layers"] = next(row["val"] for row in trained if row["iterations"] == length)
     for words, twin in twins.items():
         if twin:
             return f"{words}: {twin['loss']:.3f}, {share(twin['accuracy'])}"

@@ -19,6 +19,7 @@ WORDS = {
     "dipaco-4x4": "4×4",
     "flat": "four paths that share nothing",
     "diloco": "DiLoCo",
+    "own-ends": "with an embedding and an unembedding of its own in each path",
     "path-specific": "with blocks of its own in each path",
     "overlap": "with two shards a text",
     "phases-2": "two shardings",
@@ -65,15 +66,18 @@ COMPARED: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ),
     ("product k-means beats k-means (16 paths)", "16.8 and 17.2 (64 paths)", (("product-16", "kmeans-16"),)),
     ("(added) the same with standardised features", "–", (("product-16-standardised", "kmeans-16-standardised"),)),
+    ("(added) discriminative routing beats product k-means (16 paths)", "–", (("dipaco-4x4", "product-16"),)),
+    ("(added) ends of a path's own help", "–", (("own-ends", "dipaco-2x2"),)),
+    ("(added) of paths with ends of their own, those that share no block are better", "–", (("flat", "own-ends"),)),
 )
 """claim, the paper's perplexities, and whose loss has to lie below whose"""
 
 
 def anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """As ``results``, of the paths that were trained under other seeds, by seed, where all of them were."""
-    own = {name: results.get(name, {}).get("by_seed", {}) for name in PATHS}
-    seeds = sorted(set.intersection(*(set(rows) for rows in own.values())) - {"0"}, key=int)
-    return {seed: results | {name: results[name] | own[name][seed] for name in PATHS} for seed in seeds}
+    own = {name: row["by_seed"] for name, row in results.items() if "by_seed" in row}
+    seeds = sorted(set.intersection(*(set(own.get(name, ())) for name in PATHS)) - {"0"}, key=int)
+    return {seed: {name: results[name] | rows[seed] for name, rows in own.items() if seed in rows} for seed in seeds}
 
 
 def dipaco(results: dict[str, Any]) -> list[Claim]:

@@ -59,6 +59,11 @@ def images_anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return _anew(results, VISION)
 
 
+def long_images_anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As ``results``, of the networks for images that were trained longest under other seeds."""
+    return _anew(results, (LONG,))
+
+
 def texts_anew(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """As ``results``, of the networks for texts that were trained under other seeds."""
     return _anew(results, TEXT)

@@ -8,37 +8,49 @@ from benchmarks.science.claims import LINE, NONE, Claim, share, verdict
 
 
 def hmodel(results: dict[str, Any]) -> list[Claim]:
-    models, routing = results["models"], results["routing"]
+    routing, trainings = results["routing"], results["trainings"]
     deep, wide = routing["hmodel-languages"], routing["hmodel-languages-wide"]
-
-    def scored(name: str) -> str:
-        return f"{share(models[name]['accuracy'])} ({models[name]['loss']:.2f} nats)"
-
-    def accuracy(name: str) -> float:
-        return models[name]["accuracy"]
 
     alpha = {c["alpha"]: c for c in results["controls"] if "alpha" in c}
     top_k = {c["top_k"]: c for c in results["controls"] if "top_k" in c}
     low, high = alpha[min(alpha)], alpha[max(alpha)]
     full, fewer = top_k[max(top_k)], top_k[max(top_k) - 1]
-    plain = max(accuracy(n) for n in models if n.startswith("plain"))
-    leak = results["leak"]["hmodel-languages-sequence"]
+    leak = results["leak"]["hmodel-languages-wide-sequence"]
     inference = f"1 network, α set after training; {results['held_out_texts']} texts"
+    every = _basis(trainings["hmodel-languages"])
     return [
         Claim(
             "4 layers run 4 times predict better than 6 layers run once",
             "0.956 and 0.743 of tokens",
-            f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}",
-            verdict(accuracy("hmodel-languages") > accuracy("hmodel-languages-wide")),
-            rule="more of the tokens",
+            _beside(trainings, DEEP, WIDE),
+            verdict(*_better(trainings, DEEP, WIDE)),
+            rule="lower loss and more of the tokens, in every training",
+            basis=every,
         ),
         Claim(
             "H-Models predict better than transformers of the same width with 1 and 6 layers",
             "0.956, 0.743; 0.016, 0.020",
-            f"{scored('hmodel-languages')} and {scored('hmodel-languages-wide')}; transformers "
-            f"{scored('plain-languages-1')} and {scored('plain-languages-6')}",
-            verdict(*(accuracy(n) > plain for n in ("hmodel-languages", "hmodel-languages-wide"))),
-            rule="more of the tokens than both",
+            _beside(trainings, DEEP, WIDE, *PLAIN),
+            verdict(*(better for own in (DEEP, WIDE) for plain in PLAIN for better in _better(trainings, own, plain))),
+            rule="lower loss and more of the tokens than both, in every training",
+            basis=every,
+        ),
+        Claim(
+            "section 6.9: layers of different kinds work together",
+            "said",
+            _beside(trainings, MIXED, DEEP),
+            verdict(*_better(trainings, MIXED, DEEP)),
+            rule="two transformers and two convolutions: lower loss and more of the tokens than four transformers, in "
+            "every training",
+            basis=every,
+        ),
+        Claim(
+            "(added) connections chosen by the last token predict better than by the mean up to it",
+            "–",
+            _beside(trainings, LAST, DEEP),
+            verdict(*_better(trainings, LAST, DEEP)),
+            rule="lower loss and more of the tokens, in every training",
+            basis=every,
         ),
         Claim(
             "routing is the same within a language and differs between languages",
@@ -114,6 +126,50 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
             basis=f"1 network; {leak['predictions']:,} predictions",
         ),
     ]
+
+
+DEEP, WIDE, MIXED, LAST = (f"hmodel-languages{kind}" for kind in ("", "-wide", "-mixed", "-last"))
+PLAIN = ("plain-languages-1", "plain-languages-6")
+CALLED = {
+    DEEP: "4 layers, T = 4",
+    WIDE: "6 layers, T = 1",
+    MIXED: "mixed layers",
+    LAST: "last token",
+    PLAIN[0]: "transformer of 1 layer",
+    PLAIN[1]: "of 6",
+}
+
+
+def _beside(trainings: dict[str, list[dict[str, Any]]], *names: str) -> str:
+    """Loss and accuracy of each training of these, a line a length."""
+    lines = []
+    for length in sorted({row["iterations"] for row in trainings[names[0]]}):
+        cells = []
+        for name in names:
+            own = [row for row in trainings[name] if row["iterations"] == length]
+            loss, accuracy = (
+                ", ".join(show(row[key]) for row in own)
+                for key, show in (("loss", "{:.2f}".format), ("accuracy", lambda value: f"{100 * value:.1f}"))
+            )
+            cells.append(f"{CALLED[name]}: {loss} nats, {accuracy} %")
+        lines.append(f"{length:,} iterations: " + "; ".join(cells))
+    return LINE.join(lines)
+
+
+def _better(trainings: dict[str, list[dict[str, Any]]], own: str, other: str) -> list[bool]:
+    """Whether one has the lower loss and more of the tokens, in each training that both had."""
+    rows = {(row["iterations"], row["seed"]): row for row in trainings[other]}
+    pairs = [(row, rows[key]) for row in trainings[own] if (key := (row["iterations"], row["seed"])) in rows]
+    return [a["loss"] < b["loss"] and a["accuracy"] > b["accuracy"] for a, b in pairs]
+
+
+def _basis(rows: list[dict[str, Any]]) -> str:
+    lengths = sorted({row["iterations"] for row in rows})
+    counts = [sum(row["iterations"] == length for row in rows) for length in lengths]
+    told = " and ".join(
+        f"{n} network{'s' * (n > 1)} each of {length:,} iterations" for n, length in zip(counts, lengths, strict=True)
+    )
+    return f"{told}; held-out tenth"
 
 
 def _by_alpha(controls: dict[float, dict[str, Any]], key: str, digits: int) -> str:

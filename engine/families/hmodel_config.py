@@ -14,7 +14,9 @@ from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 InputName = Literal["image", "text"]
 OutputName = Literal["predict", "classify"]
-Pooling = Literal["prefix", "sequence"]
+Pooling = Literal["prefix", "sequence", "last"]
+"""what a layer's connections are chosen from: the mean up to each position, that of the whole sequence, or the last
+token up to each position"""
 
 PRIMARY: dict[str, InputName] = {"text": "text", "vision": "image"}
 """the input that a modality is about"""

@@ -303,7 +303,7 @@ def test_the_estimate_is_that_of_the_dreams_that_were_made_here() -> None:
     assert pace([]) is None
     assert "about 60 s by the time that earlier dreams" in cost_words(True, 500, 2, 12, 3.0)
     words = cost_words(False, 32, 1, 12, None)
-    assert words.startswith("Two parts: looking through the bundled texts, about 17 s, then at most 32 rounds")
+    assert words.startswith("Two parts: looking through the bundled texts, about 5 s, then at most 32 rounds")
 
 
 def test_the_gallery_shows_the_last_picture_or_the_best_text(monkeypatch: pytest.MonkeyPatch) -> None:

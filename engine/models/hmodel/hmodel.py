@@ -5,10 +5,10 @@ Each time a layer runs it emits a state h and connection weights c ∈ [0, 1]^{H
 multiplied by α_rate at every iteration. A layer's next state is Σ_i c_ij h_i / max(1, Σ_i c_ij); what goes
 to an output is summed over the iterations and divided by T.
 
-With ``pooling="prefix"`` the c of a position come from the mean over the positions up to it, so a next-token model
-stays causal. ``"sequence"`` is the pooling of the H-Model paper, one c for the whole sequence: right for
-classification, but in next-token prediction every position then sees information about later tokens
-(``benchmarks/hmodel.py`` measures how much).
+With ``pooling="prefix"`` the c of a position come from the mean over the positions up to it, with ``"last"`` from the
+last of them, so a next-token model stays causal. ``"sequence"`` is the pooling of the H-Model paper, one c for the
+whole sequence: right for classification, but in next-token prediction every position then sees information about later
+tokens (``benchmarks/hmodel.py`` measures how much).
 
 Shapes: B samples, N positions (all inputs side by side), T tokens or patches of the input that the model
 is named for, I iterations (the input step is number 0), A sources = hidden layers then inputs, Z targets =
@@ -119,7 +119,7 @@ class HModel(RoutedModel):
     @property
     def weight_semantics(self) -> dict[str, Any]:
         """One c a sequence, or one a token where the pooling is causal; a sample's ``edges`` are the mean of them."""
-        return self.WEIGHT_SEMANTICS | {"unit": "token" if self.config.pooling == "prefix" else "sequence"}
+        return self.WEIGHT_SEMANTICS | {"unit": "sequence" if self.config.pooling == "sequence" else "token"}
 
     def __init__(self, config: HModelConfig, pretrained: Mapping[int, nn.Module] | None = None) -> None:
         super().__init__()

@@ -189,11 +189,18 @@ def _precise(x: Tensor) -> Tensor:
 
 
 def pool(h: Float[Tensor, "B N D"], counted: Bool[Tensor, "B N"] | None, pooling: Pooling) -> Float[Tensor, "B n D"]:
-    """Mean over the counted positions: of the whole sequence (n = 1), or up to each position (n = N).
+    """Mean over the counted positions: of the whole sequence (n = 1), or up to each position (n = N); or the last of
+    these ("last").
 
-    A position before the first counted one has mean 0.
+    A position before the first counted one has 0.
     """
     h = _precise(h)
+    if pooling == "last":
+        if counted is None:
+            return h
+        places = torch.arange(h.shape[1], device=h.device).expand(len(h), -1)
+        last = places.masked_fill(~counted, -1).cummax(dim=1).values.unsqueeze(2)
+        return h.gather(1, last.clamp(min=0).expand_as(h)).masked_fill(last < 0, 0)
     if pooling == "sequence":
         if counted is None:
             return h.mean(dim=1, keepdim=True)

@@ -77,9 +77,9 @@ IMAGE_SECONDS = 0.02
 """core seconds per iteration of one image dream"""
 BFLOAT16_TIME = 0.65
 """of it with products in bfloat16 (``python -m benchmarks.dream_speed``)"""
-SCAN_SECONDS = 0.00035
+SCAN_SECONDS = 0.00011
 """core seconds per token of the bundled texts scanned"""
-SWAP_SECONDS = 0.0004
+SWAP_SECONDS = 0.00012
 """core seconds per token of a candidate swap"""
 WINDOWS, STARTS, CANDIDATES = 4096, 8, 24
 """defaults of a text dream"""

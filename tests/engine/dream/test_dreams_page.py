@@ -50,7 +50,9 @@ def test_each_example_of_a_text_dream_has_its_command() -> None:
 
 def in_bold(shown: dict[str, Any]) -> str:
     """A dreamed text as the table writes it: the wanted tokens bold, white space single."""
-    wanted, pieces = set(shown["targets"] or ()), []
+    if not shown["targets"]:
+        return " ".join(shown["text"].split())  # a character can be several tokens
+    wanted, pieces = set(shown["targets"]), []
     for place, token in enumerate(shown["tokens"]):
         core = token.strip()
         pieces.append(token.replace(core, f"**{core}**") if place in wanted and core else token)

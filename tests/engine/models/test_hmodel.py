@@ -92,6 +92,8 @@ def naive_connections(model: HModel, source: int, iteration: int, h: torch.Tenso
     rows = []
     for position in range(len(h)):
         seen = [u for u in range(len(h)) if got[u] and (config.pooling == "sequence" or u <= position)]
+        if config.pooling == "last":
+            seen = seen[-1:]
         mean = sum((h[u] for u in seen), torch.zeros_like(h[0])) / max(1, len(seen))
         scores = model.connections[source](mean.view(1, 1, -1)).flatten()
         strongest = sorted(range(closed, len(scores)), key=lambda z: -float(scores[z].detach()))[:top_k]
@@ -117,7 +119,7 @@ def naive_sum(sent: list, targets: int):
     return state, total
 
 
-@pytest.mark.parametrize("pooling", ["prefix", "sequence"])
+@pytest.mark.parametrize("pooling", ["prefix", "sequence", "last"])
 @pytest.mark.parametrize("top_k", [None, 2, 1])
 def test_the_listing_gives_the_same_numbers_forward_and_backward(pooling, top_k):
     model = make(pooling=pooling, alpha=0.7, alpha_rate=0.8).double()

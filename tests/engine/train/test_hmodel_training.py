@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.hmodel import leak, output_depth, traced
+from benchmarks.trainings import read_trainings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
@@ -97,7 +100,10 @@ def test_missing_or_too_few_texts_are_refused(tmp_path):
 def test_every_recipe_has_the_papers_sizes_and_the_same_batches():
     models = {name: recipe.model for name, recipe in HMODEL_RECIPES.items()}
     assert {(m.width, m.mlp_width) for m in models.values()} == {(128, 256)}
-    assert [(m.num_modules, m.iterations) for m in models.values() if hasattr(m, "hidden")] == [(4, 4), (6, 1)] * 2
+    assert [(m.num_modules, m.iterations) for m in models.values() if hasattr(m, "hidden")] == [
+        *[(4, 4), (6, 1)] * 2,
+        *[(4, 4)] * 2,
+    ]
     assert [m.backbone for m in models.values() if not hasattr(m, "hidden")] == [1, 6]
     rest = {recipe.model_dump_json(exclude={"name", "family", "model"}) for recipe in HMODEL_RECIPES.values()}
     assert len(rest) == 1
@@ -179,12 +185,33 @@ def test_a_shipped_model_is_traced_into_a_run_with_its_edges(data, tmp_path):
     }
 
 
+def test_cards_of_other_seeds_and_lengths_are_read_beside_each_other(data, tmp_path):
+    languages = load_languages(data)
+    tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
+    corpora = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+    numbers = {}
+    for seed, length in ((1, 2), (0, 3), (0, 2)):
+        recipe = small_recipe(tokenizer, length).model_copy(update={"seed": seed})
+        run = train(recipe, *corpora, tmp_path / f"{seed}-{length}", device=CPU)
+        out = ship(run, languages, tokenizer, tmp_path / "models" / f"{seed}-{length}", "the command")
+        numbers[length, seed] = read_checkpoint(out).validation
+    rows = read_trainings(tmp_path / "models", ["small", "absent"], "held_out")
+    assert list(rows) == ["small"]
+    assert [(row["iterations"], row["seed"]) for row in rows["small"]] == sorted(numbers)
+    for row in rows["small"]:
+        own = numbers[row["iterations"], row["seed"]]
+        assert row["loss"] == own["held_out"]["loss"] != row["val"]["loss"] == own["loss"]
+    shutil.copytree(tmp_path / "models" / "0-2", tmp_path / "models" / "again")
+    with pytest.raises(UserError, match="small under seed 0, 2 iterations, is there twice"):
+        read_trainings(tmp_path / "models", ["small"], "held_out")
+
+
 def test_the_leak_is_nothing_where_c_come_from_the_past_and_something_where_they_come_from_all(data, tmp_path):
     languages = load_languages(data)
     tokenizer = tokenizer_for(languages, tmp_path / "work", 300)
     ids = languages.train.corpus(tokenizer).ids
     config = small_recipe(tokenizer).model
-    for pooling, leaks in (("prefix", False), ("sequence", True)):
+    for pooling, leaks in (("prefix", False), ("last", False), ("sequence", True)):
         torch.manual_seed(0)
         model = HModel(config.model_copy(update={"pooling": pooling})).eval()
         for name, parameter in model.named_parameters():
