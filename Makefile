@@ -2,7 +2,7 @@
 # make test   install what the tests need, run them all    make check  lint, types, layers, dead code
 # make test-faults   the faults that take long: processes killed, disks filled, 10,000 requests (docs/reliability.md)
 # make fuzz   drawn requests, filters, jobs and bytes, TIMES=20 as many as in make test    make soak   MINUTES=120 of load
-# make bench-gpu   equality, steps, tracing, dreams and memory on a GPU in ten minutes; DRY_RUN=1 tries it without one
+# make bench-gpu   equality, steps, tracing, dreams and memory on a GPU; DRY_RUN=1 tries it without one
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -4,7 +4,7 @@
 
 ``execution="device"`` (``engine/models/bank/device_step.py``) with imposed skewed routing, matched active blocks, clock
 with the device waited for at both ends. The forward runs under ``torch.cuda.set_sync_debug_mode("error")``, which
-raises at any synchronisation with the host. Compute capability 9.0 or later.
+raises at any synchronisation with the host. Compute capability 9 or 10.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def main() -> None:
     if torch.cuda.is_available() and fits_device(torch.device("cuda"), torch.bfloat16):
         results: dict[str, Any] = {"sizes": {size: measure(*SIZES[size], arguments.repeats) for size in SIZES}}
     elif torch.cuda.is_available():
-        results = {"note": "not measured here: the GPU is older than compute capability 9.0"}
+        results = {"note": "not measured here: no GPU of compute capability 9 or 10"}
     elif "sizes" in kept_document("device")["results"]:
         print(f"{NO_GPU}; the kept figures of another machine stay", file=sys.stderr)
         return

@@ -1,4 +1,4 @@
-"""Everything about speed that needs a GPU, in ten minutes: equality with the CPU, steps, tracing, dreams, memory.
+"""Everything about speed that needs a GPU, in about ten minutes: equality with the CPU, steps, tracing, dreams, memory.
 
     make bench-gpu     or     python -m benchmarks.gpu [--dry-run] [--only PART] [--to FOLDER]
 
@@ -115,7 +115,7 @@ def bf16_rows(dry: bool, folder: Path) -> dict[str, Any]:
     """The rows of the table of speed: bfloat16, no host synchronisation."""
     sizes = TINY if dry else device_rows.SIZES
     if not dry and not fits_device(torch.device("cuda"), torch.bfloat16):
-        return {"failed": "the GPU is older than compute capability 9.0, which grouped products need"}
+        return {"failed": "no GPU of compute capability 9 or 10, which grouped products need"}
     place, repeats = ("cpu", 2) if dry else ("cuda", 15)
     made = each(sizes, lambda size: measure(*sizes[size], repeats, device=place))
     whole = {size: cell for size, cell in made.items() if "failed" not in cell}

@@ -3,10 +3,10 @@
     python -m benchmarks.importance [--data FOLDER] [--models NAME …] [--limit SAMPLES] [--device cuda] [--page]
 
 Without ``--data`` every model is measured on bundled samples, for everyone to repeat. With it, on the first samples of
-the validation file of its recipe: few bundled pictures carry a label that a model knows, and five texts say little
-about others. Errors take samples as what was drawn. Figures of models that are not named are kept. ``--page`` measures
-nothing and writes the tables of ``docs/edits.md`` anew. A model that was stopped goes on with its next row
-(``build/importance``).
+the validation file of its recipe, an H-Model on its held-out tenth: few bundled pictures carry a label that a model
+knows, and five texts say little about others. Errors take samples as what was drawn. Figures of models that are not
+named are kept. ``--page`` measures nothing and writes the tables of ``docs/edits.md`` anew. A model that was stopped
+goes on with its next row (``build/importance``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from unittest.mock import patch
 from benchmarks.measure import kept_document, report
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS, write_atomically
-from tokenpaths.engine.data.datasets import open_dataset
+from tokenpaths.engine.data.datasets import Sample, open_dataset
 from tokenpaths.engine.edits.measure import Unchanged, measure_effect
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.edits.sweep import module_rows, result_row, share_rows, usage_of
 from tokenpaths.engine.tracing import loaded_model
 from tokenpaths.engine.tracing.loaded_model import load_model
+from tokenpaths.engine.train.hmodel_recipes import load_languages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "edits.md"
 WORK = Path(__file__).resolve().parent.parent / "build" / "importance"
@@ -80,15 +81,20 @@ def measure(name: str, folder: Path | None, limit: int | None, device: str = "cp
     config = loaded.checkpoint.config
     source = data_of(name, loaded.checkpoint.validation, folder)
     limit = limit or SHORT.get(source, LIMITS[loaded.modality])
-    dataset = open_dataset(source, loaded.modality, limit=limit)
-    data = prepare(loaded, dataset)
+    if loaded.family == "hmodel" and folder is not None:
+        # Its validation file has 59 texts in five languages; the tenth that nothing was trained on has all six.
+        held_out, told = load_languages(folder).held_out.texts, "held-out tenth of languages_train"
+        data = prepare(loaded, [Sample(image=None, text=text, label=None, source="") for text in held_out])
+    else:
+        dataset = open_dataset(source, loaded.modality, limit=limit)
+        data, told = prepare(loaded, dataset), dataset.name
     unchanged = Unchanged(loaded, data, MOST_BYTES)
     usage = usage_of(loaded, data, unchanged)
     rows = module_rows(loaded.module_table(), config.num_steps)
     rows += share_rows(usage, SHARES, loaded.choices(), loaded.must_leave)
     kept = WORK / f"{name}.json"
     state: dict[str, Any] = {
-        "of": [loaded.sha256, source, data.num_samples, data.num_targets, len(rows)],
+        "of": [loaded.sha256, told, data.num_samples, data.num_targets, len(rows)],
         "rows": [],
         "base": None,
         "seconds": 0.0,
@@ -117,7 +123,7 @@ def measure(name: str, folder: Path | None, limit: int | None, device: str = "cp
             slots = usage[row["step"]].sum()
             row["tokens_share"] = float(usage[row["step"], row["module"]] * config.top_k / max(1, slots))
     return {
-        "dataset": dataset.name,
+        "dataset": told,
         "num_samples": data.num_samples,
         "num_targets": base["targets"],
         "errors": "samples",

@@ -77,7 +77,8 @@ def machine() -> str:
 def by_part(what: str, document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The ``date`` or ``machine`` of each part of the results, recursively.
 
-    A part equal to that in the document ``before`` was kept, not measured again, and keeps its own.
+    A part equal to that in the document ``before`` was kept, not measured again, and keeps its own. Rows that say on
+    which machine they were made are of that.
     """
 
     def of(now: Any, old: Any, kept: Any, depth: int) -> Any:
@@ -85,6 +86,9 @@ def by_part(what: str, document: dict[str, Any], before: dict[str, Any]) -> dict
             olds, known = (x if isinstance(x, dict) else {} for x in (old, kept))
             all_of = kept if isinstance(kept, str) else None
             return {key: of(value, olds.get(key), known.get(key, all_of), depth - 1) for key, value in now.items()}
+        own = {row.get(what) if isinstance(row, dict) else None for row in now} if isinstance(now, list) else {None}
+        if what == "machine" and own and None not in own:
+            return ", ".join(sorted(own))
         same_as_before = now == old and isinstance(kept, str)
         return kept if same_as_before else document[what]
 

@@ -100,9 +100,9 @@ def test_an_h_model_is_better_only_with_both_numbers_in_every_training():
     }
     trainings = {
         hmodel_claims.DEEP: [row(10, 0, 1.0, 0.5), row(30, 0, 3.0, 0.6), row(30, 1, 3.0, 0.4)],
-        hmodel_claims.WIDE: [row(10, 0, 1.5, 0.4), row(30, 1, 4.0, 0.5), row(90, 0, 0.0, 1.0)],
+        hmodel_claims.WIDE: [row(10, 0, 1.5, 0.4), row(30, 0, 2.0, 0.5), row(30, 1, 4.0, 0.5)],
     }
-    assert hmodel_claims._better(trainings, hmodel_claims.DEEP, hmodel_claims.WIDE) == [True, False]
+    assert hmodel_claims._better(trainings, hmodel_claims.DEEP, hmodel_claims.WIDE) == [True, False, False]
     assert hmodel_claims._beside(trainings, hmodel_claims.DEEP) == (
         "10 iterations: 4 layers, T = 4: 1.00 nats, 50.0 %<br>"
         "30 iterations: 4 layers, T = 4: 3.00, 3.00 nats, 60.0, 40.0 %"

@@ -25,7 +25,9 @@ def _two(show: Callable[[str], str]) -> str:
 def _gains(results: dict[str, Any]) -> list[Claim]:
     """What routing is worth beside the unrouted twin, with and without the tokens behind a position in view."""
     models, ahead = results["models"], results["lookahead"]
-    trained = {name: {row["seed"]: row["perplexity"] for row in rows} for name, rows in results["trainings"].items()}
+    rows_of = results["trainings"]
+    assert len({row["iterations"] for rows in rows_of.values() for row in rows}) == 1, "trainings of several lengths"
+    trained = {name: {row["seed"]: row["perplexity"] for row in rows} for name, rows in rows_of.items()}
     unrouted = trained["directional-text-unrouted"]
     seen, same = ahead["directional-text"], ahead["unrouted, same targets"]
     hidden = 1 - math.exp(seen["hidden"] - same)

@@ -82,10 +82,16 @@ def recipe_lines(training: dict[str, Any], tokens: str = "") -> list[str]:
     recipe = training["recipe"]
     return [
         f"- trained {training['iterations']:,} iterations of {recipe['batch_size']}{tokens} in "
-        f"{training['wall_seconds'] / 60:.0f} minutes on {training['machine']}, finished {training['date']}",
+        f"{spent(training['wall_seconds'])} on {training['machine']}, finished {training['date']}",
         f"- {recipe['schedule']} schedule, peak rate {recipe['learning_rate']:g}, AdamW {tuple(recipe['betas'])}, "
         f"weight decay {recipe['weight_decay']:g}, seed {recipe['seed']}",
     ]
+
+
+def spent(seconds: int | float) -> str:
+    """Minutes, in words."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} minute{'s' * (minutes != 1)}"
 
 
 def curve(training: dict[str, Any], *extra: str) -> list[str]:

@@ -29,25 +29,26 @@ from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
 """modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""
-HOPPER = (9, 0)
-ROW = 8
-"""numbers in 16 bytes of bfloat16"""
+GENERATIONS = (9, 10)
+"""of compute capability; others lack the grouped kernels, or wait for the host in their place"""
+ROW, WIDEST_HEAD = 8, 256
+"""numbers in 16 bytes of bfloat16, and in a head that variable-length attention takes"""
 
 
 def fits_device(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether grouped products run here without a synchronisation: bfloat16 on compute capability 9.0 or later."""
-    if device.type != "cuda" or dtype != torch.bfloat16:
+    """Whether grouped products have kernels here: bfloat16 on an NVIDIA GPU of compute capability 9 or 10."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
-    return torch.cuda.get_device_capability(device) >= HOPPER
+    return torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
 
 def fits_step(modules: ModuleListOf[Block], h: Float[Tensor, "B T D"]) -> bool:
     """Whether ``device_step`` can run these modules on ``h`` where it is; its kernels read rows of 16 bytes."""
-    if not fits_device(h.device, product_dtype(h)):
+    if h.device.type != "cuda" or not fits_device(h.device, product_dtype(h)):
         return False
-    sizes = [m.attention.proj.weight.shape[0] // m.attention.heads for m in modules if m.attention is not None]
-    sizes += [m.mlp.up.weight.shape[0] for m in modules if m.mlp is not None]
-    return not any(size % ROW for size in (h.shape[-1], *sizes))
+    heads = [m.attention.proj.weight.shape[0] // m.attention.heads for m in modules if m.attention is not None]
+    hidden = [m.mlp.up.weight.shape[0] for m in modules if m.mlp is not None]
+    return max(heads, default=0) <= WIDEST_HEAD and not any(size % ROW for size in (h.shape[-1], *heads, *hidden))
 
 
 def product_dtype(h: Tensor) -> torch.dtype:

@@ -38,7 +38,7 @@ from tokenpaths.engine.models.hmodel.plain_transformer import chain_connections,
         (dict(outputs=("classify",), num_classes=3), "task 'predict' is not among"),
         (dict(task="classify"), "num_classes is missing"),
         (dict(modality="vision"), "no input is a text"),
-        (dict(pooling="last"), "pooling"),
+        (dict(pooling="median"), "pooling"),
         (dict(surprise=1), "surprise"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tokenpaths.engine.models.bank import bank as bank_module
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import _places, device_step, fits_step, group_entries, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
@@ -179,19 +180,39 @@ def test_ends_reach_the_kernel_one_behind_the_other(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype", "capability", "fits"),
+    ("kinds", "heads", "hidden", "dtype", "capability", "fits"),
     [
-        (64, torch.bfloat16, (9, 0), True),
-        (64, torch.float32, (9, 0), False),
-        (64, torch.bfloat16, (8, 0), False),
-        (20, torch.bfloat16, (9, 0), False),
+        (["transformer", "identity", "mlp"], 2, 128, torch.bfloat16, (9, 0), True),
+        (["transformer"], 2, 128, torch.bfloat16, (10, 0), True),
+        (["transformer"], 2, 128, torch.float32, (9, 0), False),
+        (["transformer"], 2, 128, torch.bfloat16, (8, 0), False),
+        (["transformer"], 2, 128, torch.bfloat16, (12, 0), False),
+        (["attention"], 16, 128, torch.bfloat16, (9, 0), False),  # heads of 4
+        (["mlp"], 2, 100, torch.bfloat16, (9, 0), False),
+        (["identity"], 2, 100, torch.bfloat16, (9, 0), True),
     ],
 )
-def test_chosen_where_the_kernels_take_the_rows(monkeypatch, width, dtype, capability, fits):
+def test_chosen_where_the_kernels_take_the_rows(monkeypatch, kinds, heads, hidden, dtype, capability, fits):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    bank = bank_of(["transformer", "identity", "mlp"], width)
+    bank = torch.nn.ModuleList(Block(kind, 64, heads, hidden) for kind in kinds)
     with FakeTensorMode():
-        assert fits_step(bank, torch.empty(2, 3, width, device="cuda", dtype=dtype)) is fits
+        assert fits_step(bank, torch.empty(2, 3, 64, device="cuda", dtype=dtype)) is fits
+
+
+@pytest.mark.parametrize("width", [20, 520])
+def test_not_chosen_for_rows_and_heads_of_other_sizes(monkeypatch, width):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with FakeTensorMode():
+        h = torch.empty(2, 3, width, device="cuda", dtype=torch.bfloat16)
+    assert not fits_step(torch.nn.ModuleList([Block("attention", width, 1, 8)]), h)
+
+
+def test_the_grouped_step_hands_over_where_it_fits(monkeypatch):
+    monkeypatch.setattr(bank_module, "fits_step", lambda modules, h: True)
+    monkeypatch.setattr(bank_module, "device_step", lambda modules, h, ids, weights, *, causal: h + causal)
+    h = torch.zeros(1, 3, 16)
+    ids, weights = routing(1, 3, 1, 1, False)
+    assert torch.equal(grouped_step(bank_of(["mlp"]), h, ids, weights, causal=True), h + 1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
+from tokenpaths.engine.train.augment import augment, mix
 from tokenpaths.engine.train.dipaco.documents import make_sequences
 from tokenpaths.engine.train.dipaco.finish_dipaco import routed_numbers
+from tokenpaths.engine.train.recipes import AugmentConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,7 +62,7 @@ def test_float32_of_the_device_is_the_naive_step_of_the_cpu(device, kinds):
 @pytest.mark.parametrize("kinds", [BANKS["blocks"], BANKS["blocks and identities"]], ids=["blocks", "identities"])
 def test_bfloat16_of_the_device_is_the_naive_step_up_to_its_rounding(device, kinds):
     if device == "cuda" and not fits_device(torch.device(device), torch.bfloat16):
-        pytest.skip("older than compute capability 9.0")
+        pytest.skip("no GPU of compute capability 9 or 10")
     naive = changes(naive_step, kinds, "cpu", torch.float32)
     noise = differ(changes(naive_step, kinds, "cpu", torch.bfloat16), naive)
     assert differ(changes(device_step, kinds, device, torch.bfloat16), naive) < max(2 * noise, 0.02)
@@ -67,7 +70,7 @@ def test_bfloat16_of_the_device_is_the_naive_step_up_to_its_rounding(device, kin
 
 def test_a_forward_pass_waits_for_nothing(device):
     if device == "cpu" or not fits_device(torch.device(device), torch.bfloat16):
-        pytest.skip("a GPU of compute capability 9.0 only; on a CPU test_nothing_is_read_back shows it")
+        pytest.skip("a GPU of compute capability 9 or 10 only; on a CPU test_nothing_is_read_back shows it")
     config = DNAConfig(
         modality="text",
         width=64,
@@ -123,6 +126,21 @@ def test_paths_of_a_dipaco_are_measured_alike(device):
         found[place] = routed_numbers(paths, torch.tensor([0, 1, 0, 1, 1, 0]), sequences, config.prefix)
     assert found[device] == pytest.approx(found["cpu"], rel=1e-4)
     assert found["cpu"]["count"] == 6 * 12 + 6
+    assert found["cpu"]["loss"] == pytest.approx(math.log(50), rel=0.02), "an untrained path knows nothing"
+
+
+def test_images_are_augmented_and_mixed_alike(device):
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8, generator=generator)
+    made = {}
+    for place in ("cpu", device):
+        drawn = torch.Generator().manual_seed(5)
+        config = AugmentConfig(crop_padding=2)
+        x = augment(images.to(place), config, drawn)
+        made[place] = [part.cpu() for part in mix(x, torch.arange(8), 8, config, drawn)]
+    for there, here in zip(made[device], made["cpu"], strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-4)
+    assert made["cpu"][1].sum(dim=1).sub(1).abs().max() < 1e-6
 
 
 def test_a_trace_is_sealed(device, tmp_path):
