@@ -18,7 +18,6 @@ of the same model, one forward pass for each position over the tokens up to it, 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from benchmarks.measure import RESULTS, kept_document, report
+from benchmarks.measure import kept_document, report
 from benchmarks.trainings import read_trainings
 from tokenpaths.engine.analysis.families.directions import (
     centroid_accuracy,
@@ -433,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     val = load_text(given.data / "text/english_val.parquet", tokenizer)
     command = "python -m benchmarks.directional --data <data folder> --work <work folder>"
     if given.shipped:
-        results = json.loads((RESULTS / "directional.json").read_text(encoding="utf-8"))["results"]
+        results = kept_document("directional")["results"]
         shipped = {name: build_model(read_checkpoint(SHIPPED_MODELS / name)) for name in SHIPPED}
         found = {name: model for name, model in shipped.items() if isinstance(model, Directional)}
         results["words"] = {n: words(m, val) for n, m in found.items()} | {"random_angle": random_angle()}
@@ -455,8 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = trained(given.work)
     documents = domain_rows(given.data, tokenizer, DOMAIN_TOKENS, 60)
     long_rows, many = (spread_rows(val.ids, 257, count) for count in (WINDOWS, LAST_WINDOWS))
-    kept = kept_document("directional")["results"]
-    results = {key: kept[key] for key in ("trainings",) if key in kept}
+    results: dict[str, Any] = {"trainings": kept_document("directional")["results"].get("trainings", {})}
 
     def measure(name: str, work) -> None:
         print(f"{name} …", file=sys.stderr, flush=True)

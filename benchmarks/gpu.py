@@ -129,12 +129,11 @@ def steps(dry: bool, folder: Path) -> dict[str, Any]:
     sizes = TINY if dry else device_rows.SIZES
     place, repeats = ("cpu", 2) if dry else ("cuda", 9)
 
-    def one(name: str) -> dict[str, Any]:
-        size, precision = name.rsplit(", ", 1)
+    def one(size: str) -> dict[str, Any]:
         config, batch = sizes[size]
-        return measure(config, max(1, batch // 4), repeats, PRECISIONS[precision], place, "grouped")
+        return measure(config, max(1, batch // 4), repeats, torch.float32, place, "grouped")
 
-    return each([f"{size}, fp32" for size in sizes], one)
+    return each(sizes, one)
 
 
 def tracing(dry: bool, folder: Path) -> dict[str, Any]:

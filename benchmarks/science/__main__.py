@@ -184,9 +184,9 @@ def _twin(name: str, card: dict[str, Any]) -> str:
         "without routing": beside.get("directional-text-unrouted"),
     }
     if name == "hmodel-languages":
-        trained = kept_document("hmodel")["results"]["trainings"]["plain-languages-6"]
-        length = kept_document("hmodel")["results"]["shipped"]["iterations"]
-        twins["six plain layers"] = next(row["val"] for row in trained if row["iterations"] == length)
+        measured = kept_document("hmodel")["results"]
+        plain, length = measured["trainings"]["plain-languages-6"], measured["shipped"]["iterations"]
+        twins["six plain layers"] = next(row["val"] for row in plain if row["iterations"] == length)
     for words, twin in twins.items():
         if twin:
             return f"{words}: {twin['loss']:.3f}, {share(twin['accuracy'])}"

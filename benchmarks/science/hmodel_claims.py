@@ -18,15 +18,15 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
     leak = results["leak"]["hmodel-languages-wide-sequence"]
     inference = f"1 network, α set after training; {results['held_out_texts']} texts"
     every = _basis(trainings["hmodel-languages"])
+
+    def beats(
+        claim: str, paper: str, own: str, other: str, rule: str = "lower loss and more of the tokens, in every training"
+    ) -> Claim:
+        better = verdict(*_better(trainings, own, other))
+        return Claim(claim, paper, _beside(trainings, own, other), better, rule=rule, basis=every)
+
     return [
-        Claim(
-            "4 layers run 4 times predict better than 6 layers run once",
-            "0.956 and 0.743 of tokens",
-            _beside(trainings, DEEP, WIDE),
-            verdict(*_better(trainings, DEEP, WIDE)),
-            rule="lower loss and more of the tokens, in every training",
-            basis=every,
-        ),
+        beats("4 layers run 4 times predict better than 6 layers run once", "0.956 and 0.743 of tokens", DEEP, WIDE),
         Claim(
             "H-Models predict better than transformers of the same width with 1 and 6 layers",
             "0.956, 0.743; 0.016, 0.020",
@@ -41,23 +41,15 @@ def hmodel(results: dict[str, Any]) -> list[Claim]:
             rule="lower loss and more of the tokens than both, in every training",
             basis=every,
         ),
-        Claim(
+        beats(
             "section 6.9: layers of different kinds work together",
             "said",
-            _beside(trainings, MIXED, DEEP),
-            verdict(*_better(trainings, MIXED, DEEP)),
-            rule="two transformers and two convolutions: lower loss and more of the tokens than four transformers, in "
-            "every training",
-            basis=every,
+            MIXED,
+            DEEP,
+            "two transformers and two convolutions: lower loss and more of the tokens than four transformers, in every "
+            "training",
         ),
-        Claim(
-            "(added) connections chosen by the last token predict better than by the mean up to it",
-            "–",
-            _beside(trainings, LAST, DEEP),
-            verdict(*_better(trainings, LAST, DEEP)),
-            rule="lower loss and more of the tokens, in every training",
-            basis=every,
-        ),
+        beats("(added) connections chosen by the last token predict better than by the mean up to it", "–", LAST, DEEP),
         Claim(
             "routing is the same within a language and differs between languages",
             "shown in figures",
