@@ -59,14 +59,13 @@ def route(
         raise ValueError(
             f"top_k is {top_k}, but a router over {num_modules} modules can choose between 1 and {num_modules} of them"
         )
-    scaled_NM = logits.float()
-    if allowed is not None:
-        scaled_NM = scaled_NM.masked_fill(~allowed, float("-inf"))
-    probs_NM = scaled_NM.softmax(dim=-1)
+    open_NM = logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+    probs_NM = open_NM.softmax(dim=-1, dtype=torch.float32)
     scores_NM = probs_NM.detach() if bias is None else probs_NM.detach() + bias
     if allowed is not None:
         scores_NM = scores_NM.masked_fill(~allowed, float("-inf"))
-    ids_NK = scores_NM.topk(top_k, dim=-1).indices
+    # One choice needs no sorting: on a GPU topk takes several times as long.
+    ids_NK = scores_NM.argmax(dim=-1, keepdim=True) if top_k == 1 else scores_NM.topk(top_k, dim=-1).indices
     weights_NK = probs_NM.gather(-1, ids_NK)
     if top_k > 1:
         # The bias may lift a module over a likelier one; slots are ordered by weight all the same.

@@ -85,6 +85,7 @@ def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
     ids: list[list[Tensor]] = [[] for _ in needs]
     outputs: list[Tensor | None] = [None] * len(needs)
     alive = list(range(len(needs)))
+    bank = model.ready_bank(h)
     for step in range(model.config.steps):
         h, alive, _ = _keep(h, alive, [needs[b].output or needs[b].steps > step for b in alive])
         if not alive:
@@ -98,7 +99,7 @@ def _look_dna(model: DNA, inputs: Tensor, needs: Sequence[Need]) -> list[Seen]:
         if not alive:
             break
         assert remaining is not None, "a decision was given"
-        h = model.visit(h, remaining)
+        h = model.visit(h, remaining, bank)
     if alive:
         for b, answer in zip(alive, model.finish(h), strict=True):
             outputs[b] = answer

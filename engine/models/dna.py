@@ -25,14 +25,16 @@ from tokenpaths.engine.families.dna_config import DNAConfig, DNAControls, dna_pl
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.models.apply_edits import allowed_modules, edited, pushed, turned_away
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
-from tokenpaths.engine.models.bank.device_step import device_step
+from tokenpaths.engine.models.bank.device_step import device_step, fits_step
 from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.bank.stacked_bank import StackedBank, stack_bank
 from tokenpaths.engine.models.family import RoutedModel, Traced, compact_decisions, compact_margins, narrow_ids
 from tokenpaths.engine.models.flops import dna_module_table, token_flops
 from tokenpaths.engine.models.losses import balance_loss, linear_cross_entropy
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
-EXECUTIONS = {"grouped": grouped_step, "device": device_step, "naive": naive_step}
+EXECUTIONS = {"grouped": grouped_step, "naive": naive_step}
+"""of modules as they are; ``device_step`` runs stacked ones"""
 
 
 @dataclass(frozen=True)
@@ -236,11 +238,22 @@ class DNA(RoutedModel):
             h = self.before_step[step](h, causal=self.config.modality == "text")
         return h, self.decide(h, step, valid, edits, unedited)
 
-    def visit(self, h: Float[Tensor, "B T D"], decision: Decision) -> Float[Tensor, "B T D"]:
-        """Every token through the modules that it was sent to."""
+    def ready_bank(self, h: Float[Tensor, "B T D"]) -> ModuleListOf[Block] | StackedBank:
+        """The modules as the steps of one pass over ``h`` read them: a GPU's step wants their weights stacked."""
+        on_device = self.execution == "device" or (self.execution == "grouped" and fits_step(self.bank, h))
+        return stack_bank(self.bank, h) if on_device else self.bank
+
+    def visit(
+        self, h: Float[Tensor, "B T D"], decision: Decision, bank: ModuleListOf[Block] | StackedBank | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Every token through the modules that it was sent to; ``bank`` is ``ready_bank`` of this pass, if it is at
+        hand."""
         ids_BTK, weights_BTK = (x.view(*h.shape[:2], -1) for x in (decision.module_ids, decision.weights))
-        run_step = EXECUTIONS[self.execution]
-        return run_step(self.bank, h, ids_BTK, weights_BTK, causal=self.config.modality == "text")
+        bank = self.ready_bank(h) if bank is None else bank
+        causal = self.config.modality == "text"
+        if isinstance(bank, StackedBank):
+            return device_step(bank, h, ids_BTK, weights_BTK, causal=causal)
+        return EXECUTIONS[self.execution](bank, h, ids_BTK, weights_BTK, causal=causal)
 
     def run_trunk(
         self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None
@@ -248,21 +261,22 @@ class DNA(RoutedModel):
         """Everything between input node and output node, and what the routers decided (``edits``: otherwise)."""
         unedited = self.run_trunk(inputs, valid)[1] if edits is not None and edits.needs_unedited else None
         h = self.enter(inputs)
-        decisions = []
+        bank, decisions = self.ready_bank(h), []
         for step in range(self.config.steps):
             h, decision = self.approach(h, step, valid, edits, unedited)
             decisions.append(decision)
-            h = self.visit(h, decision)
+            h = self.visit(h, decision, bank)
         return h, decisions
 
     def choose(self, inputs: Tensor, valid: Tensor | None = None) -> Integer[Tensor, "B T S K"]:
         """See ``RoutedModel.choose``: no module of the last step is visited."""
         h, ids = self.enter(inputs), []
+        bank = self.ready_bank(h)
         for step in range(self.config.steps):
             h, decision = self.approach(h, step, valid)
             ids.append(decision.module_ids.view(*h.shape[:2], -1))
             if step < self.config.steps - 1:
-                h = self.visit(h, decision)
+                h = self.visit(h, decision, bank)
         return torch.stack(ids, dim=2).to(narrow_ids(self.config.num_modules))
 
     def forward(self, inputs: Tensor, valid: Tensor | None = None, edits: RoutePlan | None = None) -> DNAOutput:

@@ -33,6 +33,7 @@ def attention_within(model: DNA, inputs: Tensor) -> tuple[list[ModuleAttention],
     """Attention of every module with attention at every step, and the choices, of one sample (batch of 1)."""
     causal = model.config.modality == "text"
     h, found, chosen = model.enter(inputs), [], []
+    bank = model.ready_bank(h)
     for step in range(model.config.steps):
         h, decision = model.approach(h, step)
         ids_TK = decision.module_ids.view(h.shape[1], -1)
@@ -42,7 +43,7 @@ def attention_within(model: DNA, inputs: Tensor) -> tuple[list[ModuleAttention],
             if block.attention is not None and len(tokens):
                 weights = head_weights(block.attention, h[0, tokens], causal=causal).mean(dim=0)
                 found.append(ModuleAttention(step, module, tokens, weights))
-        h = model.visit(h, decision)
+        h = model.visit(h, decision, bank)
     return found, torch.stack(chosen, dim=1)
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 CHUNK_ROWS = 64
 """rows whose float32 logits are held at once; 64 × 8 192 of them fit a core's cache"""
+DEVICE_LOGITS = 2**26
+"""float32 logits that are held at once on a GPU, 256 MiB: there it is the number of kernels that costs"""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -27,8 +29,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = x.shape[0]
         grad_logits = x @ weight.T
         total = torch.zeros((), device=x.device)
-        for start in range(0, rows, CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
+        chunk = CHUNK_ROWS if x.device.type == "cpu" else max(CHUNK_ROWS, DEVICE_LOGITS // weight.shape[0])
+        for start in range(0, rows, chunk):
+            part = slice(start, start + chunk)
             target = targets[part].unsqueeze(1)
             probs = grad_logits[part].softmax(dim=1, dtype=torch.float32)
             total -= probs.gather(1, target).clamp(min=1e-37).log().sum()

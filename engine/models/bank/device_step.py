@@ -4,7 +4,8 @@
 queued work. Here every shape follows from B, T, K and the bank alone: all (token, slot) pairs are sorted by
 (module, sample), group ends are found by binary search on the device, products run as grouped matrix products and
 attention as variable-length attention over a list of segments, empty ones included. Identity entries sort to the
-end; what a kernel leaves undefined there is replaced by zeros on both passes.
+end; what a kernel leaves undefined there is replaced by zeros on both passes. Weights lie stacked
+(``stacked_bank``), once a pass: what costs most on a GPU is the number of kernels, not their size.
 
 On an H200 it equals the others and waits for nothing (``tests/engine/models/bank/test_on_gpu.py``). On a CPU it
 equals them with a loop in place of the attention kernel (``test_device_step.py``), and a pass with fake tensors shows
@@ -15,8 +16,11 @@ Shapes: N = B·T tokens, P = N·K entries, D width, Q = 3·D, F hidden width, W 
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,13 +28,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.bank.stacked_bank import Projections, StackedBank, product_dtype, stack_bank
 from tokenpaths.engine.models.bank.varlen import TakeRows
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
-ORDER = {"attention": 0, "transformer": 1, "mlp": 2, "identity": 3}
-"""modules are sorted so that those with attention come first, and those with a perceptron lie side by side"""
 GENERATIONS = (9, 10)
 """of compute capability; others lack the grouped kernels, or wait for the host in their place"""
+HEADS_OF_KERNELS = (16, 32, 64, 128)
+"""numbers in a head that ``segment_kernels`` takes"""
 ROW, WIDEST_HEAD = 8, 256
 """numbers in 16 bytes of bfloat16, and in a head that variable-length attention takes"""
 
@@ -51,9 +56,11 @@ def fits_step(modules: ModuleListOf[Block], h: Float[Tensor, "B T D"]) -> bool:
     return max(heads, default=0) <= WIDEST_HEAD and not any(size % ROW for size in (h.shape[-1], *heads, *hidden))
 
 
-def product_dtype(h: Tensor) -> torch.dtype:
-    """What products of ``h`` are computed in."""
-    return torch.get_autocast_dtype(h.device.type) if torch.is_autocast_enabled(h.device.type) else h.dtype
+@cache
+def has_kernels() -> bool:
+    """Whether Triton can compile here: it comes with PyTorch for CUDA, but the C compiler that it calls does not."""
+    compilers = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
+    return find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
 
 
 @dataclass(frozen=True)
@@ -70,16 +77,41 @@ class Groups:
     """one past the last entry of each working module"""
 
 
-def group_entries(module_ids: Int[Tensor, "N K"], place_M: Int[Tensor, " M"], working: int, batch: int) -> Groups:
-    """Sort the (token, slot) pairs by module place and sample; pairs of identities (place ``working``) come last."""
-    num_tokens, top_k = module_ids.shape
-    device = module_ids.device
-    sample_P = torch.arange(num_tokens * top_k, device=device) // (num_tokens // batch * top_k)
-    place_P = place_M[module_ids.reshape(-1)]
-    key_P = torch.where(place_P < working, place_P * batch + sample_P, working * batch)
+@dataclass(frozen=True)
+class Indices:
+    """What depends on shapes alone: sent to the device once, because each small kernel costs the host as much as a
+    large one, and a copy would be a synchronisation."""
+
+    key_M: Int[Tensor, " M"]
+    """first key of each module, place · B"""
+    sample_P: Int[Tensor, " P"]
+    entry_P: Int[Tensor, " P"]
+    """0, 1, 2, …"""
+    segment_G: Int[Tensor, " WB1"]
+    """the W·B + 1 keys that segments begin at"""
+
+
+@lru_cache(maxsize=16)
+def indices(places: tuple[int, ...], working: int, batch: int, entries: int, device: torch.device) -> Indices:
+    """The ``Indices`` of ``batch`` samples with so many entries in all. Keys are as narrow as fits: sorting reads them
+    once a byte."""
+    most = (working + 1) * batch
+    narrow = torch.int16 if most <= torch.iinfo(torch.int16).max else torch.int32
+    with torch.inference_mode(False):
+        return Indices(
+            torch.tensor([place * batch for place in places], dtype=narrow, device=device),
+            (torch.arange(entries, device=device) // (entries // batch)).to(narrow),
+            torch.arange(entries, device=device),
+            torch.arange(working * batch + 1, dtype=narrow, device=device),
+        )
+
+
+def group_entries(module_ids: Int[Tensor, "N K"], fixed: Indices, batch: int) -> Groups:
+    """Sort the (token, slot) pairs by module place and sample; pairs of identities come last."""
+    key_P = fixed.key_M.index_select(0, module_ids.reshape(-1)) + fixed.sample_P
     sorted_P, order_P = key_P.sort(stable=True)
-    back_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(order_P.numel(), device=device))
-    bounds = torch.searchsorted(sorted_P, torch.arange(working * batch + 1, device=device)).to(torch.int32)
+    back_P = torch.empty_like(order_P).scatter_(0, order_P, fixed.entry_P)
+    bounds = torch.searchsorted(sorted_P, fixed.segment_G, out_int32=True)
     return Groups(order_P, back_P, bounds, bounds[batch::batch].contiguous())
 
 
@@ -90,6 +122,10 @@ def varlen_attention(
     q, k, v = qkv.view(qkv.shape[0], 3, heads, -1).unbind(1)
     if qkv.device.type == "cpu":
         return _attention_loop(q, k, v, bounds, causal).flatten(1)
+    if has_kernels() and q.shape[-1] in HEADS_OF_KERNELS:
+        from tokenpaths.engine.models.bank.segment_kernels import segment_attention
+
+        return segment_attention(qkv, bounds, heads, causal=causal)
     from torch.nn.attention.varlen import varlen_attn
 
     window = (-1, 0) if causal else (-1, -1)
@@ -116,7 +152,7 @@ def _attend_segment(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def device_step(
-    modules: ModuleListOf[Block],
+    modules: ModuleListOf[Block] | StackedBank,
     h: Float[Tensor, "B T D"],
     module_ids: Int[Tensor, "B T K"],
     weights: Float[Tensor, "B T K"],
@@ -124,80 +160,108 @@ def device_step(
     causal: bool,
 ) -> Float[Tensor, "B T D"]:
     """One routed step; equal to ``bank.naive_step``. Shapes depend on B, T, K and the bank alone."""
+    bank = modules if isinstance(modules, StackedBank) else stack_bank(modules, h)
+    if not bank.working:
+        return h
     batch, tokens, width = h.shape
     top_k = module_ids.shape[-1]
-    order = sorted(range(len(modules)), key=lambda m: (ORDER[modules[m].kind], m))
-    working = [m for m in order if modules[m].kind != "identity"]
-    if not working:
-        return h
-    dtype = product_dtype(h)
-    place_M = _places(tuple(min(order.index(m), len(working)) for m in range(len(modules))), h.device)
-    groups = group_entries(module_ids.reshape(batch * tokens, top_k), place_M, len(working), batch)
-    h_ND = h.reshape(batch * tokens, width)
-    x_PD = TakeRows.apply(h_ND, groups.order_P // top_k, groups.back_P.view(-1, top_k), False, False)
-    change_PD = _changes([modules[m] for m in working], x_PD, groups, batch, tokens, causal, dtype)
+    fixed = indices(bank.places, bank.working, batch, batch * tokens * top_k, h.device)
+    groups = group_entries(module_ids.reshape(-1, top_k), fixed, batch)
+    h_ND = h.reshape(-1, width)
+    token_P = groups.order_P // top_k if top_k > 1 else groups.order_P
+    if fits_fused(bank, h):
+        result = _fused(bank, h_ND, token_P, weights.reshape(-1, top_k), groups, batch, tokens, causal)
+        return result.view(batch, tokens, width)
+    x_PD = TakeRows.apply(h_ND, token_P, groups.back_P.view(-1, top_k), False, False)
+    change_PD = _changes(bank, x_PD, groups, fixed.entry_P, batch, tokens, causal)
     change_PD = TakeRows.apply(change_PD, groups.back_P, groups.order_P, False, False)
-    weights_NK = weights.reshape(batch * tokens, top_k).to(change_PD.dtype)
-    blended = torch.einsum("nk,nkd->nd", weights_NK, change_PD.view(-1, top_k, width))
+    weights_NK = weights.reshape(-1, top_k).to(change_PD.dtype)
+    if top_k == 1:
+        blended = weights_NK * change_PD
+    else:
+        blended = torch.einsum("nk,nkd->nd", weights_NK, change_PD.view(-1, top_k, width))
     return (h_ND + blended.to(h.dtype)).view(batch, tokens, width)
 
 
-@cache
-def _places(places: tuple[int, ...], device: torch.device) -> Int[Tensor, " M"]:
-    """Cached on the device: a copy from the host each step would be a synchronisation too."""
-    with torch.inference_mode(False):
-        return torch.tensor(places, device=device)
+def fits_fused(bank: StackedBank, h: Tensor) -> bool:
+    """Whether kernels of our own do what lies between the products: transformer blocks and identities, no gradient."""
+    whole = bank.attending == bank.thinking == bank.working
+    return h.device.type == "cuda" and whole and not torch.is_grad_enabled() and has_kernels()
+
+
+def _fused(
+    bank: StackedBank,
+    h_ND: Tensor,
+    token_P: Tensor,
+    weights_NK: Tensor,
+    groups: Groups,
+    batch: int,
+    tokens: int,
+    causal: bool,
+) -> Float[Tensor, "N D"]:
+    from tokenpaths.engine.models.bank.row_kernels import blend_rows, norm_rows
+
+    assert bank.attention is not None, "fits_fused"
+    assert bank.perceptron is not None, "fits_fused"
+    h_ND, weights_NK = h_ND.contiguous(), weights_NK.contiguous()
+    qkv = _grouped(norm_rows(h_ND, token_P, None, bank.dtype), bank.attention.enter, groups.ends_W)
+    mixed = varlen_attention(qkv, groups.bounds, tokens, bank.heads, causal=causal)
+    change = _grouped(mixed, bank.attention.leave, groups.ends_W)
+    up = _grouped(norm_rows(h_ND, token_P, change, bank.dtype), bank.perceptron.enter, groups.ends_W)
+    down = _grouped(F.gelu(up), bank.perceptron.leave, groups.ends_W)
+    return blend_rows(h_ND, groups.back_P, weights_NK, change, down, groups.ends_W)
 
 
 def _changes(
-    bank: list[Block], x_PD: Tensor, groups: Groups, batch: int, tokens: int, causal: bool, dtype: torch.dtype
+    bank: StackedBank, x_PD: Tensor, groups: Groups, entry_P: Tensor, batch: int, tokens: int, causal: bool
 ) -> Float[Tensor, "P D"]:
-    """M(x) − x of every entry, zeros for identities. ``bank`` is in the order of the groups."""
-    attending = [m.attention for m in bank if m.attention is not None]
-    thinking = [m.mlp for m in bank if m.mlp is not None]
-    entry_P = torch.arange(x_PD.shape[0], device=x_PD.device)
-    change = torch.zeros_like(x_PD, dtype=dtype)
-    if attending:
-        ends, heads = groups.ends_W[: len(attending)], attending[0].heads
-        mine = entry_P < ends[-1]
-        bounds = groups.bounds[: len(attending) * batch + 1].contiguous()
-        qkv = _product(_only(x_PD, mine), [(a.norm.weight, a.qkv.weight) for a in attending], ends, dtype)
-        mixed = _only(varlen_attention(qkv, bounds, tokens, heads, causal=causal), mine)
-        change = _only(_grouped(mixed, _stack([a.proj.weight for a in attending], dtype), ends), mine)
-    if thinking:
-        # Modules with a perceptron lie side by side, but not at the front: roll them there.
-        skipped = len(bank) - len(thinking)
-        first = groups.ends_W[skipped - 1] if skipped else torch.zeros((), dtype=torch.int32, device=x_PD.device)
-        ends = groups.ends_W[skipped:] - first
-        mine = entry_P < ends[-1]
-        z_PD = x_PD + change.to(x_PD.dtype)
-        rolled = (entry_P + first) % entry_P.numel(), (entry_P - first) % entry_P.numel()
-        if skipped:
-            z_PD = TakeRows.apply(z_PD, rolled[0], rolled[1], False, False)
-        up = _product(_only(z_PD, mine), [(m.norm.weight, m.up.weight) for m in thinking], ends, dtype)
-        down = _only(_grouped(F.gelu(up), _stack([m.down.weight for m in thinking], dtype), ends), mine)
-        if skipped:
-            down = TakeRows.apply(down, rolled[1], rolled[0], False, False)
-        change = change + down
-    return change
+    """M(x) − x of every entry, zeros for identities.
+
+    Kernels leave rows behind the last group undefined, and their gradients too. No row sees another one but inside its
+    group, so such rows are replaced by zeros where entries come in (for the gradient) and where they leave.
+    """
+    working = None if bank.complete else (entry_P < groups.ends_W[-1]).unsqueeze(1)
+    x_PD = _only(x_PD, working)
+    change = None
+    if bank.attention is not None:
+        ends = groups.ends_W[: bank.attending]
+        mine = None if bank.attending == bank.working else (entry_P < ends[-1]).unsqueeze(1)
+        bounds = groups.bounds[: bank.attending * batch + 1]
+        qkv = _grouped(_normed(_only(x_PD, mine), bank.dtype), bank.attention.enter, ends)
+        mixed = varlen_attention(qkv, bounds, tokens, bank.heads, causal=causal)
+        change = _only(_grouped(mixed, bank.attention.leave, ends), mine)
+    if bank.perceptron is not None:
+        z_PD = x_PD if change is None else x_PD + change.to(x_PD.dtype)
+        if bank.skipped:
+            # Modules with a perceptron lie side by side, but not at the front: roll them there.
+            first = groups.ends_W[bank.skipped - 1]
+            ends = groups.ends_W[bank.skipped :] - first
+            mine = (entry_P < ends[-1]).unsqueeze(1)
+            there, back = (entry_P + first) % entry_P.numel(), (entry_P - first) % entry_P.numel()
+            z_PD = _only(TakeRows.apply(z_PD, there, back, False, False), mine)
+            down = _only(_perceptron(bank.perceptron, z_PD, ends, bank.dtype), mine)
+            down = TakeRows.apply(down, back, there, False, False)
+        else:
+            down = _perceptron(bank.perceptron, z_PD, groups.ends_W, bank.dtype)
+        change = down if change is None else change + down
+    assert change is not None, "a working module has attention or a perceptron"
+    return _only(change, working)
 
 
-def _only(x: Float[Tensor, "P D"], mine: Bool[Tensor, " P"]) -> Float[Tensor, "P D"]:
-    """Zeros in the place of other rows: kernels leave theirs, and their gradients, undefined."""
-    return torch.where(mine.unsqueeze(1), x, 0)
+def _perceptron(weights: Projections, z_PD: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    return _grouped(F.gelu(_grouped(_normed(z_PD, dtype), weights.enter, ends)), weights.leave, ends)
 
 
-def _product(x: Tensor, pairs: list[tuple[Tensor, Tensor]], ends: Tensor, dtype: torch.dtype) -> Tensor:
-    """LayerNorm and the projection behind it. The norm's gain is folded into the weights: no row looks it up."""
-    normed = F.layer_norm(x.float(), x.shape[-1:]).to(dtype)
-    folded = torch.stack([gain.unsqueeze(0) * weight for gain, weight in pairs]).to(dtype)
-    return _grouped(normed, folded.transpose(-2, -1), ends)
+def _only(x: Float[Tensor, "P D"], mine: Bool[Tensor, "P 1"] | None) -> Float[Tensor, "P D"]:
+    """Zeros in the place of other rows, on both passes; None: every row is."""
+    return x if mine is None else torch.where(mine, x, 0)
 
 
-def _stack(weights: list[Tensor], dtype: torch.dtype) -> Tensor:
-    return torch.stack(list(weights)).to(dtype).transpose(-2, -1)
+def _normed(x: Float[Tensor, "P D"], dtype: torch.dtype) -> Float[Tensor, "P D"]:
+    """LayerNorm without its gain, which the weights behind it hold; its sums are in float32 whatever ``x`` is in."""
+    return F.layer_norm(x, x.shape[-1:]).to(dtype)
 
 
 def _grouped(x: Float[Tensor, "P R"], weights: Float[Tensor, "W R C"], ends: Int[Tensor, " W"]) -> Float[Tensor, "P C"]:
     # The kernel of a GPU reads the ends from one place to the next, whatever their stride.
-    return F.grouped_mm(x, weights, offs=ends.to(torch.int32).contiguous())
+    return F.grouped_mm(x, weights, offs=ends.contiguous())

@@ -44,7 +44,7 @@ def test_an_objective_sees_what_the_whole_forward_pass_decides_and_the_batch_shr
     whole = model(images)
     visited = []
     visit = model.visit
-    model.visit = lambda h, decision: visited.append(len(h)) or visit(h, decision)  # type: ignore[method-assign]
+    model.visit = lambda h, *rest: visited.append(len(h)) or visit(h, *rest)  # type: ignore[method-assign]
     try:
         seen = look(model, images, [Need(1), Need(3), Need(2), Need(1, output=True)])
     finally:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokenpaths.engine.models.bank import bank as bank_module
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
-from tokenpaths.engine.models.bank.device_step import _places, device_step, fits_step, group_entries, varlen_attention
+from tokenpaths.engine.models.bank.device_step import device_step, fits_step, group_entries, indices, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 
@@ -99,7 +99,7 @@ def test_what_kernels_leave_undefined_is_never_seen(monkeypatch):
 
 def test_groups_lie_where_a_loop_finds_them():
     ids = torch.tensor([[2, 0], [1, 2], [0, 1], [2, 1]])  # two samples of two tokens; module 1 does nothing
-    made = group_entries(ids, torch.tensor([0, 2, 1]), 2, 2)
+    made = group_entries(ids, indices((0, 2, 1), 2, 2, 8, torch.device("cpu")), 2)
     pairs = [(token // 2, slot) for slot in (0, 2) for token in range(4) for k in range(2) if ids[token, k] == slot]
     assert made.bounds.tolist() == [0, 1, 2, 4, 5]
     assert made.ends_W.tolist() == [2, 5]
@@ -114,7 +114,7 @@ def test_nothing_is_read_back(monkeypatch):
         "tokenpaths.engine.models.bank.device_step.varlen_attention", lambda qkv, *_, **__: qkv[:, : qkv.shape[1] // 3]
     )
     monkeypatch.setattr(
-        "tokenpaths.engine.models.bank.device_step._places", _places.__wrapped__
+        "tokenpaths.engine.models.bank.device_step.indices", indices.__wrapped__
     )  # keep no imaginary tensor
     bank = bank_of(BANKS["everything"], width=64)
     with FakeTensorMode():

@@ -68,6 +68,28 @@ def test_bfloat16_of_the_device_is_the_naive_step_up_to_its_rounding(device, kin
     assert differ(changes(device_step, kinds, device, torch.bfloat16), naive) < max(2 * noise, 0.02)
 
 
+@pytest.mark.parametrize("kinds", BANKS.values(), ids=BANKS)
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "none"])
+def test_with_and_without_gradients_or_kernels_of_our_own(device, kinds, top_k, kernels, monkeypatch):
+    """The passes that ``device_step`` chooses among: fused where no gradient is wanted, attention by either kernel."""
+    if device == "cuda" and not fits_device(torch.device(device), torch.bfloat16):
+        pytest.skip("no GPU of compute capability 9 or 10")
+    if top_k > len(kinds):
+        pytest.skip("fewer modules than choices")
+    if not kernels:
+        monkeypatch.setattr("tokenpaths.engine.models.bank.device_step.has_kernels", lambda: False)
+    bank = bank_of(kinds, width=64).to(device, torch.bfloat16)
+    ids, weights = (x.to(device) for x in routing(3, 150, top_k, len(kinds), True))
+    h = torch.randn(3, 150, 64, generator=torch.Generator().manual_seed(4)).to(device, torch.bfloat16)
+    made = [device_step(bank, h, ids, weights.bfloat16(), causal=True).detach().float().cpu()]
+    with torch.no_grad():
+        made.append(device_step(bank, h, ids, weights.bfloat16(), causal=True).float().cpu())
+    wanted = naive_step(bank.float().cpu(), h.float().cpu(), ids.cpu(), weights.bfloat16().float().cpu(), causal=True)
+    for found in made:
+        assert differ([found], [wanted.detach()]) < 0.02
+
+
 def test_a_forward_pass_waits_for_nothing(device):
     if device == "cpu" or not fits_device(torch.device(device), torch.bfloat16):
         pytest.skip("a GPU of compute capability 9 or 10 only; on a CPU test_nothing_is_read_back shows it")

@@ -1,0 +1,81 @@
+"""The Triton kernels, run by Triton's interpreter: no GPU is needed, but Triton is (``pip install triton``).
+
+The interpreter is chosen before Triton is imported, so each test runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here; it comes with PyTorch for CUDA")
+
+BEFORE = """
+import torch
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+
+
+def interpret(code: str) -> None:
+    """Run ``code`` with kernels interpreted; an assertion that fails there fails here."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", BEFORE + textwrap.dedent(code)], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "head"), [(2, 16), (1, 32)])
+def test_segments_of_attention_equal_a_loop_forward_and_backward(causal, heads, head):
+    """Segments that are empty, of one row, of a tile, of a tile and a row, of several; rows behind the last one."""
+    interpret(f"""
+        from tokenpaths.engine.models.bank.device_step import _attention_loop
+        from tokenpaths.engine.models.bank.segment_kernels import segment_attention
+
+        sizes = [3, 0, 70, 64, 0, 1, 65, 130, 0]
+        bounds = torch.tensor([0, *sizes]).cumsum(0).int()
+        last = sum(sizes)
+        qkv = torch.randn(last + 9, {3 * heads * head}, requires_grad=True)
+        q, k, v = qkv.view(len(qkv), 3, {heads}, -1).unbind(1)
+        wanted = _attention_loop(q, k, v, bounds, {causal}).flatten(1)[:last]
+        found = segment_attention(qkv, bounds, {heads}, causal={causal})[:last]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        along = torch.randn_like(wanted)
+        a, b = (torch.autograd.grad((y * along).sum(), qkv)[0][:last] for y in (found, wanted))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    """)
+
+
+def test_rows_are_gathered_summed_and_normalised():
+    interpret("""
+        from tokenpaths.engine.models.bank.row_kernels import norm_rows
+
+        h, tokens, change = torch.randn(7, 24), torch.randint(7, (14,)), torch.randn(14, 24)
+        for given in (None, change):
+            wanted = F.layer_norm(h[tokens] + (0 if given is None else given), (24,))
+            torch.testing.assert_close(norm_rows(h, tokens, given, torch.float32), wanted, rtol=1e-5, atol=1e-6)
+    """)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_entries_behind_the_last_group_count_nothing(top_k):
+    """A kernel leaves their rows undefined; here they are not numbers."""
+    interpret(f"""
+        from tokenpaths.engine.models.bank.row_kernels import blend_rows
+
+        entries = 7 * {top_k}
+        h, weights, back = torch.randn(7, 24), torch.rand(7, {top_k}), torch.randperm(entries)
+        first, second = torch.randn(entries, 24), torch.randn(entries, 24)
+        ends = torch.tensor([3, entries - 3], dtype=torch.int32)
+        change = torch.cat([(first + second)[:-3], torch.zeros(3, 24)])
+        second[-3:] = torch.nan
+        wanted = h + (weights.unsqueeze(-1) * change[back].view(7, {top_k}, 24)).sum(dim=1)
+        torch.testing.assert_close(blend_rows(h, back, weights, first, second, ends), wanted)
+    """)
