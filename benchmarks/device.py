@@ -4,7 +4,7 @@
 
 ``execution="device"`` (``engine/models/bank/device_step.py``) with imposed skewed routing, matched active blocks, clock
 with the device waited for at both ends. The forward runs under ``torch.cuda.set_sync_debug_mode("error")``, which
-raises at any synchronisation with the host. Compute capability 9 or 10.
+raises at any synchronisation with the host. A GPU that PyTorch's grouped products or our kernels run on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.imposed import ImposedDNA, forward, make_inputs, training_step
 from benchmarks.measure import interleaved, kept_document, ratio, report
 from benchmarks.table import Row, worst
 from tokenpaths.engine.models.bank.device_step import fits_device
+from tokenpaths.engine.models.bank.kernels.trial import kernels_hold
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 SIZES = {
@@ -54,6 +55,13 @@ SIZES = {
     ),
 }
 NO_GPU = "not measured here: no GPU"
+NOT_THIS_GPU = "not measured here: neither PyTorch's grouped products nor our kernels run on this GPU"
+
+
+def measurable() -> bool:
+    """Whether the routed step can do without the host on this GPU."""
+    device = torch.device("cuda")
+    return fits_device(device, torch.bfloat16) or kernels_hold(device, torch.bfloat16, 64)
 
 
 def waited(run: Callable[..., Any], device: str, *arguments: Any, strict: bool = False) -> Callable[[], None]:
@@ -137,10 +145,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()
-    if torch.cuda.is_available() and fits_device(torch.device("cuda"), torch.bfloat16):
+    if torch.cuda.is_available() and measurable():
         results: dict[str, Any] = {"sizes": {size: measure(*SIZES[size], arguments.repeats) for size in SIZES}}
     elif torch.cuda.is_available():
-        results = {"note": "not measured here: no GPU of compute capability 9 or 10"}
+        results = {"note": NOT_THIS_GPU}
     elif "sizes" in kept_document("device")["results"]:
         print(f"{NO_GPU}; the kept figures of another machine stay", file=sys.stderr)
         return

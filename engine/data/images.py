@@ -220,7 +220,8 @@ def display_png(image: Image.Image, max_side: int = 512, *, grid: int | None = N
         if side > max_side:
             side = max(grid, max_side // grid * grid)
     buffer = io.BytesIO()
-    _square(image, side).save(buffer, format="PNG")
+    # The best compression takes three times as long for a tenth fewer bytes, and a third of an image's trace.
+    _square(image, side).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 

@@ -16,51 +16,44 @@ Shapes: N = B·T tokens, P = N·K entries, D width, Q = 3·D, F hidden width, W 
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenpaths.engine.models.bank.kernels.trial import kernels_hold
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.stacked_bank import Projections, StackedBank, product_dtype, stack_bank
-from tokenpaths.engine.models.bank.varlen import TakeRows
+from tokenpaths.engine.models.bank.varlen import TakeRows, attention_loop
 from tokenpaths.engine.models.typed_containers import ModuleListOf
 
 GENERATIONS = (9, 10)
 """of compute capability; others lack the grouped kernels, or wait for the host in their place"""
-HEADS_OF_KERNELS = (16, 32, 64, 128)
-"""numbers in a head that ``segment_kernels`` takes"""
 ROW, WIDEST_HEAD = 8, 256
 """numbers in 16 bytes of bfloat16, and in a head that variable-length attention takes"""
 
 
 def fits_device(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether grouped products have kernels here: bfloat16 on an NVIDIA GPU of compute capability 9 or 10."""
+    """Whether PyTorch's grouped products have kernels here: bfloat16, NVIDIA, compute capability 9 or 10."""
     if device.type != "cuda" or dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
 
 def fits_step(modules: ModuleListOf[Block], h: Float[Tensor, "B T D"]) -> bool:
-    """Whether ``device_step`` can run these modules on ``h`` where it is; its kernels read rows of 16 bytes."""
-    if h.device.type != "cuda" or not fits_device(h.device, product_dtype(h)):
+    """Whether ``device_step`` can run these modules on ``h`` where it is, by our kernels or by PyTorch's."""
+    if h.device.type != "cuda":
         return False
-    heads = [m.attention.proj.weight.shape[0] // m.attention.heads for m in modules if m.attention is not None]
+    dtype = product_dtype(h)
+    heads = {m.attention.proj.weight.shape[0] // m.attention.heads for m in modules if m.attention is not None}
+    if kernels_hold(h.device, dtype, None) and all(kernels_hold(h.device, dtype, head) for head in heads):
+        return True
     hidden = [m.mlp.up.weight.shape[0] for m in modules if m.mlp is not None]
-    return max(heads, default=0) <= WIDEST_HEAD and not any(size % ROW for size in (h.shape[-1], *heads, *hidden))
-
-
-@cache
-def has_kernels() -> bool:
-    """Whether Triton can compile here: it comes with PyTorch for CUDA, but the C compiler that it calls does not."""
-    compilers = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
-    return find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
+    even = not any(size % ROW for size in (h.shape[-1], *heads, *hidden))  # rows of 16 bytes
+    return fits_device(h.device, dtype) and even and max(heads, default=0) <= WIDEST_HEAD
 
 
 @dataclass(frozen=True)
@@ -121,9 +114,9 @@ def varlen_attention(
     """Attention inside each segment ``bounds[g] … bounds[g + 1]``; what lies behind the last one is undefined."""
     q, k, v = qkv.view(qkv.shape[0], 3, heads, -1).unbind(1)
     if qkv.device.type == "cpu":
-        return _attention_loop(q, k, v, bounds, causal).flatten(1)
-    if has_kernels() and q.shape[-1] in HEADS_OF_KERNELS:
-        from tokenpaths.engine.models.bank.segment_kernels import segment_attention
+        return attention_loop(q, k, v, bounds, causal).flatten(1)
+    if kernels_hold(qkv.device, qkv.dtype, q.shape[-1]):
+        from tokenpaths.engine.models.bank.kernels.attention import segment_attention
 
         return segment_attention(qkv, bounds, heads, causal=causal)
     from torch.nn.attention.varlen import varlen_attn
@@ -132,23 +125,6 @@ def varlen_attention(
     mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=window)
     assert isinstance(mixed, Tensor), "no log-sum-exp was asked for"
     return mixed.flatten(1)
-
-
-def _attention_loop(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, causal: bool) -> Tensor:
-    """The same, a segment at a time: there is no such kernel for a CPU."""
-    ends = bounds.tolist()
-    parts = [
-        _attend_segment(q[start:end], k[start:end], v[start:end], causal)
-        for start, end in zip(ends[:-1], ends[1:], strict=True)
-        if end > start
-    ]
-    rest = q.new_zeros(q.shape[0] - ends[-1], *q.shape[1:])
-    return torch.cat([*parts, rest])
-
-
-def _attend_segment(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).squeeze(0).transpose(0, 1)
 
 
 def device_step(
@@ -186,7 +162,7 @@ def device_step(
 def fits_fused(bank: StackedBank, h: Tensor) -> bool:
     """Whether kernels of our own do what lies between the products: transformer blocks and identities, no gradient."""
     whole = bank.attending == bank.thinking == bank.working
-    return h.device.type == "cuda" and whole and not torch.is_grad_enabled() and has_kernels()
+    return whole and not torch.is_grad_enabled() and kernels_hold(h.device, bank.dtype, h.shape[-1] // bank.heads)
 
 
 def _fused(
@@ -199,7 +175,7 @@ def _fused(
     tokens: int,
     causal: bool,
 ) -> Float[Tensor, "N D"]:
-    from tokenpaths.engine.models.bank.row_kernels import blend_rows, norm_rows
+    from tokenpaths.engine.models.bank.kernels.rows import blend_rows, norm_rows
 
     assert bank.attention is not None, "fits_fused"
     assert bank.perceptron is not None, "fits_fused"
@@ -263,5 +239,11 @@ def _normed(x: Float[Tensor, "P D"], dtype: torch.dtype) -> Float[Tensor, "P D"]
 
 
 def _grouped(x: Float[Tensor, "P R"], weights: Float[Tensor, "W R C"], ends: Int[Tensor, " W"]) -> Float[Tensor, "P C"]:
-    # The kernel of a GPU reads the ends from one place to the next, whatever their stride.
-    return F.grouped_mm(x, weights, offs=ends.contiguous())
+    # PyTorch's kernel reads the ends from one place to the next, whatever their stride.
+    ends = ends.contiguous()
+    even = x.shape[1] % ROW == 0 and weights.shape[2] % ROW == 0
+    if x.device.type != "cuda" or (even and fits_device(x.device, x.dtype)):
+        return F.grouped_mm(x, weights, offs=ends)
+    from tokenpaths.engine.models.bank.kernels.product import grouped_product
+
+    return grouped_product(x, weights, ends)

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenpaths.engine.models.bank.dispatch import Bucket
 from tokenpaths.engine.models.bank.modules import attend
@@ -89,3 +90,26 @@ def masked_attention(
     if causal:
         allowed = allowed.tril()
     return attend(qkv.unsqueeze(0), heads, False, allowed[None, None]).squeeze(0)
+
+
+def attention_loop(
+    q: Float[Tensor, "P H E"],
+    k: Float[Tensor, "P H E"],
+    v: Float[Tensor, "P H E"],
+    bounds: Int[Tensor, " G1"],
+    causal: bool,
+) -> Float[Tensor, "P H E"]:
+    """Attention inside each segment ``bounds[g] … bounds[g + 1]``, one after the other; zeros behind the last one."""
+    ends = bounds.tolist()
+    parts = [
+        _attend_segment(q[start:end], k[start:end], v[start:end], causal)
+        for start, end in zip(ends[:-1], ends[1:], strict=True)
+        if end > start
+    ]
+    rest = q.new_zeros(q.shape[0] - ends[-1], *q.shape[1:])
+    return torch.cat([*parts, rest])
+
+
+def _attend_segment(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).squeeze(0).transpose(0, 1)

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokenpaths.engine.models.bank import bank as bank_module
+from tokenpaths.engine.models.bank import device_step as device_step_module
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step, fits_step, group_entries, indices, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
@@ -194,14 +195,27 @@ def test_ends_reach_the_kernel_one_behind_the_other(monkeypatch):
 )
 def test_chosen_where_the_kernels_take_the_rows(monkeypatch, kinds, heads, hidden, dtype, capability, fits):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(device_step_module, "kernels_hold", lambda *_: False)
     bank = torch.nn.ModuleList(Block(kind, 64, heads, hidden) for kind in kinds)
     with FakeTensorMode():
         assert fits_step(bank, torch.empty(2, 3, 64, device="cuda", dtype=dtype)) is fits
 
 
+@pytest.mark.parametrize(("heads", "fits"), [(2, True), (4, False)])
+def test_chosen_on_any_gpu_where_our_kernels_hold(monkeypatch, heads, fits):
+    """Whatever its generation, in float32, and with rows of any size; heads of a size that they do not take: not."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(device_step_module, "kernels_hold", lambda device, dtype, head: head in (None, 30))
+    with FakeTensorMode():
+        h = torch.empty(2, 3, 60, device="cuda", dtype=torch.float32)
+        assert fits_step(torch.nn.ModuleList([Block("mlp", 60, 1, 100)]), h)
+        assert fits_step(torch.nn.ModuleList([Block("mlp", 60, 1, 100), Block("attention", 60, heads, 8)]), h) is fits
+
+
 @pytest.mark.parametrize("width", [20, 520])
 def test_not_chosen_for_rows_and_heads_of_other_sizes(monkeypatch, width):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(device_step_module, "kernels_hold", lambda *_: False)
     with FakeTensorMode():
         h = torch.empty(2, 3, width, device="cuda", dtype=torch.bfloat16)
     assert not fits_step(torch.nn.ModuleList([Block("attention", width, 1, 8)]), h)

@@ -36,15 +36,15 @@ def interpret(code: str) -> None:
 def test_segments_of_attention_equal_a_loop_forward_and_backward(causal, heads, head):
     """Segments that are empty, of one row, of a tile, of a tile and a row, of several; rows behind the last one."""
     interpret(f"""
-        from tokenpaths.engine.models.bank.device_step import _attention_loop
-        from tokenpaths.engine.models.bank.segment_kernels import segment_attention
+        from tokenpaths.engine.models.bank.varlen import attention_loop
+        from tokenpaths.engine.models.bank.kernels.attention import segment_attention
 
         sizes = [3, 0, 70, 64, 0, 1, 65, 130, 0]
         bounds = torch.tensor([0, *sizes]).cumsum(0).int()
         last = sum(sizes)
         qkv = torch.randn(last + 9, {3 * heads * head}, requires_grad=True)
         q, k, v = qkv.view(len(qkv), 3, {heads}, -1).unbind(1)
-        wanted = _attention_loop(q, k, v, bounds, {causal}).flatten(1)[:last]
+        wanted = attention_loop(q, k, v, bounds, {causal}).flatten(1)[:last]
         found = segment_attention(qkv, bounds, {heads}, causal={causal})[:last]
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         along = torch.randn_like(wanted)
@@ -55,7 +55,7 @@ def test_segments_of_attention_equal_a_loop_forward_and_backward(causal, heads, 
 
 def test_rows_are_gathered_summed_and_normalised():
     interpret("""
-        from tokenpaths.engine.models.bank.row_kernels import norm_rows
+        from tokenpaths.engine.models.bank.kernels.rows import norm_rows
 
         h, tokens, change = torch.randn(7, 24), torch.randint(7, (14,)), torch.randn(14, 24)
         for given in (None, change):
@@ -68,7 +68,7 @@ def test_rows_are_gathered_summed_and_normalised():
 def test_entries_behind_the_last_group_count_nothing(top_k):
     """A kernel leaves their rows undefined; here they are not numbers."""
     interpret(f"""
-        from tokenpaths.engine.models.bank.row_kernels import blend_rows
+        from tokenpaths.engine.models.bank.kernels.rows import blend_rows
 
         entries = 7 * {top_k}
         h, weights, back = torch.randn(7, 24), torch.rand(7, {top_k}), torch.randperm(entries)
@@ -78,4 +78,44 @@ def test_entries_behind_the_last_group_count_nothing(top_k):
         second[-3:] = torch.nan
         wanted = h + (weights.unsqueeze(-1) * change[back].view(7, {top_k}, 24)).sum(dim=1)
         torch.testing.assert_close(blend_rows(h, back, weights, first, second, ends), wanted)
+    """)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(40, 72), (64, 64), (7, 130)])
+def test_each_row_meets_the_weights_of_its_group(inner, outer):
+    """Groups that are empty, short, and of several tiles; sizes that no tile divides; gradients of both."""
+    interpret(f"""
+        from tokenpaths.engine.models.bank.kernels.product import grouped_product
+
+        sizes = [70, 0, 5, 64, 131]
+        ends = torch.tensor(sizes).cumsum(0).int()
+        last = sum(sizes)
+        x = torch.randn(last + 9, {inner}, requires_grad=True)
+        weights = torch.randn(5, {outer}, {inner}).transpose(1, 2).requires_grad_()
+        wanted = torch.cat([part @ w for part, w in zip(x[:last].split(sizes), weights, strict=True)])
+        found = grouped_product(x, weights, ends)[:last]
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        along = torch.randn_like(wanted)
+        a, b = (torch.autograd.grad((y * along).sum(), (x, weights)) for y in (found, wanted))
+        torch.testing.assert_close(a[0][:last], b[0][:last], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(a[1], b[1], rtol=1e-4, atol=1e-4)
+    """)
+
+
+def test_the_trial_agrees_and_a_wrong_kernel_does_not():
+    interpret("""
+        from tokenpaths.engine.models.bank.kernels import attention, product, rows, trial
+
+        cpu, whole = torch.device("cpu"), torch.float32
+        assert trial.try_rows(cpu, whole) < 1e-5
+        assert trial.try_attention(cpu, whole, 16) < 1e-5
+        for module, name in (
+            (attention, "segment_attention"), (product, "grouped_product"), (rows, "norm_rows"), (rows, "blend_rows")
+        ):
+            right = getattr(module, name)
+            for wrong in (1.1, float("nan")):
+                setattr(module, name, lambda *a, wrong=wrong, **k: right(*a, **k) * wrong)
+                found = trial.try_attention(cpu, whole, 16) if module is attention else trial.try_rows(cpu, whole)
+                assert not found < trial.AGREES, (name, wrong, found)
+            setattr(module, name, right)
     """)

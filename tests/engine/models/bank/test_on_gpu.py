@@ -17,6 +17,7 @@ from tokenpaths.engine.dream.settings import ImageSettings
 from tokenpaths.engine.families.dipaco_config import DiPaCoConfig
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step, fits_device
+from tokenpaths.engine.models.bank.kernels.trial import kernels_hold
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.tracing.loaded_model import load_model
@@ -35,15 +36,16 @@ pytestmark = [
 ]
 
 
-def changes(step, kinds, device, dtype):
+def changes(step, kinds, device, dtype, top_k=2):
     """Result of a step, and gradients of its input and its weights, as float32 on the CPU."""
     bank = bank_of(kinds, width=64).to(device, dtype)
-    ids, weights = routing(3, 40, min(2, len(kinds)), len(kinds), True)
+    ids, weights = routing(3, 40, min(top_k, len(kinds)), len(kinds), True)
     h = torch.randn(3, 40, 64, generator=torch.Generator().manual_seed(4)).to(device, dtype).requires_grad_()
     w = weights.to(device, dtype).requires_grad_()
     out = step(bank, h, ids.to(device), w, causal=True)
     (out * torch.linspace(-1, 1, out.numel(), device=device, dtype=dtype).view_as(out)).sum().backward()
-    return [x.detach().float().cpu() for x in (out, h.grad, w.grad, *(p.grad for p in bank.parameters() if p.numel()))]
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in bank.parameters()]  # of modules not chosen
+    return [x.detach().float().cpu() for x in (out, h.grad, w.grad, *grads)]
 
 
 def differ(found, wanted):
@@ -78,7 +80,7 @@ def test_with_and_without_gradients_or_kernels_of_our_own(device, kinds, top_k, 
     if top_k > len(kinds):
         pytest.skip("fewer modules than choices")
     if not kernels:
-        monkeypatch.setattr("tokenpaths.engine.models.bank.device_step.has_kernels", lambda: False)
+        monkeypatch.setattr("tokenpaths.engine.models.bank.device_step.kernels_hold", lambda *_: False)
     bank = bank_of(kinds, width=64).to(device, torch.bfloat16)
     ids, weights = (x.to(device) for x in routing(3, 150, top_k, len(kinds), True))
     h = torch.randn(3, 150, 64, generator=torch.Generator().manual_seed(4)).to(device, torch.bfloat16)
@@ -88,6 +90,20 @@ def test_with_and_without_gradients_or_kernels_of_our_own(device, kinds, top_k, 
     wanted = naive_step(bank.float().cpu(), h.float().cpu(), ids.cpu(), weights.bfloat16().float().cpu(), causal=True)
     for found in made:
         assert differ([found], [wanted.detach()]) < 0.02
+
+
+@pytest.mark.parametrize("kinds", BANKS.values(), ids=BANKS)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_float32_by_kernels_of_our_own_is_the_naive_step_of_the_cpu(device, kinds, top_k):
+    if device == "cuda" and not kernels_hold(torch.device(device), torch.float32, 32):
+        pytest.skip("no Triton, no C compiler or an older GPU")
+    if top_k > len(kinds):
+        pytest.skip("fewer modules than choices")
+    found, wanted = (
+        changes(step, kinds, place, torch.float32, top_k)
+        for step, place in ((device_step, device), (naive_step, "cpu"))
+    )
+    assert differ(found, wanted) < 1e-4
 
 
 def test_a_forward_pass_waits_for_nothing(device):

@@ -4,7 +4,7 @@ The varlen kernels that PyTorch ships start a block for every head and 128 rows 
 be, in each of the W·B segments (module, sample); most of these are empty, the others mostly shorter than a block, and
 their backward pass clears a buffer padded by 128 rows a segment. Here a tile of ``ROWS`` rows exists only where a
 segment has rows: tiles are counted on the device, and a fixed number of programs takes them in turn. Nothing is read
-back by the host. ``device_step.varlen_attention`` chooses, and says what it runs without Triton.
+back by the host. ``device_step.varlen_attention`` chooses, and says what runs in its place.
 
 Online softmax and the backward pass that computes probabilities again: Dao, *FlashAttention-2*, algorithms 1 and 2.
 
@@ -14,7 +14,7 @@ Shapes: P rows (queries, keys and values side by side, Q = 3·D), G segments, I 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -22,8 +22,11 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-ROWS = 64
-"""of a tile; the fewest that Hopper's matrix instructions take"""
+from tokenpaths.engine.models.bank.kernels.product import precision
+
+ROWS, WHOLE_ROWS = 64, 32
+"""of a tile: the fewest that Hopper's matrix instructions take, and the fastest of 32, 64 and 128 there; in float32
+half of them, which fit the registers"""
 PROGRAMS_PER_PROCESSOR = 8
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -59,6 +62,7 @@ def _put(base, values, rows, inside, stride, HEAD: tl.constexpr):
 def _forward(
     qkv, mixed, sums, bounds, tile_ends, segments, num_segments, num_rows,
     HEADS: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * HEAD
     scale: tl.constexpr = HEAD**-0.5
@@ -77,7 +81,7 @@ def _forward(
         for begin in range(start, stop, ROWS):
             keys = begin + tl.arange(0, ROWS)
             k = _block(base + width, keys, keys < end, 3 * width, HEAD)
-            scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
             seen = (keys < end)[None, :]
             if CAUSAL:
                 seen = seen & (keys[None, :] <= rows[:, None])
@@ -87,7 +91,7 @@ def _forward(
             shrink = tl.exp2(most - higher)
             v = _block(base + 2 * width, keys, keys < end, 3 * width, HEAD)
             total = total * shrink + tl.sum(probs, 1)
-            summed = summed * shrink[:, None] + tl.dot(probs.to(v.dtype), v)
+            summed = summed * shrink[:, None] + tl.dot(probs.to(v.dtype), v, input_precision=PRECISION)
             most = higher
         _put(mixed + head * HEAD, summed / total[:, None], rows, rows < end, width, HEAD)
         tl.store(sums + head * num_rows + rows, most + tl.log2(total), mask=rows < end)
@@ -98,6 +102,7 @@ def _forward(
 def _backward_queries(
     qkv, mixed, grad, grad_qkv, sums, deltas, bounds, tile_ends, segments, num_segments, num_rows,
     HEADS: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * HEAD
     scale: tl.constexpr = HEAD**-0.5
@@ -120,13 +125,13 @@ def _backward_queries(
             keys = begin + tl.arange(0, ROWS)
             k = _block(base + width, keys, keys < end, 3 * width, HEAD)
             v = _block(base + 2 * width, keys, keys < end, 3 * width, HEAD)
-            probs = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - logsum[:, None])
+            probs = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E) - logsum[:, None])
             seen = (keys < end)[None, :]
             if CAUSAL:
                 seen = seen & (keys[None, :] <= rows[:, None])
             probs = tl.where(seen, probs, 0.0)
-            change = probs * (tl.dot(g, tl.trans(v)) - delta[:, None])
-            summed += tl.dot(change.to(k.dtype), k)
+            change = probs * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+            summed += tl.dot(change.to(k.dtype), k, input_precision=PRECISION)
         _put(grad_qkv + head * HEAD, summed * scale, rows, rows < end, 3 * width, HEAD)
 
 
@@ -135,6 +140,7 @@ def _backward_queries(
 def _backward_keys(
     qkv, grad, grad_qkv, sums, deltas, bounds, tile_ends, segments, num_segments, num_rows,
     HEADS: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * HEAD
     scale: tl.constexpr = HEAD**-0.5
@@ -156,12 +162,12 @@ def _backward_keys(
             # A row that is none has an infinite sum: its probabilities are zeros.
             logsum = tl.load(sums + head * num_rows + rows, mask=rows < end, other=float("inf"))
             delta = tl.load(deltas + head * num_rows + rows, mask=rows < end, other=0.0)
-            probs = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - logsum[None, :])
+            probs = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * LOG2_E) - logsum[None, :])
             if CAUSAL:
                 probs = tl.where(keys[:, None] <= rows[None, :], probs, 0.0)
-            grad_v += tl.dot(probs.to(g.dtype), g)
-            change = probs * (tl.dot(v, tl.trans(g)) - delta[None, :])
-            grad_k += tl.dot(change.to(q.dtype), q)
+            grad_v += tl.dot(probs.to(g.dtype), g, input_precision=PRECISION)
+            change = probs * (tl.dot(v, tl.trans(g), input_precision=PRECISION) - delta[None, :])
+            grad_k += tl.dot(change.to(q.dtype), q, input_precision=PRECISION)
         _put(grad_qkv + head * HEAD + width, grad_k * scale, keys, keys < end, 3 * width, HEAD)
         _put(grad_qkv + head * HEAD + 2 * width, grad_v, keys, keys < end, 3 * width, HEAD)
 
@@ -175,7 +181,7 @@ class SegmentAttention(torch.autograd.Function):
         mixed = qkv.new_empty(qkv.shape[0], width)
         sums = qkv.new_empty(heads, qkv.shape[0], dtype=torch.float32)
         shared = (bounds, tile_ends, segments, bounds.numel() - 1, qkv.shape[0])
-        settings = {"HEADS": heads, "HEAD": width // heads, "ROWS": ROWS, "CAUSAL": causal}
+        settings = _settings(heads, width // heads, causal, qkv.dtype)
         _forward[(programs(qkv.device),)](qkv, mixed, sums, *shared, **settings)
         ctx.save_for_backward(qkv, mixed, sums, bounds, tile_ends, segments)
         ctx.heads, ctx.causal = heads, causal
@@ -188,11 +194,22 @@ class SegmentAttention(torch.autograd.Function):
         grad = grad.contiguous()
         grad_qkv, deltas = torch.empty_like(qkv), torch.empty_like(sums)
         shared = (bounds, tile_ends, segments, bounds.numel() - 1, qkv.shape[0])
-        settings = {"HEADS": heads, "HEAD": width // heads, "ROWS": ROWS, "CAUSAL": ctx.causal}
+        settings = _settings(heads, width // heads, ctx.causal, qkv.dtype)
         grid = (programs(qkv.device),)
         _backward_queries[grid](qkv, mixed, grad, grad_qkv, sums, deltas, *shared, **settings)
         _backward_keys[grid](qkv, grad, grad_qkv, sums, deltas, *shared, **settings)
         return grad_qkv, None, None, None, None, None
+
+
+def _settings(heads: int, head: int, causal: bool, dtype: torch.dtype) -> dict[str, Any]:
+    given = {"HEADS": heads, "HEAD": head, "ROWS": tile_rows(dtype), "CAUSAL": causal, "PRECISION": precision(dtype)}
+    # Loads ahead of a product take memory that float32 needs for the tiles themselves.
+    return given | ({"num_stages": 1} if dtype == torch.float32 else {})
+
+
+def tile_rows(dtype: torch.dtype) -> int:
+    """Rows of a tile of numbers of ``dtype``."""
+    return WHOLE_ROWS if dtype == torch.float32 else ROWS
 
 
 def programs(device: torch.device) -> int:
@@ -202,10 +219,11 @@ def programs(device: torch.device) -> int:
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def tiles(bounds: Int[Tensor, " G1"], num_rows: int) -> tuple[Int[Tensor, " G"], Int[Tensor, " I"]]:
-    """Tiles up to the end of each segment, and the segment of each tile; as many as ``num_rows`` rows may need."""
-    tile_ends = ((bounds[1:] - bounds[:-1] + (ROWS - 1)) // ROWS).cumsum(0, dtype=torch.int32)
-    numbers = _numbers(num_rows // ROWS + bounds.numel() - 1, bounds.device)
+def tiles(bounds: Int[Tensor, " G1"], num_rows: int, size: int) -> tuple[Int[Tensor, " G"], Int[Tensor, " I"]]:
+    """Tiles of ``size`` rows up to the end of each segment, and the segment of each tile, for as many tiles as
+    ``num_rows`` rows may need."""
+    tile_ends = ((bounds[1:] - bounds[:-1] + (size - 1)) // size).cumsum(0, dtype=torch.int32)
+    numbers = _numbers(num_rows // size + bounds.numel() - 1, bounds.device)
     return tile_ends, torch.searchsorted(tile_ends, numbers, right=True, out_int32=True)
 
 
@@ -219,5 +237,5 @@ def segment_attention(
     qkv: Float[Tensor, "P Q"], bounds: Int[Tensor, " G1"], heads: int, *, causal: bool
 ) -> Float[Tensor, "P D"]:
     """See ``SegmentAttention``; heads of a power of two numbers, 16 at least."""
-    tile_ends, segments = tiles(bounds, qkv.shape[0])
+    tile_ends, segments = tiles(bounds, qkv.shape[0], tile_rows(qkv.dtype))
     return SegmentAttention.apply(qkv.contiguous(), bounds.contiguous(), tile_ends, segments, heads, causal)
