@@ -207,7 +207,8 @@ class RunFile:
     @cached_property
     def first_rows(self) -> np.ndarray:
         """(samples,) first row of each sample in ``token``."""
-        return self._connection.arrays("SELECT first_row FROM sample ORDER BY sample")["first_row"]
+        # Samples lie in order, and so do their rows: sorting them here takes nothing, in SQL ten milliseconds.
+        return np.sort(self._connection.arrays("SELECT first_row FROM sample")["first_row"], kind="stable")
 
     @cached_property
     def tables_there(self) -> frozenset[str]:
@@ -243,6 +244,7 @@ class RunFile:
         for start in range(0, len(pages), PAGES_AT_ONCE):
             chunk = pages[start : start + PAGES_AT_ONCE]
             rows = self.rows(queries.looked_up(columns, "path_page", "page", chunk.tolist()))
+            rows.sort(key=lambda row: row[0])
             here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
             page, place = page_of[here] - start, path_ids[here] % PAGE_PATHS
             try:

@@ -208,12 +208,17 @@ HEADS = "sample_head"
 """the beginning of each text"""
 EXAMPLES = "path_example"
 """tokens of the most frequent paths between their neighbours, in the order in which they are drawn"""
-DRAWN_TABLES = (DRAWN_TOKENS, DRAWN_PATHS, DRAWN_WORDS, HEADS, EXAMPLES)
+STRONGEST = "path_strongest"
+"""the strongest tokens of paths of more than ``STRONGEST_EACH`` tokens (``ask.topics.things.strongest``), strongest
+first, those of the first ``EXAMPLE_RANKS`` between their neighbours"""
+DRAWN_TABLES = (DRAWN_TOKENS, DRAWN_PATHS, DRAWN_WORDS, HEADS, EXAMPLES, STRONGEST)
 HEAD_CHARACTERS = 160
 """of a text in ``sample_head``, and in lists of samples"""
 EXAMPLE_RANKS = 1000
 """paths with rows in ``path_example``"""
 EXAMPLES_EACH = 60
+STRONGEST_EACH = 12
+"""as many as a page shows"""
 EXAMPLE_SEED = 0
 """the seed of the draw that ``path_example`` holds"""
 

@@ -1,8 +1,9 @@
 """Distances of one ribbon to every path of a run, exact, and the nearest paths.
 
-Bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read in parts each time. Packed layouts
-have no planes: of many choices among many modules they would take as much room as the ribbons. Distances are those of
-``analysis.path_distance.ribbon_distance``, integers 0 … V.
+Packed bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read each time. They are unpacked a
+row at a time, into memory that stays in the processor's cache, which takes no longer than reading unpacked ones from
+memory. Packed layouts have no planes: of many choices among many modules they would take as much room as the ribbons.
+Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
 """
@@ -10,21 +11,22 @@ Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cached_property
 
 import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
-from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.pages.path_pages import Shares
 from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, decode_planes, id_bits, unpack_planes
 
 MOST_HELD_BYTES = 128 * 2**20
 _ALL = np.uint64(2**64 - 1)
-_Part = TypeVar("_Part")
+_PackedPlanes = tuple[int, int, bytes]
+"""first rank, number of paths, ``planes`` of a row of ``path_planes``"""
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,36 @@ class Planes:
 
 @dataclass(frozen=True)
 class Near:
-    """The nearest paths, and the number of paths at each distance."""
+    """The nearest paths, nearest first."""
 
     ranks: np.ndarray
     distances: np.ndarray
-    num_paths: np.ndarray
-    """(V + 1,) by distance"""
+    ribbons_nV: np.ndarray
 
 
 class Distances(ABC):
     """Distances of one ribbon to some paths."""
+
+    @property
+    @abstractmethod
+    def least_rank(self) -> int:
+        """The smallest rank among them."""
 
     @abstractmethod
     def counts(self) -> np.ndarray:
         """(V + 1,) number of paths at each distance."""
 
     @abstractmethod
-    def ranks_at(self, distance: int) -> np.ndarray:
-        """Ranks of the paths at this distance."""
+    def tokens(self, shares: Shares) -> np.ndarray:
+        """(V + 1,) int64 number of tokens on the paths at each distance."""
 
     @abstractmethod
-    def more_tokens(self, more: np.ndarray) -> np.ndarray:
-        """(V + 1,) sums by distance of ``more``, which is by rank and 0 beyond its end."""
+    def ranks_at(self, distance: int) -> np.ndarray:
+        """Ranks of the paths at this distance, ascending."""
+
+    @abstractmethod
+    def ribbons(self, ranks: np.ndarray) -> np.ndarray:
+        """(n, V) ids of these of the paths."""
 
 
 @dataclass
@@ -100,21 +110,51 @@ class DistancesInPlanes(Distances):
             found[-1] &= np.uint64(2**filled - 1)
         return found
 
+    @property
+    def least_rank(self) -> int:
+        return self.planes.first_rank
+
+    @cached_property
+    def _paths_in_words(self) -> np.ndarray:
+        """(V + 1, W) uint8 number of paths of each word at each distance."""
+        return np.stack([np.bitwise_count(self._at(distance)) for distance in range(self.own_SK.size + 1)])
+
     def counts(self) -> np.ndarray:
-        width = self.own_SK.size + 1
-        return np.array([int(np.bitwise_count(self._at(d)).sum(dtype=np.int64)) for d in range(width)])
+        counts: np.ndarray = self._paths_in_words.sum(axis=1, dtype=np.int64)
+        return counts
+
+    def tokens(self, shares: Shares) -> np.ndarray:
+        num_paths, first_rank = self.planes.num_paths, self.planes.first_rank
+        first_W = first_rank + np.arange(0, num_paths, 64)
+        least_W = shares.counts_of(np.minimum(first_W + 63, first_rank + num_paths - 1))
+        # Paths lie by count: most words hold 64 paths of one count, and need no look at each.
+        total: np.ndarray = self._paths_in_words @ least_W
+        for word in np.flatnonzero(shares.counts_of(first_W) != least_W).tolist():
+            ranks = np.arange(first_W[word], min(first_W[word] + 64, first_rank + num_paths))
+            more = shares.counts_of(ranks) - least_W[word]
+            np.add.at(total, self._distances_in(word)[: len(ranks)], more)
+        return total
+
+    def _distances_in(self, word: int) -> np.ndarray:
+        """(64,) distances of the paths of a word."""
+        distance = np.full(64, self.own_SK.size, dtype=np.int64)
+        for bit, held in enumerate(self.shared_CW):
+            distance -= (held[word] >> np.arange(64, dtype=np.uint64) & np.uint64(1)).astype(np.int64) << bit
+        return distance
 
     def ranks_at(self, distance: int) -> np.ndarray:
-        ones = np.unpackbits(self._at(distance).view(np.uint8), count=self.planes.num_paths, bitorder="little")
-        return np.flatnonzero(ones) + self.planes.first_rank
+        found_W = self._at(distance)
+        words = np.flatnonzero(found_W)
+        ones = np.flatnonzero(np.unpackbits(found_W[words].view(np.uint8), bitorder="little"))
+        ranks: np.ndarray = 64 * words[ones >> 6] + (ones & 63) + self.planes.first_rank
+        return ranks
 
-    def more_tokens(self, more: np.ndarray) -> np.ndarray:
-        width = self.own_SK.size + 1
-        here = more[self.planes.first_rank - 1 : self.planes.first_rank - 1 + self.planes.num_paths]
-        distance = np.full(len(here), width - 1, dtype=np.int64)
-        for bit, held in enumerate(self.shared_CW):
-            distance -= np.unpackbits(held.view(np.uint8), count=len(here), bitorder="little").astype(np.int64) << bit
-        return np.bincount(distance, here, width)
+    def ribbons(self, ranks: np.ndarray) -> np.ndarray:
+        place = ranks - self.planes.first_rank
+        ones_VBn = self.planes.words_VBW[:, :, place >> 6] >> (place & 63).astype(np.uint64) & np.uint64(1)
+        bits = np.arange(ones_VBn.shape[1], dtype=np.uint64)[:, None]
+        ids_nV: np.ndarray = (ones_VBn << bits).sum(axis=1).astype(np.int64).T
+        return ids_nV
 
 
 @dataclass
@@ -135,15 +175,24 @@ class DistancesOfIds(Distances):
                     shared += self.ids_VP[step * top_k + slot] == own
         self.distance_P = np.subtract(shared.dtype.type(num_steps * top_k), shared, out=shared)
 
+    @property
+    def least_rank(self) -> int:
+        return int(self.rank_P.min(initial=np.iinfo(np.int32).max))
+
     def counts(self) -> np.ndarray:
         return np.bincount(self.distance_P, minlength=self.own_SK.size + 1)
+
+    def tokens(self, shares: Shares) -> np.ndarray:
+        sums = np.bincount(self.distance_P, shares.counts_of(self.rank_P), self.own_SK.size + 1)
+        return np.rint(sums).astype(np.int64)
 
     def ranks_at(self, distance: int) -> np.ndarray:
         return np.sort(self.rank_P[self.distance_P == distance])
 
-    def more_tokens(self, more: np.ndarray) -> np.ndarray:
-        often = np.flatnonzero(self.rank_P <= len(more))
-        return np.bincount(self.distance_P[often], more[self.rank_P[often] - 1], self.own_SK.size + 1)
+    def ribbons(self, ranks: np.ndarray) -> np.ndarray:
+        order = np.argsort(self.rank_P)
+        places = order[np.searchsorted(self.rank_P, ranks, sorter=order)]
+        return self.ids_VP[:, places].T.astype(np.int64)
 
 
 def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
@@ -151,34 +200,34 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     return _nearest(_distances(run, own_SK), own_SK.size, limit)
 
 
-def nearest_and_tokens(run: RunFile, own_SK: np.ndarray, limit: int) -> tuple[Near, np.ndarray]:
-    """``nearest_paths``, and (V + 1,) the number of tokens at each distance."""
-    further = cached(run, "further tokens", lambda: run.shares.counts(least=2) - 1.0, lambda counts: counts.nbytes)
-    more = np.zeros(own_SK.size + 1)
+def nearest_and_counts(run: RunFile, own_SK: np.ndarray, limit: int) -> tuple[Near, np.ndarray, np.ndarray]:
+    """``nearest_paths``, and (V + 1,) the number of paths and of tokens at each distance."""
+    num_paths, num_tokens = (np.zeros(own_SK.size + 1, dtype=np.int64) for _ in range(2))
 
     def added_up() -> Iterator[Distances]:
         for part in _distances(run, own_SK):
-            more[:] += part.more_tokens(further)
+            num_paths[:] += part.counts()
+            num_tokens[:] += part.tokens(run.shares)
             yield part
 
     near = _nearest(added_up(), own_SK.size, limit)
-    return near, near.num_paths + np.rint(more).astype(np.int64)
+    return near, num_paths, num_tokens
 
 
 def _nearest(parts: Iterable[Distances], visits: int, limit: int) -> Near:
-    num_paths = np.zeros(visits + 1, dtype=np.int64)
-    best: list[tuple[int, int]] = []  # distance and rank
+    best: list[tuple[int, int, list[int]]] = []  # distance, rank and ribbon
     for part in parts:
-        here = part.counts()
-        num_paths += here
         found: list[tuple[int, int]] = []
-        for distance in np.flatnonzero(here).tolist():
-            if len(found) >= limit or (len(best) == limit and best[-1][0] < distance):
+        for distance in range(visits + 1):
+            if len(found) >= limit or (len(best) == limit and best[-1][:2] < (distance, part.least_rank)):
                 break
             found += [(distance, rank) for rank in part.ranks_at(distance)[: limit - len(found)].tolist()]
-        best = sorted(best + found)[:limit]
-    distances, ranks = (np.array([pair[i] for pair in best], dtype=np.int64) for i in (0, 1))
-    return Near(ranks, distances, num_paths)
+        if found:
+            ribbons = part.ribbons(np.array([rank for _, rank in found]))
+            best = sorted(best + [(*pair, ribbon) for pair, ribbon in zip(found, ribbons.tolist(), strict=True)])
+            del best[limit:]
+    distances, ranks = (np.array([row[i] for row in best], dtype=np.int64) for i in (0, 1))
+    return Near(ranks, distances, np.array([row[2] for row in best], dtype=np.int64).reshape(len(best), visits))
 
 
 def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -202,36 +251,18 @@ def _distances(run: RunFile, own_SK: np.ndarray) -> Iterator[Distances]:
 def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """``ribbon_parts``, cached if they are small enough together."""
     num_bytes = run.row["num_paths"] * (run.layout.visits * run.layout.id_dtype.itemsize + 4)
-    yield from _held(run, "ribbons", num_bytes, ribbon_parts)
+    if num_bytes > MOST_HELD_BYTES:
+        yield from ribbon_parts(run)
+    else:
+        yield from cached(run, "ribbons", lambda: list(ribbon_parts(run)), lambda _: num_bytes)
 
 
 def _planes(run: RunFile) -> Iterator[Planes]:
-    """All paths of the run by rank, cached if they are small enough together."""
-    num_bytes = -(-run.row["num_paths"] // 64) * 8 * run.layout.visits * id_bits(run.layout)
-    yield from _held(run, "planes", num_bytes, _read)
-
-
-def _held(run: RunFile, name: str, num_bytes: int, read: Callable[[RunFile], Iterator[_Part]]) -> Iterator[_Part]:
-    """What ``read`` gives, which takes ``num_bytes``: cached if that is little enough."""
-    if num_bytes > MOST_HELD_BYTES:
-        yield from read(run)
-    else:
-        yield from cached(run, name, lambda: list(read(run)), lambda _: num_bytes)
-
-
-def _read(run: RunFile) -> Iterator[Planes]:
-    """Planes from the file, a row at a time; RunFileError if they are corrupt."""
-    num_paths, layout = int(run.row["num_paths"]), run.layout
-    for first in range(1, num_paths + 1, PLANE_PATHS):
-        number = min(PLANE_PATHS, num_paths + 1 - first)
-        rows = run.rows(
-            Query("SELECT num_paths, coalesce(planes, ''::BLOB) FROM path_planes WHERE first_rank = ?", (first,))
-        )
-        # Before anything is unpacked: a file of a stranger may say that a row holds any number of paths.
-        if [row[0] for row in rows] != [number]:
-            raise run.damaged("path_planes")
+    """All paths of the run by rank, a row at a time; RunFileError if they are corrupt."""
+    layout = run.layout
+    for first, number, packed in _packed_planes(run):
         try:
-            planes_VBW = unpack_planes(rows[0][1], number, layout)
+            planes_VBW = unpack_planes(packed, number, layout)
         except (ValueError, OSError) as error:
             raise run.damaged("path_planes") from error
         spare = -planes_VBW.shape[-1] % 8
@@ -239,11 +270,41 @@ def _read(run: RunFile) -> Iterator[Planes]:
         yield Planes(first, number, whole.view(np.uint64))
 
 
+def _packed_planes(run: RunFile) -> Iterator[_PackedPlanes]:
+    """The rows of ``path_planes``, cached if they are small enough together."""
+    # No packing makes them larger by more than a few bytes.
+    num_bytes = -(-run.row["num_paths"] // 64) * 8 * run.layout.visits * id_bits(run.layout)
+    if num_bytes > MOST_HELD_BYTES:
+        yield from _read(run)
+    else:
+        yield from cached(
+            run, "planes", lambda: list(_read(run)), lambda rows: sum(len(packed) for _, _, packed in rows)
+        )
+
+
+def _read(run: RunFile) -> Iterator[_PackedPlanes]:
+    """Rows from the file, one at a time; RunFileError if they are others than the paths need."""
+    num_paths = int(run.row["num_paths"])
+    one = "SELECT num_paths, coalesce(planes, ''::BLOB) FROM path_planes WHERE first_rank = ?"
+    with run.cursor() as cursor:  # one for all: to make a cursor takes as long as to read a row
+        for first in range(1, num_paths + 1, PLANE_PATHS):
+            number = min(PLANE_PATHS, num_paths + 1 - first)
+            rows = cursor.execute(one, [first]).fetchall()
+            # Before anything is unpacked: a file of a stranger may say that a row holds any number of paths.
+            if [row[0] for row in rows] != [number]:
+                raise run.damaged("path_planes")
+            yield first, number, rows[0][1]
+
+
 def _same(words_BW: np.ndarray, own: int) -> np.ndarray:
     """(W,) the paths with this id at a visit."""
+    width = words_BW.shape[-1]
     if own >> len(words_BW):
-        return np.zeros(words_BW.shape[-1], dtype=np.uint64)
-    differs = np.zeros(words_BW.shape[-1], dtype=np.uint64)
+        return np.zeros(width, dtype=np.uint64)
+    same, other = np.full(width, _ALL), np.zeros(width, dtype=np.uint64)
     for bit, words in enumerate(words_BW):
-        differs |= ~words if own >> bit & 1 else words
-    return ~differs
+        if own >> bit & 1:
+            same &= words
+        else:
+            other |= words
+    return np.bitwise_and(same, ~other, out=same)

@@ -220,14 +220,17 @@ def sealed_counts(kind: str) -> Query:
     return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
 
 
-def some_paths(layout: Layout, ranks: Sequence[int]) -> Query:
-    """rank, ribbon, count, cdf, first_member; one query per rank, so that only the blocks with these ranks are read."""
-    some = " UNION ALL ".join([f"(SELECT * FROM {PATHS} WHERE rank = ?)"] * len(ranks))
-    return Query(f"SELECT rank, ribbon, count, cdf, first_member FROM {with_ribbons(layout, some)}", tuple(ranks))
+def some_ribbons(layout: Layout, ranks: Sequence[int]) -> Query:
+    """rank, ribbon; one query per rank, so that only the blocks with these ranks are read."""
+    own = "first_token" if layout.unique else "ribbon"
+    some = " UNION ALL ".join([f"(SELECT rank, {own} FROM {PATHS} WHERE rank = ?)"] * len(ranks))
+    return Query(f"SELECT rank, ribbon FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
 def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: int = 1) -> Query:
-    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in its order; one query per value.
+    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order; one query per value.
+
+    To sort pages in SQL would copy them.
 
     A list of values, however it is written, reads all rows of a column that is not compressed: only a single value, or
     a range, is compared before the other columns are read.
@@ -238,12 +241,12 @@ def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: 
     between, ends = f"{key} BETWEEN ? AND ?", (values[0], values[-1])
     missing = (values[-1] - values[0]) // apart + 1 - len(values)
     if not missing:
-        return Query(f"SELECT {columns} FROM {table} WHERE {between} ORDER BY {key}", ends)
+        return Query(f"SELECT {columns} FROM {table} WHERE {between}", ends)
     if missing < len(values):  # few of the range are read for nothing
         listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
-        return Query(f"SELECT {columns} FROM {table} WHERE {listed} ORDER BY {key}", (*ends, *values))
+        return Query(f"SELECT {columns} FROM {table} WHERE {listed}", (*ends, *values))
     one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
-    return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))}) ORDER BY {key}", tuple(values))
+    return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))})", tuple(values))
 
 
 def some_samples(numbers: Sequence[int], columns: str, table: str = "sample") -> Query:

@@ -52,13 +52,13 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
         part = firsts[start : start + PAGES_AT_ONCE]
         columns = "first_sample, num_samples, counts, places, large"
         rows = run.rows(queries.looked_up(columns, "profile_page", "first_sample", part, size))
-        # Before anything is unpacked: a file of a stranger may say that a page holds any number of samples.
+        rows.sort(key=lambda row: row[0])
         if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
             raise run.damaged("profile_page")
         for row in rows:
             try:
                 page = Page.of(row, run.layout)
-            except (ValueError, OSError) as error:
+            except ValueError as error:
                 raise run.damaged("profile_page") from error
             yield page
 

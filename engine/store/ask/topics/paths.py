@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1000
 MOST_EXAMPLES = 200
+PATHS_AT_ONCE = 64
+"""whose tokens one query looks up"""
 KINDS = ("observed", "untrained", "independent")
 """the run, its untrained twin, and independent steps"""
 
@@ -329,24 +331,35 @@ def examples(
     return {"run": run.run_id, **examples_of_paths(run, [rank], limit, seed)[0]}
 
 
-def examples_of_paths(run: RunFile, ranks: list[int], limit: int, seed: int) -> list[dict[str, Any]]:
-    """Each of these paths with tokens on it, in the order of ``ranks``; reads each text and picture once."""
-    heads = {row[0]: row[1:] for row in run.rows(queries.some_paths(run.layout, ranks))}
+def examples_of_paths(
+    run: RunFile, ranks: list[int], limit: int, seed: int, ribbons: Mapping[int, Sequence[int]] | None = None
+) -> list[dict[str, Any]]:
+    """Each of these paths with tokens on it, in the order of ``ranks``; reads each text and picture once.
+
+    ``ribbons``: of these paths by rank, V ids each, where they are known.
+    """
+    if ribbons is None:
+        ribbons = dict(run.rows(queries.some_ribbons(run.layout, ranks)))
+    asked = np.array(ranks)
     shown = sealed_examples(run, ranks, limit, seed)
-    shown |= drawn_examples(
-        run, {rank: (count, first) for rank, (_, count, _, first) in heads.items() if rank not in shown}, limit, seed
-    )
+    shown |= drawn_examples(run, [rank for rank in ranks if rank not in shown], limit, seed)
     return [
         {
             "rank": rank,
-            "ribbon": nested_ribbon(heads[rank][0], run.layout),
-            "count": heads[rank][1],
-            "share": heads[rank][1] / run.row["num_tokens"],
-            "cdf": heads[rank][2],
+            "ribbon": nested_ribbon(ribbons[rank], run.layout),
+            "count": count,
+            "share": count / run.row["num_tokens"],
+            "cdf": cdf,
             **ink,
-            "examples": sorted(shown[rank], key=lambda row: (row["sample"], row["token"])),
+            "examples": in_reading_order(shown[rank]),
         }
-        for rank, ink in zip(ranks, run.shares.ink_of(ranks), strict=True)
+        for rank, count, cdf, ink in zip(
+            ranks,
+            run.shares.counts_of(asked).tolist(),
+            run.shares.cdf(asked).tolist(),
+            run.shares.ink_of(ranks),
+            strict=True,
+        )
     ]
 
 
@@ -354,17 +367,28 @@ Example = dict[str, Any]
 """one token of a path, see ``samples.shown_at``"""
 
 
-def drawn_examples(
-    run: RunFile, paths: Mapping[int, tuple[int, int]], limit: int, seed: int
-) -> dict[int, list[Example]]:
-    """At most ``limit`` tokens of each path in the order of a seeded draw; ``paths``: rank → number of tokens, and row
-    of the first in ``member``."""
-    pairs_of = {}
-    for rank, (count, first) in paths.items():
-        pairs_of[rank] = members_at(run, (drawn_places(rank, count, limit, seed) + first).tolist(), rank)
-    pairs = sorted(pair for of_path in pairs_of.values() for pair in of_path)  # a token takes one path
-    excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, pairs)}
+def in_reading_order(examples: Sequence[Example]) -> list[Example]:
+    """By sample and token."""
+    return sorted(examples, key=lambda row: (row["sample"], row["token"]))
+
+
+def drawn_examples(run: RunFile, ranks: Sequence[int], limit: int, seed: int) -> dict[int, list[Example]]:
+    """At most ``limit`` tokens of each path in the order of a seeded draw."""
+    pairs_of = drawn_pairs(run, ranks, limit, seed)
+    excerpts = excerpts_of(run, [pair for of_path in pairs_of.values() for pair in of_path])
     return {rank: [excerpts[pair] for pair in of_path] for rank, of_path in pairs_of.items()}
+
+
+def drawn_pairs(run: RunFile, ranks: Sequence[int], limit: int, seed: int) -> dict[int, list[tuple[int, int]]]:
+    """(sample, token) of at most ``limit`` tokens of each path, in the order of a seeded draw."""
+    counts = run.shares.counts_of(np.array(ranks, dtype=np.int64)).tolist()
+    places = {rank: drawn_places(rank, count, limit, seed) for rank, count in zip(ranks, counts, strict=True)}
+    return members_at(run, places)
+
+
+def excerpts_of(run: RunFile, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Example]:
+    """These tokens, by sample and position."""
+    return {(row["sample"], row["token"]): row for row in shown_at(run, sorted(set(pairs)))}
 
 
 def drawn_places(rank: int, count: int, limit: int, seed: int) -> np.ndarray:
@@ -392,16 +416,26 @@ def sealed_examples(run: RunFile, ranks: list[int], limit: int, seed: int) -> di
     return found
 
 
-def members_at(run: RunFile, places: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """(sample, token) of these rows of ``path_member``, all of ``rank``.
+def members_at(run: RunFile, places: Mapping[int, np.ndarray]) -> dict[int, list[tuple[int, int]]]:
+    """(sample, token) of some tokens of paths, by rank; ``places`` are 0 … count − 1 in the order of ``member``.
 
     Uses the first rows of all samples from ``RunFile``; the view would sort them.
     """
-    # The rank lets DuckDB skip to the rows.
-    marks = ", ".join("?" * len(places))
-    sql = f"SELECT rowid::BIGINT AS place, row FROM {MEMBERS} WHERE rank = ? AND rowid IN ({marks})"
-    found = run.arrays(Query(sql, (rank, *places)))
-    order = np.argsort(found["place"])[np.argsort(np.argsort(places))]
-    rows = found["row"][order]
-    samples = np.searchsorted(run.first_rows, rows, side="right") - 1
-    return list(zip(samples.tolist(), (rows - run.first_rows[samples]).tolist(), strict=True))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for start in range(0, len(places), PATHS_AT_ONCE):
+        ranks = list(places)[start : start + PATHS_AT_ONCE]
+        firsts = run.shares.first_members(np.array(ranks)).tolist()
+        wanted = {rank: (places[rank] + first).tolist() for rank, first in zip(ranks, firsts, strict=True)}
+        # The rank lets DuckDB skip to the rows.
+        parts = [
+            f"(SELECT rowid::BIGINT AS place, row FROM {MEMBERS} WHERE rank = ? AND rowid IN "
+            f"({', '.join('?' * len(numbers))}))"
+            for numbers in wanted.values()
+        ]
+        parameters = tuple(number for rank, numbers in wanted.items() for number in (rank, *numbers))
+        row_at = dict(run.rows(Query(" UNION ALL ".join(parts), parameters)))
+        for rank, numbers in wanted.items():
+            rows = np.array([row_at[number] for number in numbers], dtype=np.int64)
+            samples = np.searchsorted(run.first_rows, rows, side="right") - 1
+            found[rank] = list(zip(samples.tolist(), (rows - run.first_rows[samples]).tolist(), strict=True))
+    return found

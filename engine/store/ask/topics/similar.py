@@ -28,7 +28,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     sample_answer,
     sample_answers,
 )
-from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_tokens
+from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_counts
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
 from tokenpaths.engine.store.file.filters import Query, check_page
@@ -168,11 +168,13 @@ def similar_tokens(
     layout = run.layout
     own = _ribbon_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
-    near, tokens = nearest_and_tokens(run, own_SK, limit)
-    own_ribbon = nested_ribbon(own.tolist(), layout)
+    near, num_paths, num_tokens = nearest_and_counts(run, own_SK, limit)
+    own_ribbon, ranks = nested_ribbon(own.tolist(), layout), near.ranks.tolist()
     paths = []
     for examples, distance in zip(
-        examples_of_paths(run, near.ranks.tolist(), each, seed), near.distances.tolist(), strict=True
+        examples_of_paths(run, ranks, each, seed, dict(zip(ranks, near.ribbons_nV.tolist(), strict=True))),
+        near.distances.tolist(),
+        strict=True,
     ):
         pairs = enumerate(zip(own_ribbon, examples["ribbon"], strict=True))
         differs = [step for step, (ids, other_ids) in pairs if set(ids) != set(other_ids)]
@@ -184,14 +186,14 @@ def similar_tokens(
         "token": token,
         "ribbon": own_ribbon,
         "rank": int(near.ranks[0]),
-        "num_paths": int(near.num_paths.sum()),
+        "num_paths": int(num_paths.sum()),
         "apart": [
             {
                 "distance": float(ids / layout.top_k),
-                "num_paths": int(near.num_paths[ids]),
-                "num_tokens": int(tokens[ids]) - int(ids == 0),
+                "num_paths": int(num_paths[ids]),
+                "num_tokens": int(num_tokens[ids]) - int(ids == 0),
             }
-            for ids in np.flatnonzero(near.num_paths).tolist()
+            for ids in np.flatnonzero(num_paths).tolist()
         ],
         "paths": paths,
     }

@@ -113,6 +113,12 @@ class Shares:
         counts: np.ndarray = self._counts[np.searchsorted(self._last, ranks)]
         return counts
 
+    def first_members(self, ranks: np.ndarray) -> np.ndarray:
+        """(p,) row of the first token of each path in ``member``: the tokens of all paths of smaller ranks."""
+        place = np.searchsorted(self._last, ranks)
+        first: np.ndarray = self._tokens[place] - (self._last[place] - ranks + 1) * self._counts[place]
+        return first
+
     def cdf_middle(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on paths with strictly larger counts, plus half of that on paths with equal counts.
 

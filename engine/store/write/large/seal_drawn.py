@@ -14,9 +14,9 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, most_tokens, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import drawn_examples
 from tokenpaths.engine.store.file import schema as drawn
-from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_tables import blobs
+from tokenpaths.engine.store.write.large.seal_strongest import strongest_rows
 
 RANKS_AT_ONCE = 250
 """paths whose examples are read together: the texts of their samples are in memory"""
@@ -31,6 +31,8 @@ def drawn_rows(run: RunFile) -> Iterator[tuple[str, pa.Table]]:
     if texts:
         yield drawn.HEADS, _heads(run)
         yield drawn.EXAMPLES, _examples(run)
+    if (strongest := strongest_rows(run)) is not None:
+        yield drawn.STRONGEST, strongest
 
 
 def _draw(run: RunFile, table: TokenTable) -> Iterator[tuple[str, pa.Table]]:
@@ -60,13 +62,9 @@ def _examples(run: RunFile) -> pa.Table:
     last = min(drawn.EXAMPLE_RANKS, int(run.row["num_paths"]))
     parts = []
     for first in range(1, last + 1, RANKS_AT_ONCE):
-        listed = Query(
-            f"SELECT rank, count, first_member FROM {PATHS} WHERE rank BETWEEN ? AND ? ORDER BY rank",
-            (first, min(first + RANKS_AT_ONCE - 1, last)),
-        )
-        paths = {rank: (count, member) for rank, count, member in run.rows(listed)}
-        shown = drawn_examples(run, paths, drawn.EXAMPLES_EACH, drawn.EXAMPLE_SEED)
-        rows = [{"rank": rank, "place": i, **row} for rank in paths for i, row in enumerate(shown[rank])]
+        ranks = range(first, min(first + RANKS_AT_ONCE - 1, last) + 1)
+        shown = drawn_examples(run, ranks, drawn.EXAMPLES_EACH, drawn.EXAMPLE_SEED)
+        rows = [{"rank": rank, "place": i, **row} for rank in ranks for i, row in enumerate(shown[rank])]
         parts.append(pa.Table.from_pylist(rows, schema=_EXAMPLE))
     return pa.concat_tables(parts)
 

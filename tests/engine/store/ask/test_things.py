@@ -12,7 +12,7 @@ from tests.support.naive_store import Case
 from tests.support.runs import make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.topics.things import in_full
+from tokenpaths.engine.store.ask.topics.things import strongest
 
 
 def offsets(case: Case) -> list[tuple[int, int]]:
@@ -89,11 +89,11 @@ def test_without_examples_the_rest_is_the_same(case: Case):
     run, step = case.run, case.run.layout.num_steps - 1
     for number in case.run.bank.offered(step)[:3]:
         full, known = run.module(f"{step}.{number}"), run.module(f"{step}.{number}", limit=0)
-        assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], in_full.NOT_LOOKED)
+        assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], strongest.NOT_LOOKED)
         assert known.pop("compared") == {"num_tokens": 0, "of_tokens": full["count"], "exact": False}
         assert known == {name: full[name] for name in known}
     full, known = run.path(1), run.path(1, limit=0)
-    assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], in_full.NOT_LOOKED)
+    assert (known.pop("strongest"), known.pop("strongest_reason")) == ([], strongest.NOT_LOOKED)
     assert known.pop("examples") == []
     assert known.pop("compared")["num_tokens"] == 0
     assert known == {name: full[name] for name in known}
@@ -106,29 +106,29 @@ def test_equal_weights_have_no_strongest_and_are_drawn_by_a_seed(tmp_path: Path)
     with Run.open(made.write(tmp_path)) as run:
         first, again, other = (run.module("0.1", 5, seed=seed) for seed in (0, 0, 1))
         on_path = run.path(1, 5)
-    assert first["strongest_reason"] == on_path["strongest_reason"] == in_full.ALL_EQUAL
+    assert first["strongest_reason"] == on_path["strongest_reason"] == strongest.ALL_EQUAL
     assert first["strongest"] == again["strongest"] != other["strongest"]
     assert len(first["strongest"]) == 5
 
 
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 2}, {"top_k": 8, "steps": 9, "modules": 12}], ids=str)
 def test_a_large_run_is_looked_at_by_its_sample(options: dict[str, int], tmp_path: Path, monkeypatch):
-    for module in ("write.seal", "ask.topics.things.in_full"):
+    for module in ("write.seal", "ask.topics.things.in_full", "ask.topics.things.strongest"):
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 500)
     made = make("r", "vision", samples=20, **options)
     with Run.open(made.write(tmp_path)) as run:
         module = run.usage()["usage"][0]
         answer, frequent = run.module(f"0.{module['module']}"), run.path(1)
         of_few = []
-        for looked_up in (0, in_full.FEW_TOKENS):  # all by one query, and one by one
-            monkeypatch.setattr(in_full, "LOOKED_UP", looked_up)
+        for looked_up in (0, strongest.FEW_TOKENS):  # all by one query, and one by one
+            monkeypatch.setattr(strongest, "LOOKED_UP", looked_up)
             of_few.append([run.path(rank) for rank in range(1, 6)])
         assert of_few[0] == of_few[1]
         # Too many tokens in the run for a query of all of them, too few of the path in the sample: some are drawn.
-        monkeypatch.setattr(in_full, "MOST_JOINED", 0)
-        monkeypatch.setattr(in_full, "LOOKED_UP", drawn := max(2, frequent["count"] - 3))
+        monkeypatch.setattr(strongest, "MOST_JOINED", 0)
+        monkeypatch.setattr(strongest, "LOOKED_UP", drawn := max(2, frequent["count"] - 3))
         by_draw, shown = run.path(1), run.examples(1, drawn)["examples"]
-        monkeypatch.setattr(in_full, "LOOKED_UP", 0)
+        monkeypatch.setattr(strongest, "LOOKED_UP", 0)
         by_sample = run.path(1)
     assert 0 < answer["compared"]["num_tokens"] < answer["compared"]["of_tokens"] == module["count"]
     assert answer["strongest"]

@@ -88,15 +88,17 @@ def test_nearest_paths_are_those_of_a_loop_over_all(
     for own, limit in ((0, 4), (len(rows) - 1, 1), (len(rows) // 2, len(rows) + 5)):
         distance = ribbon_distance(ribbons[own], ribbons).tolist()
         naive = sorted(zip(distance, [row[0] for row in rows], strict=True))[:limit]
-        near, num_tokens = near_paths.nearest_and_tokens(run, ribbons[own], limit)
+        near, num_paths, num_tokens = near_paths.nearest_and_counts(run, ribbons[own], limit)
         assert list(zip(near.distances.tolist(), near.ranks.tolist(), strict=True)) == naive
-        assert near.num_paths.tolist() == [distance.count(d) for d in range(run.layout.visits + 1)]
+        assert near.ribbons_nV.tolist() == [ribbons[rank - 1].reshape(-1).tolist() for rank in near.ranks]
+        assert num_paths.tolist() == [distance.count(d) for d in range(run.layout.visits + 1)]
         tokens = [
             sum(row[1] for row, d in zip(rows, distance, strict=True) if d == at) for at in range(run.layout.visits + 1)
         ]
         assert num_tokens.tolist() == tokens
         alone = near_paths.nearest_paths(run, ribbons[own], limit)
-        assert (alone.ranks.tolist(), alone.distances.tolist()) == (near.ranks.tolist(), near.distances.tolist())
+        for name in ("ranks", "distances", "ribbons_nV"):
+            assert np.array_equal(getattr(alone, name), getattr(near, name))
 
 
 def test_what_is_held_stays_within_its_bound(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,11 @@ from tokenpaths.engine.base.errors import NotEnoughMemory
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
 from tokenpaths.engine.store.ask.topics.knowledge import knowledge
+from tokenpaths.engine.store.ask.topics.things import strongest
 from tokenpaths.engine.store.file import schema
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.schema import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS
-from tokenpaths.engine.store.write.large import seal_drawn
+from tokenpaths.engine.store.file.schema import DRAWN_TABLES, DRAWN_TOKENS, EXAMPLES, HEADS, STRONGEST
+from tokenpaths.engine.store.write.large import seal_drawn, seal_strongest
 from tokenpaths.engine.store.write.large.seal_answers import seal_answers
 
 MADE: dict[str, dict[str, Any]] = {
@@ -126,8 +127,8 @@ def test_which_runs_get_which_tables(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with Run.open(file) as run:
             return set(DRAWN_TABLES) & run.tables_there
 
-    assert tables("texts", samples=60, modality="text") == set(DRAWN_TABLES)
-    assert tables("images", samples=40) == set(DRAWN_TABLES) - {HEADS, EXAMPLES}
+    assert tables("texts", samples=60, modality="text") == set(DRAWN_TABLES) - {STRONGEST}
+    assert tables("images", samples=40) == set(DRAWN_TABLES) - {HEADS, EXAMPLES, STRONGEST}
     packed = {"samples": 30, "modality": "text", "steps": 20, "modules": 12, "top_k": 4}
     assert DRAWN_TOKENS not in tables("packed", **packed), "ribbons that do not repeat are not written twice"
     monkeypatch.setattr(token_table, "MOST_TOKENS", 10**6)
@@ -139,7 +140,54 @@ def test_a_second_sealing_leaves_them(tmp_path: Path):
     for _ in range(2):
         seal_answers(file, "run", lambda run: iter(()))
     with Run.open(file) as run:
-        assert set(DRAWN_TABLES) <= run.tables_there
+        assert set(DRAWN_TABLES) - {STRONGEST} <= run.tables_there
+
+
+@pytest.mark.parametrize("joined", [0, 10**9], ids=["some of a rare path", "all of a rare path"])
+@pytest.mark.parametrize("kind", MADE)
+def test_the_strongest_tokens_are_those_of_a_look(kind: str, joined: int, tmp_path: Path, monkeypatch):
+    """Of paths in the sample, of rare ones, and of those that the table leaves to a look."""
+    for module in ("write.seal", "file.schema", "ask.topics.things.strongest"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 400)
+    for module in (schema, strongest):
+        monkeypatch.setattr(module, "STRONGEST_EACH", 3)
+    for name, value in (("LOOKED_UP", 5), ("FEW_TOKENS", 15), ("MOST_JOINED", joined)):
+        monkeypatch.setattr(strongest, name, value)
+    files = [make("run", **MADE[kind]).write(tmp_path / name) for name in ("without", "with")]
+    seal_answers(files[1], "run", lambda run: iter(()))
+    with Run.open(files[0]) as run, Run.open(files[1]) as other:
+        ((num_paths, least, with_text),) = other.rows(
+            Query(
+                f"SELECT count(DISTINCT rank), min(compared), count(DISTINCT rank) FILTER (text <> '') FROM {STRONGEST}"
+            )
+        )
+        counts = run.shares.counts()
+        assert 10 < num_paths <= (counts > 3).sum()
+        assert least > 3
+        assert with_text == (7 if run.row["modality"] == "text" else 0)
+        how = strongest.how_compared(run, counts)
+        assert set(how) == {strongest.OF_SAMPLE, strongest.OF_DRAWN} | ({strongest.OF_ALL} if joined else set())
+        for rank in np.unique(np.geomspace(1, len(counts), 8).astype(int)).tolist():
+            for limit, seed in ((2, 0), (3, 1), (4, 0)):
+                assert other.path(rank, limit=limit, seed=seed) == run.path(rank, limit=limit, seed=seed)
+
+
+def test_paths_beyond_what_is_compared_are_left_out(tmp_path: Path, monkeypatch):
+    for module in ("write.seal", "file.schema", "ask.topics.things.strongest"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 400)
+    for module, name, value in (
+        (schema, "STRONGEST_EACH", 3),
+        (strongest, "LOOKED_UP", 5),
+        (strongest, "MOST_JOINED", 0),
+        (seal_strongest, "MOST_COMPARED", 100),
+    ):
+        monkeypatch.setattr(module, name, value)
+    file = make("run", **MADE["texts"]).write(tmp_path)
+    with Run.open(file) as run:
+        rows = seal_strongest.strongest_rows(run)
+        assert rows is not None
+        assert len(rows)
+        assert np.array(rows["rank"])[-1] < (run.shares.counts() > 3).sum()
 
 
 @pytest.mark.parametrize("error", [MemoryError, ValueError, NotEnoughMemory])

@@ -1,8 +1,7 @@
 """One thing in full: a module at its step, or a path. Each answer is one request of the page's inspector.
 
-*Strongest* examples are the tokens with the largest weight for a module, or the largest product of each step's largest
-weight on a path; equal ones stand in reading order. Runs of up to a million tokens are looked at whole, larger ones on
-their hash sample of a million tokens (``token_sample``), or, for a rare path, on all or some of its tokens.
+Runs of up to a million tokens are looked at whole, larger ones on their hash sample of a million tokens
+(``token_sample``), or, for a rare path, on all or some of its tokens (``strongest``).
 
 Shapes: n tokens, S steps, K slots, V = S·K visits.
 """
@@ -10,7 +9,8 @@ Shapes: n tokens, S steps, K slots, V = S·K visits.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,34 +23,29 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
 from tokenpaths.engine.store.ask.topics.paths import (
-    drawn_places,
-    examples_of_paths,
-    members_at,
+    drawn_pairs,
+    excerpts_of,
+    in_reading_order,
     path_rows,
+    sealed_examples,
     with_merged_top,
 )
-from tokenpaths.engine.store.ask.topics.samples import columns_at, shown_at, weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
+from tokenpaths.engine.store.ask.topics.things.strongest import (
+    MOST_PACKED,
+    Strongest,
+    best,
+    no_order,
+    strongest_of_path,
+)
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
-from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.packed_ids import chooses_sql
-from tokenpaths.engine.store.file.schema import ALL_LABELS, EXAMPLE_SEED, SAMPLE_TABLE_ROWS
+from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
 
 MOST_EXAMPLES = 60
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
-FEW_TOKENS = 1000
-"""on a path: all are read, so that a rare path of a large run needs no sample"""
-LOOKED_UP = 32
-"""tokens of a path that are looked up one by one, 0.3 ms each (and ten blocks each of a file that is not in memory)"""
-MOST_JOINED = 20_000_000
-"""tokens of a run up to which ``FEW_TOKENS`` are joined instead, which looks at the row of every token"""
-MOST_PACKED = 20_000
-"""tokens whose packed weights are read"""
-NOT_RECORDED = "The source recorded no weights, so no token is the strongest: these are drawn."
-ALL_EQUAL = "All weights are equal here, so no token is the strongest: these are drawn."
-NOT_LOOKED = "No examples were asked for."
 Limit = Annotated[
     int, Argument("Most examples of each kind; 0 leaves them out: the rest is known at once", ge=0, le=MOST_EXAMPLES)
 ]
@@ -83,7 +78,7 @@ def module(
     counts = counts_of_step(rows, run.bank, run.layout.num_steps)[step]
     place = offered.index(number)
     count = int(counts[place])
-    drawn = _strongest_of_module(run, step, number, count, limit, seed) if limit else _none_of(count)
+    strongest = _strongest_of_module(run, step, number, count, limit, seed) if limit else Strongest.none(count)
     named = {(row["step"], row["module"]): row for row in summaries(run, "module")["rows"]}
     return {
         "run": run.run_id,
@@ -94,7 +89,7 @@ def module(
         "place": 1 + int((counts > count).sum()),
         "num_modules": len(offered),
         "summary": _summary(named[step, number]),
-        **drawn,
+        **strongest.shown(run),
         "labels": _labels(run, step, number, count),
         "comes_from": _neighbours(run, step - 1, "target", "source", number),
         "goes_to": _neighbours(run, step, "source", "target", number),
@@ -123,8 +118,10 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
         rows = with_merged_top(run, rows)
     (row,) = path_rows(run, rows, run.row["num_tokens"])
     own_SK = whole_ribbon(row["ribbon"], run.layout)
-    near = nearest_paths(run, own_SK, MOST_NEIGHBOURS + 1)
-    heads = {head[0]: head for head in run.rows(queries.some_paths(run.layout, near.ranks.tolist()))}
+    with ThreadPoolExecutor(1, "nearest") as beside:  # on another core, if there is one: each takes about half
+        nearest = beside.submit(nearest_paths, run, own_SK, MOST_NEIGHBOURS + 1)
+        examples = _examples_of_path(run, row, limit, seed)
+        near = nearest.result()
     named = {}
     if rank <= NAMED_PATHS:
         named = {other["rank"]: other for other in summaries(run, "path")["rows"]}
@@ -132,23 +129,39 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
         "run": run.run_id,
         **row,
         "summary": _summary(named.get(rank, no_name(_without_name(rank)))),
-        **(
-            _strongest_of_path(run, rank, row["ribbon"], row["count"], limit, seed) if limit else _none_of(row["count"])
-        ),
-        "examples": examples_of_paths(run, [rank], limit, seed)[0]["examples"] if limit else [],
+        **examples,
         "nearest": [
             {
                 "rank": other,
-                "ribbon": (ribbon := nested_ribbon(heads[other][1], run.layout)),
-                "count": heads[other][2],
-                "share": heads[other][2] / run.row["num_tokens"],
+                "ribbon": (ribbon := nested_ribbon(flat, run.layout)),
+                "count": count,
+                "share": count / run.row["num_tokens"],
                 "distance": distance / run.layout.top_k,
                 "differs": [s for s, ids in enumerate(ribbon) if set(ids) != set(row["ribbon"][s])],
             }
-            for other, distance in zip(near.ranks.tolist(), near.distances.tolist(), strict=True)
+            for other, flat, count, distance in zip(
+                near.ranks.tolist(),
+                near.ribbons_nV.tolist(),
+                run.shares.counts_of(near.ranks).tolist(),
+                near.distances.tolist(),
+                strict=True,
+            )
             if other != rank
         ][:MOST_NEIGHBOURS],
     }
+
+
+def _examples_of_path(run: RunFile, row: Mapping[str, Any], limit: int, seed: int) -> dict[str, Any]:
+    """Strongest and drawn examples of a path; a text of both is read once."""
+    rank, count = row["rank"], row["count"]
+    if not limit:
+        return Strongest.none(count).answer({}) | {"examples": []}
+    strongest = strongest_of_path(run, rank, row["ribbon"], count, limit, seed)
+    drawn = sealed_examples(run, [rank], limit, seed).get(rank)
+    pairs = drawn_pairs(run, [rank], limit, seed)[rank] if drawn is None else []
+    excerpts = excerpts_of(run, [*strongest.unread, *pairs])
+    drawn = [excerpts[pair] for pair in pairs] if drawn is None else drawn
+    return strongest.answer(excerpts) | {"examples": in_reading_order(drawn)}
 
 
 def _summary(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +225,7 @@ def _neighbours(run: RunFile, step: int, own: str, other: str, number: int) -> l
     ]
 
 
-def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit: int, seed: int) -> dict[str, Any]:
+def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit: int, seed: int) -> Strongest:
     layout = run.layout
     sampled = run.row["num_tokens"] > SAMPLE_TABLE_ROWS
     source = "token_sample" if sampled else "token"
@@ -241,28 +254,21 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
         num, rows = count, first(by_weight)
         ask = f"SELECT level FROM {chosen} WHERE level <> ? LIMIT 1"
         other = run.rows(Query(ask, (*parameters, rows[0][2]))) if rows else []
-        reason = _no_order(run, 0, len(other))
+        reason = no_order(run, 0, len(other))
     else:
         ((num, low, high),) = run.rows(Query(f"SELECT count(*), min(level), max(level) FROM {chosen}", parameters))
-        reason = _no_order(run, low, high)
+        reason = no_order(run, low, high)
         rows = first(by_weight) if reason is None else []
     if reason is not None:
         rows = first(f"hash(sample, token, {int(seed)})")
     weights_n = layout.weights.decode(np.array([row[2] for row in rows], dtype=np.uint8)).round(layout.weights.digits)
     shown = [(*row[:2], weight) for row, weight in zip(rows, weights_n.tolist(), strict=True)]
-    return _shown(run, shown, reason, num, count)
-
-
-def _no_order(run: RunFile, low: Any, high: Any) -> str | None:
-    """Why the tokens have no order by weight; None if they have one."""
-    if not weights_recorded(run):
-        return NOT_RECORDED
-    return ALL_EQUAL if low == high else None
+    return Strongest(shown, reason, num, count)
 
 
 def _strongest_of_packed(
     run: RunFile, source: str, step: int, number: int, count: int, limit: int, seed: int
-) -> dict[str, Any]:
+) -> Strongest:
     """As ``_strongest_of_module``, of at most ``MOST_PACKED`` drawn tokens: SQL cannot look into BLOBs of weights."""
     layout = run.layout
     rows = run.rows(
@@ -273,10 +279,10 @@ def _strongest_of_packed(
         )
     )
     if not rows:
-        return _shown(run, [], _no_order(run, 0, 0), 0, count)
+        return Strongest([], no_order(run, 0, 0), 0, count)
     ids, levels = run.ribbons_of([[row[2] for row in rows], [row[3] for row in rows]])
     level = np.where(ids[:, step] == number, levels[:, step], 0).max(axis=1)
-    return _best(
+    return best(
         run,
         np.array([row[:2] for row in rows]),
         level.astype(np.float64),
@@ -285,83 +291,3 @@ def _strongest_of_packed(
         limit,
         seed,
     )
-
-
-def _strongest_of_path(
-    run: RunFile, rank: int, ribbon: list[list[int]], count: int, limit: int, seed: int
-) -> dict[str, Any]:
-    """Strength is the product over the steps of each step's largest weight: no step of it was in doubt. (All weights of
-    a step multiplied would prefer even splits.) Steps at which the path uses no module do not count."""
-    layout = run.layout
-    steps = [s for s, ids in enumerate(ribbon) if not all(run.bank.is_stand_in(s, module) for module in ids)]
-    sampled = run.row["num_tokens"] > SAMPLE_TABLE_ROWS
-    columns = ["weights"] if layout.packed else layout.weight_columns()
-    condition, parameters = f"path_id = (SELECT path_id FROM {PATHS} WHERE rank = ?)", (rank,)
-    source = "token_sample" if sampled else "token"
-    joined = sampled and LOOKED_UP < count <= FEW_TOKENS and run.row["num_tokens"] <= MOST_JOINED
-    if joined:
-        source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
-    # Fewer of its tokens than are looked up are in the sample.
-    rare = sampled and not joined and 0 < count * SAMPLE_TABLE_ROWS < LOOKED_UP * run.row["num_tokens"]
-    few = _rows_of_path(run, rank, columns) if rare else None
-    fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", parameters)
-    if layout.packed:
-        drawn = Query(f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}", parameters)
-        rows = run.rows(drawn) if few is None else few
-        places = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
-        flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=np.uint8)
-        levels_nV = flat.reshape(len(rows), layout.visits)
-    elif few is not None:
-        places = np.array([row[:2] for row in few], dtype=np.int64)
-        levels_nV = np.array([row[2:] for row in few], dtype=np.uint8)
-    else:
-        arrays = run.arrays(fetched)
-        places = np.stack([arrays.pop("sample"), arrays.pop("token")], axis=1).astype(np.int64)
-        levels_nV = np.stack(list(arrays.values()), axis=1)
-    top_nS = levels_nV.reshape(len(places), layout.num_steps, layout.top_k).max(axis=2)
-    with np.errstate(divide="ignore"):
-        logs = np.log(layout.weights.decode(np.arange(256)))
-    strength = logs[top_nS[:, steps]].sum(axis=1)
-    return _best(run, places, strength, np.exp(strength / max(len(steps), 1)), count, limit, seed)
-
-
-def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """sample, token and ``columns`` of the tokens of a path, at most ``LOOKED_UP`` of them, in reading order.
-
-    Always the same ones are drawn: which are the strongest is no matter of a seed.
-    """
-    ((_, _, count, _, first),) = run.rows(queries.some_paths(run.layout, [rank]))
-    pairs = sorted(members_at(run, (drawn_places(rank, count, LOOKED_UP, EXAMPLE_SEED) + first).tolist(), rank))
-    return [(*pair, *row) for pair, row in zip(pairs, columns_at(run, pairs, columns), strict=True)]
-
-
-def _best(
-    run: RunFile, places: np.ndarray, strength: np.ndarray, shown: np.ndarray, of_tokens: int, limit: int, seed: int
-) -> dict[str, Any]:
-    """The ``limit`` tokens (n, 2: sample, token) of the largest ``strength``, equal ones in reading order."""
-    low, high = (strength.min(), strength.max()) if len(strength) else (0.0, 0.0)
-    reason = _no_order(run, low, high)
-    key = -strength if reason is None else mix(places[:, 0] * 2**31 + places[:, 1], seed)
-    order = np.lexsort((places[:, 1], places[:, 0], key))[:limit]
-    weights_n = shown[order].round(run.layout.weights.digits)
-    rows = [(*place, weight) for place, weight in zip(places[order].tolist(), weights_n.tolist(), strict=True)]
-    return _shown(run, rows, reason, len(places), of_tokens)
-
-
-def _none_of(of_tokens: int) -> dict[str, Any]:
-    """What stands in place of examples that nobody asked for."""
-    return {
-        "strongest": [],
-        "strongest_reason": NOT_LOOKED,
-        "compared": {"num_tokens": 0, "of_tokens": int(of_tokens), "exact": False},
-    }
-
-
-def _shown(run: RunFile, rows: list[Any], reason: str | None, num: int, of_tokens: int) -> dict[str, Any]:
-    """Rows (sample, token, weight) with their excerpts, in this order."""
-    excerpts = {(row["sample"], row["token"]): row for row in shown_at(run, sorted((row[0], row[1]) for row in rows))}
-    return {
-        "strongest": [excerpts[sample, token] | {"weight": weight} for sample, token, weight in rows],
-        "strongest_reason": reason,
-        "compared": {"num_tokens": int(num), "of_tokens": int(of_tokens), "exact": int(num) == int(of_tokens)},
-    }
