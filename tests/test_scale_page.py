@@ -73,7 +73,8 @@ def test_a_hundred_million_tokens_are_as_they_were_built_and_asked() -> None:
         "`member`": ("member",),
         "`path_coded`, `path_page`, `path_planes`": ("path_coded", "path_page", "path_planes"),
         "`sample`": ("sample",),
-        "drawn tables": ("drawn_token", "drawn_path", "drawn_word", "sample_head", "path_example"),
+        "`profile_page`": ("profile_page",),
+        "drawn tables": ("drawn_token", "drawn_path", "drawn_word", "sample_head", "path_example", "path_strongest"),
     }
     table = PAGE.partition("| table, a hundred million tokens |")[2]
     for name, parts in tables.items():
@@ -103,7 +104,7 @@ def test_what_is_said_of_schemas_goals_and_hours_is_said_once() -> None:
     from benchmarks.table import GOALS
     from tokenpaths.engine.store.file import SCHEMA_VERSION
 
-    assert f"table of 10¹⁰ tokens are those of schema {SCHEMA_VERSION}," in PAGE
+    assert f"those of a hundred million below of schema {SCHEMA_VERSION}." in PAGE
     goals = set(re.findall(r"goal (?:of|is) (\d+) bytes", " ".join(PAGE.split())))
     assert goals == {str(GOALS["bytes_per_token"].goal)}
     hours = first_number(row("sealing into one file")[1])
