@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer, Num, UInt64
 
-from tokenpaths.engine.analysis.compiled.loops import SORTED, ready
+from tokenpaths.engine.analysis.compiled.loops import SORTED, any_ready, ready
 
 _STEPS_AT_ONCE = 65_536
 """steps whose slots stay in the processor's cache while they are sorted"""
@@ -65,8 +65,13 @@ def _sorted_sets(module_ids: Integer[np.ndarray, "n S K"]) -> Integer[np.ndarray
     if compiled is None or top_k == 1:
         return None
     rows = np.ascontiguousarray(module_ids).reshape(-1, top_k)
-    ordered = np.empty_like(rows)
-    if compiled.sort_slots(rows, ordered) != SORTED:
+    ordered = np.empty(rows.shape, dtype=rows.dtype)
+    if top_k == 8 and rows.itemsize == 1 and rows.ctypes.data % 8 == 0:
+        words = (array.reshape(-1).view(np.uint64) for array in (rows, ordered))
+        outcome = compiled.sort_eights(*words)
+    else:
+        outcome = compiled.sort_slots(rows, ordered)
+    if outcome != SORTED:
         return None
     return ordered.reshape(len(module_ids), -1)
 
@@ -219,6 +224,10 @@ def word_hashes(rows: np.ndarray) -> np.ndarray:
         padded[:, :width] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), width)
         rows = padded
     words = np.ascontiguousarray(rows).view(np.uint64)
+    if (compiled := any_ready()) is not None and words.flags.aligned:
+        hashed = np.empty(len(words), dtype=np.uint64)
+        compiled.hash_words(words, hashed)
+        return hashed
     hashes = np.full(len(rows), 0x9E3779B97F4A7C15, dtype=np.uint64)
     for column in words.T:
         # Each line can be undone, so rows that differ in one word only never share a hash.

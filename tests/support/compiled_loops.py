@@ -10,6 +10,10 @@ from tokenpaths.engine.analysis.compiled import loops
 wraps_around = np.errstate(over="ignore")
 INTERPRETED = loops.Loops(
     wraps_around(loops.sort_slots),
+    wraps_around(loops.sort_eights),
+    wraps_around(loops.hash_words),
+    wraps_around(loops.sum_sets),
+    loops.squeeze,
     loops.count_links,
     loops.count_visits,
     loops.count_chains,

@@ -114,12 +114,12 @@ class Survey:
             self._complete = copy.deepcopy(self._sets)
         if self._complete is not None:
             self._complete.add(rows_tS if lacking_tS is None else rows_tS[~lacking_tS.any(axis=1)], None)
-        self._sets.add(rows_tS, lacking_tS)
+        tokens_t = self._sets.add(rows_tS, lacking_tS)
         if self.shape.top_k == 1:
             self._look_for_zeros(piece.ids[:, :, 0])
         else:
             self._look_for_common(ordered, lacking_tS)
-        self._look_for_repeats(rows_tS)
+        self._look_for_repeats(tokens_t)
         self._windows.add(ordered)
         self.tokens += len(ids)
         self.samples += 1
@@ -147,12 +147,11 @@ class Survey:
         for expert, count in zip(*np.unique(same, return_counts=True), strict=True):
             self._uniform[int(expert)] = self._uniform.get(int(expert), 0) + int(count)
 
-    def _look_for_repeats(self, rows_tS: np.ndarray) -> None:
-        layers = (np.arange(rows_tS.shape[1], dtype=np.uint64) * np.uint64(2654435761)) | np.uint64(1)
-        flat = (rows_tS * layers).sum(axis=1, dtype=np.uint64)
-        whole = hash(flat.tobytes())
-        if len(flat) >= LEAST_SHARED:
-            start = hash(flat[:LEAST_SHARED].tobytes())
+    def _look_for_repeats(self, tokens_t: np.ndarray) -> None:
+        """Samples that are alike, by a number for the sets of each token."""
+        whole = hash(tokens_t.tobytes())
+        if len(tokens_t) >= LEAST_SHARED:
+            start = hash(tokens_t[:LEAST_SHARED].tobytes())
             self._starts[start] = self._starts.get(start, 0) + 1
             self._long_repeats += whole in self._wholes
         self._wholes[whole] = self._wholes.get(whole, 0) + 1

@@ -340,15 +340,16 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
     elif parts and not (weights[:, :, 1:] <= weights[:, :, :-1]).all():
         ids, weights = by_weight(ids, weights)
     samples, spans, token_ids = [], [], []
+    known = any(piece.token_id is not None for piece in pieces)
     for piece in pieces:
         text, span = _text(piece, token_texts)
-        spans.append(span)
-        token_ids.append(np.full(piece.num_tokens, -1, np.int32) if piece.token_id is None else piece.token_id)
+        if known:
+            spans.append(span)
+            token_ids.append(np.full(piece.num_tokens, -1, np.int32) if piece.token_id is None else piece.token_id)
         samples.append(
             SampleRecord(num_tokens=piece.num_tokens, label=piece.label, text=text, source=piece.source or piece.where)
         )
-    known = any(piece.token_id is not None for piece in pieces)
-    span_n = np.concatenate(spans)
+    span_n = np.concatenate(spans) if spans else np.empty((0, 2), dtype=np.int32)
     n = len(ids)
     scored = [piece.scored for piece in pieces if piece.scored is not None]
     scores = _joined(scored) if scored else None
@@ -384,7 +385,21 @@ def _with_stand_ins(
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    """The parts one behind the other; where they lie so in one array, as those of the spool do, that stretch of it."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].base
+    if isinstance(whole, np.ndarray) and whole.ndim == 1 and all(part.base is whole for part in parts):
+        first, dtype = parts[0].__array_interface__["data"][0], whole.dtype
+        ends = first + np.cumsum([part.nbytes for part in parts])
+        behind = all(
+            part.__array_interface__["data"][0] == end for part, end in zip(parts[1:], ends.tolist(), strict=False)
+        )
+        if behind and all(part.dtype == dtype and part.flags.c_contiguous for part in parts):
+            start = (first - whole.__array_interface__["data"][0]) // dtype.itemsize
+            stretch = whole[start : start + sum(part.size for part in parts)]
+            return stretch.reshape(-1, *parts[0].shape[1:])
+    return np.concatenate(parts)
 
 
 def _text(piece: Piece, token_texts: dict[int, str]) -> tuple[str | None, np.ndarray]:

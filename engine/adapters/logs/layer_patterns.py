@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled.loops import any_ready
 from tokenpaths.engine.analysis.path_statistics import word_hashes
 
 LEAST_TOKENS = 16
@@ -35,8 +36,9 @@ class LayerSets:
         self._first_S = np.zeros(layers, dtype=np.uint64)
         self._known_S = np.zeros(layers, dtype=bool)
 
-    def add(self, rows_tS: np.ndarray, lacking_tS: np.ndarray | None) -> None:
-        """``lacking_tS``: tokens without a decision, which change nothing."""
+    def add(self, rows_tS: np.ndarray, lacking_tS: np.ndarray | None) -> np.ndarray:
+        """Returns (t,) a number for the sets of each token; ``lacking_tS``: tokens without a decision, which change no
+        layer."""
         for layer in np.flatnonzero(~self._known_S).tolist():
             known = rows_tS[:1, layer] if lacking_tS is None else rows_tS[~lacking_tS[:, layer], layer][:1]
             if len(known):
@@ -46,8 +48,14 @@ class LayerSets:
             differs = rows_tS[:, few] != self._first_S[few]
             self.varied_S[few] += (differs if lacking_tS is None else differs & ~lacking_tS[:, few]).sum(axis=0)
         places = (np.arange(self.tokens + 1, self.tokens + 1 + len(rows_tS), dtype=np.uint64) * _ODD) | np.uint64(1)
-        self._sums_S += (rows_tS * places[:, None]).sum(axis=0, dtype=np.uint64)
+        layers = (np.arange(rows_tS.shape[1], dtype=np.uint64) * np.uint64(2654435761)) | np.uint64(1)
         self.tokens += len(rows_tS)
+        if (compiled := any_ready()) is not None:
+            of_tokens = np.empty(len(rows_tS), dtype=np.uint64)
+            compiled.sum_sets(np.ascontiguousarray(rows_tS), places, layers, self._sums_S, of_tokens)
+            return of_tokens
+        self._sums_S += (rows_tS * places[:, None]).sum(axis=0, dtype=np.uint64)
+        return np.asarray((rows_tS * layers).sum(axis=1, dtype=np.uint64))
 
     def equal(self, least_varied: int) -> set[frozenset[int]]:
         """Groups of layers that have the same sets throughout, and so many that are not their first one."""

@@ -7,6 +7,7 @@ a log is read from its own file.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import tempfile
@@ -36,19 +37,26 @@ class _Part:
 
     file: IO[bytes]
     chunks: list[list[int]] = field(default_factory=list)
-    """one behind the other: the bytes of the pieces, then of each of their arrays"""
+    """one behind the other: the bytes of all ids, of the pieces, then of each of their other arrays"""
     num_bytes: int = 0
 
     def write(self, held: list[dict[str, Any]]) -> None:
         """Append a chunk."""
         # Arrays go to the file as they lie: a copy of a log in memory costs as much as the file does.
         arrays: list[pickle.PickleBuffer] = []
-        head = pickle.dumps(held, protocol=5, buffer_callback=arrays.append)
-        parts = [memoryview(head), *(array.raw() for array in arrays)]
+        ids = [row["ids"] for row in held]
+        alike = len({(of.dtype, of.shape[1:]) for of in ids}) == 1
+        rows = [{**row, "ids": None} for row in held] if alike else held
+        shapes = [of.shape for of in ids]
+        head = pickle.dumps((rows, ids[0].dtype if alike else None, shapes), protocol=5, buffer_callback=arrays.append)
+        # Ids come first, where words of eight bytes are aligned, and those of several pieces are read as one array.
+        first = [memoryview(of).cast("B") for of in ids] if alike else []
+        rest = [memoryview(head), *(array.raw() for array in arrays)]
+        parts = [*first, *rest]
         for part in parts:
             self.file.write(part)
         self.file.flush()
-        self.chunks.append([part.nbytes for part in parts])
+        self.chunks.append([sum(part.nbytes for part in first), *(part.nbytes for part in rest)])
         self.num_bytes += sum(self.chunks[-1])
 
     def rows(self) -> Iterator[list[dict[str, Any]]]:
@@ -57,8 +65,14 @@ class _Part:
         for sizes in self.chunks:
             chunk = memoryview(os.pread(self.file.fileno(), sum(sizes), offset))
             starts = accumulate(sizes, initial=0)
-            head, *arrays = (chunk[start : start + size] for start, size in zip(starts, sizes, strict=False))
-            yield pickle.loads(head, buffers=arrays)
+            of_ids, head, *arrays = (chunk[start : start + size] for start, size in zip(starts, sizes, strict=False))
+            rows, dtype, shapes = pickle.loads(head, buffers=arrays)
+            if dtype is not None:
+                whole = np.frombuffer(of_ids, dtype=dtype)
+                stops = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+                for row, shape, start, stop in zip(rows, shapes, [0, *stops], stops, strict=False):
+                    row["ids"] = whole[start:stop].reshape(shape)
+            yield rows
             offset += len(chunk)
 
 

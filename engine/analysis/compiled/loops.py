@@ -1,10 +1,10 @@
-"""Compiled loops for runs of several hundred thousand tokens: sorted slots, flows, visits, numbers of paths by hash,
-distinct paths of samples.
+"""Compiled loops for runs of several hundred thousand tokens: sorted slots, hashes, packed ids, flows, visits, numbers
+of paths by hash, distinct paths of samples.
 
 They need numba (``pip install tokenpaths[fast]``). Without it, below ``LEAST_TOKENS``, and wherever compiling fails,
-their twins in numpy do the same work: ``path_statistics.sorted_slots``, ``while_writing.EvenFlows`` and ``Visits``,
-``path_dictionary.HashIndex``, ``arrow_tables.distinct_paths``. Both give the same numbers, so a run may go from one to
-the other between two batches.
+their twins in numpy do the same work: ``path_statistics.sorted_slots`` and ``word_hashes``, ``packed_ids.pack``,
+``layer_patterns.LayerSets``, ``while_writing.EvenFlows`` and ``Visits``, ``path_dictionary.HashIndex``,
+``arrow_tables.distinct_paths``. Both give the same numbers, so a run may go from one to the other between two batches.
 
 The functions are plain Python until ``loops`` compiles them, once a process: half a second if numba can keep machine
 code in a folder (``__pycache__`` here, or the user's cache), three seconds each time if it cannot.
@@ -24,15 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled.lanes import LANE_BITS, LANES, add_bits, lowest_bit, teach
+
 LEAST_TOKENS = 262_144
 """tokens of a run from which on compiling pays"""
-BLOCK_TOKENS = 255
-"""tokens whose links are counted in one byte each"""
+BLOCK_TOKENS, MOST_BLOCKS = 255, 257
+"""tokens whose links are counted in one byte each, and how many such blocks in two"""
 SORTED, TOO_LARGE, TWICE = 0, 1, 2
 """outcomes of ``sort_slots``"""
-LANE_BITS = 6
-LANES = 1 << LANE_BITS
-"""bytes that are added at once"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,10 @@ class Loops:
     """The functions below, compiled for one type of ids."""
 
     sort_slots: Callable[..., int]
+    sort_eights: Callable[..., int]
+    hash_words: Callable[..., None]
+    sum_sets: Callable[..., None]
+    squeeze: Callable[..., None]
     count_links: Callable[..., None]
     count_visits: Callable[..., None]
     count_chains: Callable[..., None]
@@ -64,51 +67,105 @@ def sort_slots(rows: np.ndarray, ordered: np.ndarray) -> int:
         left = np.uint64(0)
         for slot in range(top_k):
             left |= one << np.uint64(rows[i, slot])
-        for slot in range(top_k):
-            if not left:
-                return TWICE
-            # The number of bits below the lowest one.
-            below = (left & (~left + one)) - one
-            below -= (below >> one) & np.uint64(0x5555555555555555)
-            below = (below & np.uint64(0x3333333333333333)) + ((below >> np.uint64(2)) & np.uint64(0x3333333333333333))
-            below = (below + (below >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-            ordered[i, slot] = (below * np.uint64(0x0101010101010101)) >> np.uint64(56)
+        for slot in range(top_k - 1):
+            ordered[i, slot] = lowest_bit(left)
             left &= left - one
+        if not left:
+            return TWICE
+        ordered[i, top_k - 1] = lowest_bit(left)
     return SORTED
+
+
+def sort_eights(rows: np.ndarray, ordered: np.ndarray) -> int:
+    """``sort_slots`` of rows of eight bytes, each a number of 64 bits, whose loops have a known end; a third faster."""
+    one, six = np.uint64(1), np.uint64(63)
+    every = np.uint64(0)
+    for i in range(len(rows)):
+        row = rows[i]
+        every |= row
+        left = np.uint64(0)
+        for slot in range(8):
+            left |= one << ((row >> np.uint64(8 * slot)) & six)
+        word = np.uint64(0)
+        for slot in range(7):
+            word |= np.uint64(lowest_bit(left)) << np.uint64(8 * slot)
+            left &= left - one
+        if not left:
+            return TWICE
+        ordered[i] = word | np.uint64(lowest_bit(left)) << np.uint64(56)
+    return TOO_LARGE if every & np.uint64(0xC0C0C0C0C0C0C0C0) else SORTED
+
+
+def hash_words(words: np.ndarray, hashes: np.ndarray) -> None:
+    """``path_statistics.word_hashes`` of rows of ``words`` (n, W), in ``hashes`` (n,)."""
+    for i in range(len(words)):
+        value = np.uint64(0x9E3779B97F4A7C15)
+        for word in words[i]:
+            value = (value ^ word) * np.uint64(0xBF58476D1CE4E5B9)
+            value ^= value >> np.uint64(29)
+        value *= np.uint64(0x94D049BB133111EB)
+        hashes[i] = value ^ (value >> np.uint64(32))
+
+
+def sum_sets(rows: np.ndarray, places: np.ndarray, layers: np.ndarray, sums: np.ndarray, tokens: np.ndarray) -> None:
+    """Add hashes ``rows`` (t, S), times ``places`` (t,) of their tokens, to ``sums`` (S,); ``tokens`` (t,) become their
+    sums over ``layers`` (S,)."""
+    num_layers = rows.shape[1]
+    for token in range(len(rows)):
+        total = np.uint64(0)
+        for layer in range(num_layers):
+            total += rows[token, layer] * layers[layer]
+            sums[layer] += rows[token, layer] * places[token]
+        tokens[token] = total
+
+
+def squeeze(eights: np.ndarray, bits: int, words: np.ndarray) -> None:
+    """Join the ids in every eight bytes of ``eights`` (w,) to one of ``words`` (w,), with ``bits`` for each."""
+    gap = np.uint64(8 - bits)
+    twice, fourfold = gap + gap, gap + gap + gap + gap
+    for i in range(len(eights)):
+        word = eights[i]
+        word = (word & np.uint64(0x00FF00FF00FF00FF)) | ((word & np.uint64(0xFF00FF00FF00FF00)) >> gap)
+        word = (word & np.uint64(0x0000FFFF0000FFFF)) | ((word & np.uint64(0xFFFF0000FFFF0000)) >> twice)
+        words[i] = (word & np.uint64(0x00000000FFFFFFFF)) | ((word & np.uint64(0xFFFFFFFF00000000)) >> fourfold)
 
 
 def count_links(ids: np.ndarray, links: np.ndarray) -> None:
     """Add the K² pairs of modules that each token of ``ids`` (n, S, K) links to ``links`` (S − 1, M, M).
 
-    A step's ids are distinct. Targets of a token are a row of bytes 0 or 1, which is added to the rows of its sources.
+    A step's ids are distinct. Targets of a token are 64 bits, which are added to the rows of its sources.
     """
     num_tokens, num_steps, top_k = ids.shape
     size = links.shape[1]
     strips = (size + LANES - 1) // LANES
-    chosen = np.zeros((strips, BLOCK_TOKENS, LANES), np.uint8)
-    counts = np.zeros((strips, size, LANES), np.uint8)
-    for first in range(0, num_tokens, BLOCK_TOKENS):
-        block = ids[first : first + BLOCK_TOKENS]
+    counts = np.zeros((size, LANES), np.uint8)
+    sums = np.zeros((num_steps - 1, strips, size, LANES), np.uint16)
+    one = np.uint64(1)
+    for begin in range(0, num_tokens, MOST_BLOCKS * BLOCK_TOKENS):
+        stop = min(num_tokens, begin + MOST_BLOCKS * BLOCK_TOKENS)
+        sums[:] = 0
+        for first in range(begin, stop, BLOCK_TOKENS):
+            block = ids[first : min(first + BLOCK_TOKENS, stop)]
+            for step in range(num_steps - 1):
+                for strip in range(strips):
+                    counts[:] = 0
+                    for token in range(len(block)):
+                        targets = np.uint64(0)
+                        for slot in range(top_k):
+                            target = np.uint64(block[token, step + 1, slot])
+                            if target >> np.uint64(LANE_BITS) == np.uint64(strip):
+                                targets |= one << (target & np.uint64(LANES - 1))
+                        for slot in range(top_k):
+                            add_bits(counts, np.uint64(block[token, step, slot]), targets)
+                    into, added = sums[step, strip].reshape(-1), counts.reshape(-1)
+                    for cell in range(len(into)):
+                        into[cell] += added[cell]
         for step in range(num_steps - 1):
-            chosen[:] = 0
-            counts[:] = 0
-            for token in range(len(block)):
-                for slot in range(top_k):
-                    target = np.uint32(block[token, step + 1, slot])
-                    chosen[target >> np.uint32(LANE_BITS), token, target & np.uint32(LANES - 1)] = 1
             for strip in range(strips):
-                to, grid = chosen[strip], counts[strip]
-                for token in range(len(block)):
-                    targets = to[token]
-                    for slot in range(top_k):
-                        row = grid[block[token, step, slot]]
-                        for lane in range(LANES):
-                            row[lane] = np.uint8(row[lane] + targets[lane])
-                start = strip * LANES
                 for source in range(size):
-                    into, row = links[step, source, start : start + LANES], grid[source]
-                    for lane in range(len(into)):
-                        into[lane] += row[lane]
+                    row = links[step, source, strip * LANES : (strip + 1) * LANES]
+                    for lane in range(len(row)):
+                        row[lane] += sums[step, strip, source, lane]
 
 
 def count_visits(ids: np.ndarray, sample_n: np.ndarray, visits: np.ndarray) -> None:
@@ -201,9 +258,10 @@ def refill(slots: np.ndarray, known: np.ndarray, numbers: np.ndarray) -> None:
 
 
 def loops(id_dtype: np.dtype[Any], num_tokens: int) -> Loops | None:
-    """The loops for a run with so many tokens so far; None if it is small, or where they cannot be compiled."""
+    """The loops for a run with so many tokens so far; None if it is small and nobody has compiled them, or where they
+    cannot be compiled."""
     if num_tokens < LEAST_TOKENS:
-        return None
+        return ready(id_dtype)
     if id_dtype not in _READY:
         _READY[id_dtype] = _compiled(id_dtype)
     return _READY[id_dtype]
@@ -212,6 +270,11 @@ def loops(id_dtype: np.dtype[Any], num_tokens: int) -> Loops | None:
 def ready(id_dtype: np.dtype[Any]) -> Loops | None:
     """The loops, if this process has compiled them for such ids."""
     return _READY.get(id_dtype)
+
+
+def any_ready() -> Loops | None:
+    """The loops for whatever ids this process has compiled them, where no ids are given."""
+    return next((made for made in _READY.values() if made is not None), None)
 
 
 _READY: dict[np.dtype[Any], Loops | None] = {}
@@ -231,6 +294,8 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
     import numba
     from numba import types
 
+    teach()
+
     def given(kind: Any, dims: int) -> Any:
         return types.Array(kind, dims, "C", readonly=True)
 
@@ -242,6 +307,10 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
     i4, i8, u8 = types.int32, types.int64, types.uint64
     signatures: dict[Callable[..., Any], Any] = {
         sort_slots: types.int64(given(id_type, 2), filled(id_type, 2)),
+        sort_eights: types.int64(given(u8, 1), filled(u8, 1)),
+        hash_words: types.void(given(u8, 2), filled(u8, 1)),
+        sum_sets: types.void(given(u8, 2), given(u8, 1), given(u8, 1), filled(u8, 1), filled(u8, 1)),
+        squeeze: types.void(given(u8, 1), i8, filled(u8, 1)),
         count_links: types.void(ids, filled(i8, 3)),
         count_visits: types.void(ids, given(i8, 1), filled(i8, 3)),
         count_chains: types.void(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tokenpaths.engine.analysis.compiled.loops import any_ready
 from tokenpaths.engine.store.file.schema import WORD_BITS, Layout
 
 ROWS_AT_ONCE = 4096
@@ -46,6 +47,9 @@ def _squeezed(ids_nV: np.ndarray, bits: int) -> np.ndarray:
     """Words (n, V/8) of (n, V) bytes: of every eight, neighbours are joined to pairs, fours and eights of ``bits``."""
     eights: np.ndarray = np.ascontiguousarray(ids_nV, dtype=np.uint8).view("<u8")
     words: np.ndarray = np.empty(eights.shape, dtype="<u8")
+    if (compiled := any_ready()) is not None and eights.flags.aligned:
+        compiled.squeeze(eights.reshape(-1), bits, words.reshape(-1))
+        return words
     high = np.empty((min(len(words), ROWS_AT_ONCE), words.shape[1]), dtype="<u8")
     for start in range(0, len(words), ROWS_AT_ONCE):
         source, low = eights[start : start + ROWS_AT_ONCE], words[start : start + ROWS_AT_ONCE]

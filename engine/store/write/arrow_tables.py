@@ -74,7 +74,7 @@ def compact(
     entropy_nS = np.asarray(batch.gate_entropy, dtype=np.float32)
     return CompactBatch(
         samples=list(batch.samples),
-        ids=np.array(batch.module_ids, dtype=layout.id_dtype, order="C"),
+        ids=_own(batch.module_ids, layout.id_dtype),
         weights=layout.weights.encode(batch.weights).reshape(n, layout.visits),
         gate_entropy=np.broadcast_to(np.float32(np.nan), n) if _is_unknown(entropy_nS) else entropy_nS.mean(axis=1),
         entropy_sums=_entropy_sums(entropy_nS, batch.samples),
@@ -89,6 +89,16 @@ def compact(
         margins=_margins(batch, layout) if MARGIN_COLUMNS[0] in columns else None,
         sorted_ids=sorted_ids,
     )
+
+
+def _own(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``values`` as an array that nobody else can change: a copy, unless they lie in bytes, as what was read from a
+    file does."""
+    base: object = values
+    while isinstance(base, np.ndarray) and not base.flags.writeable:
+        base = base.base
+    fixed = isinstance(base, bytes) or (isinstance(base, memoryview) and isinstance(base.obj, bytes))
+    return np.asarray(values, dtype, order="C") if fixed else np.array(values, dtype, order="C")
 
 
 def _is_unknown(values: np.ndarray) -> bool:
@@ -106,6 +116,9 @@ def _margins(batch: TraceBatch, layout: Layout) -> tuple[np.ndarray, np.ndarray]
 def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
     """``CompactBatch.entropy_sums``: samples without a label first, then labels in order of appearance."""
     labels = [sample.label for sample in samples]
+    if _is_unknown(entropy_nS):
+        ordered = sorted(dict.fromkeys(labels), key=lambda label: label is not None)
+        return {label: np.zeros((2, entropy_nS.shape[1])) for label in ordered}
     label_n = np.repeat(np.arange(len(samples)), [sample.num_tokens for sample in samples])
     if len(set(labels)) > 1:
         first_with = {label: i for i, label in reversed(list(enumerate(labels)))}
@@ -114,8 +127,6 @@ def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> di
         label_n[:] = 0
     groups = np.unique(label_n).tolist()
     sums = {}
-    if _is_unknown(entropy_nS):
-        return {labels[group]: np.zeros((2, entropy_nS.shape[1])) for group in groups}
     for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
         rows = entropy_nS[label_n == group]
         finite = ~np.isnan(rows)
@@ -148,8 +159,8 @@ def own_token_columns(
     ids_nV = batch.ids.reshape(n, layout.visits)
     if layout.packed:
         arrays["ids"] = blobs(ids_nV) if layout.of_shard else pack(ids_nV, layout)
-        even = not layout.of_shard and _all_are(batch.weights, layout.even_level)
-        arrays["weights"] = pa.nulls(n, pa.binary()) if even else blobs(batch.weights)
+        if layout.of_shard or not _all_are(batch.weights, layout.even_level):
+            arrays["weights"] = blobs(batch.weights)
     else:
         # Transposed once, every column is contiguous and goes to Arrow without another copy.
         if not layout.by_path:
@@ -169,13 +180,14 @@ def token_table(
     first_row: int,
     first_char: int,
 ) -> tuple[pa.Table, int]:
-    """Rows of ``token_coded``, and the ``first_char`` of the next batch.
+    """Rows of ``token_coded`` without the columns that are NULL throughout, and the ``first_char`` of the next batch.
 
-    ``label_ids`` (B,) with −1 = none, the other arrays (n,). FLOPs are NULL if they equal ``usual_flops``, the sum over
-    the modules of the ribbon. ``first_char``: see ``columns.chars``.
+    DuckDB takes longer to read such columns than to fill in that they are missing. ``label_ids`` (B,) with −1 = none,
+    the other arrays (n,). FLOPs are NULL if they equal ``usual_flops``, the sum over the modules of the ribbon.
+    ``first_char``: see ``columns.chars``.
     """
     columns = own_token_columns(batch, layout, first_sample, coded_too=False)
-    lengths = batch.lengths
+    n, lengths = batch.num_tokens, batch.lengths
     starts = first_row + np.cumsum(lengths) - lengths
     for measure, values in (("loss", batch.loss), ("gate_entropy", batch.gate_entropy)):
         unknown = np.zeros(batch.num_tokens, dtype=np.int32)
@@ -185,15 +197,12 @@ def token_table(
         start, end = (batch.whole.get(name, absent) for name in coded.PLACES)
         places, unknown, first_char = coded.chars(start, end, lengths, first_char)
         columns |= places | {"char_length": pa.array(places["char_length"], mask=unknown)}
-    rows = pa.table(
-        {
-            **columns,
-            "first_row": np.repeat(starts, lengths),
-            "label_id": _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths)),
-            "path_id": path_ids,
-            "flops": pa.array(batch.flops, mask=batch.flops == usual_flops),
-        }
-    )
+    columns |= {"first_row": np.repeat(starts, lengths), "path_id": path_ids}
+    if (label_ids >= 0).any():
+        columns["label_id"] = _minus_one_is_null(np.repeat(label_ids.astype(np.int32), lengths))
+    columns["flops"] = pa.array(batch.flops, mask=batch.flops == usual_flops)
+    missing = {name for name, values in columns.items() if isinstance(values, pa.Array) and values.null_count == n}
+    rows = pa.table({name: values for name, values in columns.items() if name not in missing})
     return rows, first_char
 
 

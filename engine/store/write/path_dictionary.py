@@ -257,8 +257,7 @@ class PathDictionary:
         """``add`` by the compiled table."""
         start = self.num_paths
         path_ids = table.enter(row_hashes)
-        highest = np.maximum.accumulate(np.concatenate([[start - 1], path_ids]))
-        fresh = path_ids > highest[:-1]
+        fresh, _ = first_seen(path_ids, start - 1)
         old = np.flatnonzero(~fresh)
         new_rows = rows[fresh] if len(old) else rows
         self._rows.append(new_rows)
@@ -385,6 +384,15 @@ class PathDictionary:
             padded[:, : part.shape[1]] = part
             values[start : start + TAKE_ROWS] = padded.view(">u8")[:, 0]
         return values
+
+
+def first_seen(path_ids: np.ndarray, known: int) -> tuple[np.ndarray, int]:
+    """(n,) bool: tokens whose path no token before them took, where paths up to ``known`` are known and new ones are
+    numbered as they appear; and the largest number then."""
+    highest = np.empty(len(path_ids) + 1, dtype=path_ids.dtype)
+    highest[0], highest[1:] = known, path_ids
+    np.maximum.accumulate(highest, out=highest)
+    return path_ids > highest[:-1], int(highest[-1])
 
 
 def _tied(place: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,6 +35,7 @@ from tokenpaths.engine.store.file.schema import (
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
+from tokenpaths.engine.store.write.first_rows import FirstSeen
 from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
@@ -67,6 +68,7 @@ class RunFiller:
         self.profiles = ProfilePages(self.layout)
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathDictionary(self.layout.id_dtype, file.parent)
+        self.first_seen = FirstSeen()
         self.twin = TwinCounter(self.layout, file.parent, KNOWN_TOKENS)
         self.twin_paths: TwinPaths | None = None
         """of an untrained twin that was traced before; set by ``finish`` if its ribbons were added"""
@@ -88,7 +90,9 @@ class RunFiller:
             "sample": [],
             **{soft.table: [] for soft in SOFT_TABLES.values()},
         }
-        self._pending_tokens = 0
+        self._pending_tokens = self._pending_sample_bytes = 0
+        self._writing = contextlib.ExitStack()
+        """what lets DuckDB insert on one thread, until the last row is in the file"""
         self._inserting: threading.Thread | None = None
         """of the rows that were handed over last"""
         self._insert_error: BaseException | None = None
@@ -97,6 +101,8 @@ class RunFiller:
         """Store one batch of whole samples."""
         first_row = self.book.num_tokens
         path_ids, new_rows = self.book.add(batch.ids, batch.sorted_ids)
+        if self.layout.packed:
+            self.first_seen.add(path_ids)
         self._measure(new_rows)
         work = self._work_of(path_ids)
         common: dict[str, Any] = {
@@ -116,7 +122,9 @@ class RunFiller:
         )
         self._hold(columns.TABLE, rows)
         self._sum_loss(batch)
-        self._hold("sample", sample_table(batch, first_row=first_row, compute=work.compute, reuse=work.reuse, **common))
+        samples = sample_table(batch, first_row=first_row, compute=work.compute, reuse=work.reuse, **common)
+        self._hold("sample", samples)
+        self._pending_sample_bytes += samples.nbytes
         if self.visits is not None:
             self.visits = self.visits.add(common["label_ids"], batch)
         if self.even_flows is not None:
@@ -197,10 +205,13 @@ class RunFiller:
         if self.con is None:
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
             self.con = create_file(self._file, self._tables(), block_bytes, megabytes)
+            self._writing.enter_context(one_thread(self.con))
         rows: dict[str, list[pa.Table]] = {}
         for table, parts in self._pending.items():
-            if table == "sample" and not last and sum(part.nbytes for part in parts) < HELD_SAMPLE_BYTES:
+            if table == "sample" and not last and self._pending_sample_bytes < HELD_SAMPLE_BYTES:
                 continue  # a few rows of each batch: to insert them takes longer than all else of them
+            if table == "sample":
+                self._pending_sample_bytes = 0
             rows[table] = [pa.concat_tables(parts)] if table == "sample" and parts else list(parts)
             parts.clear()
         self._pending_tokens = 0
@@ -214,10 +225,9 @@ class RunFiller:
     def _insert(self, con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
         """Insert the rows of these tables, each of which is let go of when it is in the file."""
         try:
-            with one_thread(con):
-                for table, parts in rows.items():
-                    while parts:
-                        insert_rows(con, table, parts.pop(0))
+            for table, parts in rows.items():
+                while parts:
+                    insert_rows(con, table, parts.pop(0))
         except BaseException as error:  # whatever it is: who waits raises it
             self._insert_error = error
 
@@ -233,6 +243,7 @@ class RunFiller:
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
         self._flush(SMALL_BLOCK_BYTES, last=True)
+        self._writing.close()
         self.book.complete()
         self.twin_paths = self._twin_of_run()
         assert self.con is not None
@@ -241,6 +252,7 @@ class RunFiller:
         self.con.execute("BEGIN")
         totals = Totals(
             book=self.book,
+            first_seen=self.first_seen,
             twin=self.twin_paths,
             work=self._work_of,
             labels=self.labels,
@@ -262,6 +274,7 @@ class RunFiller:
         # What was summed up on the way is in the file now; the answers need the memory.
         del totals
         self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
+        self.first_seen = FirstSeen()
         self._work_P, self.visits = [], None
         self.even_flows, self.profiles = None, ProfilePages(self.layout)
         self.remove_temporary()

@@ -30,6 +30,7 @@ from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, UNIQUE, WO
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS, Layout
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, insert_rows, one_thread, range_array
+from tokenpaths.engine.store.write.first_rows import FirstSeen, first_rows_of_paths
 from tokenpaths.engine.store.write.flows.seal_flows import write_flows
 from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
@@ -56,8 +57,6 @@ _STAGES = (
     "sample and histograms",
     "findings",
 )
-UNIQUE_SHARE = 0.5
-"""paths for each token from which on the ribbons of paths would take more than those of tokens save"""
 NUM_STAGES = len(_STAGES) + 2
 """the last two, flushing to disk and the answers of large runs, are done by the writer"""
 
@@ -67,6 +66,7 @@ class Totals:
     """Sums accumulated by the writer."""
 
     book: PathDictionary
+    first_seen: FirstSeen
     twin: TwinPaths | None
     work: Callable[[np.ndarray], Work]
     """of paths by their ids"""
@@ -99,7 +99,7 @@ def build_summaries(
         on_stage(_STAGES[number], number, NUM_STAGES)
 
     stage(0)
-    first_rows = first_rows_of_paths(con, layout, totals.book)
+    first_rows = first_rows_of_paths(con, layout, totals.book, totals.first_seen)
     layout = replace(layout, unique=first_rows is not None)
     order = rank_by_count(totals.book.counts()) if layout.unique else totals.book.ranked()
     _small_tables(con, info, modules, totals)
@@ -110,7 +110,7 @@ def build_summaries(
         _path_table(con, layout, totals, order, first_rows)
         write_pages(con, layout, totals.book, order)
     del first_rows
-    write_tops(con, layout, order)
+    write_tops(con, layout, totals.book, order)
     totals.profiles.write(con, totals.book.num_tokens)
     stage(2)
     _member_table(con, order, totals.book.num_tokens)
@@ -141,7 +141,7 @@ def derive_tables(
     """Fill the tables that follow from those of tokens, samples, labels and paths; ``order`` (P,) as in ``book``."""
     _count_by_label(con)
     write_pages(con, layout, book, order)
-    write_tops(con, layout, order)
+    write_tops(con, layout, book, order)
     write_profiles(con, layout, book, num_samples)
     con.execute("DROP TABLE on_path")
     _member_table(con, order, book.num_tokens)
@@ -175,26 +175,6 @@ def label_table(con: duckdb.DuckDBPyConnection) -> None:
         "INSERT INTO label SELECT label_id, any_value(label), count(*), sum(num_tokens) FROM sample "
         "WHERE label_id IS NOT NULL GROUP BY label_id ORDER BY label_id"
     )
-
-
-def first_rows_of_paths(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary) -> np.ndarray | None:
-    """(P,) row of the first token of each path by path_id, where the run gets the layout *unique*; otherwise None.
-
-    It does where ribbons are packed and more than ``UNIQUE_SHARE`` as many paths as tokens are there. Paths have to be
-    numbered in the order of their first tokens, which two ribbons of one hash may prevent.
-    """
-    if not layout.packed or book.num_paths <= UNIQUE_SHARE * book.num_tokens:
-        return None
-    rows, known = [], -1
-    reader = con.execute(f"SELECT rowid, path_id FROM {coded.TABLE} ORDER BY rowid").to_arrow_reader(CHUNK_ROWS)
-    for batch in reader:
-        if batch.num_rows:
-            place, path_ids = (batch.column(name).to_numpy() for name in ("rowid", "path_id"))
-            highest = np.maximum.accumulate(np.concatenate([[known], path_ids]))
-            rows.append(place[path_ids > highest[:-1]])
-            known = int(highest[-1])
-    first = np.concatenate(rows)
-    return first if len(first) == book.num_paths else None
 
 
 def rank_by_count(counts: np.ndarray) -> np.ndarray:

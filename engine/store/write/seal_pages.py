@@ -18,6 +18,7 @@ from tokenpaths.engine.store.file.pages.path_pages import (
     PAGE_PATHS,
     PAGES_AT_ONCE,
     TOP_ROWS,
+    WORK_COLUMNS,
     encode_ranks,
     with_ribbons,
 )
@@ -118,20 +119,28 @@ def write_counts(con: duckdb.DuckDBPyConnection, kind: str, counts: np.ndarray) 
         )
 
 
-def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, order: np.ndarray) -> None:
+def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray) -> None:
     """Fill ``path_top`` and ``label_path`` from those of paths and ``on_path``; ``order`` (P,): number of each rank."""
+
+    def with_ribbons(some: str) -> str:
+        return _with_ribbons(con, layout, book, order, some)
+
     con.execute(
         f"CREATE TABLE path_top AS SELECT 'rank' AS list, NULL::INTEGER AS label_id, 0 AS place, {_ROW} "
         "FROM path LIMIT 0"
     )
+    # Equal for all, as of a log without costs: the first ranks, and no sort of millions.
+    alike = " AND ".join(f"min({name}) = max({name})" for name in WORK_COLUMNS)
+    (all_equal,) = con.execute(f"SELECT {alike} FROM {PATHS}").fetchall()[0]
     for measure in ("compute", "reuse"):
-        # Equal for all, as of a log without costs: the first ranks, and no sort of millions.
-        (equal,) = con.execute(f"SELECT min({measure}) = max({measure}) FROM {PATHS}").fetchall()[0]
+        equal = all_equal
+        if not equal:
+            (equal,) = con.execute(f"SELECT min({measure}) = max({measure}) FROM {PATHS}").fetchall()[0]
         some = f" WHERE rank <= {TOP_ROWS}" if equal else ""
         largest = f"SELECT * FROM {PATHS}{some} ORDER BY {measure} DESC, rank LIMIT {TOP_ROWS}"
         con.execute(
             f"INSERT INTO path_top SELECT '{measure}', NULL, row_number() OVER (ORDER BY {measure} DESC, rank) - 1, "
-            f"{_ROW} FROM {with_ribbons(layout, largest)} ORDER BY 3"
+            f"{_ROW} FROM {with_ribbons(largest)} ORDER BY 3"
         )
     con.execute("CREATE TABLE label_path (label_id INTEGER, num_paths BIGINT)")
     con.execute("INSERT INTO label_path SELECT label_id, count(*) FROM on_path GROUP BY label_id ORDER BY label_id")
@@ -161,9 +170,25 @@ def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, order: np.ndarray
         )
         con.execute(
             f"INSERT INTO path_top SELECT 'rank', {int(label_id)}, place, rank, ribbon, n, cdf, compute, reuse, "
-            f"top_label, top_label_share FROM {with_ribbons(layout, some)} ORDER BY place"
+            f"top_label, top_label_share FROM {with_ribbons(some)} ORDER BY place"
         )
         con.execute("DROP TABLE listed")
+
+
+def _with_ribbons(
+    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray, some: str
+) -> str:
+    """``path_pages.with_ribbons``; in the layout *unique*, where their tokens lie all over the file, from ``book``."""
+    if not layout.unique:
+        return with_ribbons(layout, some)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE few AS SELECT * EXCLUDE (first_token) FROM ({some})")
+    ranks = con.execute("SELECT rank FROM few ORDER BY rank").fetchnumpy()["rank"]
+    ribbons = np.ascontiguousarray(book.ribbons(order[ranks - 1]))
+    offsets = np.arange(0, ribbons.size + 1, layout.visits, dtype=np.int64)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE few_ribbon (rank INTEGER, ribbon {layout.id_type}[])")
+    lists = pa.LargeListArray.from_arrays(offsets, ribbons.reshape(-1))
+    insert_columns(con, "few_ribbon", {"rank": ranks, "ribbon": lists})
+    return "(SELECT few.*, few_ribbon.ribbon FROM few JOIN few_ribbon USING (rank))"
 
 
 class ProfilePages:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ import numpy as np
 from tokenpaths.engine.analysis.words import Words, coded, surroundings, words_of_tokens
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix
-from tokenpaths.engine.store.file.schema import DRAWN_PATHS, DRAWN_TOKENS, DRAWN_WORDS, Layout
+from tokenpaths.engine.store.file.schema import DRAWN_PATHS, DRAWN_TOKENS, DRAWN_WORDS
 
 MOST_TOKENS = 1_000_000
 MOST_BYTES = 64 * 2**20
@@ -31,6 +33,19 @@ MOST_COUNTED_BYTES = 32 * 2**20
 """bytes of the cached counts of the choices of all tokens"""
 CACHED_RUNS = 3
 """number of runs whose tokens are cached"""
+
+
+class LazyRibbons:
+    """The ribbons of paths, read when they are first asked for: many questions need none, and they are most of the
+    bytes."""
+
+    def __init__(self, read: Callable[[], np.ndarray]) -> None:
+        self._read = read
+
+    @cached_property
+    def of_paths(self) -> np.ndarray:
+        """(P, S, K) ids."""
+        return self._read()
 
 
 @dataclass
@@ -53,7 +68,7 @@ class TokenTable:
     rank_P: np.ndarray
     compute_P: np.ndarray
     reuse_P: np.ndarray
-    ribbon_PSK: np.ndarray
+    ribbons: LazyRibbons
     num_modules: int
     """M of the run: no token need choose its last modules"""
     counted: dict[str, Any]
@@ -61,6 +76,11 @@ class TokenTable:
     """the word of each token, where the file holds it"""
     cache: dict[str, Any] = field(default_factory=dict)
     """derived values of these tokens, cached by other questions"""
+
+    @property
+    def ribbon_PSK(self) -> np.ndarray:
+        """Ids of the paths."""
+        return self.ribbons.of_paths
 
     @property
     def num_tokens(self) -> int:
@@ -259,9 +279,7 @@ def known_token_table(run: RunFile) -> TokenTable | None:
         return None
     condition = Query("rowid IN (SELECT place FROM known_token)")
     rows = run.arrays(Query("SELECT sample, num_tokens, coalesce(label_id, -1) AS label FROM sample ORDER BY sample"))
-    met = run.arrays(Query(f"SELECT DISTINCT sample FROM token WHERE {condition.sql} ORDER BY sample"))["sample"]
-    chosen = np.searchsorted(rows["sample"], met)
-    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, chosen)
+    return _gathered(run, condition, {name: values.astype(np.int64) for name, values in rows.items()}, None)
 
 
 def read_token_table(run: RunFile, most: int | None = None) -> TokenTable:
@@ -297,6 +315,7 @@ def sealed_token_table(run: RunFile) -> TokenTable | None:
     if "char_end" in columns:
         columns["char_end"] += columns["char_start"]
     ribbons = np.frombuffer(b"".join(paths["ribbon"]), dtype=layout.id_dtype)
+    ribbon_PSK = ribbons.reshape(-1, layout.num_steps, layout.top_k)
     return TokenTable(
         run=weakref.ref(run),
         sample_n=sample_n.astype(np.int32),
@@ -307,7 +326,7 @@ def sealed_token_table(run: RunFile) -> TokenTable | None:
         rank_P=paths["rank"],
         compute_P=paths["compute"],
         reuse_P=paths["reuse"],
-        ribbon_PSK=ribbons.reshape(-1, layout.num_steps, layout.top_k),
+        ribbons=LazyRibbons(lambda: ribbon_PSK),
         num_modules=layout.num_modules,
         counted={
             "num_tokens": len(path_n),
@@ -320,12 +339,20 @@ def sealed_token_table(run: RunFile) -> TokenTable | None:
     )
 
 
-def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray) -> TokenTable:
-    """The tokens that meet ``condition``, which selects all tokens of the ``chosen`` among the samples in ``rows``."""
+def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chosen: np.ndarray | None) -> TokenTable:
+    """The tokens that meet ``condition``, which selects all tokens of the ``chosen`` among the samples in ``rows``;
+    ``chosen`` is None: some tokens of some samples."""
     samples_N, sizes = rows["sample"], rows["num_tokens"]
     tokens = _tokens(run, condition)
+    if chosen is None:
+        chosen = np.searchsorted(samples_N, np.unique(tokens["sample"]))
     path_ids, path_n = _compact(tokens.pop("path_id"))
-    rank_P, compute_P, reuse_P, ribbon_PSK, order = _paths(run, run.layout, path_ids, condition)
+    condition_of_paths = Query("true")
+    if len(path_ids) < run.row["num_paths"]:
+        condition_of_paths = Query(
+            f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})", condition.parameters
+        )
+    rank_P, compute_P, reuse_P, order = _paths(run, path_ids, condition_of_paths)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     numbers = samples_N[chosen]
@@ -339,7 +366,7 @@ def _gathered(run: RunFile, condition: Query, rows: dict[str, np.ndarray], chose
         rank_P=rank_P,
         compute_P=compute_P,
         reuse_P=reuse_P,
-        ribbon_PSK=ribbon_PSK,
+        ribbons=LazyRibbons(partial(_ribbons, weakref.ref(run), condition_of_paths)),
         num_modules=run.layout.num_modules,
         counted={
             "num_tokens": len(path_n),
@@ -368,16 +395,20 @@ def _tokens(run: RunFile, condition: Query) -> dict[str, np.ndarray]:
     return run.arrays(Query(f"SELECT {columns} FROM token WHERE {condition.sql} ORDER BY rowid", condition.parameters))
 
 
-def _paths(run: RunFile, layout: Layout, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
-    """rank, compute, reuse and ribbon, ordered by rank, and the order that maps ``path_ids`` to them."""
-    where = "true"
-    if len(path_ids) < run.row["num_paths"]:
-        where = f"path_id IN (SELECT path_id FROM token WHERE {condition.sql})"
-    only = Query(where, () if where == "true" else condition.parameters)
-    parts = list(path_ribbons(run, "path_id, rank, compute, reuse", only))
-    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+def _paths(run: RunFile, path_ids: np.ndarray, condition: Query) -> tuple[np.ndarray, ...]:
+    """rank, compute and reuse, ordered by rank, and the order that maps ``path_ids`` to them."""
+    sql = f"SELECT path_id, rank, compute, reuse FROM {PATHS} WHERE {condition.sql}"
+    columns = run.arrays(Query(sql, condition.parameters))
     by_rank = np.argsort(columns["rank"])
-    ribbons_PV = np.concatenate([ribbons for _, ribbons in parts])[by_rank]
     path_id, rank, compute, reuse = (values[by_rank] for values in columns.values())
-    ribbons = ribbons_PV.reshape(-1, layout.num_steps, layout.top_k)
-    return rank, compute, reuse, ribbons, np.searchsorted(path_ids, path_id)
+    return rank, compute, reuse, np.searchsorted(path_ids, path_id)
+
+
+def _ribbons(run: weakref.ref[RunFile], condition: Query) -> np.ndarray:
+    """(P, S, K) of the paths of ``condition``, ordered by rank."""
+    open_run = run()
+    assert open_run is not None, "asked after its run was let go of"
+    parts = list(path_ribbons(open_run, "rank", condition))
+    by_rank = np.argsort(np.concatenate([part["rank"] for part, _ in parts]))
+    ribbons_PV = np.concatenate([ribbons for _, ribbons in parts])[by_rank]
+    return np.asarray(ribbons_PV.reshape(-1, open_run.layout.num_steps, open_run.layout.top_k))

@@ -9,10 +9,11 @@ from typing import IO
 import numpy as np
 import pytest
 
-from tokenpaths.engine.adapters.logs import spool
+from tokenpaths.engine.adapters.logs import importing, spool
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces import Piece
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
+from tokenpaths.engine.store.write import arrow_tables
 
 
 def pieces() -> list[Piece]:
@@ -87,3 +88,53 @@ def test_without_space_the_log_itself_is_read_again(tmp_path: Path, monkeypatch:
     np.save(tmp_path / "log.npy", np.array([plain, plain, plain[::-1]]))
     counted = open_log(tmp_path / "log.npy", experts=4).counted(tmp_path)
     assert [piece.ids.tolist() for piece in counted.pieces()] == [np.load(tmp_path / "log.npy").tolist()]
+
+
+def alike(counts: tuple[int, ...]) -> list[Piece]:
+    rng = np.random.default_rng(6)
+    return [Piece(rng.integers(0, 200, (count, 3, 2)), f"line {count}") for count in counts]
+
+
+def test_ids_of_pieces_that_were_kept_together_are_one_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "HELD_BYTES", 6 * (3 + 4 + 5))
+    kept = PieceSpool(tmp_path)
+    made = alike((3, 4, 5, 6, 7))
+    for piece in made:
+        kept.add(piece)
+    taken = list(kept.take() or ())
+    assert all(same(own, other) for own, other in zip(made, taken, strict=True))
+    ids = [piece.ids for piece in taken]
+    whole = importing._joined(ids[:3])
+    assert np.array_equal(whole, np.concatenate([piece.ids for piece in made[:3]]))
+    assert all(np.shares_memory(whole, part) for part in ids[:3])
+    assert ids[0].ctypes.data % 8 == 0
+    assert not whole.flags.writeable
+    assert np.shares_memory(arrow_tables._own(whole, whole.dtype), whole)  # nobody can change it
+
+
+@pytest.mark.parametrize("chosen", [(0, 2), (1, 0), (0, 1, 3), (2, 3), (2, 4), (0, 0)])
+def test_ids_that_do_not_lie_together_are_copied(
+    chosen: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "HELD_BYTES", 6 * (3 + 4 + 5))
+    kept = PieceSpool(tmp_path)
+    for piece in alike((3, 4, 5, 6, 7)):
+        kept.add(piece)
+    ids = [piece.ids for piece in kept.take() or ()]
+    parts = [ids[i] for i in chosen]
+    joined = importing._joined(parts)
+    assert np.array_equal(joined, np.concatenate(parts))
+    assert not any(np.shares_memory(joined, part) for part in parts)
+
+
+def test_what_somebody_could_change_is_copied() -> None:
+    kind = np.dtype(np.uint8)
+    frozen = np.zeros((2, 4), dtype=np.uint8)
+    frozen.flags.writeable = False  # whoever made it may set it back
+    changing = np.frombuffer(bytearray(8), dtype=np.uint8)
+    changing.flags.writeable = False
+    for values in (frozen, frozen[1:], changing, np.zeros(3, dtype=np.uint8)):
+        assert not np.shares_memory(arrow_tables._own(values, kind), values)
+    fixed = np.frombuffer(bytes(8), dtype=np.uint8)
+    assert np.shares_memory(arrow_tables._own(fixed[2:], kind), fixed)
+    assert arrow_tables._own(fixed, np.dtype("<u2")).dtype == "<u2"

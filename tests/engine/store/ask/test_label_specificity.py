@@ -14,7 +14,7 @@ from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
-from tokenpaths.engine.store.ask.tables.token_table import TokenTable
+from tokenpaths.engine.store.ask.tables.token_table import LazyRibbons, TokenTable
 from tokenpaths.engine.store.ask.topics import label_specificity
 from tokenpaths.engine.store.ask.topics.label_specificity import LEAST_SAMPLES, Counts, count_modules, count_paths
 
@@ -22,17 +22,21 @@ from tokenpaths.engine.store.ask.topics.label_specificity import LEAST_SAMPLES, 
 def made_up(paths: int, samples: int, labels: int, tokens: int, seed: int = 0, top_k: int = 2) -> TokenTable:
     """Tokens without a run; a few samples have no label."""
     rng = np.random.default_rng(seed)
+    sample_n = np.sort(rng.integers(0, samples, tokens)).astype(np.int32)
+    label_N = rng.integers(-1, labels, samples)
+    path_n = np.minimum(rng.geometric(5 / paths, tokens) - 1, paths - 1).astype(np.int32)
+    ribbons = rng.random((paths, 3, 9)).argsort(axis=2)[:, :, :top_k].astype(np.uint8)
     return TokenTable(
         run=weakref.ref(make_up),
         columns={},
-        sample_n=np.sort(rng.integers(0, samples, tokens)).astype(np.int32),
+        sample_n=sample_n,
         samples_N=np.arange(samples),
-        label_N=rng.integers(-1, labels, samples),
-        path_n=np.minimum(rng.geometric(5 / paths, tokens) - 1, paths - 1).astype(np.int32),
+        label_N=label_N,
+        path_n=path_n,
         rank_P=np.arange(1, paths + 1),
         compute_P=np.ones(paths),
         reuse_P=np.zeros(paths),
-        ribbon_PSK=rng.random((paths, 3, 9)).argsort(axis=2)[:, :, :top_k].astype(np.uint8),
+        ribbons=LazyRibbons(lambda: ribbons),
         num_modules=9,
         counted={"exact": True},
     )

@@ -21,7 +21,7 @@ from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables.attributes import LEAST_TOKENS, Attributes, label_attributes
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, patches_of_kind
-from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
+from tokenpaths.engine.store.ask.tables.token_table import LazyRibbons, TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.things import naming
 from tokenpaths.engine.store.ask.topics.things.naming import (
     LEAST,
@@ -195,7 +195,7 @@ def random_routing(
         rank_P=np.arange(1, len(ribbons) + 1),
         compute_P=np.ones(len(ribbons)),
         reuse_P=np.zeros(len(ribbons)),
-        ribbon_PSK=ribbons[:, :, None].astype(np.uint8),
+        ribbons=LazyRibbons(lambda: ribbons[:, :, None].astype(np.uint8)),
         num_modules=modules,
         counted={"exact": True},
     )

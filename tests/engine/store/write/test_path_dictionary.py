@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.flow_counter import FlowCounter
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import path_dictionary
+from tokenpaths.engine.store.write.first_rows import FirstSeen, first_rows_of_paths
 from tokenpaths.engine.store.write.flows.packed_flows import PackedFlows, fits
 from tokenpaths.engine.store.write.path_dictionary import HashIndex, PathDictionary, RowFile, word_hashes
 
@@ -213,3 +215,31 @@ def test_labels_counted_in_several_passes_are_those_of_one(tmp_path: Path, monke
     monkeypatch.setattr("tokenpaths.engine.store.write.flows.packed_flows.labels_at_once", lambda layout: 2)
     with Run.open(made.write(tmp_path, overwrite=True)) as run:
         assert [(run.flow(label=label), run.usage(label=label)) for label in labels] == once
+
+
+@pytest.mark.parametrize("parts", [[40], [1, 39], [7, 7, 26]])
+def test_rows_of_first_tokens_are_those_of_a_loop(parts: list[int]) -> None:
+    rng = np.random.default_rng(8)
+    ids = np.sort(rng.choice(9, (40, 2, 2)), axis=2).astype(np.uint8)
+    ids[:, :, 1] += 9
+    ids[30:35] = ids[:5]
+    book, seen = PathDictionary(np.dtype(np.uint8)), FirstSeen()
+    path_ids: list[int] = []
+    for start, size in zip(np.cumsum([0, *parts]).tolist(), parts, strict=False):
+        numbers, _ = book.add(ids[start : start + size])
+        seen.add(numbers)
+        path_ids += numbers.tolist()
+    assert seen.num_tokens == 40
+    assert seen.num_first == book.num_paths < 40
+    assert seen.rows().tolist() == [path_ids.index(path) for path in range(book.num_paths)]
+    with duckdb.connect() as con:
+        con.execute("CREATE TABLE token_coded AS SELECT unnest(?)::INTEGER AS path_id", [path_ids])
+        layout = Layout(40, 2, 20)
+        for told in (seen, FirstSeen()):
+            rows = first_rows_of_paths(con, layout, book, told)
+            assert rows is not None
+            assert rows.tolist() == seen.rows().tolist()
+        assert first_rows_of_paths(con, Layout(2, 2, 20), book, seen) is None
+        # Numbered in another order, as where two ribbons have one hash.
+        con.execute("UPDATE token_coded SET path_id = CASE path_id WHEN 0 THEN 1 WHEN 1 THEN 0 ELSE path_id END")
+        assert first_rows_of_paths(con, layout, book, FirstSeen()) is None

@@ -1,0 +1,147 @@
+"""The compiled loops against their twins in NumPy, at ids, rows and sizes where they could part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.compiled_loops import run_loops
+from tokenpaths.engine.adapters.logs.layer_patterns import LayerSets
+from tokenpaths.engine.analysis import path_statistics
+from tokenpaths.engine.analysis.compiled import loops
+from tokenpaths.engine.analysis.compiled.lanes import LANES, add_bits, lowest_bit
+from tokenpaths.engine.store.file.packed_ids import pack, unpack
+from tokenpaths.engine.store.file.schema import Layout
+
+WAYS = ["interpreted", "compiled"]
+RNG = np.random.default_rng(3)
+
+
+def choices(num_tokens: int, steps: int, modules: int, top_k: int) -> np.ndarray:
+    kind = np.uint8 if modules <= 256 else np.uint16
+    ids = RNG.random((num_tokens, steps, modules)).argsort(axis=2)[:, :, :top_k].astype(kind)
+    return np.ascontiguousarray(ids)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("modules", "top_k"), [(64, 8), (65, 8), (256, 8), (64, 7), (300, 8), (12, 2)])
+def test_slots_are_sorted_and_repeats_are_found(
+    modules: int, top_k: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = choices(40, 3, modules, top_k)
+    twice = ids.copy()
+    twice[31, 1, 1] = twice[31, 1, 0]
+    for rows in (ids, twice):
+        run_loops("numpy", monkeypatch)
+        expected, expected_repeats = path_statistics.sorted_and_repeats(rows)
+        run_loops(way, monkeypatch)
+        found, repeats = path_statistics.sorted_and_repeats(rows)
+        assert np.array_equal(found, expected)
+        assert (repeats is None) == (expected_repeats is None) == (rows is ids)
+        assert repeats is None or np.array_equal(repeats, expected_repeats)
+
+
+def test_rows_that_begin_at_any_byte_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_loops("compiled", monkeypatch)
+    ids, layout = choices(30, 9, 64, 8), Layout(9, 8, 64)
+    for start in range(9):
+        held = np.frombuffer(bytes(start) + ids.tobytes(), dtype=np.uint8)[start:].reshape(ids.shape)
+        assert np.array_equal(path_statistics.sorted_slots(held), path_statistics.canonical(ids))
+        assert np.array_equal(unpack(pack(held.reshape(30, -1), layout), layout), ids.reshape(30, -1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", [8, 10, 128])
+def test_hashes_of_rows_are_the_same(width: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = RNG.integers(0, 256, (20, width), dtype=np.uint8)
+    run_loops("numpy", monkeypatch)
+    expected = path_statistics.word_hashes(rows)
+    run_loops(way, monkeypatch)
+    assert np.array_equal(path_statistics.word_hashes(rows), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("modules", [2, 10, 64, 128])
+def test_ids_are_packed_to_the_same_words(modules: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(16, 8, modules)
+    ids = RNG.integers(0, modules, (20, layout.visits), dtype=np.uint8)
+    run_loops("numpy", monkeypatch)
+    expected = pack(ids, layout)
+    run_loops(way, monkeypatch)
+    assert pack(ids, layout).equals(expected)
+    assert np.array_equal(unpack(pack(ids, layout), layout), ids)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sums_of_sets_go_on_where_numpy_ended(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = RNG.integers(0, 2**64, (2, 25, 5), dtype=np.uint64)
+    parts[:, :, 4] = parts[:, :, 1]
+    run_loops("numpy", monkeypatch)
+    by_numpy = LayerSets(5)
+    expected = [by_numpy.add(rows, None) for rows in parts]
+    mixed = LayerSets(5)
+    found = [mixed.add(parts[0], None)]
+    run_loops(way, monkeypatch)
+    found.append(mixed.add(parts[1], None))
+    assert np.array_equal(found, expected)
+    assert mixed.equal(8) == by_numpy.equal(8) == {frozenset({1, 4})}
+
+
+def links_by_hand(ids: np.ndarray, modules: int) -> np.ndarray:
+    links = np.zeros((ids.shape[1] - 1, modules, modules), dtype=np.int64)
+    for step in range(len(links)):
+        for source in range(ids.shape[2]):
+            for target in range(ids.shape[2]):
+                np.add.at(links[step], (ids[:, step, source], ids[:, step + 1, target]), 1)
+    return links
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "modules", "top_k"), [(1, 64, 8), (loops.BLOCK_TOKENS + 1, 65, 3), (300, 200, 8), (300, 300, 5)]
+)
+def test_links_of_many_modules_are_counted(
+    num_tokens: int, modules: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_loops("compiled", monkeypatch)
+    ids = choices(num_tokens, 3, modules, top_k)
+    compiled = loops.ready(ids.dtype)
+    assert compiled is not None
+    links = np.ones((2, modules, modules), dtype=np.int64)
+    compiled.count_links(ids, links)
+    assert np.array_equal(links - 1, links_by_hand(ids, modules))
+
+
+def test_a_link_of_every_token_is_counted_beyond_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_loops("compiled", monkeypatch)
+    num_tokens = loops.MOST_BLOCKS * loops.BLOCK_TOKENS + 300
+    ids = np.tile(np.array([[63, 0], [0, 63]], dtype=np.uint8), (num_tokens, 1, 1))
+    compiled, links = loops.ready(ids.dtype), np.zeros((1, 64, 64), dtype=np.int64)
+    assert compiled is not None
+    compiled.count_links(ids, links)
+    assert links.sum() == 4 * num_tokens
+    assert set(links[links > 0].tolist()) == {num_tokens}
+
+
+def test_what_has_an_instruction_of_its_own_is_what_python_computes() -> None:
+    numba = pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    loops._compiled(np.dtype(np.uint8))  # teaches numba
+    added = numba.njit(lambda rows, row, bits: add_bits(rows, row, bits))
+    lowest = numba.njit(lambda bits: lowest_bit(bits))
+    own, other = np.zeros((2, 3, LANES), dtype=np.uint8)
+    for bits in (0, 1, 2**63, 2**64 - 1, 0x8000000180000001):
+        added(own, np.uint64(1), np.uint64(bits))
+        add_bits(other, np.uint64(1), np.uint64(bits))
+        assert lowest(np.uint64(bits)) == lowest_bit(np.uint64(bits)) == f"1{bits:064b}"[::-1].index("1")
+    assert np.array_equal(own, other)
+    assert own[1].tolist() == [3, *[1] * 30, 2, 2, *[1] * 30, 3]
+    assert not own[[0, 2]].any()
+
+
+def test_small_runs_use_what_is_compiled_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = np.dtype(np.uint8)
+    run_loops("numpy", monkeypatch)
+    assert loops.loops(kind, 10) is None
+    assert loops.any_ready() is None
+    run_loops("compiled", monkeypatch)
+    monkeypatch.setattr(loops, "LEAST_TOKENS", 100)
+    assert loops.loops(kind, 10) is loops.ready(kind) is loops.any_ready() is not None
