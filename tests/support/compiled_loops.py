@@ -17,6 +17,7 @@ INTERPRETED = loops.Loops(
     loops.count_links,
     loops.count_visits,
     loops.count_chains,
+    loops.sum_known,
     wraps_around(loops.count_distinct),
     loops.enter,
     loops.refill,

@@ -1,10 +1,11 @@
 """Compiled loops for runs of several hundred thousand tokens: sorted slots, hashes, packed ids, flows, visits, numbers
-of paths by hash, distinct paths of samples.
+of paths by hash, distinct paths of samples, sums by label.
 
 They need numba (``pip install tokenpaths[fast]``). Without it, below ``LEAST_TOKENS``, and wherever compiling fails,
 their twins in numpy do the same work: ``path_statistics.sorted_slots`` and ``word_hashes``, ``packed_ids.pack``,
 ``layer_patterns.LayerSets``, ``while_writing.EvenFlows`` and ``Visits``, ``path_dictionary.HashIndex``,
-``arrow_tables.distinct_paths``. Both give the same numbers, so a run may go from one to the other between two batches.
+``arrow_tables.distinct_paths`` and ``compact``. Both give the same numbers, so a run may go from one to the other
+between two batches.
 
 The functions are plain Python until ``loops`` compiles them, once a process: half a second if numba can keep machine
 code in a folder (``__pycache__`` here, or the user's cache), three seconds each time if it cannot.
@@ -46,6 +47,7 @@ class Loops:
     count_links: Callable[..., None]
     count_visits: Callable[..., None]
     count_chains: Callable[..., None]
+    sum_known: Callable[..., None]
     count_distinct: Callable[..., None]
     enter: Callable[..., int]
     refill: Callable[..., None]
@@ -179,20 +181,40 @@ def count_visits(ids: np.ndarray, sample_n: np.ndarray, visits: np.ndarray) -> N
 
 
 def count_chains(
-    ids: np.ndarray, weights: np.ndarray, stop: int, links: np.ndarray, tokens: np.ndarray, levels: np.ndarray
+    ids: np.ndarray,
+    weights: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    stop: int,
+    links: np.ndarray,
+    tokens: np.ndarray,
+    levels: np.ndarray,
 ) -> None:
     """Add the visits of tokens ``ids`` (n, S) with 8-bit ``weights`` (n, S) to ``tokens`` (S, M) and ``levels`` (S, M),
-    and the pairs of ids below ``stop`` that follow each other to ``links`` (S − 1, M, M)."""
-    num_tokens, num_steps = ids.shape
-    for token in range(num_tokens):
-        before = stop
-        for step in range(num_steps):
-            module = ids[token, step]
-            tokens[step, module] += 1
-            levels[step, module] += weights[token, step]
-            if before < stop and module < stop:
-                links[step - 1, before, module] += 1
-            before = module
+    and the pairs of ids below ``stop`` that follow each other to ``links`` (S − 1, M, M); of the tokens from each of
+    ``begins`` (b,) up to ``ends`` (b,) alone."""
+    num_steps = ids.shape[1]
+    for part in range(len(begins)):
+        for token in range(begins[part], ends[part]):
+            before = stop
+            for step in range(num_steps):
+                module = ids[token, step]
+                tokens[step, module] += 1
+                levels[step, module] += weights[token, step]
+                if before < stop and module < stop:
+                    links[step - 1, before, module] += 1
+                before = module
+
+
+def sum_known(values: np.ndarray, groups: np.ndarray, sums: np.ndarray) -> None:
+    """Add how many of ``values`` (n, S) are known, and these, to ``sums`` (G, 2, S), by the group (n,) of each row."""
+    for i in range(len(values)):
+        into = sums[groups[i]]
+        for step in range(values.shape[1]):
+            value = np.float64(values[i, step])
+            if value == value:
+                into[0, step] += 1.0
+                into[1, step] += value
 
 
 def count_distinct(
@@ -314,8 +336,16 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
         count_links: types.void(ids, filled(i8, 3)),
         count_visits: types.void(ids, given(i8, 1), filled(i8, 3)),
         count_chains: types.void(
-            given(id_type, 2), given(types.uint8, 2), i8, filled(i8, 3), filled(i8, 2), filled(i8, 2)
+            given(id_type, 2),
+            given(types.uint8, 2),
+            given(i8, 1),
+            given(i8, 1),
+            i8,
+            filled(i8, 3),
+            filled(i8, 2),
+            filled(i8, 2),
         ),
+        sum_known: types.void(given(types.float32, 2), given(i8, 1), filled(types.float64, 3)),
         count_distinct: types.void(given(i4, 1), given(i8, 1), filled(i4, 1), filled(i4, 1), filled(i4, 1)),
         enter: i8(filled(i4, 1), filled(u8, 1), given(u8, 1), i8, filled(i4, 1)),
         refill: types.void(filled(i4, 1), filled(u8, 1), given(i4, 1)),

@@ -254,7 +254,10 @@ def _check_array(
         return
     if values.size > 1 and not any(values.strides):  # one number for all
         values = values[(slice(1),) * values.ndim]
-    if not whole:
+    # Minimum and maximum say of nearly all arrays that nothing is wrong, without an array of their size.
+    smallest, largest = (np.fmin, np.fmax) if nan else (np.minimum, np.maximum)
+    lowest, highest = smallest.reduce(values, axis=None), largest.reduce(values, axis=None)
+    if not whole and not (float(lowest) >= -_LARGEST and float(highest) <= _LARGEST):
         wrong = np.isinf(values) if nan else ~np.isfinite(values)
         if values.dtype.itemsize > 2:  # half precision cannot say so much
             wrong |= np.abs(values) > _LARGEST
@@ -264,10 +267,7 @@ def _check_array(
                 f"{name}{list(where)} is {values[where]}, it should be a finite number of at most {_LARGEST:g}",
                 field=name,
             )
-    smallest, largest = (np.nanmin, np.nanmax) if nan and not np.isnan(values).all() else (np.min, np.max)
-    if low is not None and smallest(values) < low:
-        raise UserError(
-            f"{name} goes down to {smallest(values)}, it should not fall below {max(low, -1):g}", field=name
-        )
-    if high is not None and largest(values) > high:
-        raise UserError(f"{name} goes up to {largest(values)}, it should not exceed {high:g}", field=name)
+    if low is not None and lowest < low:
+        raise UserError(f"{name} goes down to {lowest}, it should not fall below {max(low, -1):g}", field=name)
+    if high is not None and highest > high:
+        raise UserError(f"{name} goes up to {highest}, it should not exceed {high:g}", field=name)

@@ -42,7 +42,11 @@ class WeightCode:
         if np.size(weights) > 1 and not any(np.asarray(weights).strides):  # one number for all
             return np.broadcast_to(self.encode(np.ravel(weights[:1])[:1])[0], np.shape(weights))
         weights = np.clip(np.asarray(weights, dtype=np.float32), 0, 1)
-        if weights.size < _FEW or self.name == "linear":
+        if self.name == "linear":  # in place, as the clipped weights are a copy
+            weights *= np.float32(TOP_LEVEL)
+            np.rint(weights, out=weights)
+            return np.asarray(weights, dtype=np.uint8)
+        if weights.size < _FEW:
             return self._calculated(weights)
         codes, split = _beginnings(self.name)
         weights += np.float32(0)  # a negative zero has other bits

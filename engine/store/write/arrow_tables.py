@@ -17,7 +17,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.analysis.compiled.loops import ready
+from tokenpaths.engine.analysis.compiled.loops import any_ready
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.packed_ids import pack
@@ -116,22 +116,22 @@ def _margins(batch: TraceBatch, layout: Layout) -> tuple[np.ndarray, np.ndarray]
 def _entropy_sums(entropy_nS: np.ndarray, samples: Sequence[SampleRecord]) -> dict[str | None, np.ndarray]:
     """``CompactBatch.entropy_sums``: samples without a label first, then labels in order of appearance."""
     labels = [sample.label for sample in samples]
+    ordered = sorted(dict.fromkeys(labels), key=lambda label: label is not None)
     if _is_unknown(entropy_nS):
-        ordered = sorted(dict.fromkeys(labels), key=lambda label: label is not None)
         return {label: np.zeros((2, entropy_nS.shape[1])) for label in ordered}
-    label_n = np.repeat(np.arange(len(samples)), [sample.num_tokens for sample in samples])
-    if len(set(labels)) > 1:
-        first_with = {label: i for i, label in reversed(list(enumerate(labels)))}
-        label_n = np.array([first_with[label] for label in labels])[label_n]
-    else:
-        label_n[:] = 0
-    groups = np.unique(label_n).tolist()
-    sums = {}
-    for group in sorted(groups, key=lambda i: (labels[i] is not None, i)):
-        rows = entropy_nS[label_n == group]
-        finite = ~np.isnan(rows)
-        sums[labels[group]] = np.stack([finite.sum(axis=0), np.where(finite, rows, 0.0).sum(axis=0, dtype=np.float64)])
-    return sums
+    number_of = {label: number for number, label in enumerate(ordered)}
+    of_samples = np.array([number_of[label] for label in labels], dtype=np.int64)
+    group_n = np.repeat(of_samples, [sample.num_tokens for sample in samples])
+    sums = np.zeros((len(ordered), 2, entropy_nS.shape[1]))
+    # Both ways add in the order of the tokens, so their sums are equal to the last bit.
+    if (compiled := any_ready()) is not None:
+        compiled.sum_known(np.ascontiguousarray(entropy_nS), group_n, sums)
+        return dict(zip(ordered, sums, strict=True))
+    for group in range(len(ordered)):
+        rows = entropy_nS[group_n == group] if len(ordered) > 1 else entropy_nS
+        known = ~np.isnan(rows)
+        sums[group] = known.sum(axis=0), np.where(known, rows, 0.0).sum(axis=0, dtype=np.float64)
+    return dict(zip(ordered, sums, strict=True))
 
 
 def own_token_columns(
@@ -255,7 +255,7 @@ def distinct_paths(path_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """(B,) int32 number of distinct ``path_ids`` (n,) of consecutive samples of these lengths."""
     if not (path_ids[1:] <= path_ids[:-1]).any():  # then no two are equal
         return lengths.astype(np.int32)
-    if (compiled := ready(np.dtype(np.uint8)) or ready(np.dtype(np.uint16))) is not None:
+    if (compiled := any_ready()) is not None:
         room = 1 << int(2 * lengths.max()).bit_length()
         distinct = np.empty(len(lengths), dtype=np.int32)
         keys, owners = np.empty(room, dtype=np.int32), np.full(room, -1, dtype=np.int32)

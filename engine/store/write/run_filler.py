@@ -83,6 +83,7 @@ class RunFiller:
         self.soft = SoftSums()
         self._no_reuse = _each_its_own(self.available, self.units)
         self._work_P = [Growing(np.int32) for _ in fields(Work)]
+        self._flops_P = Growing(np.float32)
         self.con: duckdb.DuckDBPyConnection | None = None
         self._file = file
         self._pending: dict[str, list[pa.Table]] = {
@@ -115,7 +116,7 @@ class RunFiller:
         rows, self._first_char = token_table(
             batch,
             self.layout,
-            usual_flops=flops_of(self.flops, batch.ids),
+            usual_flops=self._usual_flops(batch.ids, path_ids, new_rows),
             first_row=first_row,
             first_char=self._first_char,
             **common,
@@ -187,6 +188,13 @@ class RunFiller:
         if self._no_reuse:
             return Work(*[np.broadcast_to(np.int32(self.layout.visits), path_ids.shape)] * 3)
         return Work(*(measured.values[path_ids] for measured in self._work_P))
+
+    def _usual_flops(self, ids: np.ndarray, path_ids: np.ndarray, new_rows: np.ndarray) -> np.ndarray:
+        """(n,) the FLOPs of the modules of each token; of one module a step once for each new path."""
+        if not self.layout.by_path:
+            return flops_of(self.flops, ids)
+        self._flops_P.append(flops_of(self.flops, new_rows[:, :, None]))
+        return np.asarray(self._flops_P.values[path_ids])
 
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
@@ -275,7 +283,7 @@ class RunFiller:
         del totals
         self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
         self.first_seen = FirstSeen()
-        self._work_P, self.visits = [], None
+        self._work_P, self._flops_P, self.visits = [], Growing(np.float32), None
         self.even_flows, self.profiles = None, ProfilePages(self.layout)
         self.remove_temporary()
 

@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from tokenpaths.engine.analysis.compiled.loops import ready
 from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.pages.path_pages import (
@@ -191,6 +192,10 @@ def _with_ribbons(
     return "(SELECT few.*, few_ribbon.ribbon FROM few JOIN few_ribbon USING (rank))"
 
 
+MOST_CELLS = 2
+"""cells of the samples' counts for each visit up to which they are counted by the compiled loop"""
+
+
 class ProfilePages:
     """``profile_page`` made while batches arrive, with one page of counts in memory; as ``write_profiles``.
 
@@ -211,6 +216,10 @@ class ProfilePages:
         """Count the ids (n, S, K) of samples with these numbers of tokens; ``counted``: (B, S, M), if that is known."""
         sample_n = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
         ids_nV = ids.reshape(len(ids), -1)
+        compiled = ready(ids.dtype)
+        if counted is None and compiled is not None and len(lengths) * self._width <= MOST_CELLS * ids.size:
+            counted = np.zeros((len(lengths), ids.shape[1], self._width // ids.shape[1]), dtype=np.int64)
+            compiled.count_visits(np.ascontiguousarray(ids), sample_n, counted)
         begun = 0
         while begun < len(lengths):
             if self._filled == self._room:

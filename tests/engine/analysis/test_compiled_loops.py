@@ -10,8 +10,10 @@ from tokenpaths.engine.adapters.logs.layer_patterns import LayerSets
 from tokenpaths.engine.analysis import path_statistics
 from tokenpaths.engine.analysis.compiled import loops
 from tokenpaths.engine.analysis.compiled.lanes import LANES, add_bits, lowest_bit
+from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.file.packed_ids import pack, unpack
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.write import arrow_tables
 
 WAYS = ["interpreted", "compiled"]
 RNG = np.random.default_rng(3)
@@ -145,3 +147,25 @@ def test_small_runs_use_what_is_compiled_already(monkeypatch: pytest.MonkeyPatch
     run_loops("compiled", monkeypatch)
     monkeypatch.setattr(loops, "LEAST_TOKENS", 100)
     assert loops.loops(kind, 10) is loops.ready(kind) is loops.any_ready() is not None
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_entropies_of_each_label_are_summed_to_the_last_bit(
+    steps: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ["b", None, "a", "b", None, "a", "a"]
+    samples = [SampleRecord(20 + number, label=label) for number, label in enumerate(labels)]
+    entropy = RNG.random((sum(sample.num_tokens for sample in samples), steps), dtype=np.float32)
+    entropy[RNG.random(entropy.shape) < 0.2] = np.nan
+    run_loops("numpy", monkeypatch)
+    expected = arrow_tables._entropy_sums(entropy, samples)
+    run_loops(way, monkeypatch)
+    found = arrow_tables._entropy_sums(entropy, samples)
+    assert list(found) == list(expected) == [None, "b", "a"]
+    for label in expected:
+        assert np.array_equal(found[label], expected[label])
+        parts = np.split(entropy, np.cumsum([sample.num_tokens for sample in samples])[:-1])
+        own = np.concatenate([part for part, of in zip(parts, labels, strict=True) if of == label])
+        assert found[label][0].tolist() == (~np.isnan(own)).sum(axis=0).tolist()
+        assert np.allclose(found[label][1], np.nansum(own, axis=0, dtype=np.float64), rtol=1e-12, atol=0)

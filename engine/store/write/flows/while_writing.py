@@ -47,20 +47,21 @@ class Visits:
 
     def add(self, label_ids: np.ndarray, batch: CompactBatch) -> Visits | None:
         """Count a batch with these ``label_ids`` of samples; None once the counters would exceed ``MOST_BYTES``."""
-        label_n, _size = np.repeat(label_ids, batch.lengths), self.num_modules
+        lengths = batch.lengths
         self._num_tokens += batch.num_tokens
         compiled = loops(batch.ids.dtype, self._num_tokens)
-        present = np.unique(label_ids).tolist()
+        present, ends = np.unique(label_ids).tolist(), np.cumsum(lengths)
         for label in present:
             counts = self._of(label)
             if counts is None:
                 return None
-            member = slice(None) if len(present) == 1 else label_n == label
-            ids, levels = batch.ids[member, :, 0], batch.weights[member]
-            if compiled is None:
-                self._count(ids.astype(np.int64), levels, counts)
-            else:
-                compiled.count_chains(np.ascontiguousarray(ids), np.ascontiguousarray(levels), self._stop, *counts)
+            if compiled is not None:
+                own = label_ids == label
+                ids, levels = (np.ascontiguousarray(of) for of in (batch.ids[:, :, 0], batch.weights))
+                compiled.count_chains(ids, levels, (ends - lengths)[own], ends[own], self._stop, *counts)
+                continue
+            member = slice(None) if len(present) == 1 else np.repeat(label_ids, lengths) == label
+            self._count(batch.ids[member, :, 0].astype(np.int64), batch.weights[member], counts)
         return self
 
     def _of(self, label: int) -> Counts | None:

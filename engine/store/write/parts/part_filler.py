@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tokenpaths.engine.analysis.ribbon_costs import Work
+from tokenpaths.engine.analysis.ribbon_costs import Work, flops_of
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, ROW, part_tables
@@ -80,6 +80,9 @@ class PartFiller(RunFiller):
         if self._work_of_own is None:
             return super()._work_of(path_ids)
         return Work(*(values[self._known.last] for values in vars(self._work_of_own).values()))
+
+    def _usual_flops(self, ids: np.ndarray, path_ids: np.ndarray, new_rows: np.ndarray) -> np.ndarray:
+        return flops_of(self.flops, ids)
 
     def add_entropy(self, label_id: int, part: np.ndarray) -> None:
         self.entropy_parts.append((label_id, part))
