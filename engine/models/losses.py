@@ -1,4 +1,4 @@
-"""Cross-entropy losses; the training one is computed in chunks that fit the cache.
+"""Cross-entropy losses; the training one is computed in chunks, which on a CPU fit the cache.
 
 Shapes: R rows (tokens), D width, C classes or vocabulary entries.
 """
@@ -13,11 +13,16 @@ from torch.nn import functional as F
 CHUNK_ROWS = 64
 """rows whose float32 logits are held at once; 64 × 8 192 of them fit a core's cache"""
 DEVICE_LOGITS = 2**26
-"""float32 logits that are held at once on a GPU, 256 MiB: there it is the number of kernels that costs"""
+"""float32 logits that are held at once elsewhere, 256 MiB: on a GPU it is the number of kernels that costs"""
+
+
+def chunk_rows(device: torch.device, classes: int) -> int:
+    """Rows whose float32 logits are held at once."""
+    return CHUNK_ROWS if device.type == "cpu" else max(CHUNK_ROWS, DEVICE_LOGITS // classes)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of ``x @ weightᵀ`` whose float32 logits never leave the cache.
+    """Mean cross-entropy of ``x @ weightᵀ`` whose float32 logits never leave the cache of a CPU.
 
     The gradient is computed in the forward pass, chunk by chunk, over the logits in their own
     dtype; the backward pass only scales it. The usual way writes and reads the R×C logits about
@@ -29,7 +34,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = x.shape[0]
         grad_logits = x @ weight.T
         total = torch.zeros((), device=x.device)
-        chunk = CHUNK_ROWS if x.device.type == "cpu" else max(CHUNK_ROWS, DEVICE_LOGITS // weight.shape[0])
+        chunk = chunk_rows(x.device, weight.shape[0])
         for start in range(0, rows, chunk):
             part = slice(start, start + chunk)
             target = targets[part].unsqueeze(1)

@@ -92,11 +92,18 @@ def indices(places: tuple[int, ...], working: int, batch: int, entries: int, dev
     narrow = torch.int16 if most <= torch.iinfo(torch.int16).max else torch.int32
     with torch.inference_mode(False):
         return Indices(
-            torch.tensor([place * batch for place in places], dtype=narrow, device=device),
+            _keys(places, batch, narrow, device),
             (torch.arange(entries, device=device) // (entries // batch)).to(narrow),
             torch.arange(entries, device=device),
             torch.arange(working * batch + 1, dtype=narrow, device=device),
         )
+
+
+@lru_cache(maxsize=1024)
+def _keys(places: tuple[int, ...], batch: int, dtype: torch.dtype, device: torch.device) -> Int[Tensor, " M"]:
+    """``Indices.key_M``, whose copy from the host is the one that waits; texts have more lengths than batches sizes."""
+    with torch.inference_mode(False):
+        return torch.tensor([place * batch for place in places], dtype=dtype, device=device)
 
 
 def group_entries(module_ids: Int[Tensor, "N K"], fixed: Indices, batch: int) -> Groups:
@@ -137,7 +144,7 @@ def device_step(
 ) -> Float[Tensor, "B T D"]:
     """One routed step; equal to ``bank.naive_step``. Shapes depend on B, T, K and the bank alone."""
     bank = modules if isinstance(modules, StackedBank) else stack_bank(modules, h)
-    if not bank.working:
+    if not bank.working or not h.numel():
         return h
     batch, tokens, width = h.shape
     top_k = module_ids.shape[-1]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tests.support.checkpoints import tiny_config
 from tokenpaths.engine.models.dna import DNA, DNAConfig
-from tokenpaths.engine.models.losses import linear_cross_entropy
+from tokenpaths.engine.models.losses import chunk_rows, linear_cross_entropy
 
 VISION = dict(modality="vision", image_size=224, patch_size=16, num_classes=1000)
 TEXT = dict(modality="text", vocab_size=50257, context=1024)
@@ -193,3 +193,11 @@ def test_the_chunked_loss_is_cross_entropy_with_its_gradients(rows):
     given = torch.autograd.grad(3 * loss, (x, weight))
     assert torch.allclose(loss, expected, atol=1e-5)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(wanted, given, strict=True))
+
+
+def test_the_loss_takes_few_chunks_on_a_gpu_and_small_ones_on_a_cpu():
+    """Its logits fit a core's cache, or a quarter of a gibibyte: hundreds of small kernels cost a GPU the most."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert chunk_rows(cpu, 8192) == 64
+    assert chunk_rows(gpu, 8192) * 8192 * 4 == 2**28
+    assert chunk_rows(gpu, 2**24) == 64

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tokenpaths.engine.models.bank.kernels.product import precision
 
@@ -182,12 +183,14 @@ class SegmentAttention(torch.autograd.Function):
         sums = qkv.new_empty(heads, qkv.shape[0], dtype=torch.float32)
         shared = (bounds, tile_ends, segments, bounds.numel() - 1, qkv.shape[0])
         settings = _settings(heads, width // heads, causal, qkv.dtype)
-        _forward[(programs(qkv.device),)](qkv, mixed, sums, *shared, **settings)
+        with torch.cuda.device_of(qkv):  # see kernels.product
+            _forward[(programs(qkv.device),)](qkv, mixed, sums, *shared, **settings)
         ctx.save_for_backward(qkv, mixed, sums, bounds, tile_ends, segments)
         ctx.heads, ctx.causal = heads, causal
         return mixed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         qkv, mixed, sums, bounds, tile_ends, segments = ctx.saved_tensors
         heads, width = ctx.heads, mixed.shape[1]
@@ -196,8 +199,9 @@ class SegmentAttention(torch.autograd.Function):
         shared = (bounds, tile_ends, segments, bounds.numel() - 1, qkv.shape[0])
         settings = _settings(heads, width // heads, ctx.causal, qkv.dtype)
         grid = (programs(qkv.device),)
-        _backward_queries[grid](qkv, mixed, grad, grad_qkv, sums, deltas, *shared, **settings)
-        _backward_keys[grid](qkv, grad, grad_qkv, sums, deltas, *shared, **settings)
+        with torch.cuda.device_of(qkv):
+            _backward_queries[grid](qkv, mixed, grad, grad_qkv, sums, deltas, *shared, **settings)
+            _backward_keys[grid](qkv, grad, grad_qkv, sums, deltas, *shared, **settings)
         return grad_qkv, None, None, None, None, None
 
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @triton.jit
@@ -83,8 +84,11 @@ def _weight_gradient(
 
 def precision(dtype: torch.dtype) -> str:
     """Of products of ``dtype``, as Triton calls it: float32 is kept whole unless PyTorch was told otherwise."""
-    whole = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if whole else "tf32"
+    try:
+        setting = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by the newer names, which this one refuses to read
+        setting = "highest"
+    return "ieee" if dtype == torch.float32 and setting == "highest" else "tf32"
 
 
 def _settings(dtype: torch.dtype) -> dict[str, Any]:
@@ -100,19 +104,10 @@ def _multiply(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     result = x.new_empty(num_rows, outer)
     settings = _settings(x.dtype)
     tiles = num_rows // settings["ROWS"] + groups
-    _product[(tiles * triton.cdiv(outer, settings["COLUMNS"]),)](
-        x,
-        weights,
-        result,
-        ends,
-        *weights.stride(),
-        INNER=inner,
-        OUTER=outer,
-        GROUPS=groups,
-        PADDED=triton.next_power_of_2(groups),
-        PRECISION=precision(x.dtype),
-        **settings,
-    )
+    settings |= {"INNER": inner, "OUTER": outer, "GROUPS": groups, "PADDED": triton.next_power_of_2(groups)}
+    grid = (tiles * triton.cdiv(outer, settings["COLUMNS"]),)
+    with torch.cuda.device_of(x):  # Triton starts a kernel on the current GPU, whichever its tensors lie on
+        _product[grid](x, weights, result, ends, *weights.stride(), PRECISION=precision(x.dtype), **settings)
     return result
 
 
@@ -125,6 +120,7 @@ class GroupedProduct(torch.autograd.Function):
         return _multiply(x, weights, ends)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         x, weights, ends = ctx.saved_tensors
         grad_x = _multiply(grad, weights.transpose(1, 2), ends) if ctx.needs_input_grad[0] else None
@@ -137,9 +133,9 @@ def _gradient(x: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
     result = x.new_empty(groups, inner, outer)
     settings = _settings(x.dtype)
     across = triton.cdiv(outer, settings["COLUMNS"]) * triton.cdiv(inner, settings["ROWS"])
-    _weight_gradient[(groups * across,)](
-        x, grad, result, ends, INNER=inner, OUTER=outer, PRECISION=precision(x.dtype), **settings
-    )
+    settings |= {"INNER": inner, "OUTER": outer, "PRECISION": precision(x.dtype)}
+    with torch.cuda.device_of(x):
+        _weight_gradient[(groups * across,)](x, grad, result, ends, **settings)
     return result
 
 

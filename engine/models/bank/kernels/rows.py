@@ -68,7 +68,8 @@ def norm_rows(
     normed = h.new_empty(token_P.numel(), h.shape[1], dtype=dtype)
     settings, warps = _lanes(h.shape[1])
     given = normed if change is None else change
-    _norm[(token_P.numel(),)](h, token_P, given, normed, ADD=change is not None, **settings, num_warps=warps)
+    with torch.cuda.device_of(h):  # see kernels.product
+        _norm[(token_P.numel(),)](h, token_P, given, normed, ADD=change is not None, **settings, num_warps=warps)
     return normed
 
 
@@ -83,7 +84,7 @@ def blend_rows(
     """``h`` and the sum of its entries' ``first + second``, weighed; entries behind the last end count nothing."""
     result = torch.empty_like(h)
     settings, warps = _lanes(h.shape[1])
-    _blend[(h.shape[0],)](
-        h, back_P, weights, first, second, ends_W[-1:], result, TOP_K=weights.shape[1], **settings, num_warps=warps
-    )
+    settings["TOP_K"] = weights.shape[1]
+    with torch.cuda.device_of(h):
+        _blend[(h.shape[0],)](h, back_P, weights, first, second, ends_W[-1:], result, **settings, num_warps=warps)
     return result

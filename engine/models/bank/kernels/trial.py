@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can be used here: each is run once on a few rows, and compared.
+"""Whether the Triton kernels can be used here: each is run on a few rows, and compared.
 
 They are compiled for the GPU at hand by its user's Triton and C compiler, so nobody can have tried all of them. Where
 one does not compile, does not fit or does not agree, PyTorch's own kernels are used, and the log says why.
@@ -39,7 +39,10 @@ def kernels_hold(device: torch.device, dtype: torch.dtype, head: int | None) -> 
     if head is not None and (head not in HEADS or (dtype == torch.float32 and head > LONGEST_WHOLE_HEAD)):
         return False
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _tried(index, dtype, None) and (head is None or _tried(index, dtype, head))
+    try:
+        return _tried(index, dtype, None) and (head is None or _tried(index, dtype, head))
+    except torch.OutOfMemoryError:  # which passes: the next call tries again
+        return False
 
 
 @cache
@@ -54,15 +57,22 @@ def _tried(index: int, dtype: torch.dtype, head: int | None) -> bool:
     device = torch.device("cuda", index)
     if torch.cuda.get_device_capability(device)[0] < OLDEST:
         return False
+    waits = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")  # a trial waits for the GPU, whatever is watched for
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
+        plain = torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False)
+        with torch.cuda.device(device), plain[0], plain[1], plain[2]:
             worst = try_rows(device, dtype) if head is None else try_attention(device, dtype, head)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # Triton, the compiler and the driver have errors of their own
         reason = f"{type(error).__name__}: {str(error)[:300]}"
     else:
         reason = f"one differs by {worst:.3g} from what PyTorch computes"
         if worst < AGREES:
             return True
+    finally:
+        torch.cuda.set_sync_debug_mode(waits)
     name = torch.cuda.get_device_name(device)
     logging.getLogger(__name__).warning("Triton kernels are not used on this %s (%s): %s", name, dtype, reason)
     return False
@@ -136,8 +146,14 @@ def _try_between(ends: Tensor, dtype: torch.dtype) -> float:
     change, second = _numbers(device, dtype, entries, 40), _numbers(device, dtype, entries, 40).flip(0)
     back = torch.arange(entries - 1, -1, -1, device=device)
     token = back // 2
-    normed = _difference(norm_rows(h, token, change, dtype), F.layer_norm(h[token].float() + change.float(), (40,)))
+    # Under autocast the stream is in float32 and what is added to it is not.
+    normed = [
+        _difference(norm_rows(stream, token, change, dtype), F.layer_norm(h[token].float() + change.float(), (40,)))
+        for stream in (h, h.float())
+    ]
     summed = (change.float() + second.float()) * (torch.arange(entries, device=device) < ends[-1]).unsqueeze(1)
     wanted = h.float() + (weights.float().unsqueeze(-1) * summed[back].view(105, 2, 40)).sum(dim=1)
-    blended = _difference(blend_rows(h, back, weights, change, second, ends), wanted)
-    return _most([normed, blended])
+    blended = [
+        _difference(blend_rows(stream, back, weights, change, second, ends), wanted) for stream in (h, h.float())
+    ]
+    return _most([*normed, *blended])

@@ -11,6 +11,7 @@ from tokenpaths.engine.models.bank import device_step as device_step_module
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
 from tokenpaths.engine.models.bank.device_step import device_step, fits_step, group_entries, indices, varlen_attention
 from tokenpaths.engine.models.bank.modules import Block
+from tokenpaths.engine.models.bank.stacked_bank import stack_bank
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 
 BANKS = {
@@ -239,3 +240,36 @@ def test_equal_on_a_gpu_in_bfloat16():
         bank.to("cuda", torch.bfloat16), h.cuda().bfloat16(), ids.cuda(), weights.cuda().bfloat16(), causal=True
     )
     torch.testing.assert_close(made.float().cpu(), expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+def test_no_tokens_are_no_tokens(shape):
+    h = torch.zeros(*shape, 16)
+    made = device_step(
+        bank_of(["transformer"] * 2), h, torch.zeros(*shape, 1).long(), torch.zeros(*shape, 1), causal=True
+    )
+    assert made.shape == h.shape
+
+
+def test_weights_are_stacked_once_a_pass(monkeypatch):
+    """At every step it cost a GPU more than the step itself."""
+    made = []
+
+    def counted(*given):
+        made.append(stack_bank(*given))
+        return made[-1]
+
+    monkeypatch.setattr("tokenpaths.engine.models.dna.stack_bank", counted)
+    config = DNAConfig(
+        modality="text", width=16, heads=2, mlp_width=16, backbone=0, steps=3, transformers=3, vocab_size=20, context=8
+    )
+    model = DNA(config, execution="device")
+    ids = torch.randint(20, (2, 8))
+    model.training_loss(ids, ids)[0].backward()
+    assert len(made) == 1
+    model.choose(ids)
+    assert len(made) == 2
+    with torch.no_grad():
+        model.bank[0].mlp.up.weight.mul_(2)
+    model(ids)
+    assert not torch.equal(made[2].perceptron.enter, made[0].perceptron.enter), "weights of the pass before"

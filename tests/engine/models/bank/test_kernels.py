@@ -119,3 +119,46 @@ def test_the_trial_agrees_and_a_wrong_kernel_does_not():
                 assert not found < trial.AGREES, (name, wrong, found)
             setattr(module, name, right)
     """)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_step_without_gradients_is_the_naive_one(top_k):
+    """The rows between the products by our kernels: one module, identities alone, a batch of 1, one token."""
+    interpret(f"""
+        from tests.engine.models.bank.test_device_step import bank_of, routing
+        from tokenpaths.engine.models.bank import device_step as module
+        from tokenpaths.engine.models.bank.bank import naive_step
+
+        module.kernels_hold = lambda *_: True
+        fused, calls = module._fused, []
+        module._fused = lambda *given: calls.append(1) or fused(*given)
+        for kinds in (["transformer"] * 3, ["transformer", "identity", "identity", "transformer"], ["transformer"] * 2):
+            for batch, tokens in ((3, 11), (1, 7), (2, 1)):
+                bank = bank_of(kinds, width=24)
+                ids, weights = routing(batch, tokens, {top_k}, len(kinds), True)
+                if "identity" in kinds and batch == 1:
+                    ids = torch.tensor([1, 2][:{top_k}]).expand(batch, tokens, {top_k})
+                h = torch.randn(tokens, batch, 24).transpose(0, 1)
+                with torch.no_grad():
+                    found = module.device_step(bank, h, ids, weights, causal=True)
+                    wanted = naive_step(bank, h, ids, weights, causal=True)
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert len(calls) == 9
+    """)
+
+
+def test_a_second_derivative_is_refused():
+    """The backward passes have none of their own; silence would be a wrong gradient."""
+    interpret("""
+        from tokenpaths.engine.models.bank.kernels.product import grouped_product
+
+        x, weights = torch.randn(5, 8, requires_grad=True), torch.randn(1, 8, 8, requires_grad=True)
+        y = grouped_product(x, weights, torch.tensor([5], dtype=torch.int32))
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        try:
+            gradient.sum().backward()
+        except RuntimeError as error:
+            assert "once_differentiable" in str(error), error
+        else:
+            raise AssertionError("a second derivative came back")
+    """)
