@@ -123,7 +123,7 @@ def varlen_attention(
     if qkv.device.type == "cpu":
         return attention_loop(q, k, v, bounds, causal).flatten(1)
     if kernels_hold(qkv.device, qkv.dtype, q.shape[-1]):
-        from tokenpaths.engine.models.bank.kernels.attention import segment_attention
+        from tokenpaths.engine.models.bank.kernels.segment_kernels import segment_attention
 
         return segment_attention(qkv, bounds, heads, causal=causal)
     from torch.nn.attention.varlen import varlen_attn

@@ -86,7 +86,7 @@ def try_rows(device: torch.device, dtype: torch.dtype) -> float:
 
 def try_attention(device: torch.device, dtype: torch.dtype, head: int) -> float:
     """The same of attention; causal, which is all that it does otherwise and a mask."""
-    from tokenpaths.engine.models.bank.kernels.attention import segment_attention
+    from tokenpaths.engine.models.bank.kernels.segment_kernels import segment_attention
 
     ends = _ends(device)
     rows, bounds = int(ends[-1]), F.pad(ends, (1, 0))

@@ -37,7 +37,7 @@ def test_segments_of_attention_equal_a_loop_forward_and_backward(causal, heads, 
     """Segments that are empty, of one row, of a tile, of a tile and a row, of several; rows behind the last one."""
     interpret(f"""
         from tokenpaths.engine.models.bank.varlen import attention_loop
-        from tokenpaths.engine.models.bank.kernels.attention import segment_attention
+        from tokenpaths.engine.models.bank.kernels.segment_kernels import segment_attention
 
         sizes = [3, 0, 70, 64, 0, 1, 65, 130, 0]
         bounds = torch.tensor([0, *sizes]).cumsum(0).int()
@@ -104,7 +104,7 @@ def test_each_row_meets_the_weights_of_its_group(inner, outer):
 
 def test_the_trial_agrees_and_a_wrong_kernel_does_not():
     interpret("""
-        from tokenpaths.engine.models.bank.kernels import attention, product, rows, trial
+        from tokenpaths.engine.models.bank.kernels import segment_kernels as attention, product, rows, trial
 
         cpu, whole = torch.device("cpu"), torch.float32
         assert trial.try_rows(cpu, whole) < 1e-5
