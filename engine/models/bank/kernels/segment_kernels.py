@@ -34,13 +34,27 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 @no_type_check  # a checker's wrapper has no source that Triton could read
-def _tile(bounds, tile_ends, segment, tile, ROWS: tl.constexpr):
-    """First row of a tile, and the bounds of its segment."""
+def _item(item, bounds, tile_ends, segments, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """The head of a piece of work, the first row of its tile, and the bounds of the tile's segment."""
+    tile = item // HEADS
+    segment = tl.load(segments + tile)
     start = tl.load(bounds + segment)
     end = tl.load(bounds + segment + 1)
     tiles = (end - start + ROWS - 1) // ROWS
     first = start + (tile - (tl.load(tile_ends + segment) - tiles)) * ROWS
-    return first, start, end
+    return item % HEADS, first, start, end
+
+
+@triton.jit
+@no_type_check  # a checker's wrapper has no source that Triton could read
+def _scores(q, k, rows, keys, end, HEAD: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """(rows, keys) scores, as powers of 2 take them; −∞ where a row does not see a key."""
+    scale: tl.constexpr = HEAD**-0.5
+    seen = (keys < end)[None, :]
+    if CAUSAL:
+        seen = seen & (keys[None, :] <= rows[:, None])
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+    return tl.where(seen, scores, float("-inf"))
 
 
 @triton.jit
@@ -66,12 +80,9 @@ def _forward(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     width: tl.constexpr = HEADS * HEAD
-    scale: tl.constexpr = HEAD**-0.5
     work = tl.load(tile_ends + num_segments - 1) * HEADS
     for item in range(tl.program_id(0), work, tl.num_programs(0)):
-        tile = item // HEADS
-        head = item % HEADS
-        first, start, end = _tile(bounds, tile_ends, tl.load(segments + tile), tile, ROWS)
+        head, first, start, end = _item(item, bounds, tile_ends, segments, HEADS, ROWS)
         base = qkv + head * HEAD
         rows = first + tl.arange(0, ROWS)
         q = _block(base, rows, rows < end, 3 * width, HEAD)
@@ -82,11 +93,7 @@ def _forward(
         for begin in range(start, stop, ROWS):
             keys = begin + tl.arange(0, ROWS)
             k = _block(base + width, keys, keys < end, 3 * width, HEAD)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-            seen = (keys < end)[None, :]
-            if CAUSAL:
-                seen = seen & (keys[None, :] <= rows[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
+            scores = _scores(q, k, rows, keys, end, HEAD, CAUSAL, PRECISION)
             higher = tl.maximum(most, tl.max(scores, 1))
             probs = tl.exp2(scores - higher[:, None])
             shrink = tl.exp2(most - higher)
@@ -109,9 +116,7 @@ def _backward_queries(
     scale: tl.constexpr = HEAD**-0.5
     work = tl.load(tile_ends + num_segments - 1) * HEADS
     for item in range(tl.program_id(0), work, tl.num_programs(0)):
-        tile = item // HEADS
-        head = item % HEADS
-        first, start, end = _tile(bounds, tile_ends, tl.load(segments + tile), tile, ROWS)
+        head, first, start, end = _item(item, bounds, tile_ends, segments, HEADS, ROWS)
         base = qkv + head * HEAD
         rows = first + tl.arange(0, ROWS)
         q = _block(base, rows, rows < end, 3 * width, HEAD)
@@ -126,11 +131,7 @@ def _backward_queries(
             keys = begin + tl.arange(0, ROWS)
             k = _block(base + width, keys, keys < end, 3 * width, HEAD)
             v = _block(base + 2 * width, keys, keys < end, 3 * width, HEAD)
-            probs = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E) - logsum[:, None])
-            seen = (keys < end)[None, :]
-            if CAUSAL:
-                seen = seen & (keys[None, :] <= rows[:, None])
-            probs = tl.where(seen, probs, 0.0)
+            probs = tl.exp2(_scores(q, k, rows, keys, end, HEAD, CAUSAL, PRECISION) - logsum[:, None])
             change = probs * (tl.dot(g, tl.trans(v), input_precision=PRECISION) - delta[:, None])
             summed += tl.dot(change.to(k.dtype), k, input_precision=PRECISION)
         _put(grad_qkv + head * HEAD, summed * scale, rows, rows < end, 3 * width, HEAD)
@@ -147,9 +148,7 @@ def _backward_keys(
     scale: tl.constexpr = HEAD**-0.5
     work = tl.load(tile_ends + num_segments - 1) * HEADS
     for item in range(tl.program_id(0), work, tl.num_programs(0)):
-        tile = item // HEADS
-        head = item % HEADS
-        first, start, end = _tile(bounds, tile_ends, tl.load(segments + tile), tile, ROWS)
+        head, first, start, end = _item(item, bounds, tile_ends, segments, HEADS, ROWS)
         base = qkv + head * HEAD
         keys = first + tl.arange(0, ROWS)
         k = _block(base + width, keys, keys < end, 3 * width, HEAD)

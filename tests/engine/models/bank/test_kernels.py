@@ -22,9 +22,9 @@ torch.manual_seed(0)
 """
 
 
-def interpret(code: str) -> None:
+def interpret(code: str, interpreted: str = "1") -> None:
     """Run ``code`` with kernels interpreted; an assertion that fails there fails here."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": interpreted}
     ended = subprocess.run(
         [sys.executable, "-c", BEFORE + textwrap.dedent(code)], env=environment, capture_output=True, text=True
     )
@@ -162,3 +162,41 @@ def test_a_second_derivative_is_refused():
         else:
             raise AssertionError("a second derivative came back")
     """)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("capability", [86, 90])
+def test_they_compile_for_gpus_that_are_not_here(dtype, capability):
+    """What the interpreter takes may not compile; and tiles have to fit the memory that the smallest GPUs share."""
+    interpret(
+        f"""
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+        from tokenpaths.engine.models.bank.kernels import product, segment_kernels, trial
+
+        dtype, short = torch.{dtype}, "{"*bf16" if dtype == "bfloat16" else "*fp32"}"
+        others = dict.fromkeys(["bounds", "tile_ends", "segments", "ends"], "*i32")
+        others |= {{"sums": "*fp32", "deltas": "*fp32"}}
+        others |= dict.fromkeys(["num_segments", "num_rows", "group_stride", "in_stride", "out_stride"], "i32")
+
+        def shared(kernel, settings):
+            settings = dict(settings)
+            options = {{name: settings.pop(name) for name in list(settings) if name.startswith("num_")}}
+            names = kernel.arg_names
+            signature = {{n: "constexpr" if n in settings else others.get(n, short) for n in names}}
+            constants = {{(names.index(n),): settings[n] for n in names if n in settings}}
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs={{}})
+            return triton.compile(source, target=GPUTarget("cuda", {capability}, 32), options=options).metadata.shared
+
+        longest = trial.LONGEST_WHOLE_HEAD if dtype == torch.float32 else max(trial.HEADS)
+        settings = segment_kernels._settings(2, longest, True, dtype)
+        kernels = segment_kernels._forward, segment_kernels._backward_queries, segment_kernels._backward_keys
+        found = [shared(kernel, settings) for kernel in kernels]
+        settings = product._settings(dtype) | {{"INNER": 384, "OUTER": 1536, "PRECISION": product.precision(dtype)}}
+        found.append(shared(product._weight_gradient, settings))
+        found.append(shared(product._product, settings | {{"GROUPS": 18, "PADDED": 32}}))
+        assert max(found) <= 99 * 1024, found
+        """,
+        interpreted="0",
+    )
