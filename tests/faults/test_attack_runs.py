@@ -37,6 +37,8 @@ TRICKS = {
 }
 """what is in the file besides a whole run, and is not followed"""
 REFUSED = {
+    "UPDATE sample SET text_0 = 'x', text_1 = 'y' WHERE sample = 0": "do not fit together",
+    "UPDATE sample SET text_1 = repeat('x', 300), text_0 = repeat('x', 256) WHERE sample = 0": "do not fit together",
     "UPDATE sample SET num_tokens = num_tokens + 1 WHERE sample = 1": "do not fit together",
     "UPDATE token_coded SET path_id = 1000000 WHERE rowid = 3": "do not fit together",
     "UPDATE path_coded SET count = count + 1 WHERE rank = 1": "do not fit together",

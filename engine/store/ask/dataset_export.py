@@ -27,6 +27,7 @@ from tokenpaths.engine.store.ask.dataset_card import COLUMNS, dataset_card
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.text_pieces import WITHOUT_PIECES
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 SPLITS: Final = {"samples": "sample", "tokens": "token", "paths": "path", "modules": "module"}
@@ -158,10 +159,9 @@ def _rows(run: RunFile, table: str) -> Generator[pa.Table, None, None]:
 def _sample_rows(run: RunFile) -> Generator[pa.Table, None, None]:
     absent = "text" if run.row["modality"] == "vision" else "image, grid_rows, grid_cols"
     columns = f"t.* EXCLUDE (label_id, first_row, search, place, {absent})"
-    every = "COLUMNS(lambda c: c <> 'rowid')"  # which the samples of a run in parts list
     query = Query(
-        f"SELECT t.place, {columns} FROM (SELECT rowid AS place, {every} FROM sample WHERE rowid BETWEEN ? AND ?) AS t "
-        "ORDER BY t.place"
+        f"SELECT t.place, {columns} FROM (SELECT rowid AS place, {WITHOUT_PIECES} FROM sample "
+        "WHERE rowid BETWEEN ? AND ?) AS t ORDER BY t.place"
     )
     for rows in export.ranges(run, query, "sample", export.range_rows("image", run.layout)):
         if "image" in rows.column_names:

@@ -28,6 +28,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.packed_ids import unpack
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.text_pieces import WITHOUT_PIECES
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 FORMATS = ("csv", "parquet", "arrow")
@@ -188,8 +189,7 @@ def export_query(table: str, layout: Layout, token_columns: Collection[str], *, 
         columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
     else:
         columns = "t.* EXCLUDE (place)"
-    every = "COLUMNS(lambda c: c <> 'rowid')"  # which a view lists, and a table does not
-    ranged = f"(SELECT rowid AS place, {every} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
+    ranged = f"(SELECT rowid AS place, {WITHOUT_PIECES} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
     where = " WHERE t.image IS NOT NULL" if table == "image" else ""
     return Query(f"SELECT t.place, {columns} FROM {ranged}{labels}{where} ORDER BY t.place")
 

@@ -13,12 +13,12 @@ from typing import Final
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.file.columns import MEMBERS, TABLE
 from tokenpaths.engine.store.file.open_file import Connection, has_parts
-from tokenpaths.engine.store.file.schema import ALL_LABELS, PART_TABLES
+from tokenpaths.engine.store.file.schema import ALL_LABELS, HEADS, PART_TABLES
 
 SCHEMA: Final = "merged"
 LabelRow = tuple[int, str, int, int]
 """label_id, label, num_samples, num_tokens"""
-_WITH_ROWID: Final = (TABLE, MEMBERS)
+_WITH_ROWID: Final = (TABLE, MEMBERS, "sample", HEADS)
 _MAPPED: Final = ("token", TABLE, "token_sample")
 """tables with a label in each row; a run of counts has not all of them"""
 _SUMS: Final = {
@@ -69,7 +69,9 @@ def merged_connection(
     for name in (name for name in _MAPPED if name in views):
         views[name] = views[name].replace("*", f"* REPLACE ({new_id} AS label_id)", 1)
     of_label = f"CASE label_id {moved} ELSE label END"
-    views["sample"] = f"SELECT * REPLACE ({new_id} AS label_id, {of_label} AS label) FROM r.main.sample"
+    views["sample"] = (
+        f"SELECT {numbered['sample']}* REPLACE ({new_id} AS label_id, {of_label} AS label) FROM r.main.sample"
+    )
     views["label"] = (
         f"SELECT {new_id} AS label_id, any_value({of_label}) AS label, sum(num_samples)::BIGINT AS num_samples, "
         "sum(num_tokens)::BIGINT AS num_tokens FROM r.main.label GROUP BY 1"

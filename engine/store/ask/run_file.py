@@ -23,7 +23,7 @@ from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, RunFileError
 from tokenpaths.engine.base.records import NOT_OFFERED_KIND, STAND_IN_KINDS, UNRECORDED_KIND, UNUSED_KIND, ModuleInfo
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
-from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables import lookups, queries
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
@@ -116,6 +116,9 @@ class RunFile:
             self.regions: dict[int, str] = dict(cursor.execute(queries.region_rows().sql).fetchall())
             cursor.execute("SELECT * FROM token LIMIT 0")
             self.token_columns = tuple(column[0] for column in cursor.description if column[0] != "rowid")
+            cursor.execute("SELECT * FROM sample LIMIT 0")
+            self.in_parts = any(column[0] == "rowid" for column in cursor.description)
+            """whether tokens and samples are views over parts, in which DuckDB finds no row by its number"""
             self.soft_shapes, self.axis_names = read_shapes(cursor)
         load_only = json.loads(self.row["config"]).get("load_only")
         self.load_only: dict[str, Any] | None = load_only if isinstance(load_only, dict) else None
@@ -243,7 +246,7 @@ class RunFile:
         columns = "page, ranks, ribbons" if layout.by_path else "page, ranks"
         for start in range(0, len(pages), PAGES_AT_ONCE):
             chunk = pages[start : start + PAGES_AT_ONCE]
-            rows = self.rows(queries.looked_up(columns, "path_page", "page", chunk.tolist()))
+            rows = self.rows(lookups.looked_up(columns, "path_page", "page", chunk.tolist()))
             rows.sort(key=lambda row: row[0])
             here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
             page, place = page_of[here] - start, path_ids[here] % PAGE_PATHS
@@ -296,6 +299,7 @@ class RunFile:
         merged = type(self)(
             self.file, merged_connection(self._connection, sorted(self.tables_there), self.labels, groups)
         )
+        merged.in_parts = self.in_parts  # the views of merged labels list row numbers too
         merged.merged_names = {row[1]: group[0][1] for group in groups for row in group[1:]}
         merged.look_alikes = groups
         return merged

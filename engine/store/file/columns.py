@@ -122,18 +122,6 @@ def view_sql(columns: Sequence[tuple[str, str]], even_weights: str = "") -> str:
     return f"CREATE VIEW token AS SELECT rowid, {', '.join(columns_sql)} FROM {TABLE};\n"
 
 
-def tokens_sql(columns: Sequence[str], num: int, even_weights: str = "") -> str:
-    """sample, token and ``columns`` of ``num`` tokens, in reading order; parameters: sample and row of each.
-
-    One lookup per token, so that only the blocks with its sample are scanned. Coded columns are read first and decoded
-    together: DuckDB would otherwise scan the view once per token.
-    """
-    held = [name for name, _ in coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
-    one = f"(SELECT sample, rowid, {', '.join(held)} FROM {TABLE} WHERE sample = ? AND rowid = ?)"
-    read = ", ".join(f"{read_sql(name, even_weights)} AS {name}" for name in ("token", *columns))
-    return f"SELECT sample, {read} FROM ({' UNION ALL '.join([one] * num)}) ORDER BY rowid"
-
-
 def chars(
     start: np.ndarray, end: np.ndarray, lengths: np.ndarray, first_char: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray, int]:

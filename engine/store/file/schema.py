@@ -13,6 +13,7 @@ import numpy as np
 from tokenpaths.engine.base.records import UNUSED_KIND, ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.text_pieces import PIECES, TEXT_SQL
 from tokenpaths.engine.store.file.weight_codes import LINEAR, MARGIN_COLUMNS, WeightCode, code_for
 
 STORAGE_VERSION = "v1.2.0"
@@ -222,6 +223,8 @@ STRONGEST_EACH = 12
 EXAMPLE_SEED = 0
 """the seed of the draw that ``path_example`` holds"""
 
+CALCULATED = frozenset({("sample", "text"), *((coded.PATHS, name) for name in ("cdf", "compute", "reuse"))})
+"""table and name of the columns that DuckDB works out from others, and files do not hold"""
 PART_TABLES = (coded.TABLE, "sample", *(soft.table for soft in SOFT_TABLES.values()))
 """what the parts of a run hold (``base.run_parts``)"""
 ROW = "row_number"
@@ -248,7 +251,7 @@ def layout_for(info: RunInfo, modules: Sequence[ModuleInfo], *, shard: bool = Fa
     return replace(layout, by_path=by_path, of_shard=shard)
 
 
-_TEXTS = {"text", "search"}
+_TEXTS = {*PIECES, "search"}
 """by itself DuckDB leaves most texts as they are, half-filled blocks and all: six times the room"""
 _TEXT_ONLY = {"token_id", "char_start", "char_end"}
 _VISION_ONLY = {"row", "col"}
@@ -303,19 +306,25 @@ def tables_over_parts(layout: Layout, info: RunInfo, parts: Sequence[str]) -> st
 def _part_columns(layout: Layout, info: RunInfo) -> dict[str, list[str]]:
     """Names of the columns of the tables of a part, without that of row numbers."""
     tokens = coded.coded_columns(token_columns(layout, info))
-    tables = {coded.TABLE: tokens, "sample": SAMPLE_COLUMNS} | {
+    tables = {coded.TABLE: tokens, "sample": stored_sample_columns()} | {
         soft.table: soft.columns for soft in SOFT_TABLES.values()
     }
     return {table: [name for name, _ in columns] for table, columns in tables.items()}
 
 
-def text_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The columns with how texts among them are compressed."""
+def stored_sample_columns() -> list[tuple[str, str]]:
+    """Name and SQL type of the columns of ``sample`` in the file: ``SAMPLE_COLUMNS``, and the pieces of texts."""
+    columns: list[tuple[str, str]] = []
+    for name, kind in SAMPLE_COLUMNS:
+        if name == "text":
+            columns += [(piece, kind) for piece in PIECES]
+            kind = f"{kind} {TEXT_SQL}"
+        columns.append((name, kind))
     return [(name, f"{kind} USING COMPRESSION zstd" if name in _TEXTS else kind) for name, kind in columns]
 
 
 def _wide_tables(columns: list[tuple[str, str]], before: Sequence[tuple[str, str]] = ()) -> str:
-    samples = text_columns(SAMPLE_COLUMNS)
+    samples = stored_sample_columns()
     tables = [(coded.TABLE, [*before, *coded.coded_columns(columns)]), ("sample", [*before, *samples])]
     return "".join(
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"

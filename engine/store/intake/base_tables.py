@@ -18,6 +18,7 @@ from tokenpaths.engine.store.file.open_file import connect
 from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, UNIQUE, path_table
 from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
+from tokenpaths.engine.store.file.text_pieces import PIECES
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, code_for
 
 COPIED = (
@@ -55,7 +56,7 @@ LONGEST: dict[tuple[str, str], int] = {
     ("run", "config"): 16 << 20,
     ("run", "weight_semantics"): 16 << 20,
     ("finding", "answer"): 64 << 20,
-    ("sample", "text"): 64 << 20,
+    ("sample", PIECES[-1]): 64 << 20,
     ("sample", "search"): 64 << 20,
     ("sample", "image"): 32 << 20,
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tokenpaths.engine.base.records import UNUSED_KIND
 from tokenpaths.engine.store.file.columns import LARGEST, MEASURES, PATHS, TABLE, code_column
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
+from tokenpaths.engine.store.file.text_pieces import PIECES, bounds
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 from tokenpaths.engine.store.intake.base_tables import Plan
 
@@ -130,11 +132,21 @@ def _sample_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield "labels with two numbers", "SELECT 1 FROM sample GROUP BY label HAVING count(DISTINCT label_id) > 1"
     yield "numbers of two labels", "SELECT 1 FROM sample GROUP BY label_id HAVING count(DISTINCT label) > 1"
+    yield "texts of samples", f"SELECT 1 FROM sample WHERE {' OR '.join(_wrong_pieces())}"
     yield (
         "grids of samples",
         "SELECT 1 FROM sample WHERE (grid_rows IS NULL) <> (grid_cols IS NULL) "
         "OR NOT coalesce(grid_rows BETWEEN 1 AND 32767 AND grid_cols BETWEEN 1 AND 32767, true)",
     )
+
+
+def _wrong_pieces() -> Iterator[str]:
+    """SQL that is true of a sample with a piece of text that is too long, or too short for the one that follows."""
+    for piece, following in pairwise(PIECES):
+        start, stop = bounds(PIECES.index(piece))
+        assert stop is not None
+        yield f"length({piece}) > {stop - start} OR {following} = ''"
+        yield f"({following} IS NOT NULL AND length({piece}) IS DISTINCT FROM {stop - start})"
 
 
 def _token_rules(plan: Plan) -> Iterator[tuple[str, str]]:

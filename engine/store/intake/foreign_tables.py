@@ -24,7 +24,7 @@ from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length, connect
-from tokenpaths.engine.store.file.pages.path_pages import CALCULATED
+from tokenpaths.engine.store.file.schema import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
     LONGEST,
     LONGEST_TEXT,
@@ -154,13 +154,13 @@ def _definitions(con: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 
 def _columns(con: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, str]]:
-    """Name and type of the columns of a table."""
+    """Name and type of the columns of a table that the file holds."""
     rows = con.execute(
         "SELECT column_name, data_type FROM duckdb_columns() WHERE database_name = 'r' AND schema_name = 'main' "
         "AND table_name = ? ORDER BY column_index",
         [table],
     )
-    return rows.fetchall()
+    return [(name, kind) for name, kind in rows.fetchall() if (table, name) not in CALCULATED]
 
 
 def _check_catalogue(con: duckdb.DuckDBPyConnection, plan: Plan) -> None:
@@ -210,7 +210,7 @@ def _check_lengths(con: duckdb.DuckDBPyConnection, plan: Plan | None, table: str
 
 def _batches(con: duckdb.DuckDBPyConnection, plan: Plan, table: str) -> Iterator[pa.Table]:
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // _check_lengths(con, plan, table)))
-    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table) if table != PATHS or name not in CALCULATED)
+    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table))
     for batch in con.execute(f"SELECT {names} FROM {_named(table)}").to_arrow_reader(rows):
         if batch.num_rows:
             yield pa.Table.from_batches([batch])

@@ -22,6 +22,7 @@ from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.packed_ids import pack
 from tokenpaths.engine.store.file.schema import Layout
+from tokenpaths.engine.store.file.text_pieces import cut
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, encode_margins
 from tokenpaths.engine.store.write.soft_rows import soft_arrays
 
@@ -237,9 +238,11 @@ def sample_table(
     """Rows of ``sample``, with the means over each sample's tokens in double precision."""
     samples, lengths = batch.samples, batch.lengths
     starts = np.cumsum(lengths) - lengths
+    own = {name: values for name, values in own_sample_columns(batch, first_sample).items() if name != "text"}
     return pa.table(
         {
-            **own_sample_columns(batch, first_sample),
+            **own,
+            **cut([sample.text for sample in samples]),
             "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
             "first_row": first_row + starts,
             "gate_entropy": _means(batch.gate_entropy, starts),

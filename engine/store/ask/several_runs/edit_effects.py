@@ -15,7 +15,7 @@ import numpy as np
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.queries import some_samples
+from tokenpaths.engine.store.ask.tables.lookups import some_samples
 from tokenpaths.engine.store.ask.topics.samples import image
 from tokenpaths.engine.store.ask.topics.samples import sample as sample_of
 from tokenpaths.engine.store.ask.topics.soft_decisions import finding

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed
-from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables import lookups
 from tokenpaths.engine.store.ask.tables.excerpts import open_picture
 from tokenpaths.engine.store.file.filters import Query
 
@@ -191,7 +191,7 @@ def _small_pictures(run: RunFile, numbers: list[int]) -> np.ndarray:
     from PIL import Image
 
     grey = {}
-    for number, png in run.rows(queries.some_samples(sorted(set(numbers)), "sample, image")):
+    for number, png in run.rows(lookups.some_samples(sorted(set(numbers)), "sample, image")):
         picture = open_picture(png).convert("L")
         grey[number] = np.asarray(picture.resize((SMALL_SIDE, SMALL_SIDE), Image.Resampling.BOX)) / 255
     return np.stack([grey[number] for number in numbers])

@@ -14,7 +14,7 @@ from tokenpaths.engine.analysis.patches import at_border, at_centre, busiest, fl
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.excerpts import open_picture
-from tokenpaths.engine.store.ask.tables.queries import some_samples
+from tokenpaths.engine.store.ask.tables.lookups import some_samples
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import mix

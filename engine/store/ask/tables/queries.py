@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenpaths.engine.store.ask.tables.lookups import some_samples
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
 from tokenpaths.engine.store.file.pages.path_pages import with_ribbons
 from tokenpaths.engine.store.file.schema import ALL_LABELS, HEAD_CHARACTERS, HEADS, Layout
+from tokenpaths.engine.store.file.text_pieces import PIECES
 
 SAMPLE_ORDERS = ("sample", "compute", "reuse", "loss", "confidence", "num_distinct_paths", "drawn")
 """``drawn``: a fixed random order; its first rows are a random sample of all"""
-MOST_STRETCHES = 64
-"""ranges of samples that are queried separately"""
-NEAR = 64
-"""gap between sample numbers up to which they are queried together"""
-PACKED_TEXTS = 2048
-"""texts that DuckDB compresses as one piece: where texts are read, the gap"""
-_SNIPPET = f"left(text, {HEAD_CHARACTERS})"
+_SNIPPET = f"left({PIECES[0]}, {HEAD_CHARACTERS})"
 _SAMPLE_ROW = (
     "sample, label, prediction, confidence, loss, num_tokens, compute, reuse, num_distinct_paths, "
     f"{_SNIPPET} AS snippet, image IS NOT NULL AS has_image, source"
@@ -227,61 +223,6 @@ def some_ribbons(layout: Layout, ranks: Sequence[int]) -> Query:
     return Query(f"SELECT rank, ribbon FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
-def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: int = 1) -> Query:
-    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order; one query per value.
-
-    To sort pages in SQL would copy them.
-
-    A list of values, however it is written, reads all rows of a column that is not compressed: only a single value, or
-    a range, is compared before the other columns are read.
-
-    Args:
-        apart: what neighbouring keys of the table differ by.
-    """
-    between, ends = f"{key} BETWEEN ? AND ?", (values[0], values[-1])
-    missing = (values[-1] - values[0]) // apart + 1 - len(values)
-    if not missing:
-        return Query(f"SELECT {columns} FROM {table} WHERE {between}", ends)
-    if missing < len(values):  # few of the range are read for nothing
-        listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
-        return Query(f"SELECT {columns} FROM {table} WHERE {listed}", (*ends, *values))
-    one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
-    return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))})", tuple(values))
-
-
-def some_samples(numbers: Sequence[int], columns: str, table: str = "sample") -> Query:
-    """``columns`` of these samples in ``table``, ordered by number if ``sample`` is one of them.
-
-    Each range of nearby numbers is a query of its own, so that only its blocks are read. A single list of many numbers
-    would read the texts of all samples, but is faster for very many ranges once they are in memory.
-    """
-    order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
-    stretches = _stretches(numbers, PACKED_TEXTS if "text" in columns else NEAR)
-    if len(stretches) > MOST_STRETCHES:
-        listed = f"SELECT {columns} FROM {table} WHERE sample IN (SELECT unnest(?)){order}"
-        return Query(listed, (list(numbers),))
-    parts, parameters = [], []
-    for stretch in stretches:
-        where = "sample BETWEEN ? AND ?"
-        parameters += [stretch[0], stretch[-1]]
-        if len(stretch) <= stretch[-1] - stretch[0]:
-            where += f" AND sample IN ({', '.join('?' * len(stretch))})"
-            parameters += stretch
-        parts.append(f"(SELECT {columns} FROM {table} WHERE {where})")
-    return Query(f"SELECT * FROM ({' UNION ALL '.join(parts)}){order}", tuple(parameters))
-
-
-def _stretches(numbers: Sequence[int], near: int) -> list[list[int]]:
-    """Ascending numbers in groups with gaps of at most ``near``."""
-    stretches: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if stretches and number - stretches[-1][-1] <= near:
-            stretches[-1].append(number)
-        else:
-            stretches.append([number])
-    return stretches
-
-
 _SEARCHED = (
     "lower("
     + " || chr(10) || ".join(f"coalesce({name}, '')" for name in ("label", "prediction", "source", "text"))
@@ -316,17 +257,19 @@ def sample_page(condition: Query, order: str, descending: bool, limit: int, offs
     )
 
 
-def sample_heads(numbers: Sequence[int], *, together: bool) -> Query:
+def sample_heads(numbers: Sequence[int], *, together: bool, by_row: bool = False) -> Query:
     """Rows of these samples for ``excerpts.sample_answer``, ordered by number.
 
-    ``together``: the beginnings of texts have a table of their own, so that the texts are not read.
+    Args:
+        together: the beginnings of texts have a table of their own, so that the texts are not read.
+        by_row: as in ``some_samples``.
     """
     if not numbers:
         return Query(f"SELECT {_SAMPLE_ROW} FROM sample WHERE false")
     if not together:
-        return some_samples(numbers, _SAMPLE_ROW)
-    rows = some_samples(numbers, _SAMPLE_ROW.replace(_SNIPPET, "NULL"))
-    heads = some_samples(numbers, "sample, head", HEADS)
+        return some_samples(numbers, _SAMPLE_ROW, by_row=by_row)
+    rows = some_samples(numbers, _SAMPLE_ROW.replace(_SNIPPET, "NULL"), by_row=by_row)
+    heads = some_samples(numbers, "sample, head", HEADS, by_row=by_row)
     return Query(
         f"SELECT row.* REPLACE (head AS snippet) FROM ({rows.sql}) AS row JOIN ({heads.sql}) USING (sample) "
         "ORDER BY sample",

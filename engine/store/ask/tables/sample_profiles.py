@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables import lookups
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples
@@ -51,7 +51,7 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
     for start in range(0, len(firsts), PAGES_AT_ONCE):
         part = firsts[start : start + PAGES_AT_ONCE]
         columns = "first_sample, num_samples, counts, places, large"
-        rows = run.rows(queries.looked_up(columns, "profile_page", "first_sample", part, size))
+        rows = run.rows(lookups.looked_up(columns, "profile_page", "first_sample", part, size))
         rows.sort(key=lambda row: row[0])
         if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
             raise run.damaged("profile_page")

@@ -25,18 +25,19 @@ from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import (
     SAMPLE_FIELDS,
     clean_picture,
+    contexts_of,
     finite,
     nested_ribbon,
     open_picture,
     patch_uri,
     sample_answer,
     sample_answers,
-    text_context,
     used_modules,
 )
+from tokenpaths.engine.store.ask.tables.lookups import ROWS_AT_ONCE, some_samples, tokens_at
 from tokenpaths.engine.store.ask.tables.path_ribbons import ribbons_of_ranks
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.columns import PATHS, tokens_sql
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page, next_offset
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, decode_margins
@@ -56,10 +57,8 @@ SELECT token_id, sum(n)::BIGINT AS count, count(*) AS num_paths, first(rank ORDE
 FROM ending JOIN {} USING (path_id) GROUP BY token_id ORDER BY count DESC, token_id LIMIT ?
 """
 """token_id, count, num_paths, rank and count of its path; number of samples and of token ids in total"""
-TOKENS_AT_ONCE = 200
 TOKENS_LOOKED_UP = 2000
 """most tokens that are looked up one by one; for more, all of the run are read once"""
-"""tokens per query: DuckDB 2.0 is slow over thousands of branches"""
 
 
 @question(
@@ -274,22 +273,22 @@ Place = tuple[Any, ...]
 def columns_at(run: RunFile, pairs: list[tuple[int, int]], columns: Sequence[str]) -> list[Place]:
     """``columns`` of these tokens, in reading order."""
     rows: list[tuple[Any, ...]] = []
+    samples, tokens = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    numbers = run.first_rows[samples] + tokens
     if len(pairs) > TOKENS_LOOKED_UP:
-        samples, tokens = np.array(pairs).T
-        numbers = (run.first_rows[samples] + tokens).tolist()
         listed = f"SELECT {', '.join(columns)} FROM token WHERE rowid IN (SELECT unnest(?))"
-        return run.rows(Query(f"{listed} ORDER BY rowid", (numbers,)))
-    for start in range(0, len(pairs), TOKENS_AT_ONCE):
-        part = pairs[start : start + TOKENS_AT_ONCE]
-        places = [value for sample, token in part for value in (sample, int(run.first_rows[sample]) + token)]
-        rows += run.rows(Query(tokens_sql(columns, len(part), run.layout.even_weights), tuple(places)))
+        return run.rows(Query(f"{listed} ORDER BY rowid", (numbers.tolist(),)))
+    for start in range(0, len(pairs), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        places = list(zip(samples[part].tolist(), numbers[part].tolist(), strict=True))
+        rows += run.rows(tokens_at(columns, places, run.layout.even_weights, in_parts=run.in_parts))
     return [row[2:] for row in rows]
 
 
 def _patches(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]) -> list[dict[str, Any]]:
     numbers = sorted({sample for sample, _ in pairs})
     columns = "sample, label, image, grid_rows, grid_cols"
-    rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, columns))}
+    rows = {row[0]: row[1:] for row in run.rows(some_samples(numbers, columns))}
     pictures = {number: open_picture(row[1]) for number, row in rows.items() if row[1] is not None}
     answer = []
     for (sample, token), (row, col) in zip(pairs, places, strict=True):
@@ -301,18 +300,20 @@ def _patches(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]
 
 
 def _contexts(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]) -> list[dict[str, Any]]:
-    numbers = sorted({sample for sample, _ in pairs})
-    rows = {row[0]: row[1:] for row in run.rows(queries.some_samples(numbers, "sample, label, text"))}
-    texts = vocabulary(run, [place[2] for place in places if place[2] is not None])
-    answer = []
-    for (sample, token), (start, end, token_id) in zip(pairs, places, strict=True):
-        label, text = rows[sample]
-        if text is not None and start is not None and end is not None:
-            context = text_context(text, start, end)
-        else:
-            context = {"before": "", "text": texts.get(token_id, ""), "after": ""}
-        answer.append({"sample": sample, "token": token, "token_id": token_id, "label": label, **context})
-    return answer
+    spans = [(sample, start, end) for (sample, _), (start, end, _) in zip(pairs, places, strict=True)]
+    labels, contexts = contexts_of(run, spans)
+    unknown = (place[2] for place, context in zip(places, contexts, strict=True) if context is None)
+    texts = vocabulary(run, [token_id for token_id in unknown if token_id is not None])
+    return [
+        {
+            "sample": sample,
+            "token": token,
+            "token_id": token_id,
+            "label": labels[sample],
+            **(context or {"before": "", "text": texts.get(token_id, ""), "after": ""}),
+        }
+        for (sample, token), (*_, token_id), context in zip(pairs, places, contexts, strict=True)
+    ]
 
 
 @question("tokens/last", "sample_schema.LastTokens", tag="samples", route="list_last_tokens", rows="tokens")

@@ -20,14 +20,8 @@ from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables import queries, sample_profiles
-from tokenpaths.engine.store.ask.tables.excerpts import (
-    SAMPLE_FIELDS,
-    nested_ribbon,
-    open_picture,
-    sample_answer,
-    sample_answers,
-)
+from tokenpaths.engine.store.ask.tables import lookups, sample_profiles
+from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, open_picture, sample_answers
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_counts
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
@@ -288,7 +282,7 @@ def _thumbnails(run: RunFile, numbers: np.ndarray) -> dict[int, str]:
     """Thumbnails by sample, as data URIs; at most ``MOST_THUMBNAILS``, evenly subsampled."""
     places = np.unique(np.linspace(0, len(numbers) - 1, MOST_THUMBNAILS).astype(int))
     uris = {}
-    for number, png in run.rows(queries.some_samples(numbers[places].tolist(), "sample, image")):
+    for number, png in run.rows(lookups.some_samples(numbers[places].tolist(), "sample, image")):
         if png is None:
             continue
         picture = open_picture(png)
@@ -351,10 +345,11 @@ def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
 
 def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
     """(V,) ribbon of one token."""
-    rows = run.rows(queries.one_sample(sample)) if 0 <= sample < 2**31 else []
+    counted = Query("SELECT num_tokens FROM sample WHERE sample = ?", (sample,))
+    rows = run.rows(counted) if 0 <= sample < 2**31 else []
     if not rows:
         raise run.no_sample(sample)
-    num_tokens = sample_answer(rows[0][: len(SAMPLE_FIELDS)])["num_tokens"]
+    ((num_tokens,),) = rows
     if not 0 <= token < num_tokens:
         raise NoSuchThing(
             f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"

@@ -32,8 +32,6 @@ from tokenpaths.engine.store.file.packed_ids import ribbon_sql
 from tokenpaths.engine.store.file.schema import Layout
 
 DICTIONARY, UNIQUE = "dictionary", "unique"
-CALCULATED = ("cdf", "compute", "reuse")
-"""columns of ``path_coded`` that the file does not hold"""
 WORK_COLUMNS = ("active", "known", "distinct_active")
 """columns of ``path_coded`` that compute and reuse are worked out from, as ``ribbon_costs.Work``"""
 PAGE_PATHS = 1024

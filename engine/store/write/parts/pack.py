@@ -15,7 +15,7 @@ from tokenpaths.engine.base.lifecycle import claim
 from tokenpaths.engine.base.run_parts import alias_of, parts_of, remove_parts
 from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, is_sealed_here, mark_sealed
 from tokenpaths.engine.store.file.open_file import attach_parts, connect, open_read_only
-from tokenpaths.engine.store.file.schema import PART_TABLES, ROW, text_columns
+from tokenpaths.engine.store.file.schema import CALCULATED, PART_TABLES, ROW, stored_sample_columns
 from tokenpaths.engine.store.write.arrow_tables import one_thread
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, temporary_folder
 from tokenpaths.engine.store.write.writer import remove_partial
@@ -96,16 +96,18 @@ def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None],
         attach_parts(con, partial, parts, trust=trust)
         con.execute("BEGIN")
         for table in PART_TABLES:
-            columns = [row[:2] for row in con.execute(f"DESCRIBE {alias_of(parts[0])}.main.{table}").fetchall()]
+            described = con.execute(f"DESCRIBE {alias_of(parts[0])}.main.{table}").fetchall()
+            columns = [(name, kind) for name, kind, *_ in described if name != ROW]
+            if table == "sample":
+                columns = stored_sample_columns()
             con.execute(f"DROP VIEW {table}")
-            listed = text_columns([(name, kind) for name, kind in columns if name != ROW])
-            con.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in listed)})")
+            con.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)})")
         with one_thread(con):
             for done, part in enumerate(parts):
                 on_part(done, len(parts))
                 for table in PART_TABLES:
-                    names = con.execute(f"DESCRIBE {table}").fetchall()
-                    columns_sql = ", ".join(name for name, *_ in names)
-                    con.execute(f"INSERT INTO {table} SELECT {columns_sql} FROM {alias_of(part)}.main.{table}")
+                    described = con.execute(f"DESCRIBE {table}").fetchall()
+                    names = ", ".join(name for name, *_ in described if (table, name) not in CALCULATED)
+                    con.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM {alias_of(part)}.main.{table}")
         con.execute("COMMIT")
         con.execute("CHECKPOINT")

@@ -12,7 +12,7 @@ import pytest
 from tests.support.naive_store import Case
 from tests.support.runs import make
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.tables.queries import looked_up
+from tokenpaths.engine.store.ask.tables.lookups import looked_up
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.file.filters import Filters, Query, token_condition
 from tokenpaths.engine.store.file.flow_counter import FlowCounter, flow_sql, usage_sql, with_modules

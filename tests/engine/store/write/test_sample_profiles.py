@@ -12,7 +12,7 @@ from tests.support.runs import make
 from tokenpaths.engine.analysis.path_distance import ribbon_distance
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.tables import cache, near_paths, queries, sample_profiles
+from tokenpaths.engine.store.ask.tables import cache, lookups, near_paths, queries, sample_profiles
 from tokenpaths.engine.store.ask.topics import similar
 from tokenpaths.engine.store.file.pages import profile_pages
 from tokenpaths.engine.store.write import seal_pages
@@ -121,9 +121,9 @@ def test_samples_are_found_however_they_are_asked_for(
 ) -> None:
     wanted = [(number,) for number in sorted(numbers)]
     for near, most in ((1, 64), (3, 64), (64, 64), (1, 1)):
-        monkeypatch.setattr(queries, "NEAR", near)
-        monkeypatch.setattr(queries, "MOST_STRETCHES", most)
-        assert runs["top1"].rows(queries.some_samples(numbers, "sample")) == wanted
+        monkeypatch.setattr(lookups, "NEAR", near)
+        monkeypatch.setattr(lookups, "MOST_STRETCHES", most)
+        assert runs["top1"].rows(lookups.some_samples(numbers, "sample")) == wanted
 
 
 def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

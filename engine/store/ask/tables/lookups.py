@@ -1,0 +1,109 @@
+"""Queries of some rows that lie far apart, so written that DuckDB reads no others.
+
+It compares a column with a single value or a range before it reads the other columns, and row numbers with a list that
+a subquery yields (a *semi-join*, up to ``ROWS_AT_ONCE`` of them); any other list reads all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenpaths.engine.store.file import columns as coded
+from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.text_pieces import PIECES
+
+ROWS_AT_ONCE = 40
+"""row numbers in a list; DuckDB passes over the vectors without any up to 50 (``dynamic_or_filter_threshold``)"""
+MOST_ROWS = 4 * ROWS_AT_ONCE
+"""samples that are looked up by row"""
+MOST_STRETCHES = 64
+"""ranges of samples that are queried separately"""
+NEAR = 64
+"""gap between sample numbers up to which they are queried together"""
+PACKED_TEXTS = 2048
+"""texts that DuckDB compresses as one piece: where texts are read, the gap"""
+
+
+def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: int = 1) -> Query:
+    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order; one query per value.
+
+    To sort pages in SQL would copy them.
+
+    A list of values, however it is written, reads all rows of a column that is not compressed: only a single value, or
+    a range, is compared before the other columns are read.
+
+    Args:
+        apart: what neighbouring keys of the table differ by.
+    """
+    between, ends = f"{key} BETWEEN ? AND ?", (values[0], values[-1])
+    missing = (values[-1] - values[0]) // apart + 1 - len(values)
+    if not missing:
+        return Query(f"SELECT {columns} FROM {table} WHERE {between}", ends)
+    if missing < len(values):  # few of the range are read for nothing
+        listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
+        return Query(f"SELECT {columns} FROM {table} WHERE {listed}", (*ends, *values))
+    one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
+    return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))})", tuple(values))
+
+
+def some_samples(numbers: Sequence[int], columns: str, table: str = "sample", *, by_row: bool = False) -> Query:
+    """``columns`` of these samples in ``table``, ordered by number if ``sample`` is one of them.
+
+    Each range of nearby numbers is a query of its own, so that only its blocks are read. A single list of many numbers
+    would read the texts of all samples, but is faster for very many ranges once they are in memory.
+
+    Args:
+        by_row: the rows of ``table`` are the samples; few are then found in half the time.
+    """
+    order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
+    if by_row and len(numbers) <= MOST_ROWS:
+        every = sorted(set(numbers))
+        pieces = [every[start : start + ROWS_AT_ONCE] for start in range(0, len(every), ROWS_AT_ONCE)] or [[]]
+        one = f"SELECT {columns} FROM {table} WHERE rowid IN (SELECT unnest(?::BIGINT[]))"
+        return Query(" UNION ALL ".join([one] * len(pieces)) + order, tuple(pieces))
+    stretches = _stretches(numbers, PACKED_TEXTS if any(name in columns for name in (*PIECES, "text")) else NEAR)
+    if len(stretches) > MOST_STRETCHES:
+        listed = f"SELECT {columns} FROM {table} WHERE sample IN (SELECT unnest(?)){order}"
+        return Query(listed, (list(numbers),))
+    parts, parameters = [], []
+    for stretch in stretches:
+        where = "sample BETWEEN ? AND ?"
+        parameters += [stretch[0], stretch[-1]]
+        if len(stretch) <= stretch[-1] - stretch[0]:
+            where += f" AND sample IN ({', '.join('?' * len(stretch))})"
+            parameters += stretch
+        parts.append(f"(SELECT {columns} FROM {table} WHERE {where})")
+    return Query(f"SELECT * FROM ({' UNION ALL '.join(parts)}){order}", tuple(parameters))
+
+
+def _stretches(numbers: Sequence[int], near: int) -> list[list[int]]:
+    """Ascending numbers in groups with gaps of at most ``near``."""
+    stretches: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if stretches and number - stretches[-1][-1] <= near:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    return stretches
+
+
+def tokens_at(
+    columns: Sequence[str], places: Sequence[tuple[int, int]], even_weights: str = "", *, in_parts: bool = False
+) -> Query:
+    """sample, token and ``columns`` of the tokens at ``places`` (sample and row of each), in reading order.
+
+    Two lists, of samples and of rows, of which the first passes over row groups and the second over vectors: half the
+    time of one lookup for each token, up to ``ROWS_AT_ONCE`` tokens. In parts the second does nothing. Coded columns
+    are read first and decoded together: DuckDB would otherwise scan the view once per token.
+    """
+    held = [name for name, _ in coded.coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
+    read = ", ".join(f"{coded.read_sql(name, even_weights)} AS {name}" for name in ("token", *columns))
+    one = f"SELECT sample, rowid, {', '.join(held)} FROM {coded.TABLE} WHERE "
+    if in_parts or len(places) > ROWS_AT_ONCE:
+        sql = " UNION ALL ".join([f"({one}sample = ? AND rowid = ?)"] * len(places))
+        parameters: list[object] = [value for place in places for value in place]
+    else:
+        samples = sorted({sample for sample, _ in places})
+        sql = f"{one}sample IN ({', '.join('?' * len(samples))}) AND rowid IN (SELECT unnest(?::BIGINT[]))"
+        parameters = [*samples, [row for _, row in places]]
+    return Query(f"SELECT sample, {read} FROM ({sql}) ORDER BY rowid", tuple(parameters))
