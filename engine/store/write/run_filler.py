@@ -40,6 +40,7 @@ from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
+from tokenpaths.engine.store.write.seal_nulls import Beside
 from tokenpaths.engine.store.write.seal_pages import ProfilePages
 from tokenpaths.engine.store.write.soft_rows import SoftSums, soft_rows
 from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
@@ -66,6 +67,7 @@ class RunFiller:
         self.visits = Visits(self.layout) if self.layout.by_path else None
         self.even_flows = EvenFlows(self.layout) if EvenFlows.fits(self.layout) else None
         self.profiles = ProfilePages(self.layout)
+        self.independent: Beside | None = None
         self.token_columns = {name for name, _ in token_columns(self.layout, info)}
         self.book = PathDictionary(self.layout.id_dtype, file.parent)
         self.first_seen = FirstSeen()
@@ -272,6 +274,7 @@ class RunFiller:
             visits=self.visits,
             even_flows=self.even_flows,
             profiles=self.profiles,
+            independent=self.independent,
         )
         build_summaries(self.con, self.info, self.modules, self.layout, totals, on_stage)
         on_stage("writing to the disk", NUM_STAGES - 2, NUM_STAGES)
@@ -281,6 +284,7 @@ class RunFiller:
         self.large = self.book.num_tokens >= LEAST_TOKENS
         # What was summed up on the way is in the file now; the answers need the memory.
         del totals
+        self.independent = None
         self.book, self.twin = PathDictionary(self.layout.id_dtype), TwinCounter(self.layout)
         self.first_seen = FirstSeen()
         self._work_P, self._flops_P, self.visits = [], Growing(np.float32), None

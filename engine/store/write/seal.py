@@ -36,7 +36,7 @@ from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
 from tokenpaths.engine.store.write.path_dictionary import TAKE_ROWS, PathDictionary
 from tokenpaths.engine.store.write.seal_findings import write_findings
 from tokenpaths.engine.store.write.seal_knowledge import write_associations
-from tokenpaths.engine.store.write.seal_nulls import write_nulls
+from tokenpaths.engine.store.write.seal_nulls import Beside, write_nulls
 from tokenpaths.engine.store.write.seal_pages import (
     ProfilePages,
     write_members,
@@ -83,6 +83,8 @@ class Totals:
     even_flows: EvenFlows | None
     """the same, for several slots of equal weights"""
     profiles: ProfilePages
+    independent: Beside | None = None
+    """the null of independent steps, where it was begun before"""
 
 
 def build_summaries(
@@ -123,7 +125,7 @@ def build_summaries(
     _step_summary(con, totals)
     stage(4)
     with one_thread(con):
-        write_nulls(con, layout, totals.book, totals.twin, order)
+        write_nulls(con, layout, totals.book, totals.twin, order, totals.independent)
     stage(5)
     write_associations(con, totals.sketch, order, totals.twin)
     stage(6)

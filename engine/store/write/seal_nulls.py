@@ -5,6 +5,9 @@ Shapes: P distinct paths, S steps, K slots.
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
+
 import duckdb
 import numpy as np
 import pyarrow as pa
@@ -34,22 +37,70 @@ STEPS_AT_ONCE = 4
 _STEP_FACTOR = 0x9E3779B97F4A7C15
 
 
+@dataclass(frozen=True)
+class Independent:
+    """The null of independent steps."""
+
+    counts: np.ndarray
+    """tokens of each of its paths, descending"""
+    used_SM: np.ndarray
+
+
+def independent_null(layout: Layout, book: PathDictionary, order: np.ndarray) -> Independent:
+    """Of the run's tokens, or a seeded draw from them; ``order`` (P,) is the path_id of each rank."""
+    drawn = _thinned(book.counts()[order], layout)
+    places = np.flatnonzero(drawn)
+    counts, used = _independent(layout, book, order[places], drawn[places])
+    return Independent(-np.sort(-counts), used)
+
+
+class Beside(threading.Thread):
+    """``independent_null`` in a thread, while this process waits for others; ``book`` must not change meanwhile."""
+
+    def __init__(self, layout: Layout, book: PathDictionary) -> None:
+        super().__init__(daemon=True, name="independent steps")  # whoever gives up does not wait for it
+        self._of = layout, book
+        self._found: Independent | BaseException | None = None
+
+    def run(self) -> None:
+        layout, book = self._of
+        try:
+            self._found = independent_null(layout, book, book.ranked())
+        except BaseException as error:
+            self._found = error
+
+    def result(self) -> Independent:
+        """Waits for it; raises what it raised."""
+        self.join()
+        if not isinstance(self._found, Independent):
+            raise self._found or RuntimeError("the null of independent steps was not begun")
+        return self._found
+
+
 def write_nulls(
-    con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, twin: TwinPaths | None, order: np.ndarray
+    con: duckdb.DuckDBPyConnection,
+    layout: Layout,
+    book: PathDictionary,
+    twin: TwinPaths | None,
+    order: np.ndarray,
+    independent: Beside | None = None,
 ) -> None:
     """Rank–frequency of the run, of its untrained twin and of independent steps; usage of the two nulls.
 
-    ``order`` (P,) is the path_id of each rank.
+    Args:
+        con: the run.
+        layout: of it.
+        book: its paths.
+        twin: its untrained twin.
+        order: (P,) path_id of each rank.
+        independent: the null, where it was begun before.
     """
     counts = book.counts()[order]
     _fit(con, "observed", counts)
     write_counts(con, "observed", counts)
-    drawn = _thinned(counts, layout)
     del counts
-    places = np.flatnonzero(drawn)
-    drawn = drawn[places]
-    null_counts, used = _independent(layout, book, order[places], drawn)
-    _write_null(con, "independent", -np.sort(-null_counts), used)
+    null = independent_null(layout, book, order) if independent is None else independent.result()
+    _write_null(con, "independent", null.counts, null.used_SM)
     if twin is not None:
         write_twin_null(con, twin)
 

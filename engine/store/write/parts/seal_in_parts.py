@@ -2,7 +2,8 @@
 
 1. Each shard: bytes verified, distinct paths counted (``count_shard``).
    Here: their dictionaries merged in order, which numbers paths as one process would; labels likewise.
-2. Each part: tokens and samples written with these numbers, sums kept (``write_part``).
+2. Each part: tokens and samples written with these numbers, sums kept (``write_part``). Here, beside that: the null of
+   independent steps, which needs no more than the paths (``seal_nulls.Beside``).
    Here: sums added, and every summary made of the parts (``seal.build_summaries``) as of a run in one file.
 3. The answers that take long, each by whoever is free (``answer_questions``).
 
@@ -33,6 +34,7 @@ from tokenpaths.engine.store.write.parts.sums import add_sums
 from tokenpaths.engine.store.write.parts.workers import ANSWER, COUNT, WRITE, Workers
 from tokenpaths.engine.store.write.run_filler import DUCKDB_MEGABYTES, FLUSH_TOKENS, RunFiller, create_file
 from tokenpaths.engine.store.write.seal import NUM_STAGES
+from tokenpaths.engine.store.write.seal_nulls import Beside
 from tokenpaths.engine.store.write.writer import RunWriter
 
 MOST_PARTS = 64
@@ -66,6 +68,10 @@ class MergedFiller(RunFiller):
             save(self._plan.numbers_file(shard), given, {"paths": numbers})
             first_char += meta["num_chars"]
             on_shard(shard + 1)
+        # Packed paths are ranked by their first tokens, which are not known yet; and few of them are drawn.
+        if not self.layout.packed:
+            self.independent = Beside(self.layout, self.book)
+            self.independent.start()
 
     def add_parts(self) -> None:
         """Add the sums of all parts."""

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import shutil
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from tokenpaths.engine.store.file.open_file import open_read_only
 from tokenpaths.engine.store.file.shard_format import MANIFEST, Manifest, manifest_bytes, read_manifest
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
+from tokenpaths.engine.store.write import seal_nulls
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
 from tokenpaths.engine.store.write.parts import seal_in_parts as sealing
 from tokenpaths.engine.store.write.parts.answer_questions import answer_questions
@@ -409,6 +411,23 @@ def test_a_damaged_shard_ends_the_sealing_and_leaves_nothing(tmp_path: Path) -> 
     assert not list((tmp_path / "runs").iterdir())
     assert not list((tmp_path / "shards").glob(".*"))
     assert {progress.stage for progress in told} == {"counting paths"}
+
+
+@pytest.mark.parametrize("error", [MemoryError("too many tokens"), KeyboardInterrupt()])
+def test_a_null_that_fails_beside_the_workers_ends_the_sealing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    names = []
+
+    def fails(*_: object) -> None:
+        names.append(threading.current_thread().name)
+        raise error
+
+    monkeypatch.setattr(seal_nulls, "independent_null", fails)
+    with pytest.raises(type(error)):
+        in_parts(made_of("top1"), tmp_path)
+    assert names == ["independent steps"]
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_numbers_of_merged_dictionaries_are_those_of_one(tmp_path: Path) -> None:
