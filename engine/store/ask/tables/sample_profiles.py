@@ -5,20 +5,22 @@ Shapes: n samples of a page, S steps, M modules, D = S·M.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 
+from tokenpaths.engine.base.shared_cores import on_two_cores
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples
+from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples, profiles_of_counts
 
 MOST_HELD_BYTES = 128 * 2**20
 """bytes of pages of a run that are cached between questions; further pages are read each time"""
 PAGES_AT_ONCE = 8
-BLOCK_SAMPLES = 512
+BLOCK_SAMPLES = 1024
 """samples compared at once, so that they fit the processor's cache"""
 
 
@@ -65,9 +67,16 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
-    for page in pages(run, numbers):
-        here = numbers[(numbers >= page.first) & (numbers < page.first + len(page.low_nD))]
-        yield here, page.profiles(here - page.first, run.layout.num_steps)
+    size, num_steps = page_samples(run.layout), run.layout.num_steps
+    bounds = np.flatnonzero(np.diff(numbers // size)) + 1
+    begun, counts, visits = 0, [], []
+    for start, stop, page in zip([0, *bounds], [*bounds, len(numbers)], pages(run, numbers), strict=True):
+        rows = numbers[start:stop] - page.first
+        counts.append(page.counts_of(rows))
+        visits.append(page.visits_n[rows])
+        if stop - begun >= size or stop == len(numbers):
+            yield numbers[begun:stop], profiles_of_counts(np.concatenate(counts), np.concatenate(visits), num_steps)
+            begun, counts, visits = stop, [], []
 
 
 def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
@@ -75,22 +84,24 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
 
     |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: a single matrix-vector product.
     """
-    num_steps = run.layout.num_steps
     squared = np.empty(int(run.row["num_samples"]), dtype=np.float64)
-    length = float(own.astype(np.float64) @ own)
-    for page in pages(run):
-        for start in range(0, len(page.low_nD), BLOCK_SAMPLES):
-            counts = page.block(start, start + BLOCK_SAMPLES)
-            visits = page.visits_n[start : start + BLOCK_SAMPLES]
-            visited = visits > 0
-            scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=visited))
-            shared = (np.sqrt(counts, out=counts) @ own) * scale
-            first = page.first + start
-            squared[first : first + len(visits)] = length + np.where(visited, 0.5, 0.0) - 2 * shared
+    length, rooms = float(own.astype(np.float64) @ own), threading.local()
+
+    def compare(page: Page) -> None:
+        if not hasattr(rooms, "roots"):  # one for each thread, which stays in its cache
+            rooms.roots = np.empty((BLOCK_SAMPLES, len(own)), dtype=np.float32)
+        into = squared[page.first : page.first + len(page.low_nD)]
+        np.multiply(page.shared(own, rooms.roots), page.scale_n, out=into)
+        into *= -2
+        into += length + 0.5
+        into[page.scale_n == 0] = length
+
+    on_two_cores(pages(run), compare)
     return squared
 
 
 def rounding(run: RunFile) -> float:
-    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, doubled."""
+    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, and as many for
+    counts above a byte, which are added to the sums; doubled."""
     width = run.layout.num_steps * run.layout.num_modules
     return 2 * (width + 8) * float(np.finfo(np.float32).eps)
