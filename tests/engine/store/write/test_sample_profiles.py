@@ -50,7 +50,6 @@ def test_similar_samples_from_sealed_counts_are_those_of_a_count(
 ) -> None:
     run, num = runs[kind], int(runs[kind].row["num_samples"])
     monkeypatch.setattr(sample_profiles, "MOST_HELD_BYTES", most)
-    monkeypatch.setattr(sample_profiles, "PAGES_AT_ONCE", 2)
     assert sample_profiles.has_profiles(run)
     assert run.rows(queries.Query("SELECT count(*) FROM profile_page")) == [(-(-num // 4),)]
     num_planes = 0 if run.layout.packed else -(-run.row["num_paths"] // 68)
