@@ -70,12 +70,3 @@ def on_two_cores(parts: Iterator[T], work: Callable[[T], None]) -> None:
         other = beside.submit(go_on)
         go_on()
         other.result()
-
-
-def made_ahead(parts: Iterator[T]) -> Iterator[T]:
-    """``parts``, each made in another thread while the one before it is in use."""
-    with ThreadPoolExecutor(1, "ahead") as beside:
-        part = beside.submit(next, parts, None)
-        while (ready := part.result()) is not None:
-            part = beside.submit(next, parts, None)
-            yield ready

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tokenpaths.engine.base.shared_cores import made_ahead
+from tokenpaths.engine.analysis.compiled import comparisons
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
@@ -86,6 +86,18 @@ class DistancesInPlanes(Distances):
     shared_CW: list[np.ndarray] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        compiled = comparisons.ready(self.planes.words_VBW.nbytes)
+        if compiled is None:
+            self._compare()
+            return
+        width = self.planes.words_VBW.shape[-1]
+        shared_CW = np.empty(((self.own_SK.size * self.own_SK.shape[1]).bit_length(), width), dtype=np.uint64)
+        counts = np.empty((self.own_SK.size + 1, width), dtype=np.uint8)
+        own_SK = np.ascontiguousarray(self.own_SK, dtype=np.int64)
+        compiled.count_shared(self.planes.words_VBW, own_SK, self.planes.num_paths, shared_CW, counts)
+        self.shared_CW, self._paths_in_words = list(shared_CW), counts
+
+    def _compare(self) -> None:
         num_steps, top_k = self.own_SK.shape
         added = 0
         for step in range(num_steps):
@@ -140,18 +152,26 @@ class DistancesInPlanes(Distances):
             np.bitwise_count(found, out=into)
         return counts
 
-    def counts(self) -> np.ndarray:
+    @cached_property
+    def _counts(self) -> np.ndarray:
         counts: np.ndarray = self._paths_in_words.sum(axis=1, dtype=np.int64)
         return counts
 
+    def counts(self) -> np.ndarray:
+        return self._counts
+
     def tokens(self, shares: Shares) -> np.ndarray:
         num_paths, first_rank = self.planes.num_paths, self.planes.first_rank
+        most, least = shares.counts_of(np.array([first_rank, first_rank + num_paths - 1])).tolist()
+        if most == least:  # as of millions that a single token takes
+            total: np.ndarray = self.counts() * least
+            return total
         first_W = first_rank + np.arange(0, num_paths, 64)
         least_W = shares.counts_of(np.minimum(first_W + 63, first_rank + num_paths - 1))
         # Paths lie by count: most words hold 64 paths of one count, as the words beside them do.
         starts = np.flatnonzero(np.diff(least_W, prepend=-1))
         paths_in_words = self._paths_in_words[:, : len(first_W)]  # without the words that fill up eight bytes
-        total: np.ndarray = np.add.reduceat(paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
+        total = np.add.reduceat(paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
         mixed = np.flatnonzero(shares.counts_of(first_W) != least_W)
         ranks = np.minimum(first_W[mixed, None] + np.arange(64), first_rank + num_paths - 1)
         more = shares.counts_of(ranks.reshape(-1)) - np.repeat(least_W[mixed], 64)  # none for paths that are not there
@@ -168,6 +188,8 @@ class DistancesInPlanes(Distances):
         return distance
 
     def ranks_at(self, distance: int) -> np.ndarray:
+        if "_counts" in self.__dict__ and not self._counts[distance]:
+            return np.zeros(0, dtype=np.int64)
         found_W = self._at(distance)
         words = np.flatnonzero(found_W)
         ones = np.flatnonzero(np.unpackbits(found_W[words].view(np.uint8), bitorder="little"))
@@ -269,7 +291,7 @@ def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _distances(run: RunFile, own_SK: np.ndarray) -> Iterator[Distances]:
     if not run.layout.packed:
-        return (DistancesInPlanes(part, own_SK) for part in made_ahead(_planes(run)))
+        return (DistancesInPlanes(part, own_SK) for part in _planes(run))
     return (DistancesOfIds(rank_P, ids_VP, own_SK) for rank_P, ids_VP in _ribbons(run))
 
 

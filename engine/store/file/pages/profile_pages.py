@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled import comparisons
 from tokenpaths.engine.store.file.schema import Layout
 
 PAGE_SAMPLES = 4096
@@ -67,12 +68,15 @@ class Page:
 
     def shared(self, own: np.ndarray, room: np.ndarray) -> np.ndarray:
         """(n,) float32 sums of √counts · ``own`` (D,) of each sample; ``room`` (b, D) float32 is for b of them."""
-        shared = np.empty(len(self.low_nD), dtype=np.float32)
-        for start in range(0, len(shared), len(room)):
-            low = self.low_nD[start : start + len(room)]
-            roots = room[: len(low)]
-            np.copyto(roots, low)
-            np.dot(np.sqrt(roots, out=roots), own, out=shared[start : start + len(room)])
+        shared: np.ndarray = np.empty(len(self.low_nD), dtype=np.float32)
+        if (compiled := comparisons.ready(self.low_nD.nbytes)) is not None:
+            compiled.sum_roots(self.low_nD, own, shared)
+        else:
+            for start in range(0, len(shared), len(room)):
+                low = self.low_nD[start : start + len(room)]
+                roots = room[: len(low)]
+                np.copyto(roots, low)
+                np.dot(np.sqrt(roots, out=roots), own, out=shared[start : start + len(room)])
         if len(self.counts):
             more = np.sqrt(self.counts) - np.sqrt(self.low_nD[self.rows, self.cells].astype(np.float64))
             np.add.at(shared, self.rows, (more * own[self.cells]).astype(np.float32))
@@ -80,7 +84,7 @@ class Page:
 
     def counts_of(self, rows: np.ndarray) -> np.ndarray:
         """(n, D) float32 counts of these rows, ascending."""
-        values = self.low_nD[rows].astype(np.float32)
+        values: np.ndarray = self.low_nD[rows].astype(np.float32)
         if len(self.counts):
             low, high = np.searchsorted(self.rows, rows), np.searchsorted(self.rows, rows, side="right")
             for place in np.flatnonzero(high > low).tolist():
