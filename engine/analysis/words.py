@@ -59,12 +59,13 @@ class Words:
     def fitting(self, pattern: str) -> Bool[np.ndarray, " n"]:
         """Tokens whose word fits ``pattern``, as in ``fitting``."""
         fits = _fitting(self._folded, pattern)
-        few = np.flatnonzero(fits)
-        if len(few) > FEW_WORDS:
-            return fits[self.codes_n]
-        fits_n = np.zeros(len(self.codes_n), dtype=bool)
-        for code in few.tolist():
-            fits_n |= self.codes_n == code
+        fitting = np.flatnonzero(fits).tolist()
+        fits_n: np.ndarray = np.zeros(len(self.codes_n), dtype=bool)
+        if len(fitting) > FEW_WORDS:
+            fits_n = fits[self.codes_n]
+        else:
+            for code in fitting:
+                fits_n |= self.codes_n == code
         return fits_n
 
     def of_kind(self, kind: str) -> Bool[np.ndarray, " n"]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from tokenpaths.engine.base.shared_cores import on_two_cores
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables.cache import cached, held, hold
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples, profiles_of_counts
 
@@ -31,24 +32,36 @@ def has_profiles(run: RunFile) -> bool:
 
 def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
     """The pages with these samples (ascending), in order; all pages without ``numbers``."""
-    layout = run.layout
-    size = page_samples(layout)
-    if run.row["num_samples"] * layout.num_steps * layout.num_modules <= MOST_HELD_BYTES:
-        all_pages = cached(
-            run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts)
-        )
-        places = range(len(all_pages)) if numbers is None else np.unique(numbers // size).tolist()
-        yield from (all_pages[place] for place in places)
-        return
-    yield from _read(run, None if numbers is None else (np.unique(numbers // size) * size).tolist())
+    size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
+    places = range(-(-num_samples // size)) if numbers is None else np.unique(numbers // size).tolist()
+    known = held(run, "profiles")
+    if known is not None:
+        yield from (known[place] for place in places)
+    elif numbers is None and num_samples * run.layout.num_steps * run.layout.num_modules <= MOST_HELD_BYTES:
+        yield from _read_and_hold(run)
+    else:
+        yield from _read(run, [place * size for place in places])
 
 
-def _read(run: RunFile, firsts: Iterable[int] | None = None) -> Iterator[Page]:
-    """Pages from the file, one at a time; RunFileError if a page is corrupt."""
+def _read_and_hold(run: RunFile) -> Iterator[Page]:
+    """All pages, each as soon as it is read; cached once all are."""
+    # One array for all: memory that is new for each page takes as long as to read it.
+    whole = np.empty((run.row["num_samples"], run.layout.num_steps * run.layout.num_modules), dtype=np.uint8)
+    known = []
+    for page in _read(run, range(0, len(whole), page_samples(run.layout))):
+        low_nD = whole[page.first : page.first + len(page.low_nD)]
+        low_nD[:] = page.low_nD
+        known.append(replace(page, low_nD=low_nD))
+        yield known[-1]
+    hold(run, "profiles", known, sum(page.num_bytes for page in known))
+
+
+def _read(run: RunFile, firsts: Iterable[int]) -> Iterator[Page]:
+    """Pages from the file by their first samples, one at a time; RunFileError if a page is corrupt."""
     size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
     one = "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample = ?"
     with run.cursor() as cursor:  # several pages at once are copied into memory that is new each time: half as fast
-        for first in range(0, num_samples, size) if firsts is None else firsts:
+        for first in firsts:
             rows = cursor.execute(one, [first]).fetchall()
             if [row[:2] for row in rows] != [(first, min(size, num_samples - first))]:
                 raise run.damaged("profile_page")
@@ -61,6 +74,8 @@ def _read(run: RunFile, firsts: Iterable[int] | None = None) -> Iterator[Page]:
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
+    if not len(numbers):
+        return
     size, num_steps = page_samples(run.layout), run.layout.num_steps
     bounds = np.flatnonzero(np.diff(numbers // size)) + 1
     begun, counts, visits = 0, [], []
