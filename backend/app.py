@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -83,7 +84,8 @@ def create_app(settings: Settings) -> FastAPI:
         await asyncio.to_thread(received.look_after, services)
 
     async def compile_loops() -> None:
-        await asyncio.to_thread(comparisons.compile_if_wanted)
+        if await asyncio.to_thread(comparisons.compile_if_wanted):
+            gc.freeze()  # do not scan what came with them again and again
 
     app = FastAPI(
         title="Tokenpaths",

@@ -102,10 +102,12 @@ def ready(num_bytes: int) -> Comparisons | None:
     return _made[0] if _made else None
 
 
-def compile_if_wanted() -> None:
-    """Compile the loops, once a process, if any question could have used them."""
-    if _wanted and not _made:
-        _made.append(made_with(_compile))
+def compile_if_wanted() -> bool:
+    """Compile the loops, once a process, if any question could have used them; whether they were compiled just now."""
+    if not _wanted or _made:
+        return False
+    _made.append(made_with(_compile))
+    return _made[0] is not None
 
 
 _wanted = False

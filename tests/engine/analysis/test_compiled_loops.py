@@ -218,15 +218,18 @@ def test_shared_ids_of_many_paths_are_counted(
 
 
 def test_loops_are_compiled_once_a_question_could_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(comparisons, "_made", [])
-    monkeypatch.setattr(comparisons, "_wanted", False)
-    monkeypatch.setattr(comparisons, "made_with", asked.append)
-    assert comparisons.ready(comparisons.LEAST_BYTES - 1) is None
-    comparisons.compile_if_wanted()
-    assert not asked
-    assert comparisons.ready(comparisons.LEAST_BYTES) is None
-    comparisons.compile_if_wanted()
-    comparisons.compile_if_wanted()
-    assert len(asked) == 1
-    assert comparisons.ready(0) is None  # where nothing can be compiled, it is not tried again
+    made = comparisons.Comparisons(comparisons.sum_roots, comparisons.count_shared)
+    for outcome in (made, None):
+        tried: list[object] = []
+        monkeypatch.setattr(comparisons, "_made", [])
+        monkeypatch.setattr(comparisons, "_wanted", False)
+        monkeypatch.setattr(
+            comparisons, "made_with", lambda make, tried=tried, made=outcome: tried.append(make) or made
+        )
+        assert comparisons.ready(comparisons.LEAST_BYTES - 1) is None
+        assert not comparisons.compile_if_wanted()
+        assert comparisons.ready(comparisons.LEAST_BYTES) is None
+        assert comparisons.compile_if_wanted() is (outcome is not None)
+        assert not comparisons.compile_if_wanted()
+        assert comparisons.ready(0) is outcome
+        assert len(tried) == 1  # where nothing can be compiled, it is not tried again

@@ -10,6 +10,7 @@ Shapes: n samples of a page, S steps, M modules, D = S·M.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -78,9 +79,15 @@ class Page:
                 np.copyto(roots, low)
                 np.dot(np.sqrt(roots, out=roots), own, out=shared[start : start + len(room)])
         if len(self.counts):
-            more = np.sqrt(self.counts) - np.sqrt(self.low_nD[self.rows, self.cells].astype(np.float64))
-            np.add.at(shared, self.rows, (more * own[self.cells]).astype(np.float32))
+            np.add.at(shared, self.rows, self._more * own[self.cells])
         return shared
+
+    @cached_property
+    def _more(self) -> np.ndarray:
+        """By how much the roots of ``counts`` are larger than those of ``low_nD``, float32."""
+        low = self.low_nD[self.rows, self.cells].astype(np.float64)
+        more: np.ndarray = (np.sqrt(self.counts) - np.sqrt(low)).astype(np.float32)
+        return more
 
     def counts_of(self, rows: np.ndarray) -> np.ndarray:
         """(n, D) float32 counts of these rows, ascending."""
