@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,10 +39,13 @@ from tokenpaths.backend.routes import (
 from tokenpaths.backend.routes.questions import plugin_routers, question_router
 from tokenpaths.backend.services import Services
 from tokenpaths.backend.settings import Settings, require_safe_bind
+from tokenpaths.engine.analysis.compiled import comparisons
 from tokenpaths.engine.store.ask.questions import QUESTIONS
 
 log = logging.getLogger(__name__)
 PREFIX = "/api/v1"
+COMPILE_EVERY_S = 2.0
+"""how often it is asked whether a question could have used compiled loops: they are made after it, for the next"""
 DESCRIPTION = """
 See, measure and compare the paths that tokens take through routed neural networks.
 
@@ -70,12 +74,18 @@ def create_app(settings: Settings) -> FastAPI:
             folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(sweep_data_folder, settings.data_dir)
         watch = asyncio.create_task(repeat("looking after received logs", look, lambda: received.LOOK_SECONDS))
+        compiling = asyncio.create_task(repeat("compiling loops", compile_loops, lambda: COMPILE_EVERY_S))
         yield
         watch.cancel()
+        compiling.cancel()
         await services.close()
 
     async def look() -> None:
         await asyncio.to_thread(received.look_after, services)
+
+    async def compile_loops() -> None:
+        if await asyncio.to_thread(comparisons.compile_if_wanted):
+            gc.freeze()  # do not scan what came with them again and again
 
     app = FastAPI(
         title="Tokenpaths",

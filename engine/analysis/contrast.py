@@ -52,9 +52,9 @@ def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"
     total = float(of_N.sum())
     if (of_N > 0).sum() < 2:
         return np.ones(hits_NI.shape[1])
-    share = hits_NI.sum(axis=0) / total
-    even = (hits_NI.sum(axis=0) + 1) / (total + 2)
-    variance = _clustered((hits_NI - share * of_N[:, None]) / total, of_N > 0)
+    hits_I = hits_NI.sum(axis=0)
+    share, even = hits_I / total, (hits_I + 1) / (total + 2)
+    variance = _clustered(_residuals(hits_NI, share, of_N, total), of_N > 0)
     plain = even * (1 - even) / total
     sizes: np.ndarray = total / np.maximum(variance / plain, 1.0)
     return sizes
@@ -87,22 +87,33 @@ def contrast(
     from scipy.special import stdtrit  # only for who asks
 
     total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
-    share_a = hits_a_NI.sum(axis=0) / max(total_a, 1.0)
-    share_b = hits_b_NI.sum(axis=0) / max(total_b, 1.0)
+    hits_a_I, hits_b_I = hits_a_NI.sum(axis=0), hits_b_NI.sum(axis=0)
+    share_a, share_b = hits_a_I / max(total_a, 1.0), hits_b_I / max(total_b, 1.0)
     delta = share_a - share_b
     num_a, num_b = int((of_a_N > 0).sum()), int((of_b_N > 0).sum())
     if min(num_a, num_b) < 2:
         nothing = np.full(delta.shape, np.nan)
         return Contrast(share_a, share_b, delta, nothing, nothing)
-    rest_NI = (hits_a_NI - share_a * of_a_N[:, None]) / total_a - (hits_b_NI - share_b * of_b_N[:, None]) / total_b
+    rest_NI = _residuals(hits_a_NI, share_a, of_a_N, total_a)
+    rest_NI -= _residuals(hits_b_NI, share_b, of_b_N, total_b)
     variance = _clustered(rest_NI, (of_a_N > 0) | (of_b_N > 0))
-    floor = _added(hits_a_NI, total_a) + _added(hits_b_NI, total_b)
+    floor = _added(hits_a_I, total_a) + _added(hits_b_I, total_b)
     half = float(stdtrit(min(num_a, num_b) - 1, 0.975)) * np.sqrt(np.maximum(variance, floor))
     return Contrast(share_a, share_b, delta, np.maximum(delta - half, -1.0), np.minimum(delta + half, 1.0))
 
 
-def _added(hits_NI: Real[np.ndarray, "N I"], total: float) -> Float[np.ndarray, " I"]:
-    even = (hits_NI.sum(axis=0) + 1) / (total + 2)
+def _residuals(
+    hits_NI: Real[np.ndarray, "N I"], share_I: Float[np.ndarray, " I"], of_N: Real[np.ndarray, " N"], total: float
+) -> Float[np.ndarray, "N I"]:
+    """(hits − share · of) / total, in place: new memory for each operation would take as long as these."""
+    rest_NI: np.ndarray = np.multiply(share_I, of_N[:, None], dtype=np.float64)
+    np.subtract(hits_NI, rest_NI, out=rest_NI)
+    rest_NI /= total
+    return rest_NI
+
+
+def _added(hits_I: Real[np.ndarray, " I"], total: float) -> Float[np.ndarray, " I"]:
+    even = (hits_I + 1) / (total + 2)
     floor: np.ndarray = even * (1 - even) / (total + 2)
     return floor
 
@@ -110,7 +121,8 @@ def _added(hits_NI: Real[np.ndarray, "N I"], total: float) -> Float[np.ndarray, 
 def _clustered(rest_NI: Real[np.ndarray, "N I"], present_N: Bool[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
     """Variance of a sum of residuals over the samples that are there."""
     num = int(present_N.sum())
-    variance: np.ndarray = num / (num - 1) * (rest_NI[present_N] ** 2).sum(axis=0)
+    there_NI = rest_NI if num == len(rest_NI) else rest_NI[present_N]
+    variance: np.ndarray = num / (num - 1) * np.square(there_NI).sum(axis=0)
     return variance
 
 

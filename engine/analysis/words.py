@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
@@ -19,6 +20,8 @@ from tokenpaths.engine.base.errors import UserError
 
 MOST_CHARACTERS = 200
 """of a pattern"""
+FEW_WORDS = 4
+"""words whose tokens are found by comparing their codes, which is faster than to look up whether each code's fits"""
 KINDS = ("punctuation", "sentence_end", "number", "capitalised", "function_word", "ends_in_s", "whitespace")
 CLASSES = ("whitespace", "punctuation", "number", "function_word", "ends_in_s", "capitalised", "other")
 """what ``word_class`` tells apart, each word in the first that fits"""
@@ -48,6 +51,22 @@ class Words:
     def of(self, places: np.ndarray) -> Words:
         """The words of some of the tokens."""
         return Words(self.names, self.codes_n[places], None if self.glued_n is None else self.glued_n[places])
+
+    @cached_property
+    def _folded(self) -> list[str]:
+        return [name.strip().casefold() for name in self.names]
+
+    def fitting(self, pattern: str) -> Bool[np.ndarray, " n"]:
+        """Tokens whose word fits ``pattern``, as in ``fitting``."""
+        fits = _fitting(self._folded, pattern)
+        fitting = np.flatnonzero(fits).tolist()
+        fits_n: np.ndarray = np.zeros(len(self.codes_n), dtype=bool)
+        if len(fitting) > FEW_WORDS:
+            fits_n = fits[self.codes_n]
+        else:
+            for code in fitting:
+                fits_n |= self.codes_n == code
+        return fits_n
 
     def of_kind(self, kind: str) -> Bool[np.ndarray, " n"]:
         """Tokens whose word is of ``kind``. A stop inside a name or a number ends no sentence."""
@@ -114,12 +133,17 @@ def check_pattern(text: str | None, field: str = "q") -> str | None:
 
 def fitting(names: Sequence[str], pattern: str) -> Bool[np.ndarray, " W"]:
     """Which words fit: letter for letter with case ignored, ``*`` any letters and ``?`` one of them."""
+    return _fitting([name.strip().casefold() for name in names], pattern)
+
+
+def _fitting(names: Sequence[str], pattern: str) -> Bool[np.ndarray, " W"]:
+    """``fitting`` of names that are folded already."""
     folded = pattern.casefold()
     if "*" not in folded and "?" not in folded:
-        return np.array([name.strip().casefold() == folded for name in names], dtype=bool)
+        return np.array([name == folded for name in names], dtype=bool)
     # Brackets mean themselves; runs of stars mean one, which keeps the expression linear to match.
     matches = re.compile(fnmatch.translate(re.sub(r"\*+", "*", folded).replace("[", "[[]"))).match
-    return np.array([matches(name.strip().casefold()) is not None for name in names], dtype=bool)
+    return np.array([matches(name) is not None for name in names], dtype=bool)
 
 
 def of_kind(names: Sequence[str], kind: str) -> Bool[np.ndarray, " W"]:

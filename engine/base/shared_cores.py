@@ -1,12 +1,17 @@
-"""How this program's processes share cores: idle threads sleep, and what runs in the background stands back. No torch,
-no numpy."""
+"""How this program's processes share cores: idle threads sleep, what runs in the background stands back, and one
+question may take two. No torch, no numpy."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 POLICY = "OMP_WAIT_POLICY"
 OTHERS = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """finer settings of OpenMP libraries: who set one of them has decided"""
@@ -43,3 +48,25 @@ def stand_back(by: int = 0) -> None:
     # Not there on other systems and without that kind of scheduler; written ten times a second at most.
     with contextlib.suppress(OSError):
         SESSION_GROUP.write_text(str(niceness), encoding="ascii")
+
+
+def on_two_cores(parts: Iterator[T], work: Callable[[T], None]) -> None:
+    """Do the ``work`` on each of ``parts`` in this thread and in another one, in any order.
+
+    The parts come one after the other: while one thread waits for the next, as for a page of a file, the other works.
+    Both gain as far as they are in code that lets other threads run, as DuckDB and numpy do with large arrays.
+    """
+    turn = threading.Lock()
+
+    def go_on() -> None:
+        while True:
+            with turn:
+                part = next(parts, None)
+            if part is None:
+                return
+            work(part)
+
+    with ThreadPoolExecutor(1, "beside") as beside:
+        other = beside.submit(go_on)
+        go_on()
+        other.result()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import fastapi.routing
 import pytest
 
+from tests.backend.conftest import api_for
 from tokenpaths.backend import serve
 from tokenpaths.backend.app import create_app
 from tokenpaths.backend.settings import Settings
+from tokenpaths.engine.analysis.compiled import comparisons
 
 
 def test_the_rest_is_loaded_when_nobody_asks(monkeypatch: pytest.MonkeyPatch):
@@ -46,3 +49,12 @@ def test_a_first_question_finds_its_routes_worked_out(ready: bool, tmp_path: Pat
     for route in app.routes:
         route.matches(asked)
     assert bool(late) is not ready
+
+
+def test_loops_are_compiled_while_the_api_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compiled, frozen = threading.Event(), threading.Event()
+    monkeypatch.setattr(comparisons, "compile_if_wanted", lambda: not compiled.is_set() and (compiled.set() or True))
+    monkeypatch.setattr("tokenpaths.backend.app.gc.freeze", frozen.set)
+    with api_for(tmp_path):
+        assert compiled.wait(10)
+        assert frozen.wait(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenpaths.engine.analysis.compiled import loops
+from tokenpaths.engine.analysis.compiled import comparisons, loops
 
 wraps_around = np.errstate(over="ignore")
 INTERPRETED = loops.Loops(
@@ -42,3 +42,22 @@ def run_loops(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _COMPILED: dict[np.dtype, loops.Loops | None] = {}
+
+
+def run_comparisons(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on pages are compared in this way: numpy, interpreted or compiled (skips without numba)."""
+    if way == "numpy":
+        monkeypatch.setattr(comparisons, "_made", [None])
+        return
+    if way == "interpreted":
+        made = comparisons.Comparisons(comparisons.sum_roots, wraps_around(comparisons.count_shared))
+        monkeypatch.setattr(comparisons, "_made", [made])
+        return
+    pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    if not _COMPARISONS:
+        _COMPARISONS.append(comparisons.made_with(comparisons._compile))
+    assert _COMPARISONS[0] is not None, "numba is there, and compiles"
+    monkeypatch.setattr(comparisons, "_made", list(_COMPARISONS))
+
+
+_COMPARISONS: list[comparisons.Comparisons | None] = []

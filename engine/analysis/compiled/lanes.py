@@ -1,4 +1,5 @@
-"""What compiled loops do with one instruction each: sums of 64 bytes, and the place of the lowest bit of 64.
+"""What compiled loops do with one instruction each: sums of 64 bytes, and the place of the lowest bit and the number of
+ones of 64.
 
 LLVM does not find them out by itself: rows of one array might overlap, and numba knows no such functions.
 """
@@ -32,6 +33,14 @@ def lowest_bit(bits: Any) -> int:
     return (value & -value).bit_length() - 1 if value else 64
 
 
+def count_ones(bits: Any) -> int:
+    """How many of 64 ``bits`` are ones.
+
+    Compiled loops that call it get ``teach``'s version.
+    """
+    return int(bits).bit_count()
+
+
 @cache
 def teach() -> None:
     """Tell numba, once a process, how to compile the functions above, with the vectors that the processor has."""
@@ -58,9 +67,16 @@ def teach() -> None:
 
         return types.uint64(types.uint64), code
 
+    def population(typing: Any, bits: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            return builder.ctpop(given[0])
+
+        return types.uint64(types.uint64), code
+
     # Typed as anything: their calls leave out the first argument.
     add_vector: Any = intrinsic(vector_sum)
     count_zeros: Any = intrinsic(trailing_zeros)
+    sum_bits: Any = intrinsic(population)
 
     @overload(add_bits, strict=False)
     def add(rows: Any, row: Any, bits: Any) -> Any:
@@ -69,3 +85,7 @@ def teach() -> None:
     @overload(lowest_bit, strict=False)
     def lowest(bits: Any) -> Any:
         return lambda bits: count_zeros(bits)
+
+    @overload(count_ones, strict=False)
+    def ones(bits: Any) -> Any:
+        return lambda bits: sum_bits(bits)

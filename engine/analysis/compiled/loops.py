@@ -20,13 +20,15 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tokenpaths.engine.analysis.compiled.lanes import LANE_BITS, LANES, add_bits, lowest_bit, teach
 
+_Made = TypeVar("_Made")
 LEAST_TOKENS = 262_144
 """tokens of a run from which on compiling pays"""
 BLOCK_TOKENS, MOST_BLOCKS = 255, 257
@@ -302,18 +304,34 @@ def any_ready() -> Loops | None:
 _READY: dict[np.dtype[Any], Loops | None] = {}
 
 
-def _compiled(id_dtype: np.dtype[Any]) -> Loops | None:
+def made_with(compile_all: Callable[[], _Made]) -> _Made | None:
+    """What ``compile_all`` makes with numba; None without it, and where compiling fails."""
     # Interpreted, as numba's own switch makes them, the loops would take hours.
     if find_spec("numba") is None or os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return None
     # An installation that does not fit (another numpy, say), a broken cache: the import does not depend on it.
     with contextlib.suppress(Exception):
-        return _compile(id_dtype)
+        return compile_all()
     return None
 
 
-def _compile(id_dtype: np.dtype[Any]) -> Loops:
+def machine_code(function: Callable[..., Any], signature: Any, **options: Any) -> Callable[..., Any]:
+    """``function``, compiled for arguments of one ``signature``; ``options`` are those of ``numba.njit``."""
     import numba
+
+    plain = inspect.unwrap(function)
+    try:
+        made: Callable[..., Any] = numba.njit([signature], cache=True, **options)(plain)
+    except RuntimeError:  # no folder for machine code
+        made = numba.njit([signature], **options)(plain)
+    return made
+
+
+def _compiled(id_dtype: np.dtype[Any]) -> Loops | None:
+    return made_with(partial(_compile, id_dtype))
+
+
+def _compile(id_dtype: np.dtype[Any]) -> Loops:
     from numba import types
 
     teach()
@@ -351,12 +369,4 @@ def _compile(id_dtype: np.dtype[Any]) -> Loops:
         refill: types.void(filled(i4, 1), filled(u8, 1), given(i4, 1)),
     }
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        plain, signature = inspect.unwrap(function), [signatures[function]]
-        try:
-            made: Callable[..., Any] = numba.njit(signature, cache=True)(plain)
-        except RuntimeError:  # no folder for machine code
-            made = numba.njit(signature)(plain)
-        return made
-
-    return Loops(**{function.__name__: compiled(function) for function in signatures})
+    return Loops(**{function.__name__: machine_code(function, signature) for function, signature in signatures.items()})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.compiled_loops import run_loops
+from tests.support.compiled_loops import run_comparisons, run_loops
 from tokenpaths.engine.adapters.logs.layer_patterns import LayerSets
 from tokenpaths.engine.analysis import path_statistics
-from tokenpaths.engine.analysis.compiled import loops
+from tokenpaths.engine.analysis.compiled import comparisons, loops
 from tokenpaths.engine.analysis.compiled.lanes import LANES, add_bits, lowest_bit
 from tokenpaths.engine.base.records import SampleRecord
+from tokenpaths.engine.store.ask.tables.near_paths import DistancesInPlanes, Planes
 from tokenpaths.engine.store.file.packed_ids import pack, unpack
+from tokenpaths.engine.store.file.pages.profile_pages import Page
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import arrow_tables
 
@@ -169,3 +171,65 @@ def test_entropies_of_each_label_are_summed_to_the_last_bit(
         own = np.concatenate([part for part, of in zip(parts, labels, strict=True) if of == label])
         assert found[label][0].tolist() == (~np.isnan(own)).sum(axis=0).tolist()
         assert np.allclose(found[label][1], np.nansum(own, axis=0, dtype=np.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("width", [1, 16, 181])
+def test_roots_are_summed_to_within_rounding(width: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    low = RNG.integers(0, 256, (70, width), dtype=np.uint8)
+    rows, cells = np.array([3, 3, 69]), np.array([0, width - 1, 0])
+    counts = np.array([256, 70_000, 300], dtype=np.int32)
+    low[rows, cells] = 255
+    page = Page(0, low, rows[width == 1 :], cells[width == 1 :], counts[width == 1 :], np.ones(70), np.ones(70))
+    exact = low.astype(np.float64)
+    exact[page.rows, page.cells] = page.counts
+    own = RNG.random(width).astype(np.float32)
+    run_comparisons(way, monkeypatch)
+    shared = page.shared(own, np.empty((32, width), dtype=np.float32))
+    bound = 2 * width * np.finfo(np.float32).eps * (np.sqrt(exact) @ own.astype(np.float64))
+    assert (np.abs(shared - np.sqrt(exact) @ own.astype(np.float64)) <= bound).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("num_paths", "steps", "top_k", "bits"), [(1, 1, 1, 1), (64, 10, 1, 5), (700, 3, 4, 7), (64 * 520 + 5, 2, 1, 3)]
+)
+def test_shared_ids_of_many_paths_are_counted(
+    num_paths: int, steps: int, top_k: int, bits: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As they are read: full words of eight bytes, of which the last may be a part; one word more than there are paths.
+    words = RNG.integers(0, 2**64, (steps * top_k, bits, -(-num_paths // 64) + 1), dtype=np.uint64)
+    own = choices(1, steps, 2**bits + 1, top_k)[0].astype(np.int64)  # one id may be beyond all bits
+    run_comparisons("numpy", monkeypatch)
+    expected = DistancesInPlanes(Planes(1, num_paths, words[:, :, :-1].copy()), own)
+    run_comparisons(way, monkeypatch)
+    found = DistancesInPlanes(Planes(1, num_paths, words[:, :, :-1].copy()), own)
+    assert np.array_equal(found.counts(), expected.counts())
+    assert found.counts().sum() == num_paths
+    assert np.array_equal(found.shared_CW, expected.shared_CW)
+    for distance in range(steps * top_k + 1):
+        assert np.array_equal(found.ranks_at(distance), expected.ranks_at(distance))
+    compiled = comparisons.ready(0)
+    if compiled is not None:
+        shared = np.empty((len(expected.shared_CW), words.shape[2]), dtype=np.uint64)
+        counts = np.empty((steps * top_k + 1, words.shape[2]), dtype=np.uint8)
+        compiled.count_shared(words, own, num_paths, shared, counts)
+        assert np.array_equal(counts.sum(axis=1), expected.counts())
+
+
+def test_loops_are_compiled_once_a_question_could_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = comparisons.Comparisons(comparisons.sum_roots, comparisons.count_shared)
+    for outcome in (made, None):
+        tried: list[object] = []
+        monkeypatch.setattr(comparisons, "_made", [])
+        monkeypatch.setattr(comparisons, "_wanted", False)
+        monkeypatch.setattr(
+            comparisons, "made_with", lambda make, tried=tried, made=outcome: tried.append(make) or made
+        )
+        assert comparisons.ready(comparisons.LEAST_BYTES - 1) is None
+        assert not comparisons.compile_if_wanted()
+        assert comparisons.ready(comparisons.LEAST_BYTES) is None
+        assert comparisons.compile_if_wanted() is (outcome is not None)
+        assert not comparisons.compile_if_wanted()
+        assert comparisons.ready(0) is outcome
+        assert len(tried) == 1  # where nothing can be compiled, it is not tried again

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenpaths.engine.analysis.words import (
+    FEW_WORDS,
     KINDS,
+    Words,
     check_pattern,
     fitting,
     is_kind,
@@ -109,6 +111,15 @@ def test_patterns_fit_whole_words_with_case_ignored(pattern, fits):
     names = ["dinner", "Dinner", " dinner", "dinners", "a", "[a]b", ".", "straße"]
     found = [name for name, yes in zip(names, fitting(names, pattern), strict=True) if yes]
     assert found == (fits if pattern != "?" else ["a", "."])
+    codes_n = np.random.default_rng(0).integers(0, len(names), 50)
+    assert np.array_equal(Words(tuple(names), codes_n).fitting(pattern), fitting(names, pattern)[codes_n])
+
+
+def test_tokens_of_many_words_are_found_as_those_of_few():
+    names = tuple(f"a{number}" for number in range(3 * FEW_WORDS)) + ("b", "c")
+    codes_n = np.random.default_rng(0).integers(0, len(names), 50)
+    for pattern in ("a*", "b", "x", "?"):
+        assert np.array_equal(Words(names, codes_n).fitting(pattern), fitting(names, pattern)[codes_n])
 
 
 def test_a_pattern_of_many_stars_is_matched_at_once():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,32 @@ def test_threads_sleep_unless_the_environment_says_otherwise(monkeypatch: pytest
     shared_cores.wait_asleep()
     assert shared_cores.POLICY not in os.environ
     assert os.environ[shared_cores.BLAS_TIMEOUT] == "20"
+
+
+def test_each_part_is_worked_on_once_while_the_next_is_waited_for() -> None:
+    begun, at_once, done = threading.Barrier(2, timeout=10), [], []
+
+    def work(part: int) -> None:
+        if part < 2:  # neither ends before both have begun
+            begun.wait()
+            at_once.append(threading.get_ident())
+        done.append(part)
+
+    shared_cores.on_two_cores(iter(range(50)), work)
+    assert sorted(done) == list(range(50))
+    assert len(set(at_once)) == 2
+
+
+@pytest.mark.parametrize("place", ["parts", "work"])
+def test_what_goes_wrong_in_either_thread_is_raised_here(place: str) -> None:
+    def parts() -> Iterator[int]:
+        yield from range(5)
+        if place == "parts":
+            raise OSError("cut off")
+
+    def work(part: int) -> None:
+        if place == "work" and part == 3:
+            raise OSError("cut off")
+
+    with pytest.raises(OSError, match="cut off"):
+        shared_cores.on_two_cores(parts(), work)

@@ -21,15 +21,28 @@ def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[
 
     Two threads may both load it, which is harmless: cached values are never modified.
     """
+    hit: T | None = held(run, name)
+    if hit is not None:
+        return hit
+    value = load()
+    hold(run, name, value, num_bytes(value))
+    return value
+
+
+def held(run: RunFile, name: str) -> Any:
+    """What is cached under ``name``; None if nothing is."""
     key = (id(run), name)
     with _LOCK:
         entry = _ENTRIES.get(key)
-        if entry is not None and entry[0]() is run:
-            _ENTRIES.move_to_end(key)
-            hit: T = entry[1]
-            return hit
-    value = load()
-    size = num_bytes(value)
+        if entry is None or entry[0]() is not run:
+            return None
+        _ENTRIES.move_to_end(key)
+        return entry[1]
+
+
+def hold(run: RunFile, name: str, value: object, size: int) -> None:
+    """Cache ``value`` of ``size`` bytes under ``name``."""
+    key = (id(run), name)
     with _LOCK:
         _ENTRIES.pop(key, None)
         for other in [other for other, row in _ENTRIES.items() if row[0]() is None]:
@@ -38,4 +51,3 @@ def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[
             _ENTRIES[key] = (weakref.ref(run), value, size)
             while sum(row[2] for row in _ENTRIES.values()) > MOST_BYTES:
                 _ENTRIES.popitem(last=False)
-    return value

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tokenpaths.engine.analysis.compiled import comparisons
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
@@ -85,6 +86,18 @@ class DistancesInPlanes(Distances):
     shared_CW: list[np.ndarray] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        compiled = comparisons.ready(self.planes.words_VBW.nbytes)
+        if compiled is None:
+            self._compare()
+            return
+        width = self.planes.words_VBW.shape[-1]
+        shared_CW = np.empty(((self.own_SK.size * self.own_SK.shape[1]).bit_length(), width), dtype=np.uint64)
+        counts = np.empty((self.own_SK.size + 1, width), dtype=np.uint8)
+        own_SK = np.ascontiguousarray(self.own_SK, dtype=np.int64)
+        compiled.count_shared(self.planes.words_VBW, own_SK, self.planes.num_paths, shared_CW, counts)
+        self.shared_CW, self._paths_in_words = list(shared_CW), counts
+
+    def _compare(self) -> None:
         num_steps, top_k = self.own_SK.shape
         added = 0
         for step in range(num_steps):
@@ -100,15 +113,32 @@ class DistancesInPlanes(Distances):
         if added.bit_length() > len(self.shared_CW):
             self.shared_CW.append(carry)
 
+    @property
+    def _present_W(self) -> np.ndarray:
+        """The paths that there are: the last word may not be full."""
+        present = np.full(self.planes.words_VBW.shape[-1], _ALL)
+        if filled := self.planes.num_paths % 64:
+            present[-1] = np.uint64(2**filled - 1)
+        return present
+
     def _at(self, distance: int) -> np.ndarray:
         """(W,) the paths at this distance."""
-        shared = self.own_SK.size - distance
-        found = np.full(self.planes.words_VBW.shape[-1], _ALL)
+        if "_at_each" in self.__dict__:
+            return self._at_each[distance]
+        shared, found = self.own_SK.size - distance, self._present_W
         for bit, held in enumerate(self.shared_CW):
             found &= held if shared >> bit & 1 else ~held
-        if filled := self.planes.num_paths % 64:
-            found[-1] &= np.uint64(2**filled - 1)
         return found
+
+    @cached_property
+    def _at_each(self) -> list[np.ndarray]:
+        """``_at`` for all distances, which share most of what there is to do."""
+        most, found = self.own_SK.size, {0: self._present_W}
+        for bit in reversed(range(len(self.shared_CW))):
+            with_bit = {shared | 1 << bit: paths & self.shared_CW[bit] for shared, paths in found.items()}
+            found = {shared: paths ^ with_bit[shared | 1 << bit] for shared, paths in found.items()} | with_bit
+            found = {shared: paths for shared, paths in found.items() if shared <= most}
+        return [found[most - distance] for distance in range(most + 1)]
 
     @property
     def least_rank(self) -> int:
@@ -117,32 +147,49 @@ class DistancesInPlanes(Distances):
     @cached_property
     def _paths_in_words(self) -> np.ndarray:
         """(V + 1, W) uint8 number of paths of each word at each distance."""
-        return np.stack([np.bitwise_count(self._at(distance)) for distance in range(self.own_SK.size + 1)])
+        counts = np.empty((self.own_SK.size + 1, self.planes.words_VBW.shape[-1]), dtype=np.uint8)
+        for found, into in zip(self._at_each, counts, strict=True):
+            np.bitwise_count(found, out=into)
+        return counts
 
-    def counts(self) -> np.ndarray:
+    @cached_property
+    def _counts(self) -> np.ndarray:
         counts: np.ndarray = self._paths_in_words.sum(axis=1, dtype=np.int64)
         return counts
 
+    def counts(self) -> np.ndarray:
+        return self._counts
+
     def tokens(self, shares: Shares) -> np.ndarray:
         num_paths, first_rank = self.planes.num_paths, self.planes.first_rank
+        most, least = shares.counts_of(np.array([first_rank, first_rank + num_paths - 1])).tolist()
+        if most == least:  # as of millions that a single token takes
+            total: np.ndarray = self.counts() * least
+            return total
         first_W = first_rank + np.arange(0, num_paths, 64)
         least_W = shares.counts_of(np.minimum(first_W + 63, first_rank + num_paths - 1))
-        # Paths lie by count: most words hold 64 paths of one count, and need no look at each.
-        total: np.ndarray = self._paths_in_words @ least_W
-        for word in np.flatnonzero(shares.counts_of(first_W) != least_W).tolist():
-            ranks = np.arange(first_W[word], min(first_W[word] + 64, first_rank + num_paths))
-            more = shares.counts_of(ranks) - least_W[word]
-            np.add.at(total, self._distances_in(word)[: len(ranks)], more)
+        # Paths lie by count: most words hold 64 paths of one count, as the words beside them do.
+        starts = np.flatnonzero(np.diff(least_W, prepend=-1))
+        paths_in_words = self._paths_in_words[:, : len(first_W)]  # without the words that fill up eight bytes
+        total = np.add.reduceat(paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
+        mixed = np.flatnonzero(shares.counts_of(first_W) != least_W)
+        ranks = np.minimum(first_W[mixed, None] + np.arange(64), first_rank + num_paths - 1)
+        more = shares.counts_of(ranks.reshape(-1)) - np.repeat(least_W[mixed], 64)  # none for paths that are not there
+        sums = np.bincount(self._distances_in(mixed).reshape(-1), more, self.own_SK.size + 1)
+        total += np.rint(sums).astype(np.int64)
         return total
 
-    def _distances_in(self, word: int) -> np.ndarray:
-        """(64,) distances of the paths of a word."""
-        distance = np.full(64, self.own_SK.size, dtype=np.int64)
+    def _distances_in(self, words: np.ndarray) -> np.ndarray:
+        """(n, 64) distances of the paths of some words."""
+        distance = np.full((len(words), 64), self.own_SK.size, dtype=np.int64)
         for bit, held in enumerate(self.shared_CW):
-            distance -= (held[word] >> np.arange(64, dtype=np.uint64) & np.uint64(1)).astype(np.int64) << bit
+            ones = held[words, None] >> np.arange(64, dtype=np.uint64) & np.uint64(1)
+            distance -= ones.astype(np.int64) << bit
         return distance
 
     def ranks_at(self, distance: int) -> np.ndarray:
+        if "_counts" in self.__dict__ and not self._counts[distance]:
+            return np.zeros(0, dtype=np.int64)
         found_W = self._at(distance)
         words = np.flatnonzero(found_W)
         ones = np.flatnonzero(np.unpackbits(found_W[words].view(np.uint8), bitorder="little"))

@@ -5,20 +5,21 @@ Shapes: n samples of a page, S steps, M modules, D = S·M.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from tokenpaths.engine.base.shared_cores import on_two_cores
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables import lookups
-from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables.cache import cached, held, hold
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples
+from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples, profiles_of_counts
 
 MOST_HELD_BYTES = 128 * 2**20
 """bytes of pages of a run that are cached between questions; further pages are read each time"""
-PAGES_AT_ONCE = 8
-BLOCK_SAMPLES = 512
+BLOCK_SAMPLES = 1024
 """samples compared at once, so that they fit the processor's cache"""
 
 
@@ -31,33 +32,41 @@ def has_profiles(run: RunFile) -> bool:
 
 def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
     """The pages with these samples (ascending), in order; all pages without ``numbers``."""
-    layout = run.layout
-    size = page_samples(layout)
-    if run.row["num_samples"] * layout.num_steps * layout.num_modules <= MOST_HELD_BYTES:
-        all_pages = cached(
-            run, "profiles", lambda: list(_read(run)), lambda parts: sum(part.num_bytes for part in parts)
-        )
-        places = range(len(all_pages)) if numbers is None else np.unique(numbers // size).tolist()
-        yield from (all_pages[place] for place in places)
-        return
-    yield from _read(run, None if numbers is None else (np.unique(numbers // size) * size).tolist())
-
-
-def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
-    """Pages from the file, a few in memory at a time; RunFileError if a page is corrupt."""
     size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
-    if firsts is None:
-        firsts = list(range(0, num_samples, size))
-    for start in range(0, len(firsts), PAGES_AT_ONCE):
-        part = firsts[start : start + PAGES_AT_ONCE]
-        columns = "first_sample, num_samples, counts, places, large"
-        rows = run.rows(lookups.looked_up(columns, "profile_page", "first_sample", part, size))
-        rows.sort(key=lambda row: row[0])
-        if [row[:2] for row in rows] != [(first, min(size, num_samples - first)) for first in part]:
-            raise run.damaged("profile_page")
-        for row in rows:
+    places = range(-(-num_samples // size)) if numbers is None else np.unique(numbers // size).tolist()
+    known = held(run, "profiles")
+    if known is not None:
+        yield from (known[place] for place in places)
+    elif numbers is None and num_samples * run.layout.num_steps * run.layout.num_modules <= MOST_HELD_BYTES:
+        yield from _read_and_hold(run)
+    else:
+        yield from _read(run, [place * size for place in places])
+
+
+def _read_and_hold(run: RunFile) -> Iterator[Page]:
+    """All pages, each as soon as it is read; cached once all are."""
+    # One array for all: memory that is new for each page takes as long as to read it.
+    whole = np.empty((run.row["num_samples"], run.layout.num_steps * run.layout.num_modules), dtype=np.uint8)
+    known = []
+    for page in _read(run, range(0, len(whole), page_samples(run.layout))):
+        low_nD = whole[page.first : page.first + len(page.low_nD)]
+        low_nD[:] = page.low_nD
+        known.append(replace(page, low_nD=low_nD))
+        yield known[-1]
+    hold(run, "profiles", known, sum(page.num_bytes for page in known))
+
+
+def _read(run: RunFile, firsts: Iterable[int]) -> Iterator[Page]:
+    """Pages from the file by their first samples, one at a time; RunFileError if a page is corrupt."""
+    size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
+    one = "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample = ?"
+    with run.cursor() as cursor:  # several pages at once are copied into memory that is new each time: half as fast
+        for first in firsts:
+            rows = cursor.execute(one, [first]).fetchall()
+            if [row[:2] for row in rows] != [(first, min(size, num_samples - first))]:
+                raise run.damaged("profile_page")
             try:
-                page = Page.of(row, run.layout)
+                page = Page.of(rows[0], run.layout)
             except ValueError as error:
                 raise run.damaged("profile_page") from error
             yield page
@@ -65,9 +74,18 @@ def _read(run: RunFile, firsts: list[int] | None = None) -> Iterator[Page]:
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Profiles of these samples (ascending), in chunks: their numbers and (n, D) float32."""
-    for page in pages(run, numbers):
-        here = numbers[(numbers >= page.first) & (numbers < page.first + len(page.low_nD))]
-        yield here, page.profiles(here - page.first, run.layout.num_steps)
+    if not len(numbers):
+        return
+    size, num_steps = page_samples(run.layout), run.layout.num_steps
+    bounds = np.flatnonzero(np.diff(numbers // size)) + 1
+    begun, counts, visits = 0, [], []
+    for start, stop, page in zip([0, *bounds], [*bounds, len(numbers)], pages(run, numbers), strict=True):
+        rows = numbers[start:stop] - page.first
+        counts.append(page.counts_of(rows))
+        visits.append(page.visits_n[rows])
+        if stop - begun >= size or stop == len(numbers):
+            yield numbers[begun:stop], profiles_of_counts(np.concatenate(counts), np.concatenate(visits), num_steps)
+            begun, counts, visits = stop, [], []
 
 
 def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
@@ -75,22 +93,24 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
 
     |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: a single matrix-vector product.
     """
-    num_steps = run.layout.num_steps
     squared = np.empty(int(run.row["num_samples"]), dtype=np.float64)
-    length = float(own.astype(np.float64) @ own)
-    for page in pages(run):
-        for start in range(0, len(page.low_nD), BLOCK_SAMPLES):
-            counts = page.block(start, start + BLOCK_SAMPLES)
-            visits = page.visits_n[start : start + BLOCK_SAMPLES]
-            visited = visits > 0
-            scale = np.sqrt(np.divide(0.5 / num_steps, visits, out=np.zeros(len(visits)), where=visited))
-            shared = (np.sqrt(counts, out=counts) @ own) * scale
-            first = page.first + start
-            squared[first : first + len(visits)] = length + np.where(visited, 0.5, 0.0) - 2 * shared
+    length, rooms = float(own.astype(np.float64) @ own), threading.local()
+
+    def compare(page: Page) -> None:
+        if not hasattr(rooms, "roots"):  # one for each thread, which stays in its cache
+            rooms.roots = np.empty((BLOCK_SAMPLES, len(own)), dtype=np.float32)
+        into = squared[page.first : page.first + len(page.low_nD)]
+        np.multiply(page.shared(own, rooms.roots), page.scale_n, out=into)
+        into *= -2
+        into += length + 0.5
+        into[page.scale_n == 0] = length
+
+    on_two_cores(pages(run), compare)
     return squared
 
 
 def rounding(run: RunFile) -> float:
-    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, doubled."""
+    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, and as many for
+    counts above a byte, which are added to the sums; doubled."""
     width = run.layout.num_steps * run.layout.num_modules
     return 2 * (width + 8) * float(np.finfo(np.float32).eps)

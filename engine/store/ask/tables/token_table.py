@@ -140,7 +140,8 @@ class TokenTable:
         place_M[modules_I] = np.arange(width)
         total = np.zeros(self.num_samples * width, dtype=np.int64)
         for slot in range(ids_PK.shape[1]):
-            place_n = place_M[ids_PK[:, slot]][path_n]
+            few = len(path_n) < len(ids_PK)
+            place_n = place_M[ids_PK[path_n, slot]] if few else place_M[ids_PK[:, slot]][path_n]
             here = place_n >= 0
             total += np.bincount(sample_n[here].astype(np.int64) * width + place_n[here], minlength=len(total))
         return total.reshape(self.num_samples, width)
@@ -160,13 +161,11 @@ class TokenTable:
         rest_NI: np.ndarray = self.cache[key][:, modules_I] - hits_NI
         return rest_NI
 
-    def weighted_at(self, step: int, count_P: np.ndarray) -> np.ndarray:
-        """(M,) visits of each module at ``step``, where ``count_P`` tokens take each path."""
-        taken = np.flatnonzero(count_P)
-        ids_PK = self.ribbon_PSK[taken, step] if 2 * len(taken) < len(count_P) else self.ribbon_PSK[:, step]
-        weights = count_P[taken] if 2 * len(taken) < len(count_P) else count_P
-        slots = range(ids_PK.shape[1])
-        counts: np.ndarray = np.sum([np.bincount(ids_PK[:, slot], weights, self.num_modules) for slot in slots], axis=0)
+    def weighted_at(self, step: int, path_p: np.ndarray, count_p: np.ndarray) -> np.ndarray:
+        """(M,) visits of each module at ``step``, where ``count_p`` tokens take the paths ``path_p`` (indices)."""
+        ids_pK = self.ribbon_PSK[path_p, step]
+        slots = range(ids_pK.shape[1])
+        counts: np.ndarray = np.sum([np.bincount(ids_pK[:, slot], count_p, self.num_modules) for slot in slots], axis=0)
         return counts
 
     @cached_property
@@ -178,14 +177,19 @@ class TokenTable:
         """``weighted_at`` over all these tokens."""
         key = f"visits at {step}"
         if key not in self.cache:
-            self.cache[key] = self.weighted_at(step, self.tokens_of_path)
+            self.cache[key] = self.weighted_at(step, np.arange(len(self.rank_P)), self.tokens_of_path)
         counts: np.ndarray = self.cache[key]
         return counts
 
+    @cached_property
+    def _tokens_of_sample(self) -> np.ndarray:
+        return np.bincount(self.sample_n, minlength=self.num_samples)
+
     def per_sample(self, mask_n: np.ndarray | None = None) -> np.ndarray:
-        """(N,) number of tokens of each sample, restricted to ``mask_n``."""
-        chosen = self.sample_n if mask_n is None else self.sample_n[mask_n]
-        return np.bincount(chosen, minlength=self.num_samples)
+        """(N,) number of tokens of each sample, restricted to ``mask_n`` (a mask, or indices)."""
+        if mask_n is None:
+            return self._tokens_of_sample
+        return np.bincount(self.sample_n[mask_n], minlength=self.num_samples)
 
     @cached_property
     def has_texts(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
-from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern, fitting
+from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -136,24 +136,25 @@ def search_tokens(
     _check(run, conditions)
     table = measured(run, tokens_of(run), conditions.kind)
     words = _words(run, table, conditions)
-    mask_n = token_mask(run, table, conditions, words)
-    chosen = np.flatnonzero(mask_n)
+    chosen = np.flatnonzero(token_mask(run, table, conditions, words))
     answer = {
         "run": run.run_id,
         "wanted": conditions.as_json(),
         "counted": table.counted,
-        "found": _share(table, mask_n),
+        "found": _share(table, chosen),
         "words": _top_words(words, chosen),
         "least": least,
     }
     if not len(chosen):
         empty: dict[str, Any] = {"num_paths": 0, "paths": [], "modules": [], "modules_reason": None, "examples": []}
         return {**answer, **empty, "reason": _nothing(table)}
-    modules, reason = _modules(run, table, mask_n, conditions.through, limit)
+    here_P = np.bincount(table.path_n[chosen], minlength=len(table.rank_P))
+    taken = np.flatnonzero(here_P)
+    modules, reason = _modules(run, table, chosen, (taken, here_P[taken]), conditions.through, limit)
     return {
         **answer,
-        "num_paths": int(len(np.unique(table.path_n[chosen]))),
-        "paths": _paths(run, table, mask_n, least, limit),
+        "num_paths": len(taken),
+        "paths": _paths(run, table, chosen, (taken, here_P[taken]), least, limit),
         "modules": modules,
         "modules_reason": reason,
         "examples": _examples(run, table, chosen, examples, seed),
@@ -235,7 +236,7 @@ def token_mask(run: RunFile, table: TokenTable, conditions: Conditions, words: W
         mask_P &= np.isin(table.rank_P, conditions.paths)
     for step, module in conditions.through:
         mask_P &= (table.ribbon_PSK[:, step] == module).any(axis=1)
-    mask_n: np.ndarray = mask_P[table.path_n]
+    mask_n: np.ndarray = np.ones(table.num_tokens, dtype=bool) if mask_P.all() else mask_P[table.path_n]
     if (label_id := run.label_id(conditions.label)) is not None:
         mask_n &= (table.label_N == label_id)[table.sample_n]
     if conditions.kind in PATCH_KINDS:
@@ -243,21 +244,19 @@ def token_mask(run: RunFile, table: TokenTable, conditions: Conditions, words: W
     pattern = check_pattern(conditions.q)
     if words is not None and (pattern or conditions.kind):
         if pattern:
-            mask_n &= fitting(words.names, pattern)[words.codes_n]
+            mask_n &= words.fitting(pattern)
         if conditions.kind:
             mask_n &= words.of_kind(conditions.kind)
     return mask_n
 
 
-def _share(table: TokenTable, mask_n: np.ndarray) -> dict[str, Any]:
+def _share(table: TokenTable, chosen: np.ndarray) -> dict[str, Any]:
     """Number of tokens, and their share of all; with interval ends if the tokens are a draw."""
-    num = int(mask_n.sum())
-    share = num / table.num_tokens
-    answer = {"num_tokens": num, "share": share, "num_samples": int((table.per_sample(mask_n) > 0).sum())}
+    share, hits_N = len(chosen) / table.num_tokens, table.per_sample(chosen)
+    answer = {"num_tokens": len(chosen), "share": share, "num_samples": int((hits_N > 0).sum())}
     if table.counted["exact"]:
         return answer
-    hits = table.per_sample(mask_n)[:, None]
-    low, high = wilson(np.array([share]), effective_size(hits, table.per_sample()))
+    low, high = wilson(np.array([share]), effective_size(hits_N[:, None], table.per_sample()))
     return {**answer, "low": float(low[0]), "high": float(high[0])}
 
 
@@ -281,15 +280,19 @@ def _top_words(words: Words | None, chosen: np.ndarray) -> list[dict[str, Any]]:
     return [{"word": words.names[i], "count": int(counts[i])} for i in order.tolist() if counts[i]]
 
 
-def _paths(run: RunFile, table: TokenTable, mask_n: np.ndarray, least: int, limit: int) -> list[dict[str, Any]]:
+Taken = tuple[np.ndarray, np.ndarray]
+"""the paths that some tokens take, as ascending indices, and how many take each"""
+
+
+def _paths(
+    run: RunFile, table: TokenTable, chosen: np.ndarray, taken: Taken, least: int, limit: int
+) -> list[dict[str, Any]]:
     """The paths of these tokens, by falling frequency: share among them, share in the run, and lift."""
-    size = len(table.rank_P)
-    chosen = np.flatnonzero(mask_n)
-    here_P, all_P = np.bincount(table.path_n[chosen], minlength=size), table.tokens_of_path
-    order = np.lexsort((np.arange(size), -here_P))[:limit]
-    order = order[here_P[order] > 0]
-    of_N, total = table.per_sample(chosen), int(here_P.sum())
-    share = here_P[order] / total
+    size, (path_p, here_p), all_P = len(table.rank_P), taken, table.tokens_of_path
+    first = np.lexsort((path_p, -here_p))[:limit]
+    order, here = path_p[first], here_p[first]
+    of_N, total = table.per_sample(chosen), len(chosen)
+    share = here / total
     place_P = np.full(size, -1, dtype=np.int64)
     place_P[order] = np.arange(len(order))
     sample, place = table.sample_n[chosen].astype(np.int64), place_P[table.path_n[chosen]]
@@ -302,7 +305,7 @@ def _paths(run: RunFile, table: TokenTable, mask_n: np.ndarray, least: int, limi
             "rank": int(table.rank_P[i]),
             **ink,
             "ribbon": used_modules(table.ribbon_PSK[i].tolist(), run.layout),
-            "count": int(here_P[i]),
+            "count": int(here[k]),
             "share": float(share[k]),
             "of": int(all_P[i]),
             "share_of_all": float(everywhere[k]),
@@ -315,19 +318,17 @@ def _paths(run: RunFile, table: TokenTable, mask_n: np.ndarray, least: int, limi
 
 
 def _modules(
-    run: RunFile, table: TokenTable, mask_n: np.ndarray, through: tuple[tuple[int, int], ...], limit: int
+    run: RunFile, table: TokenTable, chosen: np.ndarray, taken: Taken, through: tuple[tuple[int, int], ...], limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Modules per step by significance of Δ = share of these tokens − share of the others that choose the module.
 
     Requested modules (``through``) are left out, because all of these tokens choose them. So is a step whose slots they
     fill completely.
     """
-    chosen = np.flatnonzero(mask_n)
     of_a = table.per_sample(chosen)
     of_b = table.per_sample() - of_a
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
-    here_P = np.bincount(table.path_n[chosen], minlength=len(table.rank_P))
     rows, has_intervals = [], True
     fixed_at: dict[int, set[int]] = {}
     for step, module in through:
@@ -336,7 +337,7 @@ def _modules(
         fixed = fixed_at.get(step, set())
         if len(fixed) >= run.layout.top_k:
             continue
-        modules = _most_different(table, step, run.bank.offered(step), here_P, fixed)
+        modules = _most_different(table, step, run.bank.offered(step), taken, fixed)
         if not len(modules):
             continue
         hits_a = table.chosen_at(step, modules, chosen)
@@ -362,16 +363,14 @@ def _modules(
     ], reason
 
 
-def _most_different(
-    table: TokenTable, step: int, offered: list[int], here_P: np.ndarray, fixed: set[int]
-) -> np.ndarray:
+def _most_different(table: TokenTable, step: int, offered: list[int], taken: Taken, fixed: set[int]) -> np.ndarray:
     """The ``COMPARED`` modules that a step offers, except the given ones, whose shares in both sets of tokens differ
-    most, ordered by id; ``here_P`` tokens of one set take each path, the others are the other set."""
-    here_M, all_M = table.weighted_at(step, here_P), table.visits_at(step).copy()
+    most, ordered by id; ``taken`` are the paths of one set, the other tokens are the other set."""
+    here_M, all_M = table.weighted_at(step, *taken), table.visits_at(step).copy()
     ids = [module for module in fixed if module < len(all_M)]
     here_M[ids] = all_M[ids] = 0
     used = np.intersect1d(np.flatnonzero(all_M), offered)
-    num = int(here_P.sum())
+    num = int(taken[1].sum())
     delta = np.abs(here_M / num - (all_M - here_M) / (table.num_tokens - num))[used]
     return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])
 

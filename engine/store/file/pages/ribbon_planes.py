@@ -113,7 +113,7 @@ def unpack_planes(packed: bytes, num_paths: int, layout: Layout) -> UInt8[np.nda
     """
     shape = (layout.visits, id_bits(layout), -(-num_paths // 8))
     num_bytes = int(np.prod(shape))
-    unpacked = np.frombuffer(_CODEC.decompress(packed[_SUM_BYTES:], num_bytes + _SUM_BYTES), dtype=np.uint8)
+    unpacked = np.frombuffer(_CODEC.decompress(memoryview(packed)[_SUM_BYTES:], num_bytes + _SUM_BYTES), dtype=np.uint8)
     if unpacked[num_bytes:].tobytes() != packed[:_SUM_BYTES]:
         raise ValueError("planes of another number of paths")
     return unpacked[:num_bytes].reshape(shape)

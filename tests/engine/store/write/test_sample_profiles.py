@@ -8,6 +8,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.support.compiled_loops import run_comparisons
 from tests.support.runs import make
 from tokenpaths.engine.analysis.path_distance import ribbon_distance
 from tokenpaths.engine.base.errors import RunFileError
@@ -17,6 +18,7 @@ from tokenpaths.engine.store.ask.topics import similar
 from tokenpaths.engine.store.file.pages import profile_pages
 from tokenpaths.engine.store.write import seal_pages
 
+WAYS = ["numpy", "interpreted", "compiled"]
 KINDS = {
     "top1": {"modality": "vision", "samples": 11},
     "long": {"modality": "text", "samples": 30, "steps": 3, "modules": 4},
@@ -44,13 +46,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("most", [1 << 30, 0], ids=["held", "read each time"])
+@pytest.mark.parametrize(
+    ("most", "way"),
+    [(1 << 30, "numpy"), (0, "numpy"), (1 << 30, "compiled")],
+    ids=["held", "read each time", "compiled"],
+)
 def test_similar_samples_from_sealed_counts_are_those_of_a_count(
-    runs: dict[str, Run], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Run], kind: str, most: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, num = runs[kind], int(runs[kind].row["num_samples"])
+    run_comparisons(way, monkeypatch)
     monkeypatch.setattr(sample_profiles, "MOST_HELD_BYTES", most)
-    monkeypatch.setattr(sample_profiles, "PAGES_AT_ONCE", 2)
     assert sample_profiles.has_profiles(run)
     assert run.rows(queries.Query("SELECT count(*) FROM profile_page")) == [(-(-num // 4),)]
     num_planes = 0 if run.layout.packed else -(-run.row["num_paths"] // 68)
@@ -68,8 +74,12 @@ def test_the_map_takes_some_profiles_from_the_pages(runs: dict[str, Run], monkey
     assert all(np.array_equal(one, other) for one, other in zip(found, counted, strict=True))
 
 
-def test_distances_are_no_further_off_than_is_said(runs: dict[str, Run]) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_distances_are_no_further_off_than_is_said(
+    runs: dict[str, Run], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs["long"]
+    run_comparisons(way, monkeypatch)
     numbers, profiles = similar.mapped_profiles(run, 5000)
     exact = ((profiles.astype(np.float64) - profiles[2]) ** 2).sum(axis=1)
     assert np.abs(sample_profiles.squared_distances(run, profiles[2]) - exact).max() <= sample_profiles.rounding(run)
@@ -77,11 +87,16 @@ def test_distances_are_no_further_off_than_is_said(runs: dict[str, Run]) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("most", [1 << 30, 0], ids=["held", "read each time"])
+@pytest.mark.parametrize(
+    ("most", "way"),
+    [(1 << 30, "numpy"), (0, "numpy"), (1 << 30, "interpreted"), (1 << 30, "compiled")],
+    ids=["held", "read each time", "interpreted", "compiled"],
+)
 def test_nearest_paths_are_those_of_a_loop_over_all(
-    runs: dict[str, Run], kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Run], kind: str, most: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = runs[kind]
+    run_comparisons(way, monkeypatch)
     monkeypatch.setattr(near_paths, "MOST_HELD_BYTES", most)
     rows = run.rows(queries.Query("SELECT rank, count, ribbon FROM path ORDER BY rank"))
     ribbons = np.array([row[2] for row in rows]).reshape(len(rows), run.layout.num_steps, run.layout.top_k)
