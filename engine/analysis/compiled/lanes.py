@@ -1,5 +1,5 @@
-"""What compiled loops do with few instructions: sums of 64 bytes, eight sorted rows of eight bytes, and the place of the
-lowest bit of 64.
+"""What compiled loops do with few instructions: sums of 64 bytes, sorted rows of eight bytes, and the place of the lowest
+bit of 64.
 
 LLVM does not find them out by itself: rows of one array might overlap, and numba knows no such functions.
 """
@@ -86,7 +86,9 @@ def teach() -> None:
 
             def shuffled(values: Any, others: Any, of_eight: list[int]) -> Any:
                 # Bytes move within their row alone, which every processor with vectors does in one instruction.
-                places = [lane - lane % 8 + of_eight[lane % 8] % 8 + LANES * (of_eight[lane % 8] // 8) for lane in all_64]
+                places = [
+                    lane - lane % 8 + of_eight[lane % 8] % 8 + LANES * (of_eight[lane % 8] // 8) for lane in all_64
+                ]
                 return builder.shuffle_vector(values, others, ir.Constant(ir.VectorType(place_type, LANES), places))
 
             all_64 = range(LANES)

@@ -28,7 +28,9 @@ INFINITE = 1 << 20
 LARGEST = int(np.log1p(float(np.finfo(np.float32).max)) * PER_UNIT) + 1
 """level of the largest finite single-precision number"""
 TABLE = "token_coded"
-PATHS = "path_coded"
+PATHS = "path_row"
+"""view of ``PATH_TABLE`` with what is worked out from its columns"""
+PATH_TABLE = "path_coded"
 MEASURES = ("loss", "gate_entropy")
 """columns stored as levels"""
 PLACES = ("char_start", "char_end")
@@ -38,7 +40,7 @@ END_UNKNOWN, START_UNKNOWN = -1, -2
 
 MEMBERS = "member"
 MEMBER_SQL = (
-    f"CREATE TABLE {MEMBERS} AS SELECT p.rank, t.rowid AS row FROM {TABLE} AS t JOIN {PATHS} AS p USING (path_id) "
+    f"CREATE TABLE {MEMBERS} AS SELECT p.rank, t.rowid AS row FROM {TABLE} AS t JOIN {PATH_TABLE} AS p USING (path_id) "
     "ORDER BY p.rank, row"
 )
 """every token once, ordered by rank; naive twin of ``write.seal_pages.write_members``"""

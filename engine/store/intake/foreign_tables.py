@@ -22,9 +22,8 @@ import pyarrow as pa
 from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError
 from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.columns import PATH_TABLE, TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length, connect
-from tokenpaths.engine.store.file.pages.path_pages import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
     LONGEST,
     LONGEST_TEXT,
@@ -68,7 +67,7 @@ def read_tables(file: str, identity: str, megabytes: int) -> Iterator[dict[str, 
         numbers = {table: _value(con, f"SELECT count(*) FROM {_named(table)}") for table in plan.copied}
         declared = {"run": 1}
         if not plan.load_only:
-            declared |= {"sample": plan.num_samples, TABLE: plan.num_tokens, PATHS: plan.num_paths}
+            declared |= {"sample": plan.num_samples, TABLE: plan.num_tokens, PATH_TABLE: plan.num_paths}
         if wrong := [table for table, number in declared.items() if numbers[table] != number]:
             raise RunFileError(
                 f"it declares {declared[wrong[0]]:,} rows of {_called(wrong[0])} and holds {numbers[wrong[0]]:,}"
@@ -123,7 +122,7 @@ def _named(table: str) -> str:
 
 def _called(table: str) -> str:
     """What people call a table."""
-    return {TABLE: "tokens", PATHS: "paths"}.get(table, f"table {table}")
+    return {TABLE: "tokens", PATH_TABLE: "paths"}.get(table, f"table {table}")
 
 
 def _value(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
@@ -210,7 +209,7 @@ def _check_lengths(con: duckdb.DuckDBPyConnection, plan: Plan | None, table: str
 
 def _batches(con: duckdb.DuckDBPyConnection, plan: Plan, table: str) -> Iterator[pa.Table]:
     rows = max(1, min(BATCH_ROWS, BATCH_BYTES // _check_lengths(con, plan, table)))
-    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table) if table != PATHS or name not in CALCULATED)
+    names = ", ".join(f'"{name}"' for name, _ in _columns(con, table))
     for batch in con.execute(f"SELECT {names} FROM {_named(table)}").to_arrow_reader(rows):
         if batch.num_rows:
             yield pa.Table.from_batches([batch])
