@@ -1,5 +1,5 @@
-"""What compiled loops do with few instructions: sums of 64 bytes, sorted rows of eight bytes, and the place of the lowest
-bit of 64.
+"""What compiled loops do with few instructions: sums of 64 bytes, sorted rows of eight bytes, and the place of the
+lowest bit of 64.
 
 LLVM does not find them out by itself: rows of one array might overlap, and numba knows no such functions.
 """
