@@ -316,7 +316,10 @@ def text_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _wide_tables(columns: list[tuple[str, str]], before: Sequence[tuple[str, str]] = ()) -> str:
     samples = text_columns(SAMPLE_COLUMNS)
-    tables = [(coded.TABLE, [*before, *coded.coded_columns(columns)]), ("sample", [*before, *samples])]
+    tables = [
+        (coded.TABLE, [*before, *coded.compressed(coded.coded_columns(columns))]),
+        ("sample", [*before, *samples]),
+    ]
     return "".join(
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
         for table, columns in tables

@@ -14,6 +14,7 @@ from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, r
 from tokenpaths.engine.base.lifecycle import claim
 from tokenpaths.engine.base.run_parts import alias_of, parts_of, remove_parts
 from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, is_sealed_here, mark_sealed
+from tokenpaths.engine.store.file.columns import TABLE, compressed
 from tokenpaths.engine.store.file.open_file import attach_parts, connect, open_read_only
 from tokenpaths.engine.store.file.schema import PART_TABLES, ROW, text_columns
 from tokenpaths.engine.store.write.arrow_tables import one_thread
@@ -99,6 +100,7 @@ def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None],
             columns = [row[:2] for row in con.execute(f"DESCRIBE {alias_of(parts[0])}.main.{table}").fetchall()]
             con.execute(f"DROP VIEW {table}")
             listed = text_columns([(name, kind) for name, kind in columns if name != ROW])
+            listed = compressed(listed) if table == TABLE else listed
             con.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in listed)})")
         with one_thread(con):
             for done, part in enumerate(parts):
