@@ -78,7 +78,8 @@ def _binomial(tries: int, share: float) -> Float[np.ndarray, " n"]:
     """
     kept = np.arange(tries + 1)
     ways = np.array([float(comb(tries, k)) for k in range(tries + 1)])
-    return ways * share**kept * (1 - share) ** (tries - kept)
+    chances: np.ndarray = ways * share**kept * (1 - share) ** (tries - kept)
+    return chances
 
 
 def sizes_up_to(num_tokens: int) -> list[int]:
