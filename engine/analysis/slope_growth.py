@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Final
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from tokenpaths.engine.analysis.path_statistics import Histogram, RankFit, least_squares, rank_frequency_fit
 
@@ -55,13 +56,11 @@ def window_fit(counts: Int[np.ndarray, " P"]) -> RankFit:
 
 def thinned(histogram: Histogram, share: float, rng: np.random.Generator) -> Int[np.ndarray, " P"]:
     """Counts, falling, of the paths that are left when each token is kept with probability ``share``."""
-    from scipy.stats import binom  # two seconds, and only this needs it
-
     left: list[np.ndarray] = []
     for value, paths in zip(histogram.values.tolist(), histogram.paths.tolist(), strict=True):
         if paths > _MANY and value <= _SMALL:
             kept = np.arange(1, value + 1)
-            chances = binom.pmf(np.arange(value + 1), value, share)
+            chances = _binomial(value, share)
             left.append(np.repeat(kept, rng.multinomial(paths, chances / chances.sum())[1:]))
         else:
             drawn = rng.binomial(value, share, paths)
@@ -70,6 +69,17 @@ def thinned(histogram: Histogram, share: float, rng: np.random.Generator) -> Int
     left.clear()
     counts.sort()  # in place: these are as many numbers as there are paths
     return counts[::-1]
+
+
+def _binomial(tries: int, share: float) -> Float[np.ndarray, " n"]:
+    """Chance of 0 … ``tries`` successes where each succeeds with probability ``share``.
+
+    For at most ``_SMALL`` tries, whose terms do not overflow; to load ``scipy.stats`` takes longer than all else here.
+    """
+    kept = np.arange(tries + 1)
+    ways = np.array([float(comb(tries, k)) for k in range(tries + 1)])
+    chances: np.ndarray = ways * share**kept * (1 - share) ** (tries - kept)
+    return chances
 
 
 def sizes_up_to(num_tokens: int) -> list[int]:

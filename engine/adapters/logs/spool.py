@@ -97,9 +97,7 @@ class PieceSpool:
             return
         row = {name: value for name in _NAMES if (value := getattr(piece, name)) is not None}
         ids = piece.ids
-        low, high = lowest(ids), int(ids.max())
-        kind = np.int32 if low < 0 or high >= 2**16 else np.uint8 if high < 256 else np.uint16
-        row["ids"] = np.ascontiguousarray(ids, dtype=kind)
+        row["ids"] = np.ascontiguousarray(ids, dtype=_narrow(ids))
         self._held.append(row)
         self._held_bytes += sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray))
         if self._held_bytes >= HELD_BYTES:
@@ -126,6 +124,14 @@ class PieceSpool:
         parts, self._parts = self._parts[::-1], []
         held, self._held = self._held, []
         return _read(parts, held)
+
+
+def _narrow(ids: np.ndarray) -> type[np.integer]:
+    """The type of the fewest bytes that holds all ``ids``."""
+    if ids.dtype == np.uint8:  # as of most logs: they need not be looked at
+        return np.uint8
+    low, high = lowest(ids), int(ids.max())
+    return np.int32 if low < 0 or high >= 2**16 else np.uint8 if high < 256 else np.uint16
 
 
 def _read(parts: list[_Part], held: list[dict[str, Any]]) -> Iterator[Piece]:

@@ -26,7 +26,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tokenpaths.engine.analysis.compiled.lanes import LANE_BITS, LANES, add_bits, lowest_bit, teach
+from tokenpaths.engine.analysis.compiled.lanes import (
+    LANE_BITS,
+    LANES,
+    ROWS_OF_EIGHT,
+    add_bits,
+    lowest_bit,
+    sort_rows,
+    teach,
+)
 
 _Made = TypeVar("_Made")
 LEAST_TOKENS = 262_144
@@ -81,23 +89,21 @@ def sort_slots(rows: np.ndarray, ordered: np.ndarray) -> int:
 
 
 def sort_eights(rows: np.ndarray, ordered: np.ndarray) -> int:
-    """``sort_slots`` of rows of eight bytes, each a number of 64 bits, whose loops have a known end; a third faster."""
-    one, six = np.uint64(1), np.uint64(63)
-    every = np.uint64(0)
-    for i in range(len(rows)):
-        row = rows[i]
-        every |= row
-        left = np.uint64(0)
-        for slot in range(8):
-            left |= one << ((row >> np.uint64(8 * slot)) & six)
-        word = np.uint64(0)
-        for slot in range(7):
-            word |= np.uint64(lowest_bit(left)) << np.uint64(8 * slot)
-            left &= left - one
-        if not left:
-            return TWICE
-        ordered[i] = word | np.uint64(lowest_bit(left)) << np.uint64(56)
-    return TOO_LARGE if every & np.uint64(0xC0C0C0C0C0C0C0C0) else SORTED
+    """``sort_slots`` of rows (n,) of eight bytes, each a number of 64 bits; of any ids, and several times as fast.
+
+    Returns ``SORTED``, or ``TWICE`` if a row holds an id twice.
+    """
+    whole = len(rows) - len(rows) % ROWS_OF_EIGHT
+    twice = False
+    for first in range(0, whole, ROWS_OF_EIGHT):
+        twice |= sort_rows(rows, np.uint64(first), ordered)
+    if whole < len(rows):
+        last, last_ordered = np.zeros(ROWS_OF_EIGHT, np.uint64), np.zeros(ROWS_OF_EIGHT, np.uint64)
+        last[:] = np.uint64(0x0706050403020100)  # rows that hold nothing twice behind the last ones
+        last[: len(rows) - whole] = rows[whole:]
+        twice |= sort_rows(last, np.uint64(0), last_ordered)
+        ordered[whole:] = last_ordered[: len(rows) - whole]
+    return TWICE if twice else SORTED
 
 
 def hash_words(words: np.ndarray, hashes: np.ndarray) -> None:

@@ -67,7 +67,7 @@ BATCH_BYTES = 2**24
 """approximate size of a range where rows are wide"""
 _SAMPLE_BYTES, _IMAGE_BYTES = 4096, 65_536
 """estimated bytes of a text sample and of a picture"""
-_BEHIND = {"token": coded.TABLE, "path": coded.PATHS, "path_member": coded.MEMBERS}
+_BEHIND = {"token": coded.TABLE, "path": coded.PATH_TABLE, "path_member": coded.MEMBERS}
 _BY_LABEL = ("flow", "usage", "load", "step_summary", "soft_summary")
 OF_COUNTS = ("run", "module", "label", "usage", "load", "finding")
 """tables of a run that was made of counts"""

@@ -39,6 +39,8 @@ def check_text(value: str | None, what: str, *, field: str | None = None) -> Non
         return
     if not isinstance(value, str):
         raise UserError(f"{what} is {type(value).__name__}, it should be text", field=field)
+    if value.isascii():
+        return
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -145,7 +147,8 @@ def check_ribbons(
         raise UserError(f"{what} is {module_ids.dtype}, it should be integers", field=what)
     if module_ids.size == 0:
         return None
-    low, high = int(module_ids.min()), int(module_ids.max())
+    unsigned = module_ids.dtype.kind == "u"
+    low, high = 0 if unsigned else int(module_ids.min()), int(module_ids.max())
     if low < 0 or high >= info.num_modules:
         raise UserError(
             f"{what} reach from {low} to {high}, but the run has modules 0 … {info.num_modules - 1}", field=what

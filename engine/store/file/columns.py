@@ -18,6 +18,7 @@ Means of samples and of the run are computed before rounding. Shapes: n tokens, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,17 +29,21 @@ INFINITE = 1 << 20
 LARGEST = int(np.log1p(float(np.finfo(np.float32).max)) * PER_UNIT) + 1
 """level of the largest finite single-precision number"""
 TABLE = "token_coded"
-PATHS = "path_coded"
+PATHS = "path_row"
+"""view of ``PATH_TABLE`` with what is worked out from its columns"""
+PATH_TABLE = "path_coded"
 MEASURES = ("loss", "gate_entropy")
 """columns stored as levels"""
 PLACES = ("char_start", "char_end")
+_PACKED = {"path_id", "token_id", "predicted_id", "char_place", "char_length", *map("{}_code".format, MEASURES)}
+_WEIGHT = re.compile(r"w[0-9]+")
 END_UNKNOWN, START_UNKNOWN = -1, -2
 """values of ``char_length`` if only one end of a token is known; NULL if neither is"""
 
 
 MEMBERS = "member"
 MEMBER_SQL = (
-    f"CREATE TABLE {MEMBERS} AS SELECT p.rank, t.rowid AS row FROM {TABLE} AS t JOIN {PATHS} AS p USING (path_id) "
+    f"CREATE TABLE {MEMBERS} AS SELECT p.rank, t.rowid AS row FROM {TABLE} AS t JOIN {PATH_TABLE} AS p USING (path_id) "
     "ORDER BY p.rank, row"
 )
 """every token once, ordered by rank; naive twin of ``write.seal_pages.write_members``"""
@@ -99,6 +104,24 @@ def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         **{measure: [(code_column(measure), "INTEGER")] for measure in MEASURES},
     }
     return [held for name, kind in columns for held in instead.get(name, [(name, kind)])]
+
+
+def compressed(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Columns of ``token_coded`` with how DuckDB compresses those that it would not compress otherwise, so that it need
+    not try: a tenth of what an insert takes.
+
+    Weights of several slots are left to it: the smaller ones have fewer bits than a byte.
+    """
+    names = {name for name, _ in columns}
+    one_slot = "w0_1" not in names
+
+    def how(name: str, kind: str) -> str:
+        if name in _PACKED:
+            return f"{kind} USING COMPRESSION bitpacking"
+        # Those that are all alike take no room in any case.
+        return f"{kind} USING COMPRESSION uncompressed" if one_slot and _WEIGHT.fullmatch(name) else kind
+
+    return [(name, how(name, kind)) for name, kind in columns]
 
 
 def read_sql(name: str, even_weights: str = "") -> str:

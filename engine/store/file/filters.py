@@ -171,7 +171,7 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
 
 
 def path_condition(filters: Filters) -> Query:
-    """SQL condition on rows of ``path_coded`` for ``filters`` without a label, for layouts with one slot."""
+    """SQL condition on rows of ``path_row`` for ``filters`` without a label, for layouts with one slot."""
     conditions, parameters = ["true"], []
     for step, module in filters.through:
         conditions.append(f"ribbon[{step + 1}] = ?")

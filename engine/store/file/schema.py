@@ -223,7 +223,7 @@ STRONGEST_EACH = 12
 EXAMPLE_SEED = 0
 """the seed of the draw that ``path_example`` holds"""
 
-CALCULATED = frozenset({("sample", "text"), *((coded.PATHS, name) for name in ("cdf", "compute", "reuse"))})
+CALCULATED = frozenset({("sample", "text")})
 """table and name of the columns that DuckDB works out from others, and files do not hold"""
 PART_TABLES = (coded.TABLE, "sample", *(soft.table for soft in SOFT_TABLES.values()))
 """what the parts of a run hold (``base.run_parts``)"""
@@ -325,7 +325,10 @@ def stored_sample_columns() -> list[tuple[str, str]]:
 
 def _wide_tables(columns: list[tuple[str, str]], before: Sequence[tuple[str, str]] = ()) -> str:
     samples = stored_sample_columns()
-    tables = [(coded.TABLE, [*before, *coded.coded_columns(columns)]), ("sample", [*before, *samples])]
+    tables = [
+        (coded.TABLE, [*before, *coded.compressed(coded.coded_columns(columns))]),
+        ("sample", [*before, *samples]),
+    ]
     return "".join(
         f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)});\n"
         for table, columns in tables

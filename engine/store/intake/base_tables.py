@@ -13,7 +13,7 @@ from typing import Any
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.base.records import RunInfo
 from tokenpaths.engine.store.file import SCHEMA_VERSION
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.columns import PATH_TABLE, TABLE
 from tokenpaths.engine.store.file.open_file import connect
 from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, UNIQUE, path_table
 from tokenpaths.engine.store.file.schema import LOAD_TABLE, WIDEST_COLUMN_LAYOUT, Layout, create_tables
@@ -28,7 +28,7 @@ COPIED = (
     "token_text",
     "sample",
     TABLE,
-    PATHS,
+    PATH_TABLE,
     "flow",
     "usage",
     "step_summary",
@@ -96,7 +96,7 @@ class Plan:
             return self.layout.margin_bytes[MARGIN_COLUMNS.index(column)]
         if table == TABLE:
             return self.layout.visits
-        if (table, column) == (PATHS, "ribbon"):
+        if (table, column) == (PATH_TABLE, "ribbon"):
             return self.layout.visits
         return LONGEST.get((table, column), LONGEST_TEXT)
 

@@ -21,7 +21,7 @@ from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import RunFileError, UserError
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.file.checks import check_ribbons, check_run
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.columns import PATH_TABLE, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, columns_sql, read_chunks, ribbons_of
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
 from tokenpaths.engine.store.file.packed_ids import unpack
@@ -126,11 +126,11 @@ def _no_constant(name: str) -> Any:
 def _check_paths(con: duckdb.DuckDBPyConnection, plan: Plan, available: np.ndarray) -> PathDictionary:
     """The paths by number; UserError if a ribbon names what its step does not offer."""
     layout, paths = plan.layout, PathDictionary(plan.layout.id_dtype)
-    sql = f"SELECT count, ribbon FROM {PATHS} ORDER BY path_id"
+    sql = f"SELECT count, ribbon FROM {PATH_TABLE} ORDER BY path_id"
     if layout.unique:
         # Paths are numbered in the order of their first tokens.
         sql = (
-            f"SELECT count, of_first.ids AS ribbon FROM {PATHS} JOIN {TABLE} AS of_first "
+            f"SELECT count, of_first.ids AS ribbon FROM {PATH_TABLE} JOIN {TABLE} AS of_first "
             "ON of_first.rowid = first_token ORDER BY first_token"
         )
     for batch in con.execute(sql).to_arrow_reader(CHUNK_ROWS):

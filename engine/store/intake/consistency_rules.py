@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tokenpaths.engine.base.records import UNUSED_KIND
-from tokenpaths.engine.store.file.columns import LARGEST, MEASURES, PATHS, TABLE, code_column
+from tokenpaths.engine.store.file.columns import LARGEST, MEASURES, PATH_TABLE, TABLE, code_column
 from tokenpaths.engine.store.file.schema import ALL_LABELS
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 from tokenpaths.engine.store.file.text_pieces import PIECES, bounds
@@ -209,44 +209,45 @@ def _token_rules(plan: Plan) -> Iterator[tuple[str, str]]:
 def _path_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "numbers and ranks of paths",
-        f"SELECT 1 FROM {PATHS} WHERE rank IS DISTINCT FROM rowid::INTEGER + 1 "
+        f"SELECT 1 FROM {PATH_TABLE} WHERE rank IS DISTINCT FROM rowid::INTEGER + 1 "
         f"OR NOT coalesce(path_id BETWEEN 0 AND {plan.num_paths - 1}, false)",
     )
-    yield "paths that are there twice", _twice(PATHS, "path_id")
+    yield "paths that are there twice", _twice(PATH_TABLE, "path_id")
     if plan.layout.unique:
         yield (
             "first tokens of paths",
-            f"SELECT path_id, first_token FROM {PATHS} EXCEPT SELECT path_id, min(rowid) FROM {TABLE} GROUP BY path_id",
+            f"SELECT path_id, first_token FROM {PATH_TABLE} "
+            f"EXCEPT SELECT path_id, min(rowid) FROM {TABLE} GROUP BY path_id",
         )
         yield (
             "the order of first tokens",
             "SELECT 1 FROM (SELECT first_token, lag(first_token) OVER (ORDER BY path_id) AS before "
-            f"FROM {PATHS}) WHERE first_token <= before",
+            f"FROM {PATH_TABLE}) WHERE first_token <= before",
         )
     else:
         yield (
             "ribbons of paths",
-            f"SELECT 1 FROM {PATHS} WHERE ribbon IS NULL "
+            f"SELECT 1 FROM {PATH_TABLE} WHERE ribbon IS NULL "
             f"OR len(ribbon) <> {plan.layout.visits} OR len(list_filter(ribbon, x -> x IS NULL)) > 0",
         )
     yield (
         "tokens of paths",
-        f"SELECT path_id, count FROM {PATHS} EXCEPT SELECT path_id, count(*) FROM {TABLE} GROUP BY path_id",
+        f"SELECT path_id, count FROM {PATH_TABLE} EXCEPT SELECT path_id, count(*) FROM {TABLE} GROUP BY path_id",
     )
     yield (
         "tokens on no path",
-        f"SELECT path_id, count(*) FROM {TABLE} GROUP BY path_id EXCEPT SELECT path_id, count FROM {PATHS}",
+        f"SELECT path_id, count(*) FROM {TABLE} GROUP BY path_id EXCEPT SELECT path_id, count FROM {PATH_TABLE}",
     )
     yield (
         "the order and sums of paths",
         "SELECT 1 FROM (SELECT *, sum(count) OVER (ORDER BY rowid)::BIGINT AS up_to, "
-        f"lag(count) OVER (ORDER BY rowid) AS above FROM {PATHS}) WHERE count > above "
+        f"lag(count) OVER (ORDER BY rowid) AS above FROM {PATH_TABLE}) WHERE count > above "
         f"OR first_member IS DISTINCT FROM up_to - count OR NOT coalesce(active BETWEEN 0 AND known "
         f"AND known BETWEEN 0 AND {plan.layout.visits} AND distinct_active BETWEEN 0 AND active, false)",
     )
     yield (
         "labels of paths",
-        f"SELECT 1 FROM {PATHS} WHERE (top_label IS NULL) <> (top_label_share IS NULL) "
+        f"SELECT 1 FROM {PATH_TABLE} WHERE (top_label IS NULL) <> (top_label_share IS NULL) "
         f"OR {_finite('top_label_share', low=0, high=1, null=True)} "
         "OR (top_label IS NOT NULL AND top_label NOT IN (SELECT label FROM label))",
     )
@@ -323,7 +324,10 @@ def _null_rules(plan: Plan) -> Iterator[tuple[str, str]]:
         f"OR NOT coalesce(count BETWEEN 1 AND {tokens} AND num_paths BETWEEN 1 AND {tokens}, false)",
     )
     yield "numbers of paths that are there twice", _twice("path_count", "kind, count")
-    counted, told = f"SELECT count, count(*) FROM {PATHS} GROUP BY count", "SELECT count, num_paths FROM path_count"
+    counted, told = (
+        f"SELECT count, count(*) FROM {PATH_TABLE} GROUP BY count",
+        "SELECT count, num_paths FROM path_count",
+    )
     told += " WHERE kind = 'observed'"
     yield "numbers of paths", f"({counted} EXCEPT {told}) UNION ALL ({told} EXCEPT {counted})"
     yield (

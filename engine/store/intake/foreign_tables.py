@@ -22,7 +22,7 @@ import pyarrow as pa
 from tokenpaths.engine.base.errors import NotEnoughMemory, RunFileError
 from tokenpaths.engine.base.seal_marks import identity_of
 from tokenpaths.engine.store.ask.tables.excerpts import clean_picture
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.columns import PATH_TABLE, TABLE
 from tokenpaths.engine.store.file.open_file import check_bytes, check_length, connect
 from tokenpaths.engine.store.file.schema import CALCULATED
 from tokenpaths.engine.store.intake.base_tables import (
@@ -68,7 +68,7 @@ def read_tables(file: str, identity: str, megabytes: int) -> Iterator[dict[str, 
         numbers = {table: _value(con, f"SELECT count(*) FROM {_named(table)}") for table in plan.copied}
         declared = {"run": 1}
         if not plan.load_only:
-            declared |= {"sample": plan.num_samples, TABLE: plan.num_tokens, PATHS: plan.num_paths}
+            declared |= {"sample": plan.num_samples, TABLE: plan.num_tokens, PATH_TABLE: plan.num_paths}
         if wrong := [table for table, number in declared.items() if numbers[table] != number]:
             raise RunFileError(
                 f"it declares {declared[wrong[0]]:,} rows of {_called(wrong[0])} and holds {numbers[wrong[0]]:,}"
@@ -123,7 +123,7 @@ def _named(table: str) -> str:
 
 def _called(table: str) -> str:
     """What people call a table."""
-    return {TABLE: "tokens", PATHS: "paths"}.get(table, f"table {table}")
+    return {TABLE: "tokens", PATH_TABLE: "paths"}.get(table, f"table {table}")
 
 
 def _value(con: duckdb.DuckDBPyConnection, sql: str) -> Any:

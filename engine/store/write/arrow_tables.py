@@ -27,7 +27,6 @@ from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, encode_mar
 from tokenpaths.engine.store.write.soft_rows import soft_arrays
 
 WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
-_FOLDED_FIELDS = ("label", "prediction", "source", "text")
 
 
 @dataclass(frozen=True)
@@ -295,9 +294,8 @@ def search_key(sample: SampleRecord) -> str | None:
 
     None if these are ASCII: SQL then lowercases them itself (``queries.sample_condition``).
     """
-    if all((getattr(sample, name) or "").isascii() for name in _FOLDED_FIELDS):
-        return None
-    return "\n".join(getattr(sample, name) or "" for name in _FOLDED_FIELDS).casefold()
+    folded = "\n".join([sample.label or "", sample.prediction or "", sample.source or "", sample.text or ""])
+    return None if folded.isascii() else folded.casefold()
 
 
 def _all_are(levels: np.ndarray, level: int) -> bool:

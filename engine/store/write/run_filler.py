@@ -51,7 +51,9 @@ PACKED_MEGABYTES = 150
 ANSWER_MEGABYTES = 150
 """of the reader that works out the slow answers of such a run: what it has read stays in memory up to its limit"""
 FLUSH_TOKENS = 65_536
-"""tokens buffered for one insert; a run that never reaches this number gets a file with small blocks"""
+"""tokens buffered for the first insert; a run that never reaches this number gets a file with small blocks"""
+LATER_FLUSHES = 2
+"""times as many for the later inserts, as each statement costs as much as some two thousand tokens"""
 HELD_SAMPLE_BYTES = 1 << 20
 """samples buffered for one insert, until the last"""
 
@@ -160,7 +162,7 @@ class RunFiller:
         )
         self.num_samples += len(batch.samples)
         self._pending_tokens += batch.num_tokens
-        if self._pending_tokens >= FLUSH_TOKENS:
+        if self._pending_tokens >= FLUSH_TOKENS * (1 if self.con is None else LATER_FLUSHES):
             self._flush(LARGE_BLOCK_BYTES)
 
     def add_entropy(self, label_id: int, part: np.ndarray) -> None:
@@ -222,7 +224,7 @@ class RunFiller:
                 continue  # a few rows of each batch: to insert them takes longer than all else of them
             if table == "sample":
                 self._pending_sample_bytes = 0
-            rows[table] = [pa.concat_tables(parts)] if table == "sample" and parts else list(parts)
+            rows[table] = list(parts)
             parts.clear()
         self._pending_tokens = 0
         # Not an executor, which takes nothing more once the main thread has ended.
@@ -233,11 +235,14 @@ class RunFiller:
             self.wait_for_rows()
 
     def _insert(self, con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
-        """Insert the rows of these tables, each of which is let go of when it is in the file."""
+        """Insert the rows of these tables, those with the same columns together, and let go of them."""
         try:
             for table, parts in rows.items():
                 while parts:
-                    insert_rows(con, table, parts.pop(0))
+                    alike = [parts.pop(0)]
+                    while parts and parts[0].schema == alike[0].schema:
+                        alike.append(parts.pop(0))
+                    insert_rows(con, table, pa.concat_tables(alike))
         except BaseException as error:  # whatever it is: who waits raises it
             self._insert_error = error
 

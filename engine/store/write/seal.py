@@ -223,7 +223,7 @@ def _path_table(
             columns["top_label_share"] = pa.array(best // len(names) / counts, mask=without)
         rows = pa.table(columns)
         for first in range(0, len(path_ids), CHUNK_ROWS):  # larger inserts leave holes in the file
-            insert_rows(con, coded.PATHS, rows.slice(first, CHUNK_ROWS))
+            insert_rows(con, coded.PATH_TABLE, rows.slice(first, CHUNK_ROWS))
         before = int(up_to[-1])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenpaths.engine.analysis.compiled.loops import ready
-from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATHS, TABLE
+from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBERS, PATH_TABLE, PATHS, TABLE
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS
 from tokenpaths.engine.store.file.pages.path_pages import (
     PAGE_PATHS,
@@ -132,7 +132,7 @@ def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDiction
     )
     # Equal for all, as of a log without costs: the first ranks, and no sort of millions.
     alike = " AND ".join(f"min({name}) = max({name})" for name in WORK_COLUMNS)
-    (all_equal,) = con.execute(f"SELECT {alike} FROM {PATHS}").fetchall()[0]
+    (all_equal,) = con.execute(f"SELECT {alike} FROM {PATH_TABLE}").fetchall()[0]
     for measure in ("compute", "reuse"):
         equal = all_equal
         if not equal:

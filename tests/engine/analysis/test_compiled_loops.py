@@ -9,7 +9,7 @@ from tests.support.compiled_loops import run_comparisons, run_loops
 from tokenpaths.engine.adapters.logs.layer_patterns import LayerSets
 from tokenpaths.engine.analysis import path_statistics
 from tokenpaths.engine.analysis.compiled import comparisons, loops
-from tokenpaths.engine.analysis.compiled.lanes import LANES, add_bits, lowest_bit
+from tokenpaths.engine.analysis.compiled.lanes import LANES, ROWS_OF_EIGHT, add_bits, lowest_bit, sort_rows, teach
 from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.ask.tables.near_paths import DistancesInPlanes, Planes
 from tokenpaths.engine.store.file.packed_ids import pack, unpack
@@ -32,10 +32,11 @@ def choices(num_tokens: int, steps: int, modules: int, top_k: int) -> np.ndarray
 def test_slots_are_sorted_and_repeats_are_found(
     modules: int, top_k: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = choices(40, 3, modules, top_k)
-    twice = ids.copy()
+    ids = choices(41, 3, modules, top_k)  # 123 rows: eight at a time, and three
+    twice, last = ids.copy(), ids.copy()
     twice[31, 1, 1] = twice[31, 1, 0]
-    for rows in (ids, twice):
+    last[-1, -1, -1] = last[-1, -1, 0]
+    for rows in (ids, twice, last):
         run_loops("numpy", monkeypatch)
         expected, expected_repeats = path_statistics.sorted_and_repeats(rows)
         run_loops(way, monkeypatch)
@@ -139,6 +140,25 @@ def test_what_has_an_instruction_of_its_own_is_what_python_computes() -> None:
     assert np.array_equal(own, other)
     assert own[1].tolist() == [3, *[1] * 30, 2, 2, *[1] * 30, 3]
     assert not own[[0, 2]].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_eight_are_sorted_as_by_numpy(way: str) -> None:
+    values = RNG.integers(0, 256, (300, ROWS_OF_EIGHT, 8), dtype=np.uint8)
+    if way == "compiled":
+        numba = pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+        teach()
+        sort = numba.njit(lambda rows, ordered: sort_rows(rows, np.uint64(0), ordered))
+    else:
+
+        def sort(rows: np.ndarray, ordered: np.ndarray) -> bool:
+            return sort_rows(rows, 0, ordered)
+
+    for block in values:
+        ordered = np.empty(ROWS_OF_EIGHT, dtype=np.uint64)
+        twice = sort(block.reshape(-1).view(np.uint64), ordered)
+        assert np.array_equal(ordered.view(np.uint8).reshape(-1, 8), np.sort(block, axis=1))
+        assert twice == any(len(set(row)) < 8 for row in block.tolist())
 
 
 def test_small_runs_use_what_is_compiled_already(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ def path_ribbons(
 
     Args:
         run: any.
-        columns: of ``path_coded``, separated by commas; without NULLs.
-        condition: on its rows, by columns of ``path_coded`` alone.
+        columns: of ``path_row``, separated by commas; without NULLs.
+        condition: on its rows, by columns of ``path_row`` alone.
         limited: False: the time limit of questions does not apply.
     """
     listed = f"(SELECT * FROM {PATHS} WHERE {condition.sql}) AS listed"

@@ -1,14 +1,15 @@
-"""Layout of the tables of paths: ``path_coded`` and its view ``path``, ``path_page`` (paths by number), ``path_count``
-(CDF of ranks) and ``path_top`` (first pages of lists).
+"""Layout of the tables of paths: ``path_coded`` and its views ``path_row`` and ``path``, ``path_page`` (paths by
+number), ``path_count`` (CDF of ranks) and ``path_top`` (first pages of lists).
 
 Two layouts, chosen at sealing by how many paths there are. *Dictionary*: ``path_coded`` holds the ribbon of every path;
 equal counts are ranked by their ribbons. *Unique*, where ribbons are long and most tokens have a path of their own:
 ``path_coded`` holds the row of the first token of every path, whose ids are its ribbon; paths are numbered, and equal
 counts ranked, in the order of their first tokens. The view ``path`` has ribbons in both; it decodes them in SQL, so
-what needs none reads ``path_coded``, and what needs many of them ``ask.tables.path_ribbons``.
+what needs none reads ``path_row``, and what needs many of them ``ask.tables.path_ribbons``.
 
-The columns ``cdf``, ``compute`` and ``reuse`` are worked out from counts when they are read: as numbers of their own
-each would take up to eight bytes a path.
+The view ``path_row`` works out ``cdf``, ``compute`` and ``reuse`` from counts: as numbers of their own each would take
+up to eight bytes a path. They are no generated columns of the table, as DuckDB would work those out for every inserted
+row, too.
 
 ``path_coded`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page``
 holds rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is not compressed, as DuckDB
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.file.columns import PATH_TABLE, PATHS, TABLE
 from tokenpaths.engine.store.file.packed_ids import ribbon_sql
 from tokenpaths.engine.store.file.schema import Layout
 
@@ -40,22 +41,26 @@ TOP_ROWS = 1000
 
 
 def path_table(layout: Layout, num_tokens: int) -> str:
-    """SQL that creates ``path_coded`` and ``path`` of a run of so many tokens."""
-    own = "first_token BIGINT" if layout.unique else f"ribbon {layout.id_type}[]"
+    """SQL that creates ``path_coded``, ``path_row`` and ``path`` of a run of so many tokens."""
+    own, kind = ("first_token", "BIGINT") if layout.unique else ("ribbon", f"{layout.id_type}[]")
+    work = ", ".join(WORK_COLUMNS)
+    measured = (
+        f"path_id, rank, {own}, count, ((first_member + count) / {num_tokens})::DOUBLE AS cdf, "
+        "(CASE WHEN known = 0 THEN 1 ELSE active / known END)::DOUBLE AS compute, "
+        "(CASE WHEN active = 0 THEN 0 ELSE 1 - distinct_active / active END)::DOUBLE AS reuse, "
+        f"first_member, top_label, top_label_share, {work}"
+    )
     return (
-        f"CREATE TABLE {PATHS} (path_id INTEGER, rank INTEGER, {own}, count BIGINT, "
-        f"cdf DOUBLE GENERATED ALWAYS AS ((first_member + count) / {num_tokens}) VIRTUAL, "
-        "compute DOUBLE GENERATED ALWAYS AS (CASE WHEN known = 0 THEN 1 ELSE active / known END) VIRTUAL, "
-        "reuse DOUBLE GENERATED ALWAYS AS (CASE WHEN active = 0 THEN 0 ELSE 1 - distinct_active / active END) VIRTUAL, "
-        "first_member BIGINT, top_label VARCHAR, top_label_share DOUBLE, "
-        f"{', '.join(f'{name} INTEGER' for name in WORK_COLUMNS)});\n"
-        f"CREATE VIEW path AS SELECT * EXCLUDE ({', '.join(WORK_COLUMNS)}) "
-        f"FROM {with_ribbons(layout, f'SELECT rowid, * FROM {PATHS}')};\n"
+        f"CREATE TABLE {PATH_TABLE} (path_id INTEGER, rank INTEGER, {own} {kind}, count BIGINT, first_member BIGINT, "
+        f"top_label VARCHAR, top_label_share DOUBLE, {', '.join(f'{name} INTEGER' for name in WORK_COLUMNS)});\n"
+        f"CREATE VIEW {PATHS} AS SELECT {measured} FROM {PATH_TABLE};\n"
+        f"CREATE VIEW path AS SELECT * EXCLUDE ({work}) "
+        f"FROM {with_ribbons(layout, f'SELECT rowid, {measured} FROM {PATH_TABLE}')};\n"
     )
 
 
 def with_ribbons(layout: Layout, some: str) -> str:
-    """FROM clause: the query ``some`` of all columns of a few rows of ``path_coded``, with their ``ribbon``."""
+    """FROM clause: the query ``some`` of all columns of a few rows of ``path_row``, with their ``ribbon``."""
     if not layout.unique:
         return f"({some})"
     ribbon = ribbon_sql(layout, "of_first.ids")

@@ -14,6 +14,7 @@ from tokenpaths.engine.base.files import HolderLock, check_free, partial_file, r
 from tokenpaths.engine.base.lifecycle import claim
 from tokenpaths.engine.base.run_parts import alias_of, parts_of, remove_parts
 from tokenpaths.engine.base.seal_marks import digest_of, forget_replaced, is_sealed_here, mark_sealed
+from tokenpaths.engine.store.file.columns import TABLE, compressed
 from tokenpaths.engine.store.file.open_file import attach_parts, connect, open_read_only
 from tokenpaths.engine.store.file.schema import CALCULATED, PART_TABLES, ROW, stored_sample_columns
 from tokenpaths.engine.store.write.arrow_tables import one_thread
@@ -100,6 +101,8 @@ def _fill(partial: Path, parts: list[Path], on_part: Callable[[int, int], None],
             columns = [(name, kind) for name, kind, *_ in described if name != ROW]
             if table == "sample":
                 columns = stored_sample_columns()
+            elif table == TABLE:
+                columns = compressed(columns)
             con.execute(f"DROP VIEW {table}")
             con.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)})")
         with one_thread(con):
