@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -178,4 +179,4 @@ def _with_texts(run: RunFile, numbers: set[int]) -> set[int]:
 
 def finite(value: float | None) -> float | None:
     """Replace NaN and infinity, which JSON lacks, by null."""
-    return None if value is None or not np.isfinite(value) else float(value)
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -6,7 +6,7 @@ a subquery yields (a *semi-join*, up to ``ROWS_AT_ONCE`` of them); any other lis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query
@@ -87,18 +87,34 @@ def _stretches(numbers: Sequence[int], near: int) -> list[list[int]]:
     return stretches
 
 
+def members_of(wanted: Mapping[int, Sequence[int]]) -> Query:
+    """place and row of these places of ``member``, by the rank of the path that they are of.
+
+    The rank lets DuckDB skip to the rows.
+    """
+    one = f"SELECT rowid::BIGINT AS place, row FROM {coded.MEMBERS} WHERE rank "
+    numbers = [number for places in wanted.values() for number in places]
+    if len(numbers) <= ROWS_AT_ONCE:
+        sql = f"{one}IN ({', '.join('?' * len(wanted))}) AND rowid IN (SELECT unnest(?::BIGINT[]))"
+        return Query(sql, (*wanted, numbers))
+    parts = [f"({one}= ? AND rowid IN ({', '.join('?' * len(places))}))" for places in wanted.values()]
+    return Query(
+        " UNION ALL ".join(parts), tuple(number for rank, places in wanted.items() for number in (rank, *places))
+    )
+
+
 def tokens_at(
     columns: Sequence[str], places: Sequence[tuple[int, int]], even_weights: str = "", *, in_parts: bool = False
 ) -> Query:
-    """sample, token and ``columns`` of the tokens at ``places`` (sample and row of each), in reading order.
+    """``columns`` of the tokens at ``places`` (sample and row of each), in reading order.
 
     Two lists, of samples and of rows, of which the first passes over row groups and the second over vectors: half the
     time of one lookup for each token, up to ``ROWS_AT_ONCE`` tokens. In parts the second does nothing. Coded columns
     are read first and decoded together: DuckDB would otherwise scan the view once per token.
     """
-    held = [name for name, _ in coded.coded_columns([(name, "") for name in dict.fromkeys(("token", *columns))])]
-    read = ", ".join(f"{coded.read_sql(name, even_weights)} AS {name}" for name in ("token", *columns))
-    one = f"SELECT sample, rowid, {', '.join(held)} FROM {coded.TABLE} WHERE "
+    held = [name for name, _ in coded.coded_columns([(name, "") for name in dict.fromkeys(columns)])]
+    read = ", ".join(f"{coded.read_sql(name, even_weights)} AS {name}" for name in columns)
+    one = f"SELECT rowid, {', '.join(held)} FROM {coded.TABLE} WHERE "
     if in_parts or len(places) > ROWS_AT_ONCE:
         sql = " UNION ALL ".join([f"({one}sample = ? AND rowid = ?)"] * len(places))
         parameters: list[object] = [value for place in places for value in place]
@@ -106,4 +122,4 @@ def tokens_at(
         samples = sorted({sample for sample, _ in places})
         sql = f"{one}sample IN ({', '.join('?' * len(samples))}) AND rowid IN (SELECT unnest(?::BIGINT[]))"
         parameters = [*samples, [row for _, row in places]]
-    return Query(f"SELECT sample, {read} FROM ({sql}) ORDER BY rowid", tuple(parameters))
+    return Query(f"SELECT {read} FROM ({sql}) ORDER BY rowid", tuple(parameters))

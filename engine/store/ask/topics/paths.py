@@ -25,8 +25,9 @@ from tokenpaths.engine.store.ask.question import (
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
+from tokenpaths.engine.store.ask.tables.lookups import members_of
 from tokenpaths.engine.store.ask.topics.samples import shown_at
-from tokenpaths.engine.store.file.columns import MEMBERS, PATHS
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
@@ -36,7 +37,7 @@ from tokenpaths.engine.store.file.filters import (
     token_condition,
 )
 from tokenpaths.engine.store.file.pages.path_pages import TOP_ROWS
-from tokenpaths.engine.store.file.schema import EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
+from tokenpaths.engine.store.file.schema import EXAMPLE_RANKS, EXAMPLE_SEED, EXAMPLES, EXAMPLES_EACH
 
 if TYPE_CHECKING:
     from tokenpaths.engine.analysis.power_law import Verdict
@@ -403,7 +404,8 @@ def drawn_places(rank: int, count: int, limit: int, seed: int) -> np.ndarray:
 
 def sealed_examples(run: RunFile, ranks: list[int], limit: int, seed: int) -> dict[int, list[Example]]:
     """``drawn_examples`` of those of these paths whose examples the file holds together."""
-    if limit > EXAMPLES_EACH or seed != EXAMPLE_SEED or EXAMPLES not in run.tables_there:
+    ranks = [rank for rank in ranks if rank <= EXAMPLE_RANKS]
+    if not ranks or limit > EXAMPLES_EACH or seed != EXAMPLE_SEED or EXAMPLES not in run.tables_there:
         return {}
     columns = "rank, sample, token, token_id, label, before, text, after"
     marks = ", ".join("?" * len(ranks))
@@ -426,14 +428,7 @@ def members_at(run: RunFile, places: Mapping[int, np.ndarray]) -> dict[int, list
         ranks = list(places)[start : start + PATHS_AT_ONCE]
         firsts = run.shares.first_members(np.array(ranks)).tolist()
         wanted = {rank: (places[rank] + first).tolist() for rank, first in zip(ranks, firsts, strict=True)}
-        # The rank lets DuckDB skip to the rows.
-        parts = [
-            f"(SELECT rowid::BIGINT AS place, row FROM {MEMBERS} WHERE rank = ? AND rowid IN "
-            f"({', '.join('?' * len(numbers))}))"
-            for numbers in wanted.values()
-        ]
-        parameters = tuple(number for rank, numbers in wanted.items() for number in (rank, *numbers))
-        row_at = dict(run.rows(Query(" UNION ALL ".join(parts), parameters)))
+        row_at = dict(run.rows(members_of(wanted)))
         for rank, numbers in wanted.items():
             rows = np.array([row_at[number] for number in numbers], dtype=np.int64)
             samples = np.searchsorted(run.first_rows, rows, side="right") - 1

@@ -127,14 +127,16 @@ def sample(run: RunFile, sample: SampleNumber) -> dict[str, Any]:
     answer = sample_answer(head)
     tokens, ids_nSK, levels_nSK = _tokens(run, sample, answer["num_tokens"])
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
+    code = run.layout.weights
+    weights_nSK = code.decode(levels_nSK).round(code.digits).tolist()
     return {
         "run": run.run_id,
         **answer,
         "text": text,
         "grid": {"rows": grid_rows, "cols": grid_cols} if grid_rows else None,
         "tokens": [
-            _token_answer(run, token, ids, levels, text, texts)
-            for token, ids, levels in zip(tokens, ids_nSK.tolist(), levels_nSK, strict=True)
+            _token_answer(run, token, ids, weights, text, texts)
+            for token, ids, weights in zip(tokens, ids_nSK.tolist(), weights_nSK, strict=True)
         ],
     }
 
@@ -199,7 +201,7 @@ def _token_answer(
     run: RunFile,
     token: dict[str, Any],
     ids: list[list[int]],
-    levels: np.ndarray,
+    weights_SK: list[list[float]],
     text: str | None,
     texts: dict[int, str],
 ) -> dict[str, Any]:
@@ -218,9 +220,7 @@ def _token_answer(
         "ribbon": (ribbon := used_modules(ids, run.layout)),
         "weights": [
             weights[: len(modules)]  # unused slots are the last ones
-            for modules, weights in zip(
-                ribbon, run.layout.weights.decode(levels).round(run.layout.weights.digits).tolist(), strict=True
-            )
+            for modules, weights in zip(ribbon, weights_SK, strict=True)
         ],
         "rank": token["rank"],
         **{name: token[name] for name in ("cdf", "cdf_middle", "path_tokens")},
@@ -282,7 +282,7 @@ def columns_at(run: RunFile, pairs: list[tuple[int, int]], columns: Sequence[str
         part = slice(start, start + ROWS_AT_ONCE)
         places = list(zip(samples[part].tolist(), numbers[part].tolist(), strict=True))
         rows += run.rows(tokens_at(columns, places, run.layout.even_weights, in_parts=run.in_parts))
-    return [row[2:] for row in rows]
+    return rows
 
 
 def _patches(run: RunFile, pairs: list[tuple[int, int]], places: Sequence[Place]) -> list[dict[str, Any]]:

@@ -355,7 +355,8 @@ def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
         raise NoSuchThing(
             f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
         )
-    ((path_id,),) = run.rows(Query("SELECT path_id FROM token WHERE sample = ? AND token = ?", (sample, token)))
+    place = sample, int(run.first_rows[sample]) + token
+    ((path_id,),) = run.rows(lookups.tokens_at(["path_id"], [place], in_parts=run.in_parts))
     if run.layout.by_path:
         return np.asarray(run.look_up(np.array([path_id]))[1][0].astype(np.int64))
     ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
