@@ -50,12 +50,6 @@ def association_rows() -> Query:
     return Query("SELECT * FROM association ORDER BY ALL")
 
 
-def top_shares(ranks: Sequence[int]) -> Query:
-    """rank, cdf of some ranks."""
-    marks = ", ".join("?" * len(ranks))
-    return Query(f"SELECT rank, cdf FROM {PATHS} WHERE rank IN ({marks}) ORDER BY rank", tuple(ranks))
-
-
 def sealed_flow(label_id: int | None, first: int, stop: int) -> Query:
     """step, source, target, count, weight of the links between the steps ``first`` … ``stop`` − 1, from the summary."""
     return Query(
@@ -204,11 +198,8 @@ def path_fits() -> Query:
 
 
 def path_points() -> Query:
-    """kind, rank, count, cdf (of the run's own paths, else NULL), at most 200 a kind."""
-    return Query(
-        "SELECT kind, rank, point.count, CASE WHEN kind = 'observed' THEN path.cdf END FROM path_point AS point "
-        f"LEFT JOIN {PATHS} AS path USING (rank) ORDER BY kind, rank"
-    )
+    """kind, rank, count, at most 200 a kind."""
+    return Query("SELECT kind, rank, count FROM path_point ORDER BY kind, rank")
 
 
 def sealed_counts(kind: str) -> Query:

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
 from tokenpaths.engine.base.records import STAND_IN_KINDS, ModuleInfo
@@ -116,10 +118,11 @@ def info(run: RunFile) -> dict[str, Any]:
 
 def _summary(run: RunFile) -> dict[str, Any]:
     ranks = [rank for rank in SHARE_RANKS if rank <= run.row["num_paths"]]
+    shares = run.shares.cdf(np.array(ranks, dtype=np.int64)).tolist()
     return {
         "num_paths": run.row["num_paths"],
         "effective_paths": fit(run)["observed"]["effective_paths"],
-        "top_shares": [{"n": rank, "share": cdf} for rank, cdf in run.rows(queries.top_shares(ranks))],
+        "top_shares": [{"n": rank, "share": share} for rank, share in zip(ranks, shares, strict=True)],
         "mean_compute": run.row["mean_compute"],
         "mean_reuse": run.row["mean_reuse"],
     }

@@ -185,9 +185,12 @@ def fit(run: RunFile) -> dict[str, Any]:
     fit_rows, point_rows = run.rows(queries.path_fits()), run.rows(queries.path_points())
     points: dict[str, list[dict[str, Any]]] = defaultdict(list)
     totals = {row[0]: row[2] for row in fit_rows}
-    for kind, rank, count, cdf in point_rows:
-        point = {"rank": rank, "count": count, "share": count / totals[kind]}
-        points[kind].append(point if cdf is None else {**point, "cdf": cdf, **run.shares.ink_of([rank])[0]})
+    for kind, rank, count in point_rows:
+        points[kind].append({"rank": rank, "count": count, "share": count / totals[kind]})
+    observed = points["observed"]
+    ranks = np.array([point["rank"] for point in observed], dtype=np.int64)
+    for point, cdf, ink in zip(observed, run.shares.cdf(ranks).tolist(), run.shares.ink_of(ranks), strict=True):
+        point |= {"cdf": cdf, **ink}
     names = ("num_paths", "num_tokens", "effective_paths", "slope", "r2")
     fits = {row[0]: {**dict(zip(names, row[1:], strict=True)), "points": points[row[0]]} for row in fit_rows}
     return {"run": run.run_id, **{kind: fits.get(kind) for kind in KINDS}}
