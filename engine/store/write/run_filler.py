@@ -29,6 +29,7 @@ from tokenpaths.engine.store.file.schema import (
     ROW_GROUP,
     SMALL_BLOCK_BYTES,
     STORAGE_VERSION,
+    Layout,
     create_tables,
     layout_for,
     token_columns,
@@ -48,8 +49,9 @@ from tokenpaths.engine.store.write.twin.twin_paths import TwinCounter, TwinPaths
 DUCKDB_MEGABYTES = 2000
 PACKED_MEGABYTES = 150
 """the same where ribbons are packed: DuckDB keeps what it wrote up to its limit, and sorts little of it"""
-ANSWER_MEGABYTES = 150
-"""of the reader that works out the slow answers of such a run: what it has read stays in memory up to its limit"""
+TOKENS_OF_A_MEGABYTE = 65_536
+"""of the sealing of such a run, and of the reader that works out its slow answers: 150 MB for ten million tokens. To
+count a hundred million paths by label takes more; but what may be taken is filled with what was read"""
 FLUSH_TOKENS = 65_536
 """tokens buffered for the first insert; a run that never reaches this number gets a file with small blocks"""
 LATER_FLUSHES = 2
@@ -96,6 +98,7 @@ class RunFiller:
             **{soft.table: [] for soft in SOFT_TABLES.values()},
         }
         self._pending_tokens = self._pending_sample_bytes = 0
+        self._sealing_megabytes = PACKED_MEGABYTES
         self._writing = contextlib.ExitStack()
         """what lets DuckDB insert on one thread, until the last row is in the file"""
         self._inserting: threading.Thread | None = None
@@ -264,6 +267,8 @@ class RunFiller:
         assert self.con is not None
         # The rows of a table have their numbers once they are committed.
         self.con.execute("COMMIT")
+        self._sealing_megabytes = sealing_megabytes(self.layout, self.book.num_tokens)
+        self.con.execute(f"SET memory_limit = '{self._sealing_megabytes}MB'")
         self.con.execute("BEGIN")
         totals = Totals(
             book=self.book,
@@ -314,7 +319,7 @@ class RunFiller:
             on_stage(f"answers that take long: {done} of {of}", NUM_STAGES - 1, NUM_STAGES)
 
         folder = Path(temporary_folder(self._file))
-        most = ANSWER_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
+        most = self._sealing_megabytes
         try:
             seal_answers(self._file, self.info.run_id, page_questions, told, megabytes=most, folder=folder)
         finally:
@@ -334,6 +339,13 @@ def _each_its_own(available: np.ndarray, units: np.ndarray) -> bool:
     """Whether no module is shared between steps and none is an identity: compute is 1 and reuse 0 on any ribbon."""
     offered = units[available]
     return bool((offered != NOTHING).all()) and len(np.unique(offered)) == len(offered)
+
+
+def sealing_megabytes(layout: Layout, num_tokens: int) -> int:
+    """Most memory of DuckDB for the summaries of a run, and for its slow answers."""
+    if not layout.packed:
+        return DUCKDB_MEGABYTES
+    return min(DUCKDB_MEGABYTES, max(PACKED_MEGABYTES, num_tokens // TOKENS_OF_A_MEGABYTE))
 
 
 def create_file(

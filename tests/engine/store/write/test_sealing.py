@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.verification import verify_run
+from tokenpaths.engine.store.write import run_filler
 from tokenpaths.engine.store.write.large import seal_answers as sealed
 from tokenpaths.engine.store.write.seal import rank_by_count
 from tokenpaths.engine.store.write.writer import RunWriter
@@ -165,3 +167,29 @@ def test_a_process_that_gives_signs_of_life_is_waited_for(tmp_path: Path, monkey
 def test_paths_are_ranked_by_count_and_then_by_number(num_paths: int, most: int):
     counts = np.random.default_rng(num_paths).integers(1, most + 1, num_paths)
     assert rank_by_count(counts).tolist() == sorted(range(num_paths), key=lambda path: (-counts[path], path))
+
+
+@pytest.mark.parametrize("top_k", [1, 14])
+def test_a_larger_run_of_long_ribbons_is_sealed_with_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_k: int
+):
+    """A hundred million labelled paths do not fit what is enough to write them"""
+    made = make("r", "text", steps=5, modules=300, top_k=top_k, samples=12)
+    monkeypatch.setattr(run_filler, "TOKENS_OF_A_MEGABYTE", 1)
+    monkeypatch.setattr(run_filler, "PACKED_MEGABYTES", 70)
+    seen = []
+    build = run_filler.build_summaries
+
+    def told(con: duckdb.DuckDBPyConnection, *given: object) -> None:
+        seen.append(con.execute("SELECT current_setting('memory_limit')").fetchall()[0][0])
+        build(con, *given)
+
+    monkeypatch.setattr(run_filler, "build_summaries", told)
+    with Run.open(made.write(tmp_path)) as run:
+        num_tokens = run.row["num_tokens"]
+    assert 70 < num_tokens < 2000
+    megabytes = num_tokens if top_k > 1 else run_filler.DUCKDB_MEGABYTES
+    (said,) = seen
+    number, unit = said.split()
+    size = float(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
+    assert size == pytest.approx(megabytes * 10**6, rel=0.05)
