@@ -85,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     async def compile_loops() -> None:
         if await asyncio.to_thread(comparisons.compile_if_wanted):
+            gc.collect()  # what is garbage now would never be freed
             gc.freeze()  # do not scan what came with them again and again
 
     app = FastAPI(

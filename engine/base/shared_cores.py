@@ -56,15 +56,19 @@ def on_two_cores(parts: Iterator[T], work: Callable[[T], None]) -> None:
     The parts come one after the other: while one thread waits for the next, as for a page of a file, the other works.
     Both gain as far as they are in code that lets other threads run, as DuckDB and numpy do with large arrays.
     """
-    turn = threading.Lock()
+    turn, ended = threading.Lock(), threading.Event()
 
     def go_on() -> None:
-        while True:
-            with turn:
-                part = next(parts, None)
-            if part is None:
-                return
-            work(part)
+        try:
+            while not ended.is_set():
+                with turn:
+                    part = next(parts, None)
+                if part is None:
+                    return
+                work(part)
+        except BaseException:
+            ended.set()  # what is left is not done in the other thread, for which the caller waits
+            raise
 
     with ThreadPoolExecutor(1, "beside") as beside:
         other = beside.submit(go_on)

@@ -18,7 +18,6 @@ Means of samples and of the run are computed before rounding. Shapes: n tokens, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,8 +34,8 @@ PATH_TABLE = "path_coded"
 MEASURES = ("loss", "gate_entropy")
 """columns stored as levels"""
 PLACES = ("char_start", "char_end")
-_PACKED = {"path_id", "token_id", "predicted_id", "char_place", "char_length", *map("{}_code".format, MEASURES)}
-_WEIGHT = re.compile(r"w[0-9]+")
+_PACKED = {"token_id", "predicted_id", "char_place", "char_length", "loss_code"}
+"""columns whose values rarely repeat from one token to the next"""
 END_UNKNOWN, START_UNKNOWN = -1, -2
 """values of ``char_length`` if only one end of a token is known; NULL if neither is"""
 
@@ -107,21 +106,12 @@ def coded_columns(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def compressed(columns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Columns of ``token_coded`` with how DuckDB compresses those that it would not compress otherwise, so that it need
-    not try: a tenth of what an insert takes.
+    """Columns of ``token_coded`` with how DuckDB compresses those for which it has one good choice: it need not try.
 
-    Weights of several slots are left to it: the smaller ones have fewer bits than a byte.
+    The rest is left to it: paths, entropies and weights of a router that is sure of itself, or keeps to a path, lie in
+    runs of equal values, which take half the room.
     """
-    names = {name for name, _ in columns}
-    one_slot = "w0_1" not in names
-
-    def how(name: str, kind: str) -> str:
-        if name in _PACKED:
-            return f"{kind} USING COMPRESSION bitpacking"
-        # Those that are all alike take no room in any case.
-        return f"{kind} USING COMPRESSION uncompressed" if one_slot and _WEIGHT.fullmatch(name) else kind
-
-    return [(name, how(name, kind)) for name, kind in columns]
+    return [(name, f"{kind} USING COMPRESSION bitpacking" if name in _PACKED else kind) for name, kind in columns]
 
 
 def read_sql(name: str, even_weights: str = "") -> str:

@@ -2,7 +2,7 @@
 
 DuckDB compresses 2,048 texts together and reads all of them for one. The columns ``text_0``, ``text_1`` … hold the
 pieces of a text, NULL from where it ends on, and ``text`` is worked out from them. A token between its neighbours lies
-in one or two pieces, which takes a sixth of the time of whole texts.
+in one or two pieces, which takes a third of the time of whole texts.
 """
 
 from __future__ import annotations

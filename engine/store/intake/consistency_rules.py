@@ -316,7 +316,8 @@ def _null_rules(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "points of the law of paths",
         f"SELECT 1 FROM path_point WHERE kind IS NULL OR kind NOT IN (SELECT kind FROM path_fit) "
-        f"OR NOT coalesce(rank BETWEEN 1 AND {tokens} AND count BETWEEN 1 AND {tokens}, false)",
+        f"OR NOT coalesce(rank BETWEEN 1 AND {tokens} AND count BETWEEN 1 AND {tokens}, false) "
+        f"OR (kind = 'observed' AND rank > {plan.num_paths})",
     )
     yield (
         "numbers of paths by their tokens",

@@ -72,9 +72,10 @@ class Beside(threading.Thread):
     def result(self) -> Independent:
         """Waits for it; raises what it raised."""
         self.join()
-        if not isinstance(self._found, Independent):
-            raise self._found or RuntimeError("the null of independent steps was not begun")
-        return self._found
+        found, self._found = self._found, None  # the counts of millions of paths
+        if not isinstance(found, Independent):
+            raise found or RuntimeError("the null of independent steps was not begun, or is known already")
+        return found
 
 
 def write_nulls(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,3 +83,17 @@ def test_what_goes_wrong_in_either_thread_is_raised_here(place: str) -> None:
 
     with pytest.raises(OSError, match="cut off"):
         shared_cores.on_two_cores(parts(), work)
+
+
+def test_after_a_fault_the_other_thread_stops() -> None:
+    done = []
+
+    def work(part: int) -> None:
+        if part == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+        done.append(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        shared_cores.on_two_cores(iter(range(1000)), work)
+    assert len(done) < 100

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.text_pieces import PIECES
 
 ROWS_AT_ONCE = 40
 """row numbers in a list; DuckDB passes over the vectors without any up to 50 (``dynamic_or_filter_threshold``)"""
@@ -61,7 +60,7 @@ def some_samples(numbers: Sequence[int], columns: str, table: str = "sample", *,
         pieces = [every[start : start + ROWS_AT_ONCE] for start in range(0, len(every), ROWS_AT_ONCE)] or [[]]
         one = f"SELECT {columns} FROM {table} WHERE rowid IN (SELECT unnest(?::BIGINT[]))"
         return Query(" UNION ALL ".join([one] * len(pieces)) + order, tuple(pieces))
-    stretches = _stretches(numbers, PACKED_TEXTS if any(name in columns for name in (*PIECES, "text")) else NEAR)
+    stretches = _stretches(numbers, PACKED_TEXTS if "text" in columns else NEAR)
     if len(stretches) > MOST_STRETCHES:
         listed = f"SELECT {columns} FROM {table} WHERE sample IN (SELECT unnest(?)){order}"
         return Query(listed, (list(numbers),))

@@ -170,8 +170,7 @@ class DistancesInPlanes(Distances):
         least_W = shares.counts_of(np.minimum(first_W + 63, first_rank + num_paths - 1))
         # Paths lie by count: most words hold 64 paths of one count, as the words beside them do.
         starts = np.flatnonzero(np.diff(least_W, prepend=-1))
-        paths_in_words = self._paths_in_words[:, : len(first_W)]  # without the words that fill up eight bytes
-        total = np.add.reduceat(paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
+        total = np.add.reduceat(self._paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
         mixed = np.flatnonzero(shares.counts_of(first_W) != least_W)
         ranks = np.minimum(first_W[mixed, None] + np.arange(64), first_rank + num_paths - 1)
         more = shares.counts_of(ranks.reshape(-1)) - np.repeat(least_W[mixed], 64)  # none for paths that are not there

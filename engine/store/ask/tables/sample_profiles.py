@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from tokenpaths.engine.store.ask.tables.cache import cached, held, hold
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples, profiles_of_counts
 
+PAGES_OF_A_CURSOR = 16
+"""a cursor costs as much as reading a page"""
 MOST_HELD_BYTES = 128 * 2**20
 """bytes of pages of a run that are cached between questions; further pages are read each time"""
 BLOCK_SAMPLES = 1024
@@ -60,16 +63,18 @@ def _read(run: RunFile, firsts: Iterable[int]) -> Iterator[Page]:
     """Pages from the file by their first samples, one at a time; RunFileError if a page is corrupt."""
     size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
     one = "SELECT first_sample, num_samples, counts, places, large FROM profile_page WHERE first_sample = ?"
-    with run.cursor() as cursor:  # several pages at once are copied into memory that is new each time: half as fast
-        for first in firsts:
-            rows = cursor.execute(one, [first]).fetchall()
-            if [row[:2] for row in rows] != [(first, min(size, num_samples - first))]:
-                raise run.damaged("profile_page")
-            try:
-                page = Page.of(rows[0], run.layout)
-            except ValueError as error:
-                raise run.damaged("profile_page") from error
-            yield page
+    waiting = iter(firsts)
+    while some := list(islice(waiting, PAGES_OF_A_CURSOR)):  # the time limit is that of a cursor
+        with run.cursor() as cursor:
+            for first in some:  # several pages at once are copied into memory that is new each time: half as fast
+                rows = cursor.execute(one, [first]).fetchall()
+                if [row[:2] for row in rows] != [(first, min(size, num_samples - first))]:
+                    raise run.damaged("profile_page")
+                try:
+                    page = Page.of(rows[0], run.layout)
+                except ValueError as error:
+                    raise run.damaged("profile_page") from error
+                yield page
 
 
 def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

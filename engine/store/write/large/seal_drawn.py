@@ -24,7 +24,7 @@ RANKS_AT_ONCE = 250
 
 def drawn_rows(run: RunFile) -> Iterator[tuple[str, pa.Table]]:
     """Name and rows of each table that applies to the run."""
-    texts = run.row["modality"] == "text" and bool(run.rows(Query("SELECT 1 FROM sample WHERE text <> '' LIMIT 1")))
+    texts = run.row["modality"] == "text" and bool(run.rows(Query("SELECT 1 FROM sample WHERE text_0 <> '' LIMIT 1")))
     # Packed ribbons would take more than they save: of a mixture nearly every drawn token has a path of its own.
     if run.row["num_tokens"] > most_tokens(run) and not run.layout.packed:
         yield from _draw(run, tokens_of(run))
@@ -53,7 +53,7 @@ def _draw(run: RunFile, table: TokenTable) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _heads(run: RunFile) -> pa.Table:
-    sql = f"SELECT sample, left(text, {drawn.HEAD_CHARACTERS}) AS head FROM sample ORDER BY sample"
+    sql = f"SELECT sample, left(text_0, {drawn.HEAD_CHARACTERS}) AS head FROM sample ORDER BY sample"
     with run.cursor() as cursor:
         return cursor.execute(sql).to_arrow_table()
 
