@@ -260,6 +260,12 @@ def _disk_trouble() -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, OSError) as error:
+        # A disk that is full is told as a lack of memory, too.
+        if isinstance(error, duckdb.OutOfMemoryException) and "max_temp_directory_size" not in str(error):
+            raise WriterFailed(
+                "the run could not be sealed: it has more paths than are sorted in the memory that a sealing may take; "
+                "make several smaller runs of it"
+            ) from error
         raise WriterFailed(f"the run could not be sealed: {error}") from error
     except RuntimeError as error:
         if is_interrupt(error):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.runs import make
 from tokenpaths.engine.adapters.recorder import process_parts
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.files import HolderLock, NearlyFull
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.filters import Query
@@ -193,3 +193,15 @@ def test_a_larger_run_of_long_ribbons_is_sealed_with_more_memory(
     number, unit = said.split()
     size = float(number) * {"MiB": 2**20, "GiB": 2**30}[unit]
     assert size == pytest.approx(megabytes * 10**6, rel=0.05)
+
+
+def test_a_sealing_that_needs_more_memory_than_it_may_take_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def too_much(con: duckdb.DuckDBPyConnection, *_: object) -> None:
+        con.execute("SET memory_limit = '2MB'")
+        con.execute("CREATE TEMP TABLE t AS SELECT hash(range) AS h, range AS i FROM range(3000000)")
+        con.execute("SELECT h, list(i) FROM t GROUP BY h ORDER BY h").fetchall()
+
+    monkeypatch.setattr(run_filler, "build_summaries", too_much)
+    with pytest.raises(WriterFailed, match="more paths than are sorted in the memory .* make several smaller runs"):
+        make("r", "text", samples=3).write(tmp_path)
+    assert not list(tmp_path.iterdir())
