@@ -38,11 +38,13 @@ READ_ROWS = 262_144
 _ROW_BITS = np.uint64(2**32 - 1)
 SORTED_TOKENS = 32 * 2**20
 """tokens that are sorted by rank in memory, eight bytes each; more are sorted by DuckDB, on the disk if need be"""
+SORTED_OF_MANY_PATHS = 128 * 2**20
+"""the same where most tokens have a path of their own, sixteen bytes each: DuckDB would join tokens with as many paths"""
 
 
 def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens: int) -> None:
     """Fill ``member``: every token once, by the rank of its path; ``order`` (P,) is the number of each rank."""
-    if num_tokens > SORTED_TOKENS:
+    if num_tokens > (SORTED_OF_MANY_PATHS if 2 * len(order) > num_tokens else SORTED_TOKENS):
         con.execute(MEMBER_SQL)
         return
     rank_of = np.empty(len(order), dtype=np.uint64)

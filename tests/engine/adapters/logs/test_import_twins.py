@@ -77,6 +77,7 @@ def test_the_fast_ways_of_an_import_give_the_run_of_the_slow_ones(
     run_loops("numpy", monkeypatch)
     monkeypatch.setattr(PathDictionary, "_add_strangers", lambda *_: None)
     monkeypatch.setattr(seal_pages, "SORTED_TOKENS", 0)
+    monkeypatch.setattr(seal_pages, "SORTED_OF_MANY_PATHS", 0)
     monkeypatch.setattr(while_writing, "MOST_BESIDE", 0)
     monkeypatch.setattr(doctor, "_MOST_NARROW", 0)
     slow = import_log(open_log(log), tmp_path / "slow", "run")

@@ -185,6 +185,7 @@ def test_members_sorted_in_memory_are_those_sorted_by_duckdb(paths: int, monkeyp
     found = []
     for most in (500, 499):
         monkeypatch.setattr(seal_pages, "SORTED_TOKENS", most)
+        monkeypatch.setattr(seal_pages, "SORTED_OF_MANY_PATHS", most)
         monkeypatch.setattr(seal_pages, "CHUNK_ROWS", 64)
         con = duckdb.connect()
         con.execute("CREATE TABLE token_coded AS SELECT unnest(?)::INTEGER AS path_id", [path_ids.tolist()])
