@@ -39,7 +39,7 @@ _ROW_BITS = np.uint64(2**32 - 1)
 SORTED_TOKENS = 32 * 2**20
 """tokens that are sorted by rank in memory, eight bytes each; more are sorted by DuckDB, on the disk if need be"""
 SORTED_OF_MANY_PATHS = 128 * 2**20
-"""the same where most tokens have a path of their own, sixteen bytes each: DuckDB would join tokens with as many paths"""
+"""the same where most tokens have a path of their own, sixteen bytes each: DuckDB would join them with as many paths"""
 
 
 def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens: int) -> None:
