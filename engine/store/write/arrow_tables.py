@@ -207,7 +207,8 @@ def token_table(
 
 
 def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.Array | np.ndarray]:
-    """Columns of ``sample`` that are determined by the batch alone; ``sample`` counts from ``first_sample``."""
+    """Columns of ``sample`` that are determined by the batch alone, but for texts, which runs hold in pieces and shards
+    as they are; ``sample`` counts from ``first_sample``."""
     samples, lengths = batch.samples, batch.lengths
     return {
         "sample": np.arange(first_sample, first_sample + len(lengths), dtype=np.int32),
@@ -216,7 +217,6 @@ def own_sample_columns(batch: CompactBatch, first_sample: int) -> dict[str, pa.A
         "confidence": pa.array([s.confidence for s in samples], pa.float64()),
         "loss": pa.array(sample_losses(batch, np.cumsum(lengths) - lengths), pa.float64()),
         "num_tokens": lengths.astype(np.int32),
-        "text": pa.array([s.text for s in samples], pa.string()),
         "image": pa.array([s.image for s in samples], pa.binary()),
         "grid_rows": pa.array([s.grid[0] if s.grid else None for s in samples], pa.int32()),
         "grid_cols": pa.array([s.grid[1] if s.grid else None for s in samples], pa.int32()),
@@ -237,10 +237,9 @@ def sample_table(
     """Rows of ``sample``, with the means over each sample's tokens in double precision."""
     samples, lengths = batch.samples, batch.lengths
     starts = np.cumsum(lengths) - lengths
-    own = {name: values for name, values in own_sample_columns(batch, first_sample).items() if name != "text"}
     return pa.table(
         {
-            **own,
+            **own_sample_columns(batch, first_sample),
             **cut([sample.text for sample in samples]),
             "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
             "first_row": first_row + starts,

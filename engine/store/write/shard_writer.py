@@ -210,7 +210,8 @@ class ShardWriter(SealedOnce):
 
     def _add(self, batch: CompactBatch) -> None:
         self._put("token", own_token_columns(batch, self.layout, self.num_samples), batch.num_tokens)
-        self._put("sample", own_sample_columns(batch, self.num_samples), len(batch.samples))
+        texts = pa.array([sample.text for sample in batch.samples], pa.string())
+        self._put("sample", {**own_sample_columns(batch, self.num_samples), "text": texts}, len(batch.samples))
         sums = list(batch.entropy_sums.values())
         self._put(
             "batch",

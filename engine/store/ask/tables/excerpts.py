@@ -1,5 +1,4 @@
-"""From rows to what a page shows: nested ribbons, lists of samples, cropped patches, tokens in
-their text context."""
+"""From rows to what a page shows: nested ribbons, lists of samples, cropped patches, tokens in their text context."""
 
 from __future__ import annotations
 
@@ -37,8 +36,6 @@ SAMPLE_FIELDS = (
     "has_image",
     "source",
 )
-
-
 Context = dict[str, str]
 """``before``, ``text`` and ``after``"""
 Span = tuple[int, int | None, int | None]
