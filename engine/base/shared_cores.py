@@ -8,10 +8,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 POLICY = "OMP_WAIT_POLICY"
 OTHERS = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """finer settings of OpenMP libraries: who set one of them has decided"""
@@ -48,6 +50,15 @@ def stand_back(by: int = 0) -> None:
     # Not there on other systems and without that kind of scheduler; written ten times a second at most.
     with contextlib.suppress(OSError):
         SESSION_GROUP.write_text(str(niceness), encoding="ascii")
+
+
+def two_at_once(parts: Iterator[T], work: Callable[[T], R]) -> Iterator[R]:
+    """What ``work`` makes of each of ``parts``, in their order, every second one in another thread meanwhile."""
+    with ThreadPoolExecutor(1, "beside") as beside:
+        for part in parts:
+            others = [beside.submit(work, other) for other in islice(parts, 1)]
+            yield work(part)
+            yield from (other.result() for other in others)
 
 
 def on_two_cores(parts: Iterator[T], work: Callable[[T], None]) -> None:

@@ -355,6 +355,8 @@ def test_words_of_what_is_near() -> None:
         ],
         "rank": 7,
         "ribbon": [[1], [2]],
+        "num_paths": 12,
+        "compared_paths": 12,
     }
     assert token_words(found, "tokens") == (
         "No other token is on the very same path, rank 7; 3 more on 2 paths that differ at one step."
@@ -362,7 +364,13 @@ def test_words_of_what_is_near() -> None:
     # Of two slots, two steps may differ by half each.
     words = token_words(found | {"ribbon": [[1, 2], [3, 4]]}, "tokens")
     assert words.endswith("2 paths that differ by no more choices than one step has, at one step or several.")
+    words = token_words(found | {"num_paths": 40_000_000, "compared_paths": 262_144}, "tokens")
+    assert words.endswith(
+        "; about 3 more on 2 paths that differ at one step, estimated from 262,144 paths drawn of 40,000,000."
+    )
     found["apart"] = [{"distance": 0.0, "num_paths": 1, "num_tokens": 1}]
+    words = token_words(found | {"num_paths": 40_000_000, "compared_paths": 262_144}, "tokens")
+    assert words.endswith("; none of 262,144 paths drawn of 40,000,000 differ at one step.")
     assert token_words(found, "patches").startswith("1 other patch is on the very same path")
     near = {"similar": [{"distance": 0.5}], "of_samples": 3, "median_distance": 0.51, "num_identical": 0}
     assert "stands alone" in sample_words(near)

@@ -35,12 +35,12 @@ class Comparisons:
 
 
 def sum_roots(counts: np.ndarray, own: np.ndarray, sums: np.ndarray) -> None:
-    """Sums of √``counts`` (n, D) · ``own`` (D,) in ``sums`` (n,); added up in any order."""
+    """Sums of √``counts`` (n, D) · ``own`` (D,) in ``sums`` (n,) float64; roots of single precision, in any order."""
     num_rows, width = counts.shape
     for i in range(num_rows):
-        total = np.float32(0)
+        total = 0.0
         for d in range(width):
-            total += np.sqrt(np.float32(counts[i, d])) * own[d]
+            total += np.float64(np.sqrt(np.float32(counts[i, d]))) * np.float64(own[d])
         sums[i] = total
 
 
@@ -119,7 +119,7 @@ def _compile() -> Comparisons:
     from numba import types
 
     teach()
-    f4, i8, u1, u8 = types.float32, types.int64, types.uint8, types.uint64
+    f4, f8, i8, u1, u2, u8 = types.float32, types.float64, types.int64, types.uint8, types.uint16, types.uint64
 
     def given(kind: Any, dims: int) -> Any:
         return types.Array(kind, dims, "C", readonly=True)
@@ -127,10 +127,10 @@ def _compile() -> Comparisons:
     def filled(kind: Any, dims: int) -> Any:
         return types.Array(kind, dims, "C")
 
-    roots = types.void(given(u1, 2), given(f4, 1), filled(f4, 1))
+    roots = [types.void(given(count, 2), given(f4, 1), filled(f8, 1)) for count in (u1, u2)]
     shared = types.void(given(u8, 3), given(i8, 2), i8, filled(u8, 2), filled(u1, 2))
     return Comparisons(
         # Several sums at once, as vectors need it: the order in which roots are added up is left open.
-        machine_code(sum_roots, roots, nogil=True, fastmath={"reassoc", "contract"}),
+        machine_code(sum_roots, *roots, nogil=True, fastmath={"reassoc", "contract"}),
         machine_code(count_shared, shared, nogil=True),
     )

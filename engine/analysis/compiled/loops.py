@@ -321,15 +321,15 @@ def made_with(compile_all: Callable[[], _Made]) -> _Made | None:
     return None
 
 
-def machine_code(function: Callable[..., Any], signature: Any, **options: Any) -> Callable[..., Any]:
-    """``function``, compiled for arguments of one ``signature``; ``options`` are those of ``numba.njit``."""
+def machine_code(function: Callable[..., Any], *signatures: Any, **options: Any) -> Callable[..., Any]:
+    """``function``, compiled for arguments of some ``signatures``; ``options`` are those of ``numba.njit``."""
     import numba
 
     plain = inspect.unwrap(function)
     try:
-        made: Callable[..., Any] = numba.njit([signature], cache=True, **options)(plain)
+        made: Callable[..., Any] = numba.njit(list(signatures), cache=True, **options)(plain)
     except RuntimeError:  # no folder for machine code
-        made = numba.njit([signature], **options)(plain)
+        made = numba.njit(list(signatures), **options)(plain)
     return made
 
 

@@ -76,6 +76,16 @@ def unpack(column: Any, layout: Layout) -> np.ndarray:
     return ids.reshape(len(words), layout.num_words * per_word)[:, : layout.visits]
 
 
+def ids_at(column: Any, layout: Layout, step: int) -> np.ndarray:
+    """The ids (n, K) of one step of values of column ``ids``: ``unpack`` of a part."""
+    words, per_word, bits = _words(column, layout.num_words), layout.ids_in_word, layout.id_bits
+    ids = np.empty((len(words), layout.top_k), dtype=layout.id_dtype)
+    for slot in range(layout.top_k):
+        word, place = divmod(step * layout.top_k + slot, per_word)
+        ids[:, slot] = (words[:, word] >> np.uint64(place * bits)) & np.uint64(2**bits - 1)
+    return ids
+
+
 def _are_bytes(layout: Layout) -> bool:
     """Whether the ids of a word are its bytes, or pairs of them."""
     width = 8 * layout.id_dtype.itemsize

@@ -183,7 +183,8 @@ CREATE TABLE path_page (page INTEGER, ranks BLOB USING COMPRESSION uncompressed,
     ribbons BLOB USING COMPRESSION uncompressed);
 CREATE TABLE path_planes (first_rank INTEGER, num_paths INTEGER, planes BLOB USING COMPRESSION uncompressed);
 CREATE TABLE profile_page (first_sample INTEGER, num_samples INTEGER,
-    counts BLOB USING COMPRESSION uncompressed, places BLOB, large BLOB);
+    counts BLOB USING COMPRESSION uncompressed, places BLOB USING COMPRESSION uncompressed,
+    large BLOB USING COMPRESSION uncompressed);
 CREATE TABLE path_count (kind VARCHAR, count BIGINT, num_paths BIGINT);
 CREATE TABLE answer (question VARCHAR, arguments VARCHAR, answer VARCHAR);
 CREATE TABLE histogram (measure VARCHAR, bins INTEGER, answer VARCHAR);

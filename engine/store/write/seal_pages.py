@@ -24,7 +24,7 @@ from tokenpaths.engine.store.file.pages.path_pages import (
     with_ribbons,
 )
 from tokenpaths.engine.store.file.pages.profile_pages import Page, encode_page, page_samples
-from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, encode_planes, id_bits, pack_planes
+from tokenpaths.engine.store.file.pages.ribbon_planes import encode_planes, id_bits, pack_planes, plane_rows
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write.arrow_tables import insert_columns, one_thread
 from tokenpaths.engine.store.write.path_dictionary import PathDictionary
@@ -67,7 +67,7 @@ def write_members(con: duckdb.DuckDBPyConnection, order: np.ndarray, num_tokens:
 def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictionary, order: np.ndarray) -> None:
     """Fill ``path_page`` and ``path_planes``; ``order`` (P,) is the number of each rank.
 
-    Ribbons by number only where tokens have no ids, those by rank only where they are not packed.
+    Ribbons by number only where tokens have no ids; by rank as ``plane_rows``.
     """
     rank_of = np.empty(len(order), dtype="<i4")
     rank_of[order] = np.arange(1, len(order) + 1, dtype=np.int32)
@@ -91,16 +91,14 @@ def write_pages(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDictio
             },
         )
 
-    if layout.packed:
-        return
-    for start in range(0, len(order), PLANE_PATHS):
-        numbers = order[start : start + PLANE_PATHS]
+    for row in plane_rows(layout, len(order), int(np.count_nonzero(book.counts() > 1))):
+        numbers = order[row.ranks(np.arange(row.num_paths)) - 1]
         insert_columns(
             con,
             "path_planes",
             {
-                "first_rank": np.array([start + 1], dtype=np.int32),
-                "num_paths": np.array([len(numbers)], dtype=np.int32),
+                "first_rank": np.array([row.first_rank], dtype=np.int32),
+                "num_paths": np.array([row.num_paths], dtype=np.int32),
                 "planes": pa.array([pack_planes(book.ribbons(numbers), layout)], pa.binary()),
             },
         )
@@ -132,6 +130,9 @@ def write_tops(con: duckdb.DuckDBPyConnection, layout: Layout, book: PathDiction
         f"CREATE TABLE path_top AS SELECT 'rank' AS list, NULL::INTEGER AS label_id, 0 AS place, {_ROW} "
         "FROM path LIMIT 0"
     )
+    if layout.unique:  # their ribbons are those of tokens all over the file
+        listed = with_ribbons(f"SELECT * FROM {PATHS} WHERE rank <= {TOP_ROWS}")
+        con.execute(f"INSERT INTO path_top SELECT 'rank', NULL, rank - 1, {_ROW} FROM {listed} ORDER BY 3")
     # Equal for all, as of a log without costs: the first ranks, and no sort of millions.
     alike = " AND ".join(f"min({name}) = max({name})" for name in WORK_COLUMNS)
     (all_equal,) = con.execute(f"SELECT {alike} FROM {PATH_TABLE}").fetchall()[0]

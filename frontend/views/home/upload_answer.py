@@ -126,7 +126,8 @@ def _unusual(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
             st.caption(widgets.escape(unusual_words(own)))
             _own(ranked.sample, own, picture, f"unusual_{place}")
         with right:
-            st.caption(widgets.escape(nearest_words(row["nearest"])))
+            drawn = row["compared_paths"] < answer["reference"]["num_paths"]
+            st.caption(widgets.escape(nearest_words(row["nearest"], row["compared_paths"] if drawn else None)))
             _known(ranked, row["nearest"]["examples"], f"near_{place}")
 
 
@@ -137,11 +138,12 @@ def unusual_words(tokens: Sequence[Mapping[str, Any]]) -> str:
     return f"{named}{more}: modules {numbers.ribbon_words(tokens[0]['ribbon'])}"
 
 
-def nearest_words(path: Mapping[str, Any]) -> str:
-    """How far the nearest known path is, and how many take it."""
+def nearest_words(path: Mapping[str, Any], drawn: int | None = None) -> str:
+    """How far the nearest known path is, and how many take it; ``drawn``: paths compared, where these are not all."""
     steps = path["differs"]
     where = f"step {steps[0]}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))}"
-    return f"Nearest known path, rank {path['rank']:,}: differs at {where}; {numbers.plural(path['count'], 'token')}"
+    known = "Nearest known path" if drawn is None else f"Nearest of {drawn:,} known paths that were drawn"
+    return f"{known}, rank {path['rank']:,}: differs at {where}; {numbers.plural(path['count'], 'token')}"
 
 
 def _own(sample: Mapping[str, Any], tokens: Sequence[Mapping[str, Any]], picture: bytes | None, key: str) -> None:

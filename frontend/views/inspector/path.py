@@ -40,6 +40,9 @@ def _nearest(run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
     if not answer["nearest"]:
         return
     st.subheader("Nearest paths", anchor=False)
+    if answer["compared_paths"] < run["num_paths"]:
+        drawn, every = (numbers.count(num) for num in (answer["compared_paths"], run["num_paths"]))
+        st.caption(f"Among {drawn} paths drawn of {every}.")
     what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
     for near in answer["nearest"]:
         steps = ", ".join(map(str, near["differs"]))

@@ -29,7 +29,8 @@ SAMPLES_HELP = (
     "Hellinger, √(mean over steps of (1 − Σ √(p·q))); 0 = the same load, 1 = no module in common."
 )
 TOKENS_HELP = (
-    "Path distance of two ribbons: the sum over steps of 1 − |S ∩ S′| / K. Compared with all paths of the run."
+    "Path distance of two ribbons: the sum over steps of 1 − |S ∩ S′| / K. Compared with all paths of the run; where "
+    "there are more than a million, of many choices each, with a draw of them."
 )
 
 
@@ -120,9 +121,13 @@ def token_words(answer: Mapping[str, Any], what: str) -> str:
     # With several slots a distance of 1 may also be two steps that each differ by half.
     slots = max((len(step) for step in answer["ribbon"] if isinstance(step, (list, tuple))), default=1)
     away = "differ at one step" if slots == 1 else "differ by no more choices than one step has, at one step or several"
+    drawn = ""
+    if answer["compared_paths"] < answer["num_paths"]:
+        drawn = f"{numbers.count(answer['compared_paths'])} paths drawn of {numbers.count(answer['num_paths'])}"
     if paths:
-        return words + f"; {numbers.count(tokens)} more on {numbers.plural(paths, 'path')} that {away}."
-    return words + f"; there are no paths that {away}."
+        about, by = ("about ", f", estimated from {drawn}") if drawn else ("", "")
+        return words + f"; {about}{numbers.count(tokens)} more on {numbers.plural(paths, 'path')} that {away}{by}."
+    return words + (f"; none of {drawn} {away}." if drawn else f"; there are no paths that {away}.")
 
 
 def path_words(path: Mapping[str, Any], what: str) -> str:

@@ -14,6 +14,7 @@ from tokenpaths.engine.base.records import SampleRecord
 from tokenpaths.engine.store.ask.tables.near_paths import DistancesInPlanes, Planes
 from tokenpaths.engine.store.file.packed_ids import pack, unpack
 from tokenpaths.engine.store.file.pages.profile_pages import Page
+from tokenpaths.engine.store.file.pages.ribbon_planes import PlaneRow
 from tokenpaths.engine.store.file.schema import Layout
 from tokenpaths.engine.store.write import arrow_tables
 
@@ -205,8 +206,8 @@ def test_roots_are_summed_to_within_rounding(width: int, way: str, monkeypatch: 
     exact[page.rows, page.cells] = page.counts
     own = RNG.random(width).astype(np.float32)
     run_comparisons(way, monkeypatch)
-    shared = page.shared(own, np.empty((32, width), dtype=np.float32))
-    bound = 2 * width * np.finfo(np.float32).eps * (np.sqrt(exact) @ own.astype(np.float64))
+    shared = page.shared(own, np.empty((32, width)))
+    bound = 2 * np.finfo(np.float32).eps * (np.sqrt(exact) @ own.astype(np.float64))
     assert (np.abs(shared - np.sqrt(exact) @ own.astype(np.float64)) <= bound).all()
 
 
@@ -221,9 +222,9 @@ def test_shared_ids_of_many_paths_are_counted(
     words = RNG.integers(0, 2**64, (steps * top_k, bits, -(-num_paths // 64) + 1), dtype=np.uint64)
     own = choices(1, steps, 2**bits + 1, top_k)[0].astype(np.int64)  # one id may be beyond all bits
     run_comparisons("numpy", monkeypatch)
-    expected = DistancesInPlanes(Planes(1, num_paths, words[:, :, :-1].copy()), own)
+    expected = DistancesInPlanes(Planes(PlaneRow(1, num_paths, num_paths), words[:, :, :-1].copy()), own)
     run_comparisons(way, monkeypatch)
-    found = DistancesInPlanes(Planes(1, num_paths, words[:, :, :-1].copy()), own)
+    found = DistancesInPlanes(Planes(PlaneRow(1, num_paths, num_paths), words[:, :, :-1].copy()), own)
     assert np.array_equal(found.counts(), expected.counts())
     assert found.counts().sum() == num_paths
     assert np.array_equal(found.shared_CW, expected.shared_CW)

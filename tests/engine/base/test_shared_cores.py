@@ -97,3 +97,28 @@ def test_after_a_fault_the_other_thread_stops() -> None:
     with pytest.raises(KeyboardInterrupt):
         shared_cores.on_two_cores(iter(range(1000)), work)
     assert len(done) < 100
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 7])
+def test_two_parts_at_once_come_in_their_order(number: int) -> None:
+    threads = set()
+
+    def work(part: int) -> int:
+        threads.add(threading.get_ident())
+        time.sleep(0.002 * (number - part))  # the later, the sooner
+        return part * part
+
+    assert list(shared_cores.two_at_once(iter(range(number)), work)) == [part * part for part in range(number)]
+    assert len(threads) == min(2, number)
+
+
+def test_what_fails_in_the_other_thread_fails_here() -> None:
+    def work(part: int) -> int:
+        if part == 1:
+            raise ValueError("the second")
+        return part
+
+    made = shared_cores.two_at_once(iter(range(4)), work)
+    assert next(made) == 0
+    with pytest.raises(ValueError, match="the second"):
+        next(made)

@@ -9,6 +9,7 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.path_schema import Path
 from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
+    ComparedPaths,
     Count,
     Counted,
     Example,
@@ -128,4 +129,5 @@ class PathInFull(Path):
     strongest_reason: str | None = Field(description="Why the examples are drawn instead, in words")
     compared: Compared
     examples: list[Example] = Field(description="A seeded draw")
+    compared_paths: ComparedPaths
     nearest: list[NearPath] = Field(description="By path distance, of equally near ones the more frequent first")

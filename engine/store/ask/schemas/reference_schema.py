@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from tokenpaths.engine.store.ask.schemas.sample_schema import SimilarPath, SimilarSample
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Ribbon
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, ComparedPaths, Ribbon
 
 
 class ReferenceRun(AnswerModel):
@@ -43,6 +43,7 @@ class UnusualPath(AnswerModel):
     tokens: list[int] = Field(description="Tokens of the sample on it")
     ribbon: Ribbon
     nearest: SimilarPath = Field(description="The path of the reference run that is nearest to it")
+    compared_paths: ComparedPaths
 
 
 class SampleInReference(AnswerModel):

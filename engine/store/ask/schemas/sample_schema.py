@@ -8,6 +8,7 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
     Cdf,
     CdfMiddle,
+    ComparedPaths,
     Compute,
     Count,
     Counted,
@@ -202,8 +203,9 @@ class SimilarTokens(AnswerModel):
     token: int
     ribbon: Ribbon
     rank: Rank
-    num_paths: int = Field(description="Paths that were compared: all of the run")
-    apart: list[Apart] = Field(description="Paths and tokens at each distance")
+    num_paths: int = Field(description="Paths of the run")
+    compared_paths: ComparedPaths
+    apart: list[Apart] = Field(description="Paths and tokens at each distance, from drawn paths estimates")
     paths: list[SimilarPath] = Field(description="Nearest first, of equal ones the more frequent first")
 
 

@@ -34,6 +34,13 @@ CdfMiddle = Annotated[
 ]
 PathTokens = Annotated[int, Field(description="Tokens of the whole run on this path, whatever the filter")]
 Rank = Annotated[int, Field(description="Rank of the path by frequency, 1 = most frequent")]
+ComparedPaths = Annotated[
+    int,
+    Field(
+        description="Paths that were compared: all of the run, or a draw where there are more than a million of many "
+        "choices each"
+    ),
+]
 Next = Annotated[str | None, Field(description="Give this as `next` for the following page; null on the last page")]
 Count = Annotated[int, Field(description="Number of tokens")]
 Lift = Annotated[float, Field(description="Share here / share in the run; 1 = as everywhere")]

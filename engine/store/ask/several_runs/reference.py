@@ -181,6 +181,7 @@ def _unusual(
         {
             "tokens": of_path[path],
             "ribbon": [list(step) for step in path],
+            "compared_paths": one.num_compared,
             "nearest": heads[rank]
             | {
                 "distance": float(one.distances[0] / reference.layout.top_k),

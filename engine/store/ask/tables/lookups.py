@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query
+from tokenpaths.engine.store.file.open_file import LOOKED_UP
 
-ROWS_AT_ONCE = 40
-"""row numbers in a list; DuckDB passes over the vectors without any up to 50 (``dynamic_or_filter_threshold``)"""
-MOST_ROWS = 4 * ROWS_AT_ONCE
-"""samples that are looked up by row"""
+ROWS_AT_ONCE = LOOKED_UP
+"""row numbers in a list"""
+MOST_APART = 128
+"""values that are looked up one by one"""
 MOST_STRETCHES = 64
 """ranges of samples that are queried separately"""
 NEAR = 64
@@ -23,24 +24,23 @@ PACKED_TEXTS = 2048
 """texts that DuckDB compresses as one piece: where texts are read, the gap"""
 
 
-def looked_up(columns: str, table: str, key: str, values: Sequence[int], apart: int = 1) -> Query:
+def looked_up(columns: str, table: str, key: str, values: Sequence[int]) -> Query:
     """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order; one query per value.
 
     To sort pages in SQL would copy them.
 
     A list of values, however it is written, reads all rows of a column that is not compressed: only a single value, or
-    a range, is compared before the other columns are read.
-
-    Args:
-        apart: what neighbouring keys of the table differ by.
+    a range, is compared before the other columns are read. Beyond ``MOST_APART`` values that takes less time.
     """
     between, ends = f"{key} BETWEEN ? AND ?", (values[0], values[-1])
-    missing = (values[-1] - values[0]) // apart + 1 - len(values)
+    missing = values[-1] - values[0] + 1 - len(values)
     if not missing:
         return Query(f"SELECT {columns} FROM {table} WHERE {between}", ends)
     if missing < len(values):  # few of the range are read for nothing
         listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
         return Query(f"SELECT {columns} FROM {table} WHERE {listed}", (*ends, *values))
+    if MOST_APART < len(values) <= ROWS_AT_ONCE:
+        return Query(f"SELECT {columns} FROM {table} WHERE {key} IN (SELECT unnest(?::INTEGER[]))", (list(values),))
     one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
     return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))})", tuple(values))
 
@@ -55,11 +55,9 @@ def some_samples(numbers: Sequence[int], columns: str, table: str = "sample", *,
         by_row: the rows of ``table`` are the samples; few are then found in half the time.
     """
     order = " ORDER BY sample" if "sample" in columns.split(", ") else ""
-    if by_row and len(numbers) <= MOST_ROWS:
-        every = sorted(set(numbers))
-        pieces = [every[start : start + ROWS_AT_ONCE] for start in range(0, len(every), ROWS_AT_ONCE)] or [[]]
-        one = f"SELECT {columns} FROM {table} WHERE rowid IN (SELECT unnest(?::BIGINT[]))"
-        return Query(" UNION ALL ".join([one] * len(pieces)) + order, tuple(pieces))
+    if by_row and len(numbers) <= ROWS_AT_ONCE:
+        listed = f"SELECT {columns} FROM {table} WHERE rowid IN (SELECT unnest(?::BIGINT[])){order}"
+        return Query(listed, (sorted(set(numbers)),))
     stretches = _stretches(numbers, PACKED_TEXTS if "text" in columns else NEAR)
     if len(stretches) > MOST_STRETCHES:
         listed = f"SELECT {columns} FROM {table} WHERE sample IN (SELECT unnest(?)){order}"
@@ -108,8 +106,9 @@ def tokens_at(
     """``columns`` of the tokens at ``places`` (sample and row of each), in reading order.
 
     Two lists, of samples and of rows, of which the first passes over row groups and the second over vectors: half the
-    time of one lookup for each token, up to ``ROWS_AT_ONCE`` tokens. In parts the second does nothing. Coded columns
-    are read first and decoded together: DuckDB would otherwise scan the view once per token.
+    time of one lookup for each token, up to ``ROWS_AT_ONCE`` tokens. In parts the second does nothing, and there is a
+    lookup for each. Coded columns are read first and decoded together: DuckDB would otherwise scan the view once per
+    token.
     """
     held = [name for name, _ in coded.coded_columns([(name, "") for name in dict.fromkeys(columns)])]
     read = ", ".join(f"{coded.read_sql(name, even_weights)} AS {name}" for name in columns)

@@ -1,9 +1,11 @@
-"""Distances of one ribbon to every path of a run, exact, and the nearest paths.
+"""Distances of one ribbon to the paths of a run, exact, and the nearest paths.
+
+To every path; of packed layouts with more than ``ribbon_planes.MOST_READ_PATHS`` to those that were drawn at sealing,
+whose numbers stand for all, unless every path is asked for.
 
 Packed bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read each time. They are unpacked a
 row at a time, into memory that stays in the processor's cache, which takes no longer than reading unpacked ones from
-memory. Packed layouts have no planes: of many choices among many modules they would take as much room as the ribbons.
-Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
+memory. Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
 """
@@ -18,24 +20,24 @@ from functools import cached_property
 import numpy as np
 
 from tokenpaths.engine.analysis.compiled import comparisons
+from tokenpaths.engine.base.shared_cores import two_at_once
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file.pages.path_pages import Shares
-from tokenpaths.engine.store.file.pages.ribbon_planes import PLANE_PATHS, decode_planes, id_bits, unpack_planes
+from tokenpaths.engine.store.file.pages.ribbon_planes import PlaneRow, decode_planes, id_bits, plane_rows, unpack_planes
 
 MOST_HELD_BYTES = 128 * 2**20
 _ALL = np.uint64(2**64 - 1)
-_PackedPlanes = tuple[int, int, bytes]
-"""first rank, number of paths, ``planes`` of a row of ``path_planes``"""
+_PackedPlanes = tuple[PlaneRow, bytes]
+"""with ``planes`` of the row of ``path_planes``"""
 
 
 @dataclass(frozen=True)
 class Planes:
-    """Paths of consecutive ranks, 64 a word."""
+    """The paths of a row of ``path_planes``, 64 a word."""
 
-    first_rank: int
-    num_paths: int
+    row: PlaneRow
     words_VBW: np.ndarray
     """uint64"""
 
@@ -47,10 +49,20 @@ class Near:
     ranks: np.ndarray
     distances: np.ndarray
     ribbons_nV: np.ndarray
+    num_compared: int
+    """paths that were compared"""
 
 
 class Distances(ABC):
     """Distances of one ribbon to some paths."""
+
+    weight = 1.0
+    """paths of the run that each of these stands for"""
+
+    @property
+    @abstractmethod
+    def num_paths(self) -> int:
+        """How many these are."""
 
     @property
     @abstractmethod
@@ -86,6 +98,7 @@ class DistancesInPlanes(Distances):
     shared_CW: list[np.ndarray] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
+        self.weight = self.planes.row.weight
         compiled = comparisons.ready(self.planes.words_VBW.nbytes)
         if compiled is None:
             self._compare()
@@ -94,7 +107,7 @@ class DistancesInPlanes(Distances):
         shared_CW = np.empty(((self.own_SK.size * self.own_SK.shape[1]).bit_length(), width), dtype=np.uint64)
         counts = np.empty((self.own_SK.size + 1, width), dtype=np.uint8)
         own_SK = np.ascontiguousarray(self.own_SK, dtype=np.int64)
-        compiled.count_shared(self.planes.words_VBW, own_SK, self.planes.num_paths, shared_CW, counts)
+        compiled.count_shared(self.planes.words_VBW, own_SK, self.planes.row.num_paths, shared_CW, counts)
         self.shared_CW, self._paths_in_words = list(shared_CW), counts
 
     def _compare(self) -> None:
@@ -117,7 +130,7 @@ class DistancesInPlanes(Distances):
     def _present_W(self) -> np.ndarray:
         """The paths that there are: the last word may not be full."""
         present = np.full(self.planes.words_VBW.shape[-1], _ALL)
-        if filled := self.planes.num_paths % 64:
+        if filled := self.planes.row.num_paths % 64:
             present[-1] = np.uint64(2**filled - 1)
         return present
 
@@ -141,8 +154,12 @@ class DistancesInPlanes(Distances):
         return [found[most - distance] for distance in range(most + 1)]
 
     @property
+    def num_paths(self) -> int:
+        return self.planes.row.num_paths
+
+    @property
     def least_rank(self) -> int:
-        return self.planes.first_rank
+        return int(self.planes.row.ranks(np.zeros(1, dtype=np.int64))[0])
 
     @cached_property
     def _paths_in_words(self) -> np.ndarray:
@@ -161,19 +178,20 @@ class DistancesInPlanes(Distances):
         return self._counts
 
     def tokens(self, shares: Shares) -> np.ndarray:
-        num_paths, first_rank = self.planes.num_paths, self.planes.first_rank
-        most, least = shares.counts_of(np.array([first_rank, first_rank + num_paths - 1])).tolist()
+        row = self.planes.row
+        last = row.num_paths - 1
+        most, least = shares.counts_of(row.ranks(np.array([0, last]))).tolist()
         if most == least:  # as of millions that a single token takes
             total: np.ndarray = self.counts() * least
             return total
-        first_W = first_rank + np.arange(0, num_paths, 64)
-        least_W = shares.counts_of(np.minimum(first_W + 63, first_rank + num_paths - 1))
+        first_W = np.arange(0, row.num_paths, 64)
+        least_W = shares.counts_of(row.ranks(np.minimum(first_W + 63, last)))
         # Paths lie by count: most words hold 64 paths of one count, as the words beside them do.
         starts = np.flatnonzero(np.diff(least_W, prepend=-1))
         total = np.add.reduceat(self._paths_in_words, starts, axis=1, dtype=np.int64) @ least_W[starts]
-        mixed = np.flatnonzero(shares.counts_of(first_W) != least_W)
-        ranks = np.minimum(first_W[mixed, None] + np.arange(64), first_rank + num_paths - 1)
-        more = shares.counts_of(ranks.reshape(-1)) - np.repeat(least_W[mixed], 64)  # none for paths that are not there
+        mixed = np.flatnonzero(shares.counts_of(row.ranks(first_W)) != least_W)
+        ranks = row.ranks(np.minimum(first_W[mixed, None] + np.arange(64), last).reshape(-1))
+        more = shares.counts_of(ranks) - np.repeat(least_W[mixed], 64)  # none for paths that are not there
         sums = np.bincount(self._distances_in(mixed).reshape(-1), more, self.own_SK.size + 1)
         total += np.rint(sums).astype(np.int64)
         return total
@@ -192,11 +210,10 @@ class DistancesInPlanes(Distances):
         found_W = self._at(distance)
         words = np.flatnonzero(found_W)
         ones = np.flatnonzero(np.unpackbits(found_W[words].view(np.uint8), bitorder="little"))
-        ranks: np.ndarray = 64 * words[ones >> 6] + (ones & 63) + self.planes.first_rank
-        return ranks
+        return self.planes.row.ranks(64 * words[ones >> 6] + (ones & 63))
 
     def ribbons(self, ranks: np.ndarray) -> np.ndarray:
-        place = ranks - self.planes.first_rank
+        place = self.planes.row.places(ranks)
         ones_VBn = self.planes.words_VBW[:, :, place >> 6] >> (place & 63).astype(np.uint64) & np.uint64(1)
         bits = np.arange(ones_VBn.shape[1], dtype=np.uint64)[:, None]
         ids_nV: np.ndarray = (ones_VBn << bits).sum(axis=1).astype(np.int64).T
@@ -220,6 +237,10 @@ class DistancesOfIds(Distances):
                 for slot in range(top_k):
                     shared += self.ids_VP[step * top_k + slot] == own
         self.distance_P = np.subtract(shared.dtype.type(num_steps * top_k), shared, out=shared)
+
+    @property
+    def num_paths(self) -> int:
+        return len(self.rank_P)
 
     @property
     def least_rank(self) -> int:
@@ -246,23 +267,32 @@ def nearest_paths(run: RunFile, own_SK: np.ndarray, limit: int) -> Near:
     return _nearest(_distances(run, own_SK), own_SK.size, limit)
 
 
-def nearest_and_counts(run: RunFile, own_SK: np.ndarray, limit: int) -> tuple[Near, np.ndarray, np.ndarray]:
-    """``nearest_paths``, and (V + 1,) the number of paths and of tokens at each distance."""
-    num_paths, num_tokens = (np.zeros(own_SK.size + 1, dtype=np.int64) for _ in range(2))
+def nearest_and_counts(
+    run: RunFile, own_SK: np.ndarray, limit: int, own_rank: int | None = None, *, every: bool = False
+) -> tuple[Near, np.ndarray, np.ndarray]:
+    """``nearest_paths``, and (V + 1,) the number of paths and of tokens at each distance, of a draw estimates.
+
+    Args:
+        own_rank: of the path whose ribbon this is: it is there, whether it was drawn or not.
+        every: compare every path, also where that reads the ribbons of millions of tokens.
+    """
+    num_paths, num_tokens = (np.zeros(own_SK.size + 1) for _ in range(2))
 
     def added_up() -> Iterator[Distances]:
-        for part in _distances(run, own_SK):
-            num_paths[:] += part.counts()
-            num_tokens[:] += part.tokens(run.shares)
+        for part in _distances(run, own_SK, own_rank, every=every):
+            num_paths[:] += part.weight * part.counts()
+            num_tokens[:] += part.weight * part.tokens(run.shares)
             yield part
 
     near = _nearest(added_up(), own_SK.size, limit)
-    return near, num_paths, num_tokens
+    return near, np.rint(num_paths).astype(np.int64), np.rint(num_tokens).astype(np.int64)
 
 
 def _nearest(parts: Iterable[Distances], visits: int, limit: int) -> Near:
     best: list[tuple[int, int, list[int]]] = []  # distance, rank and ribbon
+    compared = 0
     for part in parts:
+        compared += part.num_paths
         found: list[tuple[int, int]] = []
         for distance in range(visits + 1):
             if len(found) >= limit or (len(best) == limit and best[-1][:2] < (distance, part.least_rank)):
@@ -273,7 +303,9 @@ def _nearest(parts: Iterable[Distances], visits: int, limit: int) -> Near:
             best = sorted(best + [(*pair, ribbon) for pair, ribbon in zip(found, ribbons.tolist(), strict=True)])
             del best[limit:]
     distances, ranks = (np.array([row[i] for row in best], dtype=np.int64) for i in (0, 1))
-    return Near(ranks, distances, np.array([row[2] for row in best], dtype=np.int64).reshape(len(best), visits))
+    return Near(
+        ranks, distances, np.array([row[2] for row in best], dtype=np.int64).reshape(len(best), visits), compared
+    )
 
 
 def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -283,15 +315,26 @@ def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for columns, ids_PV in path_ribbons(run, "rank"):
             yield columns["rank"].astype(np.int32), np.ascontiguousarray(ids_PV.T)
         return
-    for part in _planes(run):
-        ids_VP = decode_planes(part.words_VBW.view(np.uint8), part.num_paths, layout.id_dtype)
-        yield np.arange(part.first_rank, part.first_rank + part.num_paths, dtype=np.int32), ids_VP
+    for part in (_unpacked(run, *packed) for packed in _packed_planes(run)):
+        ids_VP = decode_planes(part.words_VBW.view(np.uint8), part.row.num_paths, layout.id_dtype)
+        yield part.row.ranks(np.arange(part.row.num_paths)).astype(np.int32), ids_VP
 
 
-def _distances(run: RunFile, own_SK: np.ndarray) -> Iterator[Distances]:
-    if not run.layout.packed:
-        return (DistancesInPlanes(part, own_SK) for part in _planes(run))
-    return (DistancesOfIds(rank_P, ids_VP, own_SK) for rank_P, ids_VP in _ribbons(run))
+def _distances(
+    run: RunFile, own_SK: np.ndarray, own_rank: int | None = None, *, every: bool = False
+) -> Iterator[Distances]:
+    rows = _rows(run)
+    drawn = any(row.drawn for row in rows)
+    if not rows or (every and drawn):
+        yield from (DistancesOfIds(rank_P, ids_VP, own_SK) for rank_P, ids_VP in _ribbons(run))
+        return
+    if own_rank is not None and not any(row.holds(own_rank) for row in rows):
+        yield DistancesOfIds(np.array([own_rank], dtype=np.int32), own_SK.reshape(-1, 1), own_SK)
+    yield from two_at_once(_packed_planes(run), lambda packed: DistancesInPlanes(_unpacked(run, *packed), own_SK))
+
+
+def _rows(run: RunFile) -> list[PlaneRow]:
+    return plane_rows(run.layout, int(run.row["num_paths"]), run.shares.num_paths(least=2))
 
 
 def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -303,43 +346,37 @@ def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield from cached(run, "ribbons", lambda: list(ribbon_parts(run)), lambda _: num_bytes)
 
 
-def _planes(run: RunFile) -> Iterator[Planes]:
-    """All paths of the run by rank, a row at a time; RunFileError if they are corrupt."""
-    layout = run.layout
-    for first, number, packed in _packed_planes(run):
-        try:
-            planes_VBW = unpack_planes(packed, number, layout)
-        except (ValueError, OSError) as error:
-            raise run.damaged("path_planes") from error
-        spare = -planes_VBW.shape[-1] % 8
-        whole = np.pad(planes_VBW, ((0, 0), (0, 0), (0, spare))) if spare else planes_VBW
-        yield Planes(first, number, whole.view(np.uint64))
+def _unpacked(run: RunFile, row: PlaneRow, packed: bytes) -> Planes:
+    """RunFileError if these are no planes of so many paths."""
+    try:
+        planes_VBW = unpack_planes(packed, row.num_paths, run.layout)
+    except (ValueError, OSError) as error:
+        raise run.damaged("path_planes") from error
+    spare = -planes_VBW.shape[-1] % 8
+    whole = np.pad(planes_VBW, ((0, 0), (0, 0), (0, spare))) if spare else planes_VBW
+    return Planes(row, whole.view(np.uint64))
 
 
 def _packed_planes(run: RunFile) -> Iterator[_PackedPlanes]:
     """The rows of ``path_planes``, cached if they are small enough together."""
     # No packing makes them larger by more than a few bytes.
-    num_bytes = -(-run.row["num_paths"] // 64) * 8 * run.layout.visits * id_bits(run.layout)
+    num_bytes = sum(-(-row.num_paths // 64) for row in _rows(run)) * 8 * run.layout.visits * id_bits(run.layout)
     if num_bytes > MOST_HELD_BYTES:
         yield from _read(run)
     else:
-        yield from cached(
-            run, "planes", lambda: list(_read(run)), lambda rows: sum(len(packed) for _, _, packed in rows)
-        )
+        yield from cached(run, "planes", lambda: list(_read(run)), lambda rows: sum(len(packed) for _, packed in rows))
 
 
 def _read(run: RunFile) -> Iterator[_PackedPlanes]:
     """Rows from the file, one at a time; RunFileError if they are others than the paths need."""
-    num_paths = int(run.row["num_paths"])
     one = "SELECT num_paths, coalesce(planes, ''::BLOB) FROM path_planes WHERE first_rank = ?"
     with run.cursor() as cursor:  # one for all: to make a cursor takes as long as to read a row
-        for first in range(1, num_paths + 1, PLANE_PATHS):
-            number = min(PLANE_PATHS, num_paths + 1 - first)
-            rows = cursor.execute(one, [first]).fetchall()
+        for row in _rows(run):
+            rows = cursor.execute(one, [row.first_rank]).fetchall()
             # Before anything is unpacked: a file of a stranger may say that a row holds any number of paths.
-            if [row[0] for row in rows] != [number]:
+            if [found[0] for found in rows] != [row.num_paths]:
                 raise run.damaged("path_planes")
-            yield first, number, rows[0][1]
+            yield row, rows[0][1]
 
 
 def _same(words_BW: np.ndarray, own: int) -> np.ndarray:

@@ -5,16 +5,19 @@ Shapes: P paths of a part, V = S·K visits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.tables.lookups import ROWS_AT_ONCE, looked_up, tokens_at
 from tokenpaths.engine.store.file.columns import PATHS, TABLE
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.packed_ids import unpack
+from tokenpaths.engine.store.file.pages.path_pages import own_column
 from tokenpaths.engine.store.file.schema import Layout
 
 CHUNK_PATHS = 65_536
@@ -46,14 +49,37 @@ def path_ribbons(
                 yield values, _ribbons(batch.column("ribbon"), run.layout)
 
 
-def ribbons_of_ranks(run: RunFile, ranks: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """rank and ribbon (V,) of these paths; a query for a few hundred of them at a time."""
-    rows: list[tuple[int, list[int]]] = []
-    for start in range(0, len(ranks), RANKS_AT_ONCE):
-        part = tuple(ranks[start : start + RANKS_AT_ONCE])
-        marks = ", ".join("?" * len(part))
-        rows += run.rows(Query(f"SELECT rank, ribbon FROM path WHERE rank IN ({marks})", part))
-    return rows
+def ribbons_of_ranks(run: RunFile, ranks: Iterable[int]) -> dict[int, list[int]]:
+    """Ribbons (V,) of these paths by rank."""
+    every = sorted(set(ranks))
+    ribbons: dict[int, list[int]] = {}
+    columns = f"rank, {own_column(run.layout)}"
+    for start in range(0, len(every), RANKS_AT_ONCE):
+        some = every[start : start + RANKS_AT_ONCE]
+        ribbons |= dict(rows_with_ribbons(run, looked_up(columns, PATHS, "rank", some)))
+    return ribbons
+
+
+def rows_with_ribbons(run: RunFile, query: Query) -> list[tuple[Any, ...]]:
+    """Rows of a query of paths whose second column is ``own_column``, with the ribbon (V,) in its place.
+
+    Samples tell DuckDB where in the file the first tokens are; a join with them looks at all of it.
+    """
+    rows = run.rows(query)
+    if not run.layout.unique or not rows:
+        return rows
+    firsts = np.array(sorted({row[1] for row in rows}))
+    samples = np.searchsorted(run.first_rows, firsts, side="right") - 1
+    places = list(zip(samples.tolist(), firsts.tolist(), strict=True))
+    ids = [
+        row[0]
+        for start in range(0, len(places), ROWS_AT_ONCE)
+        for row in run.rows(tokens_at(["ids"], places[start : start + ROWS_AT_ONCE], in_parts=run.in_parts))
+    ]
+    layout = run.layout
+    ribbons = sorted_slots(unpack(ids, layout).reshape(len(ids), layout.num_steps, layout.top_k)).tolist()
+    of_first = dict(zip(firsts.tolist(), ribbons, strict=True))
+    return [(rank, of_first[first], *more) for rank, first, *more in rows]
 
 
 def _ribbons(column: pa.Array, layout: Layout) -> np.ndarray:

@@ -12,7 +12,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql, flow_sql, usage_sql
-from tokenpaths.engine.store.file.pages.path_pages import with_ribbons
+from tokenpaths.engine.store.file.pages.path_pages import own_column
 from tokenpaths.engine.store.file.schema import ALL_LABELS, HEAD_CHARACTERS, HEADS, Layout
 from tokenpaths.engine.store.file.text_pieces import PIECES
 
@@ -139,15 +139,12 @@ def count_tokens(condition: Query, table: str = "token") -> Query:
     return Query(f"SELECT count(*) FROM {table} WHERE {condition.sql}", condition.parameters)
 
 
-_PATH_ROW = "rank, ribbon, n, cdf, compute, reuse, top_label, top_label_share"
-
-
 def _path_order(order: str) -> str:
     return "rank" if order == "rank" else f"{order} DESC, rank"
 
 
 def all_paths(layout: Layout, order: str, limit: int, offset: int) -> Query:
-    """rank, ribbon, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
+    """rank, ``own_column``, count, cdf, compute, reuse, top_label, top_label_share; no filter."""
     if order == "rank":  # the table lies in this order: blocks without these ranks are not read
         some = Query(f"SELECT *, count AS n FROM {PATHS} WHERE rank BETWEEN ? AND ?", (offset + 1, offset + limit))
         return _path_rows(layout, some, order)
@@ -160,10 +157,9 @@ def _page_of_paths(layout: Layout, some: Query, order: str, limit: int, offset: 
 
 
 def _path_rows(layout: Layout, some: Query, order: str) -> Query:
-    """The rows of ``some``, which has the columns of ``path_coded`` and ``n``, with their ribbons."""
-    return Query(
-        f"SELECT {_PATH_ROW} FROM {with_ribbons(layout, some.sql)} ORDER BY {_path_order(order)}", some.parameters
-    )
+    """The rows of ``some``, which has the columns of ``path_row`` and ``n``."""
+    columns = f"rank, {own_column(layout)}, n, cdf, compute, reuse, top_label, top_label_share"
+    return Query(f"SELECT {columns} FROM ({some.sql}) ORDER BY {_path_order(order)}", some.parameters)
 
 
 def filtered_paths(layout: Layout, condition: Query, order: str, limit: int, offset: int) -> Query:
@@ -205,13 +201,6 @@ def path_points() -> Query:
 def sealed_counts(kind: str) -> Query:
     """count, number of paths with it, ascending; for the run's paths or those of a null model."""
     return Query("SELECT count, num_paths FROM path_count WHERE kind = ? ORDER BY count", (kind,))
-
-
-def some_ribbons(layout: Layout, ranks: Sequence[int]) -> Query:
-    """rank, ribbon; one query per rank, so that only the blocks with these ranks are read."""
-    own = "first_token" if layout.unique else "ribbon"
-    some = " UNION ALL ".join([f"(SELECT rank, {own} FROM {PATHS} WHERE rank = ?)"] * len(ranks))
-    return Query(f"SELECT rank, ribbon FROM {with_ribbons(layout, some)}", tuple(ranks))
 
 
 _SEARCHED = (

@@ -47,7 +47,7 @@ def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.n
             [index.rank_P[first:last] for first, last in zip(first_n.tolist(), last_n.tolist(), strict=True)]
         )
     )
-    kept = {tuple(ribbon): rank for rank, ribbon in ribbons_of_ranks(run, candidates.tolist())}
+    kept = {tuple(ribbon): rank for rank, ribbon in ribbons_of_ranks(run, candidates.tolist()).items()}
     for place, ribbon in enumerate(ribbons_nV.tolist()):
         ranks[place] = kept.get(tuple(ribbon), 0)
     return ranks

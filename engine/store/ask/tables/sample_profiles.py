@@ -6,8 +6,7 @@ Shapes: n samples of a page, S steps, M modules, D = S·M.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,10 +19,15 @@ from tokenpaths.engine.store.file.pages.profile_pages import Page, page_samples,
 
 PAGES_OF_A_CURSOR = 16
 """a cursor costs as much as reading a page"""
-MOST_HELD_BYTES = 128 * 2**20
+PAGES_AT_ONCE = 8
+"""pages that a thread reads before another one takes its turn"""
+MOST_HELD_BYTES = 224 * 2**20
 """bytes of pages of a run that are cached between questions; further pages are read each time"""
-BLOCK_SAMPLES = 1024
+BLOCK_SAMPLES = 256
 """samples compared at once, so that they fit the processor's cache"""
+ROUNDING = 16 * float(np.finfo(np.float32).eps)
+"""error bound of ``squared_distances``, and of the squares of ``profile_distance``: profiles and roots of counts are of
+single precision, a few roundings each, and their products, which add up to ½ at most, are summed in double"""
 
 
 def has_profiles(run: RunFile) -> bool:
@@ -33,30 +37,37 @@ def has_profiles(run: RunFile) -> bool:
     return any_page
 
 
-def pages(run: RunFile, numbers: np.ndarray | None = None) -> Iterator[Page]:
-    """The pages with these samples (ascending), in order; all pages without ``numbers``."""
-    size, num_samples = page_samples(run.layout), int(run.row["num_samples"])
-    places = range(-(-num_samples // size)) if numbers is None else np.unique(numbers // size).tolist()
+def pages(run: RunFile, numbers: np.ndarray) -> Iterator[Page]:
+    """The pages with these samples (ascending), in order."""
+    size = page_samples(run.layout)
+    places = np.unique(numbers // size).tolist()
     known = held(run, "profiles")
     if known is not None:
         yield from (known[place] for place in places)
-    elif numbers is None and num_samples * run.layout.num_steps * run.layout.num_modules <= MOST_HELD_BYTES:
-        yield from _read_and_hold(run)
     else:
         yield from _read(run, [place * size for place in places])
 
 
-def _read_and_hold(run: RunFile) -> Iterator[Page]:
-    """All pages, each as soon as it is read; cached once all are."""
-    # One array for all: memory that is new for each page takes as long as to read it.
-    whole = np.empty((run.row["num_samples"], run.layout.num_steps * run.layout.num_modules), dtype=np.uint8)
-    known = []
-    for page in _read(run, range(0, len(whole), page_samples(run.layout))):
-        low_nD = whole[page.first : page.first + len(page.low_nD)]
-        low_nD[:] = page.low_nD
-        known.append(replace(page, low_nD=low_nD))
-        yield known[-1]
-    hold(run, "profiles", known, sum(page.num_bytes for page in known))
+def each_page(run: RunFile, work: Callable[[Page], None]) -> None:
+    """Do the ``work`` on every page, in any order, on two cores; cached if they are small enough together."""
+    known = held(run, "profiles")
+    if known is not None:
+        on_two_cores(iter(known), work)
+        return
+    firsts = range(0, int(run.row["num_samples"]), page_samples(run.layout))
+    read: dict[int, Page] = {}
+
+    def some(firsts_here: Sequence[int]) -> None:
+        for page in _read(run, firsts_here):
+            if page.num_bytes * len(firsts) <= MOST_HELD_BYTES:
+                read[page.first] = page
+            work(page)
+
+    # A few each, which both threads read: a single one would wait for the disk half of its time.
+    on_two_cores((firsts[i : i + PAGES_AT_ONCE] for i in range(0, len(firsts), PAGES_AT_ONCE)), some)
+    if len(read) == len(firsts):
+        ordered = [read[first] for first in firsts]
+        hold(run, "profiles", ordered, sum(page.num_bytes for page in ordered))
 
 
 def _read(run: RunFile, firsts: Iterable[int]) -> Iterator[Page]:
@@ -94,7 +105,7 @@ def profiles_of(run: RunFile, numbers: np.ndarray) -> Iterator[tuple[np.ndarray,
 
 
 def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
-    """(samples,) squared distances of all samples to the profile ``own``, accurate to within ``rounding``.
+    """(samples,) squared distances of all samples to the profile ``own``, accurate to within ``ROUNDING``.
 
     |a − b|² = |a|² + |b|² − 2a·b, and a profile has the length √½: a single matrix-vector product.
     """
@@ -103,19 +114,12 @@ def squared_distances(run: RunFile, own: np.ndarray) -> np.ndarray:
 
     def compare(page: Page) -> None:
         if not hasattr(rooms, "roots"):  # one for each thread, which stays in its cache
-            rooms.roots = np.empty((BLOCK_SAMPLES, len(own)), dtype=np.float32)
+            rooms.roots = np.empty((BLOCK_SAMPLES, len(own)), dtype=np.float64)
         into = squared[page.first : page.first + len(page.low_nD)]
         np.multiply(page.shared(own, rooms.roots), page.scale_n, out=into)
         into *= -2
         into += length + 0.5
         into[page.scale_n == 0] = length
 
-    on_two_cores(pages(run), compare)
+    each_page(run, compare)
     return squared
-
-
-def rounding(run: RunFile) -> float:
-    """Error bound of ``squared_distances``: D single-precision sums of terms that sum to ½ at most, and as many for
-    counts above a byte, which are added to the sums; doubled."""
-    width = run.layout.num_steps * run.layout.num_modules
-    return 2 * (width + 8) * float(np.finfo(np.float32).eps)

@@ -16,6 +16,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
+from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.file.filters import check_choice
@@ -77,7 +78,7 @@ def distribution(
     if histogram:
         described = json.loads(histogram[0][0])
     else:
-        columns = run.arrays(queries.measure_values(measure, per, label_id))
+        columns = _values(run, measure, per, label_id)
         described = describe(columns["value"], bins, counts=columns["count"], limits=LIMITS.get(measure))
     if not described["num"]:
         raise UserError(
@@ -91,6 +92,21 @@ def distribution(
         **described,
         "by_label": [{"label": name, "num": num, "mean": finite(mean)} for name, num, mean in by_label],
     }
+
+
+def _values(run: RunFile, measure: str, per: str, label_id: int | None) -> dict[str, np.ndarray]:
+    """``queries.measure_values``; where all paths have one value, as of a log without costs, no token is looked at."""
+    of_paths = per == "token" and measure in ("compute", "reuse")
+    if of_paths and label_id is not None:
+        every = cached(run, f"values of {measure}", lambda: _values(run, measure, per, None), _bytes)
+        if len(every["value"]) == 1:
+            (num_tokens,) = [tokens for number, _, _, tokens in run.labels if number == label_id]
+            return {"value": every["value"], "count": np.array([num_tokens])}
+    return run.arrays(queries.measure_values(measure, per, label_id))
+
+
+def _bytes(columns: dict[str, np.ndarray]) -> int:
+    return sum(values.nbytes for values in columns.values())
 
 
 CLOSE = 0.05

@@ -140,8 +140,8 @@ def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[s
 
 
 def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int, each: int) -> dict[str, Any]:
-    drawn = draw_tokens(run, step, label_id)
-    if not (drawn.token_ids_n >= 0).any():
+    drawn = draw_tokens(run, step, label_id) if run.records("token_id") else None
+    if drawn is None or not (drawn.token_ids_n >= 0).any():
         raise UserError(
             f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary; its labels can still be compared",
             field="of",

@@ -26,6 +26,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon
 from tokenpaths.engine.store.ask.tables.lookups import members_of
+from tokenpaths.engine.store.ask.tables.path_ribbons import ribbons_of_ranks, rows_with_ribbons
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import (
@@ -79,17 +80,19 @@ def paths(
     filters, label_id = run.filters(label, paths, through)
     if label_id is None and not filters.need_tokens:
         num_paths, num_tokens = run.row["num_paths"], run.row["num_tokens"]
-        top = _top_paths(order, None, limit, offset) if order != "rank" else None
-        rows = run.rows(top or queries.all_paths(run.layout, order, limit, offset))
+        sealed = order != "rank" or run.layout.unique
+        top = _top_paths(order, None, limit, offset) if sealed else None
+        rows = run.rows(top) if top else rows_with_ribbons(run, queries.all_paths(run.layout, order, limit, offset))
     elif (page := _page_of_label(run, order, label, label_id, filters, limit, offset)) is not None:
         num_paths, num_tokens, rows = page
     elif run.layout.by_path and label_id is None:
         num_paths, num_tokens = run.rows(queries.path_totals(path_condition(filters)))[0]
-        rows = run.rows(queries.chosen_paths(run.layout, path_condition(filters), order, limit, offset))
+        chosen = queries.chosen_paths(run.layout, path_condition(filters), order, limit, offset)
+        rows = rows_with_ribbons(run, chosen)
     else:
         condition = token_condition(filters, label_id, run.layout)
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
-        rows = run.rows(queries.filtered_paths(run.layout, condition, order, limit, offset))
+        rows = rows_with_ribbons(run, queries.filtered_paths(run.layout, condition, order, limit, offset))
     if run.merged_names:
         rows = with_merged_top(run, rows)
     return {
@@ -133,7 +136,7 @@ def _page_of_label(
 
 
 def _top_paths(order: str, label_id: int | None, limit: int, offset: int) -> Query | None:
-    """As ``queries.all_paths``, from the sealed list; None past its end."""
+    """As ``queries.all_paths``, with ribbons, from the sealed list; None past its end."""
     if offset + limit > TOP_ROWS:
         return None
     return Query(
@@ -343,7 +346,7 @@ def examples_of_paths(
     ``ribbons``: of these paths by rank, V ids each, where they are known.
     """
     if ribbons is None:
-        ribbons = dict(run.rows(queries.some_ribbons(run.layout, ranks)))
+        ribbons = ribbons_of_ranks(run, ranks)
     asked = np.array(ranks)
     shown = sealed_examples(run, ranks, limit, seed)
     shown |= drawn_examples(run, [rank for rank in ranks if rank not in shown], limit, seed)

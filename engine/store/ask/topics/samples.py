@@ -215,13 +215,15 @@ def _token_answer(
             "char_start": token["char_start"],
             "char_end": token["char_end"],
         }
+    if run.layout.unused_from is not None:
+        ids = used_modules(ids, run.layout)
+        weights_SK = [
+            weights[: len(used)] for used, weights in zip(ids, weights_SK, strict=True)
+        ]  # these are the first
     return answer | {
         "loss": finite(token["loss"]),
-        "ribbon": (ribbon := used_modules(ids, run.layout)),
-        "weights": [
-            weights[: len(modules)]  # unused slots are the last ones
-            for modules, weights in zip(ribbon, weights_SK, strict=True)
-        ],
+        "ribbon": ids,
+        "weights": weights_SK,
         "rank": token["rank"],
         **{name: token[name] for name in ("cdf", "cdf_middle", "path_tokens")},
         "compute": token["compute"],
@@ -335,7 +337,7 @@ def last_tokens(
     condition = queries.sample_condition(run.label_id(label), None)
     rows = run.rows(Query(_ENDINGS.format(condition.sql, PATHS), (*condition.parameters, limit)))
     texts = vocabulary(run, [row[0] for row in rows])
-    ribbons = dict(ribbons_of_ranks(run, sorted({row[3] for row in rows})))
+    ribbons = ribbons_of_ranks(run, (row[3] for row in rows))
     num_samples, num_token_ids = rows[0][5:] if rows else (0, 0)
     return {
         "run": run.run_id,

@@ -191,6 +191,8 @@ def _check(run: RunFile, conditions: Conditions) -> None:
             )
     check_filters(Filters(conditions.label, conditions.paths, conditions.through), run.layout, run.row["num_paths"])
     run.label_id(conditions.label)
+    if not (run.records("token_id") or run.records("char_length")):  # before its tokens are read
+        _check_without_words(run, conditions)
     for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
         pair = getattr(conditions, name)
         if pair is None:
@@ -207,18 +209,24 @@ def _words(run: RunFile, table: TokenTable, conditions: Conditions) -> Words | N
     """The strings that ``q`` and ``kind`` are matched against; None if the run has none."""
     words = table.words if conditions.reading == "word" else table.pieces
     words = words or table.pieces
-    of_words = conditions.kind is not None and conditions.kind not in PATCH_KINDS
-    if words is None and (check_pattern(conditions.q) or of_words):
-        field = "q" if check_pattern(conditions.q) else "kind"
-        vision = run.row["modality"] == "vision"
-        what = "of images" if vision else "whose words were not recorded"
-        more = ", reuse or kind of patch" if vision else " or reuse"
-        raise UserError(
-            f"run {run.run_id!r} is one {what}, so its tokens have no words; ask by label, path, module, rank, "
-            f"compute{more}",
-            field=field,
-        )
+    if words is None:
+        _check_without_words(run, conditions)
     return words
+
+
+def _check_without_words(run: RunFile, conditions: Conditions) -> None:
+    """UserError: the conditions are on words, and the run has none."""
+    of_words = conditions.kind is not None and conditions.kind not in PATCH_KINDS
+    if not (check_pattern(conditions.q) or of_words):
+        return
+    vision = run.row["modality"] == "vision"
+    what = "of images" if vision else "whose words were not recorded"
+    more = ", reuse or kind of patch" if vision else " or reuse"
+    raise UserError(
+        f"run {run.run_id!r} is one {what}, so its tokens have no words; ask by label, path, module, rank, "
+        f"compute{more}",
+        field="q" if check_pattern(conditions.q) else "kind",
+    )
 
 
 def token_mask(run: RunFile, table: TokenTable, conditions: Conditions, words: Words | None) -> np.ndarray:

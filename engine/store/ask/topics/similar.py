@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
+from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.analysis.projection import pca
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
@@ -26,6 +27,7 @@ from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_counts
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
 from tokenpaths.engine.store.file.filters import Query, check_page
+from tokenpaths.engine.store.file.packed_ids import unpack
 
 MOST_SIMILAR = 200
 MOST_PATHS = 50
@@ -97,7 +99,7 @@ def _by_all(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
 def _by_bounds(run: RunFile, sample: int, own: np.ndarray, limit: int) -> Compared:
     """The same from the sealed counts: approximate distances to all samples, exact ones only for candidates for the
     nearest, for the median and for zero."""
-    squared, off = sample_profiles.squared_distances(run, own), 2 * sample_profiles.rounding(run)
+    squared, off = sample_profiles.squared_distances(run, own), 2 * sample_profiles.ROUNDING
     squared[sample] = np.inf  # behind all others in any order
     num_others = len(squared) - 1
     lower, upper = (num_others - 1) // 2, num_others // 2
@@ -125,7 +127,7 @@ def samples_near(run: RunFile, own: np.ndarray, limit: int) -> list[dict[str, An
     if limit and sample_profiles.has_profiles(run):
         squared = sample_profiles.squared_distances(run, own)
         edge = max(np.partition(squared, limit - 1)[limit - 1], SAME**2)
-        near = np.flatnonzero(squared <= edge + 2 * sample_profiles.rounding(run))
+        near = np.flatnonzero(squared <= edge + 2 * sample_profiles.ROUNDING)
     if not limit:
         return []
     distance = np.concatenate([profile_distance(own, piece) for _, piece in counted_profiles(run, near)])
@@ -151,19 +153,21 @@ def similar_tokens(
     limit: Annotated[int, Argument("Most ribbons", ge=1, le=MOST_PATHS)] = 8,
     each: Annotated[int, Argument("Most tokens of a ribbon", ge=1, le=MOST_EACH)] = 12,
     seed: Annotated[int, Argument("Another seed draws other tokens", ge=0, le=MAX_INT)] = 0,
+    exact: Annotated[bool, Argument("Compare every path, also where that reads millions of ribbons")] = False,
 ) -> dict[str, Any]:
     """The ribbons nearest to a token's by path distance, its own first, and tokens that take them.
 
-    Exact over all distinct paths; of equally near ones the more frequent first. ``apart`` counts paths and tokens at
-    each distance, ``each`` tokens are drawn of every listed path.
+    Over all distinct paths; where there are more than a million, of many choices each, over a draw of them unless
+    ``exact`` (``compared_paths``). Of equally near ones the more frequent first. ``apart`` counts paths and tokens at
+    each distance, from a draw estimates; ``each`` tokens are drawn of every listed path.
 
     Raises:
         NoSuchThing: the run has no such sample or token.
     """
     layout = run.layout
-    own = _ribbon_of(run, sample, token)
+    own_rank, own = _path_of(run, sample, token)
     own_SK = own.reshape(layout.num_steps, layout.top_k)
-    near, num_paths, num_tokens = nearest_and_counts(run, own_SK, limit)
+    near, num_paths, num_tokens = nearest_and_counts(run, own_SK, limit, own_rank, every=exact)
     own_ribbon, ranks = nested_ribbon(own.tolist(), layout), near.ranks.tolist()
     paths = []
     for examples, distance in zip(
@@ -180,8 +184,9 @@ def similar_tokens(
         "sample": sample,
         "token": token,
         "ribbon": own_ribbon,
-        "rank": int(near.ranks[0]),
-        "num_paths": int(num_paths.sum()),
+        "rank": own_rank,
+        "num_paths": run.row["num_paths"],
+        "compared_paths": near.num_compared,
         "apart": [
             {
                 "distance": float(ids / layout.top_k),
@@ -344,8 +349,8 @@ def _ribbons(run: RunFile, path_ids: np.ndarray) -> np.ndarray:
     return table
 
 
-def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
-    """(V,) ribbon of one token."""
+def _path_of(run: RunFile, sample: int, token: int) -> tuple[int, np.ndarray]:
+    """Rank and ribbon (V,) of one token's path."""
     counted = Query("SELECT num_tokens FROM sample WHERE sample = ?", (sample,))
     rows = run.rows(counted) if 0 <= sample < 2**31 else []
     if not rows:
@@ -355,9 +360,11 @@ def _ribbon_of(run: RunFile, sample: int, token: int) -> np.ndarray:
         raise NoSuchThing(
             f"sample {sample} of run {run.run_id!r} has the tokens 0 to {num_tokens - 1}, not {token}", field="token"
         )
-    place = sample, int(run.first_rows[sample]) + token
-    ((path_id,),) = run.rows(lookups.tokens_at(["path_id"], [place], in_parts=run.in_parts))
-    if run.layout.by_path:
-        return np.asarray(run.look_up(np.array([path_id]))[1][0].astype(np.int64))
-    ((ribbon,),) = run.rows(Query("SELECT ribbon FROM path WHERE path_id = ?", (path_id,)))
-    return np.array(ribbon, dtype=np.int64)
+    place, layout = (sample, int(run.first_rows[sample]) + token), run.layout
+    own = ["ids"] if layout.packed else [] if layout.by_path else layout.module_columns()
+    ((path_id, *found),) = run.rows(lookups.tokens_at(["path_id", *own], [place], in_parts=run.in_parts))
+    ranks, ribbons = run.look_up(np.array([path_id]))
+    if own:
+        ids = unpack(found, layout) if layout.packed else np.array(found)
+        ribbons = sorted_slots(ids.reshape(1, layout.num_steps, layout.top_k))
+    return int(ranks[0]), ribbons[0].astype(np.int64)

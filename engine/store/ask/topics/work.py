@@ -27,6 +27,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.file.filters import Query, check_choice
+from tokenpaths.engine.store.file.pages.profile_pages import Page
 
 MEASURES = ("compute", "reuse", "modules")
 MEANS = ("compute", "reuse", "loss")
@@ -191,10 +192,12 @@ def _visited(run: RunFile, num_samples: int) -> np.ndarray:
             active_SM[step, module] = run.bank.find(step, module).kind != "identity"
     visited = np.full(num_samples, np.nan)
     if sample_profiles.has_profiles(run):
-        for page in sample_profiles.pages(run):
-            visited[page.first : page.first + len(page.low_nD)] = (page.low_nD[:, active_SM.reshape(-1)] > 0).sum(
-                axis=1
-            )
+        active_D = active_SM.reshape(-1)
+
+        def count(page: Page) -> None:
+            visited[page.first : page.first + len(page.low_nD)] = (page.low_nD[:, active_D] > 0).sum(axis=1)
+
+        sample_profiles.each_page(run, count)
         return visited
     table = tokens_of(run)
     total = np.zeros(table.num_samples, dtype=np.int64)

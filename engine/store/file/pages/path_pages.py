@@ -14,8 +14,9 @@ row, too.
 ``path_coded`` is sorted by rank, so looking up 300 paths by number there reads a column of every path. ``path_page``
 holds rank and ribbon by number, ``PAGE_PATHS`` a row: 300 paths are at most 300 rows. It is not compressed, as DuckDB
 compresses 2048 rows together and would decompress them all for one. ``path_count`` holds how many paths have each
-count, from which the CDF of any rank follows. ``path_top`` holds the first ``TOP_ROWS`` rows of lists that would have
-to be sorted or counted: by compute, by reuse, and of each label.
+count, from which the CDF of any rank follows. ``path_top`` holds the first ``TOP_ROWS`` rows of lists that would
+have to be sorted or counted: by compute, by reuse, and of each label; in the layout *unique* also by rank, as ribbons
+are those of tokens all over the file.
 
 Shapes: P paths, p of them.
 """
@@ -42,7 +43,7 @@ TOP_ROWS = 1000
 
 def path_table(layout: Layout, num_tokens: int) -> str:
     """SQL that creates ``path_coded``, ``path_row`` and ``path`` of a run of so many tokens."""
-    own, kind = ("first_token", "BIGINT") if layout.unique else ("ribbon", f"{layout.id_type}[]")
+    own, kind = own_column(layout), "BIGINT" if layout.unique else f"{layout.id_type}[]"
     work = ", ".join(WORK_COLUMNS)
     measured = (
         f"path_id, rank, {own}, count, ((first_member + count) / {num_tokens})::DOUBLE AS cdf, "
@@ -57,6 +58,11 @@ def path_table(layout: Layout, num_tokens: int) -> str:
         f"CREATE VIEW path AS SELECT * EXCLUDE ({work}) "
         f"FROM {with_ribbons(layout, f'SELECT rowid, {measured} FROM {PATH_TABLE}')};\n"
     )
+
+
+def own_column(layout: Layout) -> str:
+    """Column of ``path_coded`` that tells its ribbon: the ribbon, or the row of its first token."""
+    return "first_token" if layout.unique else "ribbon"
 
 
 def with_ribbons(layout: Layout, some: str) -> str:
@@ -104,6 +110,11 @@ class Shares:
         narrow = np.int32 if self._counts.max(initial=0) < 2**31 else np.int64
         many = self._counts >= least
         return np.repeat(self._counts[many].astype(narrow), np.diff(self._last, prepend=0)[many])
+
+    def num_paths(self, least: int = 1) -> int:
+        """Paths that at least so many tokens take."""
+        several = np.count_nonzero(self._counts >= least)
+        return int(self._last[several - 1]) if several else 0
 
     def cdf(self, ranks: np.ndarray) -> np.ndarray:
         """(p,) share of the tokens on the paths of rank 1 … r."""

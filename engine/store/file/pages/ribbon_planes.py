@@ -3,7 +3,11 @@ bits than they need, and a ribbon is compared with millions by operations on who
 
 ``path_page`` holds the planes of paths by number (``file.pages.path_pages``), ``path_planes`` those of all paths by
 rank, ``PLANE_PATHS`` a row, compressed with LZ4: of paths that as many tokens take ribbons ascend, so that their first
-visits hardly take room. Packed layouts have neither.
+visits hardly take room.
+
+Packed layouts have no pages, and planes only where there are more than ``MOST_READ_PATHS``, of a draw of
+``1/DRAWN_SHARE`` of the paths: of all of them they would take as much room as the ribbons. First those that several
+tokens take, as far as they are half of the draw, then an even one of the others.
 
 Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plane.
 """
@@ -11,14 +15,20 @@ Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plan
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Integer, UInt8
 
+from tokenpaths.engine.store.file.hash_sample import mix
 from tokenpaths.engine.store.file.schema import Layout
 
 PLANE_PATHS = 1 << 18
+MOST_READ_PATHS = 1 << 20
+"""packed paths whose ribbons are read where all have to be compared"""
+DRAWN_SHARE = 16
+_SEED = 23
 MANY_OF_A_PAGE = 32
 """paths of a page from which on all of it is decoded"""
 _GATHERED = 1 << 18
@@ -28,6 +38,62 @@ _CODEC = pa.Codec("lz4_raw", 4)
 _SUM_BYTES = 8
 """of a sum that stands before what is packed, and at the end of it: LZ4 says nothing of a content that is shorter than
 the room for it, whose end is then whatever was in memory"""
+
+
+@dataclass(frozen=True)
+class PlaneRow:
+    """The paths of a row of ``path_planes``: an even draw of consecutive ranks, one of each of equal parts of them."""
+
+    first_rank: int
+    num_paths: int
+    of_paths: int
+    """ranks that they are drawn from; as many as ``num_paths``: these are all there"""
+
+    @property
+    def drawn(self) -> bool:
+        return self.of_paths > self.num_paths
+
+    @property
+    def weight(self) -> float:
+        """Paths that each of these stands for."""
+        return self.of_paths / self.num_paths
+
+    def ranks(self, places: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+        """Ranks of the paths at some places of the row; ascending with them."""
+        if not self.drawn:
+            return self.first_rank + places
+        low, high = (edge * self.of_paths // self.num_paths for edge in (places, places + 1))
+        within: np.ndarray = (mix(self.first_rank + low, _SEED) % (high - low).astype(np.uint64)).astype(np.int64)
+        ranks: np.ndarray = self.first_rank + low + within
+        return ranks
+
+    def places(self, ranks: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+        """Inverse of ``ranks``; of another rank the place of the one that was drawn for it."""
+        places: np.ndarray = ((ranks - self.first_rank + 1) * self.num_paths - 1) // self.of_paths
+        return places
+
+    def holds(self, rank: int) -> bool:
+        """Whether the path of this rank is one of them."""
+        if not 0 <= rank - self.first_rank < self.of_paths:
+            return False
+        asked = np.array([rank])
+        return bool((self.ranks(self.places(asked)) == asked).all())
+
+
+def plane_rows(layout: Layout, num_paths: int, num_repeated: int) -> list[PlaneRow]:
+    """The rows of ``path_planes`` of a run of ``num_paths`` paths, of which several tokens take ``num_repeated``."""
+    if not layout.packed:
+        firsts = range(1, num_paths + 1, PLANE_PATHS)
+        sizes = [min(PLANE_PATHS, num_paths + 1 - first) for first in firsts]
+        return [PlaneRow(first, size, size) for first, size in zip(firsts, sizes, strict=True)]
+    if num_paths <= MOST_READ_PATHS:
+        return []
+    drawn = min(PLANE_PATHS, num_paths // DRAWN_SHARE)
+    head = min(num_repeated, drawn // 2)
+    rows, half, of_half = [PlaneRow(1, head, head)], (drawn - head) // 2, (num_paths - head) // 2
+    rows.append(PlaneRow(head + 1, half, of_half))  # two parts, for two cores
+    rows.append(PlaneRow(head + 1 + of_half, drawn - head - half, num_paths - head - of_half))
+    return [row for row in rows if row.num_paths]
 
 
 def id_bits(layout: Layout) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.support.naive_store import Case
+from tests.support.runs import make
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.tables import queries
 
 
 def _values(case: Case, measure: str, per: str) -> tuple[np.ndarray, list]:
@@ -58,3 +63,24 @@ def test_distributions(case: Case, measure: str, per: str):
             assert (row["num"], row["mean"]) == (len(of_label), pytest.approx(of_label.mean(), abs=close))
     if measure in ("compute", "reuse"):
         assert (answer["bins"][0]["lo"], answer["bins"][-1]["hi"]) == (0, 1)
+
+
+def test_what_is_equal_for_all_paths_needs_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    measure_values = queries.measure_values
+
+    def counted(measure: str, per: str, label_id: int | None) -> queries.Query:
+        asked.append(measure)
+        assert label_id is None or measure != "compute"
+        return measure_values(measure, per, label_id)
+
+    monkeypatch.setattr(queries, "measure_values", counted)
+    with Run.open(make("even", "text", identities=0).write(tmp_path)) as run:
+        tokens = {label: num for _, label, _, num in run.labels}
+        assert len(tokens) > 1
+        for label, num in tokens.items():
+            answer = run.distribution("compute", "token", 10, label)
+            assert (answer["num"], answer["min"], answer["max"]) == (num, 1.0, 1.0)
+            assert run.distribution("reuse", "token", 10, label)["num"] == num
+    assert asked.count("compute") == 1
+    assert len(asked) > 2

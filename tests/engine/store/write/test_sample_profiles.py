@@ -15,7 +15,7 @@ from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import cache, lookups, near_paths, queries, sample_profiles
 from tokenpaths.engine.store.ask.topics import similar
-from tokenpaths.engine.store.file.pages import profile_pages
+from tokenpaths.engine.store.file.pages import profile_pages, ribbon_planes
 from tokenpaths.engine.store.write import seal_pages
 
 WAYS = ["numpy", "interpreted", "compiled"]
@@ -34,10 +34,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(seal_pages, "LEAST_TOKENS", 1)
         patch.setattr(profile_pages, "PAGE_SAMPLES", 4)
-        patch.setattr(profile_pages, "LARGEST", 3)
+        patch.setattr(profile_pages, "LARGEST", {1: 3, 2: 6})
+        patch.setattr(profile_pages, "LARGE_SHARE", 0.4)
         patch.setattr(sample_profiles, "BLOCK_SAMPLES", 3)
-        for module in (seal_pages, near_paths):
-            patch.setattr(module, "PLANE_PATHS", 68)  # no multiple of a byte, nor of a word
+        patch.setattr(ribbon_planes, "PLANE_PATHS", 68)  # no multiple of a byte, nor of a word
         for kind, arguments in KINDS.items():
             opened[kind] = Run.open(make(kind, **arguments).write(folder))
         yield opened
@@ -67,6 +67,15 @@ def test_similar_samples_from_sealed_counts_are_those_of_a_count(
     assert sealed == [run.similar_samples(sample, limit=limit) for sample in range(num) for limit in (1, 3, 200)]
 
 
+def test_counts_take_a_byte_or_two(runs: dict[str, Run]) -> None:
+    found = set()
+    for run in runs.values():
+        width = run.layout.num_steps * run.layout.num_modules
+        sizes = run.rows(queries.Query(f"SELECT octet_length(counts) / (num_samples * {width}) FROM profile_page"))
+        found |= {size for (size,) in sizes}
+    assert found == {1, 2}
+
+
 def test_the_map_takes_some_profiles_from_the_pages(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     found = similar.mapped_profiles(runs["long"], 13)
     monkeypatch.setattr(sample_profiles, "has_profiles", lambda run: False)
@@ -82,7 +91,7 @@ def test_distances_are_no_further_off_than_is_said(
     run_comparisons(way, monkeypatch)
     numbers, profiles = similar.mapped_profiles(run, 5000)
     exact = ((profiles.astype(np.float64) - profiles[2]) ** 2).sum(axis=1)
-    assert np.abs(sample_profiles.squared_distances(run, profiles[2]) - exact).max() <= sample_profiles.rounding(run)
+    assert np.abs(sample_profiles.squared_distances(run, profiles[2]) - exact).max() <= sample_profiles.ROUNDING
     assert len(numbers) == run.row["num_samples"]
 
 
@@ -114,6 +123,73 @@ def test_nearest_paths_are_those_of_a_loop_over_all(
         alone = near_paths.nearest_paths(run, ribbons[own], limit)
         for name in ("ranks", "distances", "ribbons_nV"):
             assert np.array_equal(getattr(alone, name), getattr(near, name))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("chunk", "num_repeated", "num_rows"), [(1, None, 3), (1, 0, 2), (2, None, 3)], ids=["unique", "none", "dictionary"]
+)
+def test_of_many_packed_paths_some_are_compared_and_stand_for_all(
+    way: str, chunk: int, num_repeated: int | None, num_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_comparisons(way, monkeypatch)
+    for name, value in (("MOST_READ_PATHS", 50), ("DRAWN_SHARE", 3), ("PLANE_PATHS", 1000)):
+        monkeypatch.setattr(ribbon_planes, name, value)
+    if num_repeated is not None:
+        rows_of = ribbon_planes.plane_rows
+        for module in (seal_pages, near_paths):
+            monkeypatch.setattr(module, "plane_rows", lambda layout, paths, _: rows_of(layout, paths, num_repeated))
+    file = make("drawn", modality="text", samples=40, steps=9, modules=12, top_k=8, chunk=chunk).write(tmp_path)
+    with Run.open(file) as run:
+        rows = run.rows(queries.Query("SELECT rank, count, ribbon FROM path ORDER BY rank"))
+        ribbons = np.array([row[2] for row in rows]).reshape(len(rows), 9, 8)
+        planes = near_paths._rows(run)
+        assert len(rows) > 50
+        assert len(planes) == num_rows
+        assert run.layout.unique == (chunk == 1)
+        assert run.rows(queries.Query("SELECT first_rank, num_paths FROM path_planes ORDER BY ALL")) == [
+            (row.first_rank, row.num_paths) for row in planes
+        ]
+        drawn = [(rank, row.weight) for row in planes for rank in row.ranks(np.arange(row.num_paths)).tolist()]
+        assert 1 < drawn[-1][1] < 7
+        for own_rank in (1, drawn[-1][0], len(rows) - (drawn[-1][0] == len(rows))):
+            own_SK = ribbons[own_rank - 1]
+            distance = ribbon_distance(own_SK, ribbons)
+            near, num_paths, num_tokens = near_paths.nearest_and_counts(run, own_SK, 6, own_rank)
+            weights = {own_rank: 1.0} | dict(drawn)
+            naive = sorted((int(distance[rank - 1]), rank) for rank in weights)[:6]
+            assert list(zip(near.distances.tolist(), near.ranks.tolist(), strict=True)) == naive
+            assert near.ribbons_nV.tolist() == [ribbons[rank - 1].reshape(-1).tolist() for _, rank in naive]
+            assert near.num_compared == len(weights)
+            expected, tokens = np.zeros((2, run.layout.visits + 1))
+            for rank, weight in weights.items():
+                expected[distance[rank - 1]] += weight
+                tokens[distance[rank - 1]] += weight * rows[rank - 1][1]
+            for found, exact in ((num_paths, expected), (num_tokens, tokens)):
+                assert np.abs(found - exact).max() <= 0.5 + 1e-9  # halves are rounded either way
+            every, of_all, _ = near_paths.nearest_and_counts(run, own_SK, 6, own_rank, every=True)
+            assert np.array_equal(of_all, np.bincount(distance, minlength=run.layout.visits + 1))
+            assert every.num_compared == len(rows)
+            assert (
+                list(zip(every.distances.tolist(), every.ranks.tolist(), strict=True))
+                == sorted((int(d), rank) for rank, d in enumerate(distance.tolist(), 1))[:6]
+            )
+
+
+@pytest.mark.parametrize(("num_paths", "of_paths"), [(1, 1), (1, 9), (7, 7), (7, 8), (100, 12_345), (64, 2**31 - 70)])
+def test_drawn_ranks_are_one_of_each_equal_part(num_paths: int, of_paths: int) -> None:
+    row, places = ribbon_planes.PlaneRow(68, num_paths, of_paths), np.arange(num_paths)
+    ranks = row.ranks(places)
+    edges = 68 + np.arange(num_paths + 1) * of_paths // num_paths
+    assert ((edges[:-1] <= ranks) & (ranks < edges[1:])).all()
+    assert np.array_equal(row.places(ranks), places)
+    assert np.array_equal(row.places(edges[:-1]), places)
+    assert np.array_equal(row.places(edges[1:] - 1), places)
+    assert all(row.holds(rank) for rank in ranks[:9].tolist())
+    assert not row.holds(67)
+    assert not row.holds(68 + of_paths)
+    others = set(range(68, 68 + min(of_paths, 30))) - set(ranks.tolist())
+    assert not any(row.holds(rank) for rank in others)
 
 
 def test_what_is_held_stays_within_its_bound(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +237,7 @@ def test_a_file_without_pages_is_counted_as_before(tmp_path: Path, monkeypatch: 
 def test_a_page_that_is_none_is_refused_before_it_is_unpacked(
     runs: dict[str, Run], change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("PAGE_SAMPLES", 4), ("LARGEST", 3)):
+    for name, value in (("PAGE_SAMPLES", 4), ("LARGEST", {1: 3, 2: 5})):
         monkeypatch.setattr(profile_pages, name, value)
     file = tmp_path / "r.duckdb"
     file.write_bytes(runs["long"].file.read_bytes())

@@ -122,7 +122,7 @@ def test_weights_that_differ_are_left_to_the_sealing() -> None:
 def test_profiles_counted_on_the_way_are_those_of_the_tokens(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_loops(way, monkeypatch)
     monkeypatch.setattr(profile_pages, "PAGE_SAMPLES", 4)
-    monkeypatch.setattr(profile_pages, "LARGEST", 3)
+    monkeypatch.setattr(profile_pages, "LARGEST", {1: 3, 2: 5})
     monkeypatch.setattr(seal_pages, "LEAST_TOKENS", 1)
     layout = LAYOUTS[2]
     pages, book = ProfilePages(layout), PathDictionary(layout.id_dtype)

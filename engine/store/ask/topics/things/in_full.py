@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import numpy as np
+import pyarrow as pa
 
 from tokenpaths.engine.analysis import load
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
@@ -22,6 +23,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, whole_ribbon
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_paths
+from tokenpaths.engine.store.ask.tables.path_ribbons import rows_with_ribbons
 from tokenpaths.engine.store.ask.topics.paths import (
     drawn_pairs,
     excerpts_of,
@@ -30,21 +32,21 @@ from tokenpaths.engine.store.ask.topics.paths import (
     sealed_examples,
     with_merged_top,
 )
+from tokenpaths.engine.store.ask.topics.samples import weights_recorded
 from tokenpaths.engine.store.ask.topics.things.naming import NAMED_PATHS, no_name, summaries
-from tokenpaths.engine.store.ask.topics.things.strongest import (
-    MOST_PACKED,
-    Strongest,
-    best,
-    no_order,
-    strongest_of_path,
-)
+from tokenpaths.engine.store.ask.topics.things.strongest import Strongest, best, no_order, strongest_of_path
 from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.packed_ids import chooses_sql
+from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, bytes_of
+from tokenpaths.engine.store.file.packed_ids import ids_at
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
 
 MOST_EXAMPLES = 60
+MOST_PACKED = 4096
+"""tokens of a module whose packed weights are compared"""
+STRETCHES = 8
+"""of the rows of a table, evenly spread"""
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
 Limit = Annotated[
     int, Argument("Most examples of each kind; 0 leaves them out: the rest is known at once", ge=0, le=MOST_EXAMPLES)
@@ -113,7 +115,7 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
     """
     if not 1 <= rank <= run.row["num_paths"]:
         raise NoSuchThing(f"run {run.run_id!r} has paths of rank 1 to {run.row['num_paths']}, not {rank}", field="rank")
-    rows = run.rows(queries.all_paths(run.layout, "rank", 1, rank - 1))
+    rows = rows_with_ribbons(run, queries.all_paths(run.layout, "rank", 1, rank - 1))
     if run.merged_names:
         rows = with_merged_top(run, rows)
     (row,) = path_rows(run, rows, run.row["num_tokens"])
@@ -130,6 +132,7 @@ def path(run: RunFile, rank: RankNumber, limit: Limit = 12, seed: Seed = 0) -> d
         **row,
         "summary": _summary(named.get(rank, no_name(_without_name(rank)))),
         **examples,
+        "compared_paths": near.num_compared,
         "nearest": [
             {
                 "rank": other,
@@ -269,25 +272,32 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
 def _strongest_of_packed(
     run: RunFile, source: str, step: int, number: int, count: int, limit: int, seed: int
 ) -> Strongest:
-    """As ``_strongest_of_module``, of at most ``MOST_PACKED`` drawn tokens: SQL cannot look into BLOBs of weights."""
+    """As ``_strongest_of_module``, of about ``MOST_PACKED`` tokens at most, in even stretches: SQL cannot look into
+    BLOBs of weights, and finds a module in words of ids no faster than it reads them."""
     layout = run.layout
-    rows = run.rows(
-        Query(
-            f"SELECT sample, token, ids, weights FROM {source} WHERE {chooses_sql(layout, step)} "
-            "ORDER BY hash(sample, token) LIMIT ?",
-            (*(number,) * layout.top_k, MOST_PACKED),
-        )
-    )
-    if not rows:
-        return Strongest([], no_order(run, 0, 0), 0, count)
-    ids, levels = run.ribbons_of([[row[2] for row in rows], [row[3] for row in rows]])
-    level = np.where(ids[:, step] == number, levels[:, step], 0).max(axis=1)
-    return best(
-        run,
-        np.array([row[:2] for row in rows]),
-        level.astype(np.float64),
-        layout.weights.decode(level),
-        count,
-        limit,
-        seed,
-    )
+    ((num_rows,),) = run.rows(Query(f"SELECT count(*) FROM r.main.{source}"))
+    wanted = min(num_rows, MOST_PACKED * run.row["num_tokens"] // max(count, 1) + 1)
+    size = -(-wanted // STRETCHES)
+    firsts = np.linspace(0, num_rows - size, STRETCHES).astype(int).tolist() if wanted < num_rows else [0]
+    columns = "sample, token, ids" + (", weights" if weights_recorded(run) else "")
+    # By its full name: where labels are merged it is a view, which has no rowid.
+    one = f"SELECT {columns} FROM r.main.{source} WHERE rowid BETWEEN ? AND ?"
+    places, levels = [np.zeros((0, 2), np.int64)], [np.zeros(0, np.uint8)]
+    with run.cursor() as cursor:
+        for first in firsts:
+            last = first + size - 1 if wanted < num_rows else num_rows
+            for batch in cursor.execute(one, [first, last]).to_arrow_reader(CHUNK_ROWS):
+                chosen_nK = ids_at(batch.column("ids"), layout, step) == number
+                if not len(here := np.flatnonzero(chosen_nK.any(axis=1))):
+                    continue
+                places.append(np.stack([batch.column(name).to_numpy()[here] for name in ("sample", "token")], axis=1))
+                if batch.num_columns == 3:
+                    levels.append(np.full(len(here), layout.even_level, np.uint8))
+                    continue
+                own_nK = bytes_of(batch.column("weights").take(pa.array(here)), layout.visits).reshape(
+                    -1, layout.visits
+                )
+                own_nK = own_nK[:, step * layout.top_k : (step + 1) * layout.top_k]
+                levels.append(np.where(chosen_nK[here], own_nK, 0).max(axis=1))
+    places_n, level_n = np.concatenate(places), np.concatenate(levels)
+    return best(run, places_n, level_n.astype(np.float64), layout.weights.decode(level_n), count, limit, seed)
