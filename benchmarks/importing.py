@@ -1,6 +1,9 @@
 """What importing a large log costs: rate, peak memory and file size, of a synthetic log of 16 layers × 8 of 64 experts.
 
     python -m benchmarks.importing --tokens 1000000 [--work FOLDER] [--format npy|parquet|npz] [--confined]
+        [--keep FOLDER]
+
+``--keep``: the run stays there, for ``python -m benchmarks.queries --page --folder FOLDER``.
 
 Not a model's output: a token follows one of a few thousand prototype ribbons and leaves it at some layers, the more
 so the later; some experts are liked more. Nearly every ribbon is distinct, as in real mixtures of this size. The log
@@ -27,6 +30,7 @@ LAYERS, EXPERTS, TOP_K = 16, 64, 8
 SHARD_TOKENS = 500_000
 SAMPLE_TOKENS = 1_000
 PROTOTYPES = 4_000
+RUN = "queried"
 LABELS = ("code", "math", "news", "talk")
 
 
@@ -103,7 +107,7 @@ def import_it(folder: Path, runs_dir: Path, confined: bool) -> dict[str, float]:
     run_filler.build_summaries = timed
     started = time.perf_counter()
     log = (open_confined_log if confined else open_log)(folder, experts=EXPERTS)
-    path = import_log(log, runs_dir, "imported", overwrite=True)
+    path = import_log(log, runs_dir, RUN, overwrite=True)
     done = time.perf_counter()
     with READERS.one() as reader:
         reader.close()  # the system counts a child's time when it has ended
@@ -120,9 +124,11 @@ def import_it(folder: Path, runs_dir: Path, confined: bool) -> dict[str, float]:
     }
 
 
-def measure(tokens: int, kind: str, weights: bool, confined: bool, work: Path) -> dict[str, object]:
+def measure(
+    tokens: int, kind: str, weights: bool, confined: bool, work: Path, keep: Path | None = None
+) -> dict[str, object]:
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        log, runs = Path(folder) / "log", Path(folder) / "runs"
+        log, runs = Path(folder) / "log", (keep or Path(folder)).resolve() / "runs"
         log.mkdir()
         log_bytes = write_log(log, tokens, kind, weights)
         command = [sys.executable, "-m", "benchmarks.importing", "--only", str(log), "--work", str(runs)]
@@ -131,7 +137,7 @@ def measure(tokens: int, kind: str, weights: bool, confined: bool, work: Path) -
         found = json.loads(done.stdout.splitlines()[-1])
         from tokenpaths.engine.store.ask.run import Run
 
-        with Run.open(runs / "imported.duckdb", time_limit_s=60) as run:
+        with Run.open(runs / f"{RUN}.duckdb", time_limit_s=60) as run:
             card = run.card()
     return {
         "tokens": tokens,
@@ -157,6 +163,7 @@ def main() -> None:
     parser.add_argument("--weights", action="store_true", help="with a weight for each id (not in npy)")
     parser.add_argument("--work", type=Path, default=None, help="folder for the log and the run")
     parser.add_argument("--confined", action="store_true", help="read in a confined child, as `tokenpaths import` does")
+    parser.add_argument("--keep", type=Path, help="folder in which the run stays")
     parser.add_argument("--only", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only:
@@ -165,7 +172,7 @@ def main() -> None:
     wait_asleep()  # as all commands do
     from benchmarks.measure import report
 
-    of = (arguments.format, arguments.weights, arguments.confined, arguments.work)
+    of = (arguments.format, arguments.weights, arguments.confined, arguments.work, arguments.keep)
     results = [measure(tokens, *of) for tokens in arguments.tokens]
     sizes = " ".join(str(tokens) for tokens in arguments.tokens)
     flags = f" --format {arguments.format}" + " --weights" * arguments.weights + " --confined" * arguments.confined

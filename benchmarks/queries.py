@@ -114,6 +114,14 @@ def ask(
     return 1000 * (time.perf_counter() - started), processor_ms(client) - spent, len(answer.content)
 
 
+def is_refused(client: httpx.Client, question: Question, about: About) -> bool:
+    """Whether the run does not hold what is asked for, as losses or words."""
+    if question.free:  # known of no run, and the first time may take minutes
+        return False
+    path, query = question.ask(np.random.default_rng(SEED), about)
+    return client.get(f"/runs/{RUN}{path}", params=query).status_code == 422
+
+
 def percentiles(milliseconds: list[float]) -> dict[str, float]:
     return {"p50": round(float(np.median(milliseconds)), 2), "p95": round(float(np.quantile(milliseconds, 0.95)), 2)}
 
@@ -342,9 +350,12 @@ def main() -> None:
         choices=["warm", "cold", "writing", "ingest", "peers"],
     )
     parser.add_argument("--only", help="questions whose name holds these words")
+    parser.add_argument("--page", action="store_true", help="only what a page waits for, no free filters")
     parser.add_argument("--peer-tokens", type=count, default=5_000_000)
     parser.add_argument("--ingest-tokens", type=count, default=4_000_000)
-    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/queries.json")
+    parser.add_argument(
+        "--keep", action="store_true", help="write benchmarks/results/queries.json, or that of another layout"
+    )
     parser.add_argument("--step", choices=[RUN, BESIDE, "ingest", "peers"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Else the collector looks through everything that is imported here whenever answers have been parsed, 80 ms that
@@ -370,12 +381,15 @@ def main() -> None:
     if about_file.exists():
         results["built"] = json.loads(about_file.read_text())
     questions = [one for one in QUESTIONS if not options.only or options.only in one.name]
-    page = [one.name for one in questions if not one.free]
+    questions = [one for one in questions if not (options.page and one.free)]
     with served(folder) as client:
         info = client.get(f"/runs/{RUN}").raise_for_status().json()
         about = About.of(info)
         results |= {"tokens": info["num_tokens"], "paths": info["num_paths"], "samples": info["num_samples"]}
         results["bytes_per_token"] = bytes_by_table(file, info["num_tokens"])
+        results["refused"] = [one.name for one in questions if is_refused(client, one, about)]
+        questions = [one for one in questions if one.name not in results["refused"]]
+        page = [one.name for one in questions if not one.free]
         if {"warm", "writing"} & set(options.parts):
             for one in questions:  # some are answered by loops that are compiled after they were first asked
                 ask(client, one, np.random.default_rng(SEED), about)
@@ -408,11 +422,12 @@ def main() -> None:
         results["peers"] = compared(SyntheticRun("peers", options.peer_tokens))
     results["load_after"] = round(os.getloadavg()[0], 1)
     if options.keep:
-        before = kept_document("queries")["results"]
+        name = "queries" if info["path_layout"] == "dictionary" else f"queries-{info['path_layout']}"
+        before = kept_document(name)["results"]
         if before.get("tokens") == results["tokens"]:
             results = before | results  # parts that were not measured stay, with their dates
         report(
-            "queries",
+            name,
             "python -m benchmarks.queries "
             + " ".join(word for word in sys.argv[1:] if word not in ("--keep", str(options.folder), "--folder")),
             results,

@@ -31,7 +31,7 @@ def pack(ids_nV: np.ndarray, layout: Layout) -> pa.FixedSizeListArray:
         padded = np.zeros((n, layout.num_words * per_word), dtype=layout.id_dtype)
         padded[:, : layout.visits] = ids_nV
         return pa.FixedSizeListArray.from_arrays(padded.view("<u8").reshape(-1), layout.num_words)
-    if layout.id_dtype.itemsize == 1 and per_word == 8 and layout.visits % 8 == 0:
+    if _in_eights(layout):
         return pa.FixedSizeListArray.from_arrays(_squeezed(ids_nV, bits).reshape(-1), layout.num_words)
     words = np.zeros((n, layout.num_words), dtype=np.uint64)
     for start in range(0, n, ROWS_AT_ONCE):
@@ -64,11 +64,30 @@ def _squeezed(ids_nV: np.ndarray, bits: int) -> np.ndarray:
     return words
 
 
+def _spread(words_nW: np.ndarray, bits: int) -> np.ndarray:
+    """Bytes (n, V): inverse of ``_squeezed``. Halves of a word are moved apart, then their halves, then single ids."""
+    ids: np.ndarray = np.empty(words_nW.shape, dtype="<u8")
+    upper_room = np.empty((min(len(ids), ROWS_AT_ONCE), ids.shape[1]), dtype="<u8")
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        source, low = words_nW[start : start + ROWS_AT_ONCE], ids[start : start + ROWS_AT_ONCE]
+        upper = upper_room[: len(low)]
+        for joined, width in ((4, 32), (2, 16), (1, 8)):
+            mask = sum((1 << joined * bits) - 1 << place for place in range(0, 64, 2 * width))
+            np.left_shift(source, np.uint64(width - joined * bits), out=upper)
+            upper &= np.uint64(mask << width)
+            np.bitwise_and(source, np.uint64(mask), out=low)
+            low |= upper
+            source = low
+    return ids.view(np.uint8)
+
+
 def unpack(column: Any, layout: Layout) -> np.ndarray:
     """The ids (n, V) of values of column ``ids``, as Arrow, numpy or DuckDB's rows give them. Inverse of ``pack``."""
     words, per_word, bits = _words(column, layout.num_words), layout.ids_in_word, layout.id_bits
     if _are_bytes(layout):
         return np.ascontiguousarray(words).view(layout.id_dtype)[:, : layout.visits]
+    if _in_eights(layout):
+        return _spread(words, bits)
     ids = np.empty((len(words), layout.num_words, per_word), dtype=layout.id_dtype)
     mask = np.uint64(2**bits - 1)
     for place in range(per_word):
@@ -84,6 +103,11 @@ def ids_at(column: Any, layout: Layout, step: int) -> np.ndarray:
         word, place = divmod(step * layout.top_k + slot, per_word)
         ids[:, slot] = (words[:, word] >> np.uint64(place * bits)) & np.uint64(2**bits - 1)
     return ids
+
+
+def _in_eights(layout: Layout) -> bool:
+    """Whether a word is eight ids that take a byte each in arrays."""
+    return layout.id_dtype.itemsize == 1 and layout.ids_in_word == 8 and layout.visits % 8 == 0
 
 
 def _are_bytes(layout: Layout) -> bool:

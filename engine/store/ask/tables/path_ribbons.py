@@ -36,17 +36,47 @@ def path_ribbons(
         condition: on its rows, by columns of ``path_row`` alone.
         limited: False: the time limit of questions does not apply.
     """
+    names = [name.strip() for name in columns.split(",")]
+    if run.layout.unique and condition == EVERY and {*names} <= {"path_id", "rank"} and not run.in_parts:
+        yield from _of_first_tokens(run, names, limited)
+        return
     listed = f"(SELECT * FROM {PATHS} WHERE {condition.sql}) AS listed"
     sql = f"SELECT {columns}, ribbon FROM {listed}"
     if run.layout.unique:
         firsts = f"(SELECT rowid AS place, ids FROM {TABLE}) AS firsts"
         sql = f"SELECT {columns}, firsts.ids AS ribbon FROM {listed} JOIN {firsts} ON place = first_token"
-    names = [name.strip() for name in columns.split(",")]
     with run.cursor(limited=limited) as cursor:
         for batch in cursor.execute(sql, list(condition.parameters)).to_arrow_reader(CHUNK_PATHS):
             if batch.num_rows:
                 values = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in names}
                 yield values, _ribbons(batch.column("ribbon"), run.layout)
+
+
+def _of_first_tokens(
+    run: RunFile, names: list[str], limited: bool
+) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+    """All paths without a join: they are numbered in the order of their first tokens.
+
+    Raises:
+        RunFileError: they are not.
+    """
+    done = 0
+    with run.cursor(limited=limited) as cursor:
+        for batch in cursor.execute(f"SELECT path_id, ids FROM {TABLE}").to_arrow_reader(CHUNK_PATHS):
+            path_ids = batch.column("path_id").to_numpy().astype(np.int64)
+            before = np.maximum.accumulate(np.concatenate([[done - 1], path_ids[:-1]]))
+            first = np.flatnonzero(path_ids > before)
+            numbers = np.arange(done, done + len(first))
+            if not np.array_equal(path_ids[first], numbers):
+                raise run.damaged(TABLE)
+            if not len(first):
+                continue
+            done += len(first)
+            values = {"path_id": numbers} | ({"rank": run.look_up(numbers)[0]} if "rank" in names else {})
+            ids = batch.column("ids") if len(first) == batch.num_rows else batch.column("ids").take(pa.array(first))
+            yield {name: values[name] for name in names}, _ribbons(ids, run.layout)
+    if done != run.row["num_paths"]:
+        raise run.damaged(TABLE)
 
 
 def ribbons_of_ranks(run: RunFile, ranks: Iterable[int]) -> dict[int, list[int]]:

@@ -260,6 +260,17 @@ def test_planes_that_are_none_are_refused_before_they_are_unpacked(
         run.path(1)
 
 
+@pytest.mark.parametrize("path_id", ["path_id + 1", "path_id // 2", "0"])
+def test_paths_that_are_not_numbered_by_their_first_tokens_are_refused(path_id: str, tmp_path: Path) -> None:
+    file = make("r", modality="text", steps=9, modules=12, top_k=8).write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute(f"UPDATE token_coded SET path_id = {path_id} WHERE rowid > 3")
+    with Run.open(file) as run:
+        assert run.layout.unique
+        with pytest.raises(RunFileError, match="r.duckdb is damaged .table token_coded."):
+            run.similar_tokens(0, 0)
+
+
 @pytest.mark.parametrize(
     "change",
     ["SET ribbons = ribbons[1:5]", "SET ribbons = NULL", "SET ranks = ranks[1:6]", "SET ranks = NULL", "SET page = 7"],
