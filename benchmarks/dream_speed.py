@@ -27,6 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import RESULTS, interleaved, ratio, report
 from benchmarks.table import Row
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.model_folders import models_folders
 from tokenpaths.engine.data.datasets import open_dataset
 from tokenpaths.engine.data.images import model_view
@@ -185,20 +187,22 @@ def measure_promise(repeats: int) -> dict[str, Any]:
         ids = model.trace(torch.randn(BATCH, 3, side, side)).module_ids.long()
     wanted = [Dream(Choices(ids[i], range(deepest)), number=i) for i in range(BATCH)]
     batch = ImageDreams(model, wanted, SETTINGS)
-    low = ImageDreams(model, wanted, SETTINGS.model_copy(update={"precision": "bfloat16"}))
     hooked = HookedLoop(model, ids[0], deepest, SETTINGS)
-    variants = {"batch": lambda: batch.run(1), "bfloat16": lambda: low.run(1), "hooked, frozen": lambda: hooked.run(1)}
+    variants = {"batch": lambda: batch.run(1), "hooked, frozen": lambda: hooked.run(1)}
+    with suppress(UserError):  # a processor without quick products in it
+        half = ImageDreams(model, wanted, SETTINGS.model_copy(update={"precision": "bfloat16"}))
+        variants["bfloat16"] = lambda: half.run(1)
     seconds = interleaved(variants, repeats)
-    per_image = {
-        "batch": [1000 * t / BATCH for t in seconds["batch"]],
-        "bfloat16": [1000 * t / BATCH for t in seconds["bfloat16"]],
-        "hooked, frozen": [1000 * t for t in seconds["hooked, frozen"]],
-    }
+    images = {"hooked, frozen": 1}
+    per_image = {name: [1000 * t / images.get(name, BATCH) for t in times] for name, times in seconds.items()}
     low, middle, high = statistics.quantiles(per_image["batch"], n=4, method="inclusive")
     return {
         "milliseconds": {"median": round(middle, 1), "q25": round(low, 1), "q75": round(high, 1), "repeats": repeats},
-        "bfloat16, milliseconds": round(statistics.median(per_image["bfloat16"]), 1),
-        "hooked, frozen, milliseconds": round(statistics.median(per_image["hooked, frozen"]), 1),
+        **{
+            f"{name}, milliseconds": round(statistics.median(per_image[name]), 1)
+            for name in ("bfloat16", "hooked, frozen")
+            if name in per_image
+        },
         "threads": torch.get_num_threads(),
     }
 

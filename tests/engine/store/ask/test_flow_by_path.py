@@ -12,7 +12,8 @@ import pytest
 from tests.support.naive_store import Case
 from tests.support.runs import make
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.tables import lookups
+from tokenpaths.engine.store.ask.tables import lookups, path_ribbons
+from tokenpaths.engine.store.ask.topics import paths
 from tokenpaths.engine.store.ask.topics.flow import count_tokens
 from tokenpaths.engine.store.file.filters import Filters, Query, token_condition
 from tokenpaths.engine.store.file.flow_counter import FlowCounter, flow_sql, usage_sql, with_modules
@@ -124,3 +125,24 @@ def test_other_flops_than_those_of_the_modules_are_kept(tmp_path: Path):
         assert shown == wanted.tolist()
         assert kept < len(wanted)
     shutil.rmtree(tmp_path)
+
+
+def test_ribbons_of_paths_of_their_own_are_the_same_from_every_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = make("own", "text", samples=30, steps=9, modules=12, top_k=8).write(tmp_path)
+    with Run.open(file) as run:
+        assert run.layout.unique
+        by_sql = dict(run.rows(Query("SELECT rank, ribbon FROM path ORDER BY rank")))
+        sealed = run.paths(limit=1000)
+        assert {path["rank"]: sum(path["ribbon"], []) for path in sealed["paths"]} == by_sql
+        monkeypatch.setattr(paths, "TOP_ROWS", 0)
+        assert run.paths(limit=1000) == sealed
+        monkeypatch.setattr(path_ribbons, "ROWS_AT_ONCE", 7)
+        assert run.paths(limit=1000) == sealed
+        monkeypatch.setattr(path_ribbons, "RANKS_AT_ONCE", 3)
+        asked = [9, 2, 2, 1, 30]
+        assert path_ribbons.ribbons_of_ranks(run, asked) == {rank: by_sql[rank] for rank in asked}
+        for columns in ("rank", "path_id, rank", "path_id, rank, count"):  # the last by a join
+            of_rank = {}
+            for values, ribbons in path_ribbons.path_ribbons(run, columns):
+                of_rank |= dict(zip(values["rank"].tolist(), ribbons.tolist(), strict=True))
+            assert of_rank == by_sql
