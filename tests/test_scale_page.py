@@ -100,6 +100,25 @@ def test_questions_that_take_long_are_those_of_the_result() -> None:
     assert asked["worst_cold"]["p95"] < 1000
 
 
+def test_questions_to_paths_of_their_own_are_those_of_the_result() -> None:
+    asked = json.loads((ROOT / "benchmarks" / "results" / "queries-unique.json").read_text(encoding="utf-8"))["results"]
+    shown = PAGE.partition("| question | warm, p95 (median) | cold, p95 (median) |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in shown.splitlines()[2:]]
+    called = {"samples similar to one": "similar samples", "ribbons similar to one": "similar ribbons"}
+    named = {called.get(name, name): (first_number(warm), first_number(cold)) for name, warm, cold in cells}
+    for name, times in named.items():
+        assert times == pytest.approx((asked["warm"][name]["p95"], asked["cold"][name]["p95"]), abs=0.51), name
+    others = asked["warm"].keys() - named.keys()
+    words = f"the other {len(others)} take at most (\\d+) ms warm and (\\d+) cold"
+    (said,) = re.findall(words, " ".join(PAGE.split()))
+    for part, most in zip(("warm", "cold"), said, strict=True):
+        assert max(asked[part][name]["p95"] for name in others) == pytest.approx(int(most), abs=0.51)
+    assert first_number(PAGE.partition("into **")[2]) == pytest.approx(asked["bytes_per_token"]["file"], abs=0.05)
+    assert f"{asked['paths']:,} paths" in PAGE
+    assert len(asked["refused"]) == 7
+    assert len(asked["cold"]) == len(asked["warm"]) == 42
+
+
 def test_what_is_said_of_schemas_goals_and_hours_is_said_once() -> None:
     from benchmarks.table import GOALS
     from tokenpaths.engine.store.file import SCHEMA_VERSION
