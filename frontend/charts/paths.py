@@ -21,6 +21,8 @@ from tokenpaths.frontend.charts.drawing.thing_names import bare
 
 TITLE = "Which paths exist, and how often is each taken?"
 RANK_PICK = "rank"
+MOST_WHOLE = 1e6
+"""largest rank that an axis writes in full"""
 OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "least-squares line", "untrained twin", "independent steps"
 LAW, NULL_LAWS = "power law", "fits to the baselines"
 WHO = {"observed": "this run", "untrained": "untrained twin", "independent": "independent steps"}
@@ -48,11 +50,13 @@ def rank_frequency_chart(
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
     points = [point for part in parts for point in part["points"] if point["share"] > 0]
+    ranks = _decades([p["rank"] for p in points])
     x = alt.X(
         "rank:Q",
         scale=alt.Scale(type="log", nice=False, padding=8),
+        # Eight decades of whole numbers would overlap.
         axis=bare_axis(
-            "rank of the path (1 = most frequent)", values=_decades([p["rank"] for p in points]), format=","
+            "rank of the path (1 = most frequent)", values=ranks, format="," if ranks[-1] <= MOST_WHOLE else "~s"
         ),
     )
     y = alt.Y(

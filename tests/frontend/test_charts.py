@@ -226,6 +226,18 @@ def test_flow_marks_the_chosen_circle_and_only_it():
     assert [row["node"] for row in rows if row["on"]] == ["1.2"]
 
 
+@pytest.mark.parametrize(("most", "labels"), [(90_000, ","), (10**6, ","), (99_992_383, "~s")])
+def test_ranks_of_many_decades_are_written_short(most: int, labels: str):
+    observed = FIT["observed"] | {
+        "points": [*FIT["observed"]["points"], FIT["observed"]["points"][-1] | {"rank": most}]
+    }
+    chart = charts.rank_frequency_chart(FIT | {"observed": observed}).to_dict()
+    axes = [
+        layer["encoding"]["x"]["axis"] for layer in chart["layer"] if "axis" in layer.get("encoding", {}).get("x", {})
+    ]
+    assert {axis["format"] for axis in axes} == {labels}
+
+
 def test_rank_frequency_shows_the_run_and_both_nulls():
     chart = charts.rank_frequency_chart(FIT)
     assert {row["what"] for row in data_of(chart, "what", "rank")} == {paths.UNTRAINED, paths.INDEPENDENT}

@@ -60,9 +60,10 @@ def _nearest(run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
 
 def _facts(run: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
+    take = "takes" if answer["count"] == 1 else "take"
     return (
-        f"{numbers.plural(answer['count'], *what)} ({numbers.percent(answer['share'])} of all) take this path, rank "
-        f"{numbers.count(answer['rank'])} of {numbers.count(run['num_paths'])}. Compute "
+        f"{numbers.plural(answer['count'], *what)} ({numbers.percent(answer['share'])} of all) {take} this path, "
+        f"rank {numbers.count(answer['rank'])} of {numbers.count(run['num_paths'])}. Compute "
         f"{numbers.percent(answer['compute'])}, reuse {numbers.percent(answer['reuse'])}."
     )
 
