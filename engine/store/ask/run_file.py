@@ -25,7 +25,7 @@ from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import lookups, queries
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.columns import TABLE
+from tokenpaths.engine.store.file.columns import TABLE, coded_columns
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
 from tokenpaths.engine.store.file.flow_counter import ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
@@ -204,9 +204,11 @@ class RunFile:
                     yield {n: _numpy(c) for n, c in zip(names, batch.columns, strict=True)}
 
     def records(self, column: str) -> bool:
-        """Whether any token has a value in this column of ``token_coded``; DuckDB knows it without reading."""
-        there = Query(f"SELECT EXISTS (SELECT 1 FROM {TABLE} WHERE {column} IS NOT NULL)")
-        return column in self.token_columns and bool(self.rows(there)[0][0])
+        """Whether any token has a value in this column of ``token``; DuckDB knows it without reading."""
+        if column not in self.token_columns:
+            return False
+        ((stored, _),) = coded_columns([(column, "")])
+        return bool(self.rows(Query(f"SELECT EXISTS (SELECT 1 FROM {TABLE} WHERE {stored} IS NOT NULL)"))[0][0])
 
     @cached_property
     def has_twin(self) -> bool:

@@ -21,14 +21,14 @@ from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.alarms import ALARMS
 from tokenpaths.engine.store.file.columns import TABLE
 
-LOOKED_UP = 1024
+NUMBERS_AT_ONCE = 1024
 """rows that are looked up by number at once"""
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
     # Up to so many numbers in a semi-join DuckDB passes over the vectors without any of them (50 otherwise).
-    "dynamic_or_filter_threshold": str(LOOKED_UP),
+    "dynamic_or_filter_threshold": str(NUMBERS_AT_ONCE),
     "temp_directory": "",
 }
 _HEADER_BYTES = 3 * 4096

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tokenpaths.engine.store.ask.run_file import RunFile
 
 T = TypeVar("T")
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 288 * 2**20
 _ENTRIES: OrderedDict[tuple[int, str], tuple[weakref.ref[RunFile], Any, int]] = OrderedDict()
 _LOCK = threading.Lock()
 

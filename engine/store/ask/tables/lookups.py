@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.filters import Query
-from tokenpaths.engine.store.file.open_file import LOOKED_UP
+from tokenpaths.engine.store.file.open_file import NUMBERS_AT_ONCE
 
-ROWS_AT_ONCE = LOOKED_UP
+ROWS_AT_ONCE = NUMBERS_AT_ONCE
 """row numbers in a list"""
+TOKENS_IN_PARTS = 128
+"""tokens of a run in parts that one query looks up"""
 MOST_APART = 128
 """values that are looked up one by one"""
 MOST_STRETCHES = 64
@@ -25,7 +27,7 @@ PACKED_TEXTS = 2048
 
 
 def looked_up(columns: str, table: str, key: str, values: Sequence[int]) -> Query:
-    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order; one query per value.
+    """``columns`` of the rows whose ``key`` is one of ``values`` (ascending), in any order.
 
     To sort pages in SQL would copy them.
 
@@ -39,7 +41,7 @@ def looked_up(columns: str, table: str, key: str, values: Sequence[int]) -> Quer
     if missing < len(values):  # few of the range are read for nothing
         listed = f"{between} AND {key} IN ({', '.join('?' * len(values))})"
         return Query(f"SELECT {columns} FROM {table} WHERE {listed}", (*ends, *values))
-    if MOST_APART < len(values) <= ROWS_AT_ONCE:
+    if len(values) > MOST_APART:
         return Query(f"SELECT {columns} FROM {table} WHERE {key} IN (SELECT unnest(?::INTEGER[]))", (list(values),))
     one = f"(SELECT {columns} FROM {table} WHERE {key} = ?)"
     return Query(f"SELECT * FROM ({' UNION ALL '.join([one] * len(values))})", tuple(values))
@@ -98,6 +100,11 @@ def members_of(wanted: Mapping[int, Sequence[int]]) -> Query:
     return Query(
         " UNION ALL ".join(parts), tuple(number for rank, places in wanted.items() for number in (rank, *places))
     )
+
+
+def tokens_at_once(in_parts: bool) -> int:
+    """Most ``places`` of ``tokens_at``."""
+    return TOKENS_IN_PARTS if in_parts else ROWS_AT_ONCE
 
 
 def tokens_at(

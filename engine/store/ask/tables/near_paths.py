@@ -3,9 +3,9 @@
 To every path; of packed layouts with more than ``ribbon_planes.MOST_READ_PATHS`` to those that were drawn at sealing,
 whose numbers stand for all, unless every path is asked for.
 
-Packed bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read each time. They are unpacked a
-row at a time, into memory that stays in the processor's cache, which takes no longer than reading unpacked ones from
-memory. Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
+Packed bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read each time. They are unpacked
+two rows at a time, into memory that stays in the processor's cache, which takes no longer than reading unpacked ones
+from memory. Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
 """
@@ -29,6 +29,7 @@ from tokenpaths.engine.store.file.pages.ribbon_planes import PlaneRow, decode_pl
 
 MOST_HELD_BYTES = 128 * 2**20
 TURNED_PATHS = 256
+"""paths whose ids are turned from rows to columns together"""
 _ALL = np.uint64(2**64 - 1)
 _PackedPlanes = tuple[PlaneRow, bytes]
 """with ``planes`` of the row of ``path_planes``"""
@@ -57,8 +58,9 @@ class Near:
 class Distances(ABC):
     """Distances of one ribbon to some paths."""
 
-    weight = 1.0
-    """paths of the run that each of these stands for"""
+    def weight_beside(self, rank: int | None) -> float:
+        """Paths of the run that each of these stands for, but for the one of this ``rank``."""
+        return 1.0
 
     @property
     @abstractmethod
@@ -99,7 +101,6 @@ class DistancesInPlanes(Distances):
     shared_CW: list[np.ndarray] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.weight = self.planes.row.weight
         compiled = comparisons.ready(self.planes.words_VBW.nbytes)
         if compiled is None:
             self._compare()
@@ -157,6 +158,9 @@ class DistancesInPlanes(Distances):
     @property
     def num_paths(self) -> int:
         return self.planes.row.num_paths
+
+    def weight_beside(self, rank: int | None) -> float:
+        return self.planes.row.weight_beside(rank)
 
     @property
     def least_rank(self) -> int:
@@ -281,11 +285,14 @@ def nearest_and_counts(
 
     def added_up() -> Iterator[Distances]:
         for part in _distances(run, own_SK, own_rank, every=every):
-            num_paths[:] += part.weight * part.counts()
-            num_tokens[:] += part.weight * part.tokens(run.shares)
+            weight = part.weight_beside(own_rank)
+            num_paths[:] += weight * part.counts()
+            num_tokens[:] += weight * part.tokens(run.shares)
             yield part
 
     near = _nearest(added_up(), own_SK.size, limit)
+    if own_rank is not None:  # no other path has this ribbon
+        num_paths[0], num_tokens[0] = 1, run.shares.counts_of(np.array([own_rank]))[0]
     return near, np.rint(num_paths).astype(np.int64), np.rint(num_tokens).astype(np.int64)
 
 
@@ -343,7 +350,10 @@ def _distances(
 
 
 def _rows(run: RunFile) -> list[PlaneRow]:
-    return plane_rows(run.layout, int(run.row["num_paths"]), run.shares.num_paths(least=2))
+    num_paths = int(run.row["num_paths"])
+    if not 0 <= num_paths < 2**31:  # of a file of a stranger: ranks have 32 bits
+        raise run.damaged("run")
+    return plane_rows(run.layout, num_paths, run.shares.num_paths(least=2))
 
 
 def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.lookups import ROWS_AT_ONCE, looked_up, tokens_at
-from tokenpaths.engine.store.file.columns import PATHS, TABLE
+from tokenpaths.engine.store.ask.tables.lookups import looked_up, tokens_at, tokens_at_once
+from tokenpaths.engine.store.file.columns import PATH_TABLE, PATHS, TABLE
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.packed_ids import unpack
 from tokenpaths.engine.store.file.pages.path_pages import own_column
@@ -94,18 +94,26 @@ def rows_with_ribbons(run: RunFile, query: Query) -> list[tuple[Any, ...]]:
     """Rows of a query of paths whose second column is ``own_column``, with the ribbon (V,) in its place.
 
     Samples tell DuckDB where in the file the first tokens are; a join with them looks at all of it.
+
+    Raises:
+        RunFileError: there are no such tokens.
     """
     rows = run.rows(query)
     if not run.layout.unique or not rows:
         return rows
+    if any(row[1] is None for row in rows):
+        raise run.damaged(PATH_TABLE)
     firsts = np.array(sorted({row[1] for row in rows}))
     samples = np.searchsorted(run.first_rows, firsts, side="right") - 1
     places = list(zip(samples.tolist(), firsts.tolist(), strict=True))
+    at_once = tokens_at_once(run.in_parts)
     ids = [
         row[0]
-        for start in range(0, len(places), ROWS_AT_ONCE)
-        for row in run.rows(tokens_at(["ids"], places[start : start + ROWS_AT_ONCE], in_parts=run.in_parts))
+        for start in range(0, len(places), at_once)
+        for row in run.rows(tokens_at(["ids"], places[start : start + at_once], in_parts=run.in_parts))
     ]
+    if len(ids) != len(firsts):
+        raise run.damaged(PATH_TABLE)
     layout = run.layout
     ribbons = sorted_slots(unpack(ids, layout).reshape(len(ids), layout.num_steps, layout.top_k)).tolist()
     of_first = dict(zip(firsts.tolist(), ribbons, strict=True))

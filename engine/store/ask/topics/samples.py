@@ -34,7 +34,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import (
     sample_answers,
     used_modules,
 )
-from tokenpaths.engine.store.ask.tables.lookups import ROWS_AT_ONCE, some_samples, tokens_at
+from tokenpaths.engine.store.ask.tables.lookups import some_samples, tokens_at, tokens_at_once
 from tokenpaths.engine.store.ask.tables.path_ribbons import ribbons_of_ranks
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import PATHS
@@ -280,8 +280,9 @@ def columns_at(run: RunFile, pairs: list[tuple[int, int]], columns: Sequence[str
     if len(pairs) > TOKENS_LOOKED_UP:
         listed = f"SELECT {', '.join(columns)} FROM token WHERE rowid IN (SELECT unnest(?))"
         return run.rows(Query(f"{listed} ORDER BY rowid", (numbers.tolist(),)))
-    for start in range(0, len(pairs), ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
+    at_once = tokens_at_once(run.in_parts)
+    for start in range(0, len(pairs), at_once):
+        part = slice(start, start + at_once)
         places = list(zip(samples[part].tolist(), numbers[part].tolist(), strict=True))
         rows += run.rows(tokens_at(columns, places, run.layout.even_weights, in_parts=run.in_parts))
     return rows

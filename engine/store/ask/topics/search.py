@@ -191,7 +191,7 @@ def _check(run: RunFile, conditions: Conditions) -> None:
             )
     check_filters(Filters(conditions.label, conditions.paths, conditions.through), run.layout, run.row["num_paths"])
     run.label_id(conditions.label)
-    if not (run.records("token_id") or run.records("char_length")):  # before its tokens are read
+    if not (run.records("token_id") or run.records("char_end")):  # before its tokens are read
         _check_without_words(run, conditions)
     for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
         pair = getattr(conditions, name)

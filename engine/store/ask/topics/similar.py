@@ -26,6 +26,7 @@ from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, open_pict
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_counts
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
 from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
+from tokenpaths.engine.store.file.columns import TABLE
 from tokenpaths.engine.store.file.filters import Query, check_page
 from tokenpaths.engine.store.file.packed_ids import unpack
 
@@ -362,7 +363,10 @@ def _path_of(run: RunFile, sample: int, token: int) -> tuple[int, np.ndarray]:
         )
     place, layout = (sample, int(run.first_rows[sample]) + token), run.layout
     own = ["ids"] if layout.packed else [] if layout.by_path else layout.module_columns()
-    ((path_id, *found),) = run.rows(lookups.tokens_at(["path_id", *own], [place], in_parts=run.in_parts))
+    rows = run.rows(lookups.tokens_at(["path_id", *own], [place], in_parts=run.in_parts))
+    if len(rows) != 1 or None in rows[0]:
+        raise run.damaged(TABLE)
+    ((path_id, *found),) = rows
     ranks, ribbons = run.look_up(np.array([path_id]))
     if own:
         ids = unpack(found, layout) if layout.packed else np.array(found)

@@ -6,8 +6,8 @@ rank, ``PLANE_PATHS`` a row, compressed with LZ4: of paths that as many tokens t
 visits hardly take room.
 
 Packed layouts have no pages, and planes only where there are more than ``MOST_READ_PATHS``, of a draw of
-``1/DRAWN_SHARE`` of the paths: of all of them they would take as much room as the ribbons. First those that several
-tokens take, as far as they are half of the draw, then an even one of the others.
+``1/DRAWN_SHARE`` of the paths, ``PLANE_PATHS`` at most: of all of them they would take as much room as the ribbons.
+First those that several tokens take, as far as they are half of the draw, then an even one of the others.
 
 Shapes: P paths, V = S·K visits, B bits of an id, W = ⌈P/8⌉ bytes of a plane.
 """
@@ -53,10 +53,11 @@ class PlaneRow:
     def drawn(self) -> bool:
         return self.of_paths > self.num_paths
 
-    @property
-    def weight(self) -> float:
-        """Paths that each of these stands for."""
-        return self.of_paths / self.num_paths
+    def weight_beside(self, rank: int | None = None) -> float:
+        """Paths that each of these stands for, but for the one of this ``rank``, which stands for itself."""
+        if rank is None or not 0 <= rank - self.first_rank < self.of_paths:
+            return self.of_paths / self.num_paths
+        return (self.of_paths - 1) / max(1, self.num_paths - self.holds(rank))
 
     def ranks(self, places: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
         """Ranks of the paths at some places of the row; ascending with them."""
@@ -89,7 +90,7 @@ def plane_rows(layout: Layout, num_paths: int, num_repeated: int) -> list[PlaneR
     if num_paths <= MOST_READ_PATHS:
         return []
     drawn = min(PLANE_PATHS, num_paths // DRAWN_SHARE)
-    head = min(num_repeated, drawn // 2)
+    head = max(0, min(num_repeated, drawn // 2))
     rows, half, of_half = [PlaneRow(1, head, head)], (drawn - head) // 2, (num_paths - head) // 2
     rows.append(PlaneRow(head + 1, half, of_half))  # two parts, for two cores
     rows.append(PlaneRow(head + 1 + of_half, drawn - head - half, num_paths - head - of_half))

@@ -136,7 +136,7 @@ def test_ribbons_of_paths_of_their_own_are_the_same_from_every_table(tmp_path: P
         assert {path["rank"]: sum(path["ribbon"], []) for path in sealed["paths"]} == by_sql
         monkeypatch.setattr(paths, "TOP_ROWS", 0)
         assert run.paths(limit=1000) == sealed
-        monkeypatch.setattr(path_ribbons, "ROWS_AT_ONCE", 7)
+        monkeypatch.setattr(path_ribbons, "tokens_at_once", lambda in_parts: 7)
         assert run.paths(limit=1000) == sealed
         monkeypatch.setattr(path_ribbons, "RANKS_AT_ONCE", 3)
         asked = [9, 2, 2, 1, 30]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import normalized_mutual_info_score
 
 from tests.support.naive_store import Case
-from tests.support.runs import make
+from tests.support.runs import make, make_experts
 from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
@@ -444,3 +445,17 @@ def test_a_run_of_one_token_says_why(tmp_path):
         assert again["paths"][0]["low"] is None
         assert again["modules"] == []
         assert "no others" in again["modules_reason"]
+
+
+@pytest.mark.parametrize(("text", "token_ids"), [(True, False), (True, True), (False, False)])
+def test_words_are_found_wherever_texts_or_ids_were_recorded(text: bool, token_ids: bool, tmp_path: Path) -> None:
+    with Run.open(make_experts(text=text, token_ids=token_ids).write(tmp_path)) as run:
+        assert run.records("token_id") == token_ids
+        assert run.records("char_end") == text
+        assert not run.records("grid_row")
+        if text:
+            assert run.search_tokens(q="the")["found"]["num_tokens"] > 0
+        else:
+            with pytest.raises(UserError, match="its tokens have no words"):
+                run.search_tokens(q="the")
+        assert run.search_tokens(through=((0, 1),))["found"]["num_tokens"] > 0

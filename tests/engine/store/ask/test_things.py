@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,8 @@ from tests.support.naive_store import Case
 from tests.support.runs import make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.topics.things import strongest
+from tokenpaths.engine.store.ask.topics.things import in_full, strongest
+from tokenpaths.engine.store.file.filters import Query
 
 
 def offsets(case: Case) -> list[tuple[int, int]]:
@@ -178,3 +182,33 @@ def test_decisions_that_are_not_known_are_no_modules(tmp_path: Path):
                 )
             found = run.search_tokens(through=((0, number),), limit=100)
             assert all(row["module"] in run.bank.offered(row["step"]) for row in found["modules"])
+
+
+@pytest.mark.parametrize("most", [1, 40, 10**6])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_tokens_of_a_module_of_long_ribbons_are_compared_in_even_stretches(
+    most: int, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_full, "MOST_OF_MODULE", most)
+    made = make("long", "text", samples=30, steps=9, modules=12, top_k=8)
+    if not recorded:
+        made = replace(made, info=replace(made.info, weight_semantics={"weights_recorded": False}))
+    with Run.open(made.write(tmp_path)) as run:
+        rows = run.rows(Query("SELECT sample, token, ids, weights FROM token ORDER BY rowid"))
+        ids, levels = run.ribbons_of([[row[2] for row in rows], [row[3] for row in rows]])
+        parts = [len(rows) * part // in_full.STRETCHES for part in range(in_full.STRETCHES + 1)]
+        for step, module in ((0, 3), (8, 11), (4, 0)):
+            hit_n = (ids[:, step] == module).any(axis=1)
+            weight_n = np.where(ids[:, step] == module, levels[:, step], 0).max(axis=1)
+            size = math.ceil(min(len(rows), most * len(rows) // hit_n.sum() + 1) / in_full.STRETCHES)
+            looked = [row for first, end in pairwise(parts) for row in range(first, min(first + size, end))]
+            compared = [row for row in looked if hit_n[row]]
+            answer = run.module(f"{step}.{module}", limit=5)
+            assert answer["compared"]["num_tokens"] == len(compared)
+            assert answer["compared"]["exact"] == (len(compared) == hit_n.sum()) == (most == 10**6)
+            shown = [(row["sample"], row["token"]) for row in answer["strongest"]]
+            assert len(shown) == len(set(shown)) == min(5, len(compared))
+            if recorded and len({weight_n[row] for row in compared}) > 1:
+                order = sorted(compared, key=lambda row: (-int(weight_n[row]), row))
+                assert shown == [rows[row][:2] for row in order[:5]]
+            assert set(shown) <= {rows[row][:2] for row in compared}

@@ -14,7 +14,7 @@ from tokenpaths.engine.analysis.path_distance import ribbon_distance
 from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import cache, lookups, near_paths, queries, sample_profiles
-from tokenpaths.engine.store.ask.topics import similar
+from tokenpaths.engine.store.ask.topics import paths, similar
 from tokenpaths.engine.store.file.pages import profile_pages, ribbon_planes
 from tokenpaths.engine.store.write import seal_pages
 
@@ -150,13 +150,15 @@ def test_of_many_packed_paths_some_are_compared_and_stand_for_all(
         assert run.rows(queries.Query("SELECT first_rank, num_paths FROM path_planes ORDER BY ALL")) == [
             (row.first_rank, row.num_paths) for row in planes
         ]
-        drawn = [(rank, row.weight) for row in planes for rank in row.ranks(np.arange(row.num_paths)).tolist()]
-        assert 1 < drawn[-1][1] < 7
-        for own_rank in (1, drawn[-1][0], len(rows) - (drawn[-1][0] == len(rows))):
+        drawn = [(rank, row) for row in planes for rank in row.ranks(np.arange(row.num_paths)).tolist()]
+        assert 1 < drawn[-1][1].weight_beside() < 7
+        last = drawn[-1][0]
+        for own_rank in (1, last, len(rows) - (last == len(rows))):
             own_SK = ribbons[own_rank - 1]
             distance = ribbon_distance(own_SK, ribbons)
             near, num_paths, num_tokens = near_paths.nearest_and_counts(run, own_SK, 6, own_rank)
-            weights = {own_rank: 1.0} | dict(drawn)
+            weights = {rank: row.weight_beside(own_rank) for rank, row in drawn} | {own_rank: 1.0}
+            assert sum(weights.values()) == pytest.approx(len(rows))
             naive = sorted((int(distance[rank - 1]), rank) for rank in weights)[:6]
             assert list(zip(near.distances.tolist(), near.ranks.tolist(), strict=True)) == naive
             assert near.ribbons_nV.tolist() == [ribbons[rank - 1].reshape(-1).tolist() for _, rank in naive]
@@ -165,6 +167,7 @@ def test_of_many_packed_paths_some_are_compared_and_stand_for_all(
             for rank, weight in weights.items():
                 expected[distance[rank - 1]] += weight
                 tokens[distance[rank - 1]] += weight * rows[rank - 1][1]
+            assert (num_paths[0], num_tokens[0]) == (1, rows[own_rank - 1][1])
             for found, exact in ((num_paths, expected), (num_tokens, tokens)):
                 assert np.abs(found - exact).max() <= 0.5 + 1e-9  # halves are rounded either way
             every, of_all, _ = near_paths.nearest_and_counts(run, own_SK, 6, own_rank, every=True)
@@ -269,6 +272,29 @@ def test_paths_that_are_not_numbered_by_their_first_tokens_are_refused(path_id: 
         assert run.layout.unique
         with pytest.raises(RunFileError, match="r.duckdb is damaged .table token_coded."):
             run.similar_tokens(0, 0)
+
+
+@pytest.mark.parametrize("first_token", ["NULL", "-1", "1000000"])
+def test_paths_without_a_first_token_are_refused(
+    first_token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "TOP_ROWS", 0)
+    file = make("r", modality="text", steps=9, modules=12, top_k=8).write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute(f"UPDATE path_coded SET first_token = {first_token} WHERE rank = 2")
+    with Run.open(file) as run:
+        assert run.layout.unique
+        with pytest.raises(RunFileError, match="r.duckdb is damaged .table path_coded."):
+            run.paths(limit=5)
+
+
+@pytest.mark.parametrize("num_paths", [-1, 2**31, 2**60])
+def test_no_list_is_made_of_more_paths_than_there_can_be(num_paths: int, tmp_path: Path) -> None:
+    file = make("r", modality="text").write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute(f"UPDATE run SET num_paths = {num_paths}")
+    with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged"):
+        run.similar_tokens(0, 0)
 
 
 @pytest.mark.parametrize(

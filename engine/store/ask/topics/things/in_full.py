@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -39,13 +40,13 @@ from tokenpaths.engine.store.ask.topics.usage import counts_of_step
 from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import CHUNK_ROWS, bytes_of
-from tokenpaths.engine.store.file.packed_ids import ids_at
+from tokenpaths.engine.store.file.packed_ids import chooses_sql, ids_at
 from tokenpaths.engine.store.file.schema import ALL_LABELS, SAMPLE_TABLE_ROWS
 
 MOST_EXAMPLES = 60
-MOST_PACKED = 4096
+MOST_OF_MODULE = 4096
 """tokens of a module whose packed weights are compared"""
-STRETCHES = 8
+STRETCHES = 16
 """of the rows of a table, evenly spread"""
 MOST_LABELS, MOST_NEIGHBOURS = 8, 5
 Limit = Annotated[
@@ -272,21 +273,22 @@ def _strongest_of_module(run: RunFile, step: int, number: int, count: int, limit
 def _strongest_of_packed(
     run: RunFile, source: str, step: int, number: int, count: int, limit: int, seed: int
 ) -> Strongest:
-    """As ``_strongest_of_module``, of about ``MOST_PACKED`` tokens at most, in even stretches: SQL cannot look into
+    """As ``_strongest_of_module``, of about ``MOST_OF_MODULE`` tokens at most, in even stretches: SQL cannot look into
     BLOBs of weights, and finds a module in words of ids no faster than it reads them."""
     layout = run.layout
     ((num_rows,),) = run.rows(Query(f"SELECT count(*) FROM r.main.{source}"))
-    wanted = min(num_rows, MOST_PACKED * run.row["num_tokens"] // max(count, 1) + 1)
+    wanted = min(num_rows, MOST_OF_MODULE * run.row["num_tokens"] // max(count, 1) + 1)
+    edges = [num_rows * part // STRETCHES for part in range(STRETCHES + 1)]
     size = -(-wanted // STRETCHES)
-    firsts = np.linspace(0, num_rows - size, STRETCHES).astype(int).tolist() if wanted < num_rows else [0]
-    columns = "sample, token, ids" + (", weights" if weights_recorded(run) else "")
+    columns, only, chosen = "sample, token, ids", "", ()
+    if weights_recorded(run):  # those of other tokens need not be read
+        columns, only, chosen = f"{columns}, weights", f" AND {chooses_sql(layout, step)}", (number,) * layout.top_k
     # By its full name: where labels are merged it is a view, which has no rowid.
-    one = f"SELECT {columns} FROM r.main.{source} WHERE rowid BETWEEN ? AND ?"
+    one = f"SELECT {columns} FROM r.main.{source} WHERE rowid >= ? AND rowid < ?{only}"
     places, levels = [np.zeros((0, 2), np.int64)], [np.zeros(0, np.uint8)]
     with run.cursor() as cursor:
-        for first in firsts:
-            last = first + size - 1 if wanted < num_rows else num_rows
-            for batch in cursor.execute(one, [first, last]).to_arrow_reader(CHUNK_ROWS):
+        for first, end in pairwise(edges):
+            for batch in cursor.execute(one, [first, min(first + size, end), *chosen]).to_arrow_reader(CHUNK_ROWS):
                 chosen_nK = ids_at(batch.column("ids"), layout, step) == number
                 if not len(here := np.flatnonzero(chosen_nK.any(axis=1))):
                     continue
