@@ -280,7 +280,8 @@ def _strongest_of_packed(
     wanted = min(num_rows, MOST_OF_MODULE * run.row["num_tokens"] // max(count, 1) + 1)
     edges = [num_rows * part // STRETCHES for part in range(STRETCHES + 1)]
     size = -(-wanted // STRETCHES)
-    columns, only, chosen = "sample, token, ids", "", ()
+    columns, only = "sample, token, ids", ""
+    chosen: tuple[int, ...] = ()
     if weights_recorded(run):  # those of other tokens need not be read
         columns, only, chosen = f"{columns}, weights", f" AND {chooses_sql(layout, step)}", (number,) * layout.top_k
     # By its full name: where labels are merged it is a view, which has no rowid.
