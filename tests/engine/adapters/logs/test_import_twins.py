@@ -98,7 +98,7 @@ def test_lists_of_paths_of_a_mixture_have_the_ribbons_of_the_paths(tmp_path: Pat
         lists = con.execute("SELECT list, label_id, rank, ribbon FROM path_top").fetchall()
         ribbons = dict(con.execute("SELECT rank, ribbon FROM path").fetchall())
     assert {(name, label) for name, label, *_ in lists} == {("compute", None), ("reuse", None)} | {
-        ("rank", label) for label in range(3)
+        ("rank", label) for label in (None, 0, 1, 2)
     }
     assert all(ribbon == ribbons[rank] for *_, rank, ribbon in lists)
 
