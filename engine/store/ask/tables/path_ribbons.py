@@ -114,13 +114,11 @@ def rows_with_ribbons(run: RunFile, query: Query) -> list[tuple[Any, ...]]:
     ]
     if len(ids) != len(firsts):
         raise run.damaged(PATH_TABLE)
-    layout = run.layout
-    ribbons = sorted_slots(unpack(ids, layout).reshape(len(ids), layout.num_steps, layout.top_k)).tolist()
-    of_first = dict(zip(firsts.tolist(), ribbons, strict=True))
+    of_first = dict(zip(firsts.tolist(), _ribbons(ids, run.layout).tolist(), strict=True))
     return [(rank, of_first[first], *more) for rank, first, *more in rows]
 
 
-def _ribbons(column: pa.Array, layout: Layout) -> np.ndarray:
+def _ribbons(column: Any, layout: Layout) -> np.ndarray:
     if not layout.unique:
         return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(len(column), layout.visits)
     return sorted_slots(unpack(column, layout).reshape(len(column), layout.num_steps, layout.top_k))
