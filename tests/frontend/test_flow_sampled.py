@@ -7,8 +7,8 @@ import pytest
 from tests.frontend.test_pages import api  # noqa: F401 (fixtures)
 
 
-def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
-    """The questions about flows that the page asks from now on, in their order."""
+def asked_by(monkeypatch: pytest.MonkeyPatch, *, exact: bool = False) -> list[dict]:
+    """The questions about flows that the page asks from now on, in their order; a sample is ``exact`` if it is all."""
     from tokenpaths.frontend.api.client import Client
 
     asked, ask = [], Client.ask
@@ -16,7 +16,13 @@ def asked_by(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     def noted(self, run, question, **arguments):
         if question == "flow":
             asked.append(dict(arguments))
-        return ask(self, run, question, **arguments)
+        answer = ask(self, run, question, **arguments)
+        if "sampled" in arguments:  # of so small a run it says that it is
+            assert answer["counted"]["exact"]
+            bars = {"low": 0.0, "high": 1.0}
+            links = [link | bars for link in answer["links"]]
+            answer = {**answer, "links": links, "counted": {**answer["counted"], "exact": exact}}
+        return answer
 
     monkeypatch.setattr(Client, "ask", noted)
     return asked
@@ -33,6 +39,17 @@ def test_a_filter_on_a_large_run_is_asked_twice(show, monkeypatch, filters):
     assert asked[0] == asked[1]
     shown = [caption.value for caption in page.caption]
     assert not any("Estimated" in text for text in shown)  # the exact answer took its place
+    assert sum("to keep only its tokens" in text for text in shown) == 1
+
+
+def test_what_a_sample_counts_exactly_is_asked_once(show, monkeypatch):
+    from tokenpaths.frontend.views.routes import routes
+
+    monkeypatch.setattr(routes, "SAMPLED_FROM", 1)
+    asked = asked_by(monkeypatch, exact=True)
+    page = show(view="routes", run="pictures", paths="1,2")
+    assert [query["sampled"] for query in asked] == [True]
+    shown = [caption.value for caption in page.caption]
     assert sum("to keep only its tokens" in text for text in shown) == 1
 
 

@@ -21,7 +21,7 @@ from tokenpaths.engine.store.ask.questions import QUESTIONS, page_questions
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBER_VIEW_SQL, PATHS
 from tokenpaths.engine.store.file.open_file import first_line
-from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, SMALL_BLOCK_BYTES
+from tokenpaths.engine.store.file.schema import block_bytes
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.base_tables import Plan, plan_of
 from tokenpaths.engine.store.intake.consistency import check_counts, check_tables
@@ -104,8 +104,8 @@ def _copied(
         parts = child.stream(file=str(original), identity=identity, megabytes=limits.megabytes // 2)
         first = next(parts)
         plan = plan_of(_row_of(first.get("run")), frozenset(map(str, first.get("token_columns") or ())))
-        block_bytes = LARGE_BLOCK_BYTES if plan.num_tokens >= FLUSH_TOKENS else SMALL_BLOCK_BYTES
-        con = create_file(partial, plan.tables_sql, block_bytes, min(DUCKDB_MEGABYTES, limits.megabytes // 2))
+        size = block_bytes(plan.layout, large=plan.num_tokens >= FLUSH_TOKENS)
+        con = create_file(partial, plan.tables_sql, size, min(DUCKDB_MEGABYTES, limits.megabytes // 2))
         try:
             declared = next(parts).get("rows")
             total = sum(map(int, declared.values())) or 1

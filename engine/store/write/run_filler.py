@@ -25,11 +25,10 @@ from tokenpaths.engine.store.file import columns
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, HashSample
 from tokenpaths.engine.store.file.open_file import attach_parts, connect
 from tokenpaths.engine.store.file.schema import (
-    LARGE_BLOCK_BYTES,
     ROW_GROUP,
-    SMALL_BLOCK_BYTES,
     STORAGE_VERSION,
     Layout,
+    block_bytes,
     create_tables,
     layout_for,
     token_columns,
@@ -166,7 +165,7 @@ class RunFiller:
         self.num_samples += len(batch.samples)
         self._pending_tokens += batch.num_tokens
         if self._pending_tokens >= FLUSH_TOKENS * (1 if self.con is None else LATER_FLUSHES):
-            self._flush(LARGE_BLOCK_BYTES)
+            self._flush(large=True)
 
     def add_entropy(self, label_id: int, part: np.ndarray) -> None:
         """Add the numbers of tokens with known gate entropy, and its sums, (2, S)."""
@@ -210,8 +209,8 @@ class RunFiller:
         """SQL of the tables of the file."""
         return create_tables(self.layout, self.info) + CREATE_SOFT
 
-    def _flush(self, block_bytes: int, *, last: bool = False) -> None:
-        """Insert the buffered rows; the first call creates the file with blocks of this size, the last leaves none.
+    def _flush(self, *, large: bool, last: bool = False) -> None:
+        """Insert the buffered rows; the first call creates the file, of a ``large`` run or not, the last leaves none.
 
         A thread inserts them while the next ones are numbered, and is waited for before it gets more.
         """
@@ -219,7 +218,7 @@ class RunFiller:
         check_free(self._file.parent)
         if self.con is None:
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
-            self.con = create_file(self._file, self._tables(), block_bytes, megabytes)
+            self.con = create_file(self._file, self._tables(), block_bytes(self.layout, large=large), megabytes)
             self._writing.enter_context(one_thread(self.con))
         rows: dict[str, list[pa.Table]] = {}
         for table, parts in self._pending.items():
@@ -260,7 +259,7 @@ class RunFiller:
 
     def finish(self, on_stage: Callable[[str, int, int], None]) -> None:
         """Build the summaries and close the file after a checkpoint; ``on_stage`` as in ``RunWriter.seal``."""
-        self._flush(SMALL_BLOCK_BYTES, last=True)
+        self._flush(large=False, last=True)
         self._writing.close()
         self.book.complete()
         self.twin_paths = self._twin_of_run()

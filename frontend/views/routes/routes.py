@@ -58,6 +58,10 @@ def draw(selection: Selection) -> None:
     # A placeholder, so that the exact result replaces the sampled one.
     place = st.empty()
     sampled = widgets.client().ask(run["run"], "flow", **asked)
+    if sampled["counted"]["exact"]:  # listed paths, of which all tokens are counted as quickly
+        with place.container():
+            _show(run, selection, {**sampled, "counted": None})
+        return
     if sampled["num_tokens"]:
         with place.container():
             _show(run, selection, sampled)

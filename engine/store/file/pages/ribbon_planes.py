@@ -29,7 +29,7 @@ MOST_READ_PATHS = 1 << 20
 """packed paths whose ribbons are read where all have to be compared"""
 DRAWN_SHARE = 16
 _SEED = 23
-MANY_OF_A_PAGE = 32
+MANY_OF_A_PAGE = 128
 """paths of a page from which on all of it is decoded"""
 _GATHERED = 1 << 18
 """bits picked at once: two megabytes of places"""

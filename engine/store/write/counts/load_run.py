@@ -32,14 +32,7 @@ from tokenpaths.engine.store.file import columns as coded
 from tokenpaths.engine.store.file.checks import check_json, check_run
 from tokenpaths.engine.store.file.open_file import open_read_only
 from tokenpaths.engine.store.file.pages.path_pages import DICTIONARY, path_table
-from tokenpaths.engine.store.file.schema import (
-    ALL_LABELS,
-    LARGE_BLOCK_BYTES,
-    LOAD_TABLE,
-    SMALL_BLOCK_BYTES,
-    create_tables,
-    layout_for,
-)
+from tokenpaths.engine.store.file.schema import ALL_LABELS, LOAD_TABLE, block_bytes, create_tables, layout_for
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT
 from tokenpaths.engine.store.file.weight_codes import code_for
 from tokenpaths.engine.store.write.arrow_tables import insert_columns
@@ -132,11 +125,10 @@ def _each_once(load: LoadParts) -> LoadParts:
 
 
 def _fill(partial: Path, info: RunInfo, modules: Sequence[ModuleInfo], load: LoadParts) -> None:
-    block = LARGE_BLOCK_BYTES if load.counts.size > LARGE_CELLS else SMALL_BLOCK_BYTES
     layout = layout_for(info, modules)
     tokens = num_tokens(load.counts.sum(axis=0), load.top_k) or 1
     tables = create_tables(layout, info) + CREATE_SOFT + path_table(layout, tokens) + LOAD_TABLE
-    con = create_file(partial, tables, block)
+    con = create_file(partial, tables, block_bytes(layout, large=load.counts.size > LARGE_CELLS))
     try:
         names = ("step", "module", "name", "kind", "num_params", "flops_per_token")
         columns: dict[str, Any] = {name: [getattr(module, name) for module in modules] for name in names}

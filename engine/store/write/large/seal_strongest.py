@@ -119,7 +119,7 @@ def _table(run: RunFile, rank_n: np.ndarray, row_n: np.ndarray, strength_n: np.n
         "rank": pa.array(rank_n[kept]),
         "place": pa.array(place_n[kept].astype(np.int8)),
         "row": pa.array(row_n[kept]),
-        "weight": pa.array(strongest.weights_shown(run.layout, strength_n[kept], run.layout.num_steps)),
+        "weight": pa.array(strongest.whole_weights(run.layout, strength_n[kept])),
         "compared": pa.array(np.repeat(size_P, size_P)[kept].astype(np.int32)),
     }
     return pa.table(columns | _excerpts(run, rank_n[kept], row_n[kept]))

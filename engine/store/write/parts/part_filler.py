@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenpaths.engine.analysis.ribbon_costs import Work, flops_of
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.store.file import columns
-from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, ROW, part_tables
+from tokenpaths.engine.store.file.schema import ROW, part_tables
 from tokenpaths.engine.store.write.arrow_tables import CompactBatch
 from tokenpaths.engine.store.write.parts.plan import SealPlan, load
 from tokenpaths.engine.store.write.run_filler import RunFiller
@@ -102,7 +102,7 @@ class PartFiller(RunFiller):
 
     def end(self) -> None:
         """Write what is left and close the file."""
-        self._flush(LARGE_BLOCK_BYTES, last=True)
+        self._flush(large=True, last=True)
         assert self.con is not None
         self.con.execute("COMMIT")
         self.con.execute("CHECKPOINT")

@@ -24,7 +24,7 @@ from tokenpaths.engine.base.errors import WriterFailed
 from tokenpaths.engine.base.files import make_folder
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.base.run_parts import alias_of
-from tokenpaths.engine.store.file.schema import LARGE_BLOCK_BYTES, SMALL_BLOCK_BYTES, tables_over_parts
+from tokenpaths.engine.store.file.schema import block_bytes, tables_over_parts
 from tokenpaths.engine.store.file.soft_tables import CREATE_AROUND_SOFT, SOFT_TABLES
 from tokenpaths.engine.store.write.large.seal_answers import add_answers
 from tokenpaths.engine.store.write.merge import SealProgress, ShardSet, check_files, describe, nothing_left
@@ -84,12 +84,12 @@ class MergedFiller(RunFiller):
         self._workers.run(ANSWER, self._plan.work, self._workers.slots, lambda done: None)
         add_answers(self._file, *answers_of(self._plan))
 
-    def _flush(self, block_bytes: int, *, last: bool = False) -> None:
+    def _flush(self, *, large: bool, last: bool = False) -> None:
         """Create the file over its parts; there are no rows to insert."""
         tables = tables_over_parts(self.layout, self.info, [alias_of(part) for part in self._plan.parts])
-        block_bytes = LARGE_BLOCK_BYTES if self.book.num_tokens >= FLUSH_TOKENS else SMALL_BLOCK_BYTES
         tables += CREATE_AROUND_SOFT
-        self.con = create_file(self._file, tables, block_bytes, DUCKDB_MEGABYTES, self._plan.parts)
+        size = block_bytes(self.layout, large=large or self.book.num_tokens >= FLUSH_TOKENS)
+        self.con = create_file(self._file, tables, size, DUCKDB_MEGABYTES, self._plan.parts)
 
 
 def seal_in_parts(

@@ -41,5 +41,12 @@ def test_intervals_of_a_sample_hold_the_exact_share(top_k: int, tmp_path: Path, 
             for step in range(4):
                 links = [link["count"] for link in sampled["links"] if link["step"] == step]
                 assert sum(links) == pytest.approx(sampled["num_tokens"], abs=1)
+        # Listed paths lie together, and so do their ribbons where tokens have none of their own.
+        exact, sampled = run.flow(paths=[1, 3]), run.flow(paths=[1, 3], sampled=True)
+        assert sampled["counted"]["exact"] == (top_k == 1)
+        if top_k == 1:
+            assert sampled["counted"]["num_tokens"] == exact["num_tokens"]
+            assert sampled | {"counted": None} == exact | {"counted": None}
+        assert not run.flow(paths=[1], label=run.labels[0][1], sampled=True)["counted"]["exact"]
         assert total > 50
         assert inside / total > 0.9

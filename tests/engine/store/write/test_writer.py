@@ -424,6 +424,18 @@ def test_a_run_larger_than_one_flush_has_the_same_answers(tmp_path: Path, monkey
         assert 30 < rows[0] < 200  # a hash sample of about 100
 
 
+@pytest.mark.parametrize(
+    ("flush", "steps", "size"),
+    [(10**6, 3, 16_384), (50, 3, 65_536), (50, 33, 262_144)],
+    ids=["small", "large", "large, packed"],
+)
+def test_blocks_of_a_file(flush: int, steps: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", flush)
+    with Run.open(make("demo", "text", samples=20, top_k=2, steps=steps).write(tmp_path)) as run:
+        sql = "SELECT block_size FROM pragma_database_size() WHERE database_name = 'r'"
+        assert run._connection.rows(sql) == [(size,)]
+
+
 def test_one_token(tmp_path: Path):
     whole = make("tiny", "text", samples=1, labels=False, twin=False)
     fields = ("module_ids", "weights", "gate_entropy", "flops", "token_id", "char_start", "char_end", "loss")

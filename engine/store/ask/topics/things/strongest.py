@@ -117,6 +117,13 @@ def weights_shown(layout: Layout, strength: np.ndarray, num_steps: int) -> np.nd
     return rounded
 
 
+def whole_weights(layout: Layout, strength: np.ndarray) -> np.ndarray:
+    """``weights_shown`` of all steps as whole numbers of the last decimal: half the bytes in a file."""
+    shown = weights_shown(layout, strength, layout.num_steps)
+    whole: np.ndarray = np.rint(shown * 10**layout.weights.digits).astype(np.int32)
+    return whole
+
+
 def strongest_of_path(run: RunFile, rank: int, ribbon: list[list[int]], count: int, limit: int, seed: int) -> Strongest:
     """The ``limit`` strongest tokens of a path. Steps at which the path uses no module do not count."""
     if (sealed := sealed_strongest(run, rank, count, limit)) is not None:
@@ -179,7 +186,7 @@ def sealed_strongest(run: RunFile, rank: int, count: int, limit: int) -> Stronge
     for _, row, weight, _, token_id, label, *context in sorted(found, key=lambda one: one[0]):
         sample = int(np.searchsorted(run.first_rows, row, side="right")) - 1
         pair = sample, int(row - run.first_rows[sample])
-        rows.append((*pair, weight))
+        rows.append((*pair, weight / 10**run.layout.weights.digits))
         if context[1] is not None:
             head = {"sample": sample, "token": pair[1], "token_id": token_id}
             head["label"] = run.merged_names.get(label, label)
