@@ -24,6 +24,7 @@ from tokenpaths.engine.base.records import NOT_OFFERED_KIND, STAND_IN_KINDS, UNR
 from tokenpaths.engine.data.labels import look_alikes
 from tokenpaths.engine.store.ask.label_views import LabelRow, merged_connection
 from tokenpaths.engine.store.ask.tables import lookups, queries
+from tokenpaths.engine.store.ask.tables.cache import held, hold
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import TABLE, coded_columns
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
@@ -36,6 +37,8 @@ from tokenpaths.engine.store.file.soft_tables import read_shapes
 from tokenpaths.engine.store.file.weight_codes import CODES
 
 MOST_LABELS = 100_000
+MOST_HELD_PAGES = 32 * 2**20
+"""bytes of pages of paths of a run that are cached"""
 _File = TypeVar("_File", bound="RunFile")
 
 
@@ -251,22 +254,38 @@ class RunFile:
         pages, page_of = np.unique(path_ids // PAGE_PATHS, return_inverse=True)
         ranks = np.empty(len(path_ids), dtype=np.int64)
         ribbons = np.empty((len(path_ids), layout.visits if layout.by_path else 0), dtype=layout.id_dtype)
-        columns = "page, ranks, ribbons" if layout.by_path else "page, ranks"
         for start in range(0, len(pages), PAGES_AT_ONCE):
-            chunk = pages[start : start + PAGES_AT_ONCE]
-            rows = self.rows(lookups.looked_up(columns, "path_page", "page", chunk.tolist()))
-            rows.sort(key=lambda row: row[0])
-            here = np.flatnonzero((page_of >= start) & (page_of < start + len(chunk)))
+            rows = self._path_pages(pages[start : start + PAGES_AT_ONCE].tolist())
+            here = np.flatnonzero((page_of >= start) & (page_of < start + len(rows)))
             page, place = page_of[here] - start, path_ids[here] % PAGE_PATHS
             try:
-                parts = [decode_ranks(row[1], layout) for row in rows]
+                parts = [decode_ranks(row[0], layout) for row in rows]
                 sizes = np.array([len(part) for part in parts])
                 ranks[here] = np.concatenate(parts)[(np.cumsum(sizes) - sizes)[page] + place]
                 if layout.by_path:
-                    ribbons[here] = pick_from_pages([row[2] for row in rows], sizes, page, place, layout)
+                    ribbons[here] = pick_from_pages([row[1] for row in rows], sizes, page, place, layout)
             except (ValueError, TypeError, IndexError, zlib.error) as error:
                 raise self.damaged("path_page") from error
         return ranks, ribbons
+
+    def _path_pages(self, pages: list[int]) -> list[tuple[bytes, bytes]]:
+        """Ranks and ribbons of these rows of ``path_page`` (ascending), cached: most tokens are on a few paths."""
+        known: dict[int, tuple[bytes, bytes]] = held(self, "path pages") or {}
+        missing = [page for page in pages if page not in known]
+        if missing:
+            ribbons = "ribbons" if self.layout.by_path else "''::BLOB"
+            columns = f"page, coalesce(ranks, ''::BLOB), {ribbons}"
+            rows = self.rows(lookups.looked_up(columns, "path_page", "page", missing))
+            read = {page: (ranks, packed or b"") for page, ranks, packed in rows}
+            found = {page: known[page] for page in pages if page in known} | read
+            if not found.keys() >= set(pages):
+                raise self.damaged("path_page")
+            known = known | read
+            size = sum(len(ranks) + len(packed) for ranks, packed in known.values())
+            if size > MOST_HELD_PAGES:  # begin again with those that were just asked for
+                known, size = found, sum(len(ranks) + len(packed) for ranks, packed in found.values())
+            hold(self, "path pages", known, size)
+        return [known[page] for page in pages]
 
     def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n, S, K) and 8-bit weights (n, S, K) of the fetched ``columns_sql``."""

@@ -1,4 +1,4 @@
-"""LRU cache of arrays read from open runs, bounded for the whole process."""
+"""LRU cache of what was read from open runs, bounded for the whole process. A run is any object: this is below them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tokenpaths.engine.store.ask.run_file import RunFile
-
 T = TypeVar("T")
 MOST_BYTES = 288 * 2**20
-_ENTRIES: OrderedDict[tuple[int, str], tuple[weakref.ref[RunFile], Any, int]] = OrderedDict()
+_ENTRIES: OrderedDict[tuple[int, str], tuple[weakref.ref[Any], Any, int]] = OrderedDict()
 _LOCK = threading.Lock()
 
 
-def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
+def cached(run: object, name: str, load: Callable[[], T], num_bytes: Callable[[T], int]) -> T:
     """The result of ``load``, cached under ``name`` while ``run`` is open, until evicted by newer entries.
 
     Two threads may both load it, which is harmless: cached values are never modified.
@@ -29,7 +27,7 @@ def cached(run: RunFile, name: str, load: Callable[[], T], num_bytes: Callable[[
     return value
 
 
-def held(run: RunFile, name: str) -> Any:
+def held(run: object, name: str) -> Any:
     """What is cached under ``name``; None if nothing is."""
     key = (id(run), name)
     with _LOCK:
@@ -40,7 +38,7 @@ def held(run: RunFile, name: str) -> Any:
         return entry[1]
 
 
-def hold(run: RunFile, name: str, value: object, size: int) -> None:
+def hold(run: object, name: str, value: object, size: int) -> None:
     """Cache ``value`` of ``size`` bytes under ``name``."""
     key = (id(run), name)
     with _LOCK:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.naive_store import Case
 from tests.support.runs import make
+from tokenpaths.engine.base.errors import RunFileError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import lookups, path_ribbons
 from tokenpaths.engine.store.ask.topics import paths
@@ -49,9 +50,11 @@ def test_paths_are_looked_up_as_the_table_has_them(case: Case):
         assert ribbons.tolist() == wanted
 
 
-def test_paths_of_several_pages(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.parametrize("most_held", [2**20, 200, 0], ids=["all cached", "some cached", "none cached"])
+def test_paths_of_several_pages(case: Case, most_held: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Small pages: many in a file, and more than are read at once."""
     wanted = case.run.sample(0)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.run_file.MOST_HELD_PAGES", most_held)
     for module in ("ask.run_file", "write.seal_pages"):
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.PAGE_PATHS", 3)
         monkeypatch.setattr(f"tokenpaths.engine.store.{module}.PAGES_AT_ONCE", 2)
@@ -63,6 +66,26 @@ def test_paths_of_several_pages(case: Case, monkeypatch: pytest.MonkeyPatch, tmp
         few = rows["path_id"][::5]
         assert run.look_up(few)[0].tolist() == rows["rank"][::5].tolist()
         assert run.sample(0) == wanted
+        assert run.sample(0) == wanted
+
+
+def test_a_page_of_paths_is_read_once(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("tokenpaths.engine.store.write.seal_pages.PAGE_PATHS", 3)
+    monkeypatch.setattr("tokenpaths.engine.store.ask.run_file.PAGE_PATHS", 3)
+    asked: list[list[int]] = []
+    look_up = lookups.looked_up
+
+    def noted(columns: str, table: str, key: str, values: list[int]) -> Query:
+        asked.append(values)
+        return look_up(columns, table, key, values)
+
+    monkeypatch.setattr(lookups, "looked_up", noted)
+    with Run.open(case.naive.made.write(tmp_path)) as run:
+        for path_ids in ([0, 1], [2, 4], [0, 5], [3]):
+            run.look_up(np.array(path_ids))
+        assert asked == [[0], [1]]
+        with pytest.raises(RunFileError, match="damaged"):
+            run.look_up(np.array([10**6]))
 
 
 def test_links_by_path_are_those_of_the_tokens(case: Case):
