@@ -56,6 +56,15 @@ def test_experts_with_a_label_are_said_to_lack_its_tokens(show):
     assert "How many experts does nobody choose?" not in asked
 
 
+def test_a_token_of_a_log_of_ids_is_shown_without_weights(show):
+    for run, missing in (("experts", False), ("ids", True)):
+        page = show(run=run, view="samples", sample="1", inspect="token:1.2")
+        assert told(page)
+        tables = " ".join(str(one.proto.body) for one in page.get("html"))
+        assert "Modules and weights of the token" in tables
+        assert ("not in the log" in tables) == missing
+
+
 def test_weights_that_no_log_recorded_are_not_told_as_measured(show):
     measured, of_ids = show(run="experts"), show(run="ids")
     assert "importance CV²" in told(measured)

@@ -182,7 +182,7 @@ def _cells(
                     "fill": colour,
                     "mark": SIGNS[why] if why is not None else str(modules[0]) if shade in LEGENDS else names,
                     "modules": names,
-                    "weight": max(token["weights"][step], default=0.0),
+                    "weight": max(token["weights"][step], default=0.0) if token["weights"] else None,
                     "overlap": overlap(ribbon[step], before.get(token["token"], [])[step : step + 1]),
                     "skipped": why == SKIPPED,
                     "ink": ink_on(look.identity if why == SKIPPED else colour),
@@ -209,7 +209,7 @@ def overlap(modules: Sequence[int], before: Sequence[Sequence[int]]) -> float:
 
 
 def _most(table: Sequence[Mapping[str, Any]], shade: Shade) -> float:
-    return 1.0 if shade == "overlap" else max([row["weight"] for row in table], default=1.0) or 1.0
+    return 1.0 if shade == "overlap" else max([row["weight"] or 0.0 for row in table], default=1.0) or 1.0
 
 
 def _fill(table: Sequence[Mapping[str, Any]], shade: Shade, look: Theme) -> alt.Fill:

@@ -103,11 +103,11 @@ def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
             "modules": taken(modules, identities, int(run["top_k"]), offered),
             "weights": "not in the log"
             if not weighted
-            else " + ".join(numbers.number(w) for w in weights)
+            else " + ".join(numbers.number(w) for w in token["weights"][step])
             if ribbon[step]
             else "–",
         }
-        for step, (modules, weights) in enumerate(zip(token["ribbon"], token["weights"], strict=True))
+        for step, modules in enumerate(token["ribbon"])
     ]
     names = ["modules", "weights"]
     if token.get("margins") is not None:

@@ -74,7 +74,9 @@ class Token(AnswerModel):
     col: int | None = None
     loss: float | None = Field(None, description="nats; null where the token has no target")
     ribbon: Ribbon
-    weights: list[list[float]] = Field(description="The multipliers really used, steps × slots")
+    weights: list[list[float]] | None = Field(
+        description="The multipliers really used, steps × slots; null where the source gave ids only"
+    )
     rank: Rank
     cdf: Cdf
     cdf_middle: CdfMiddle

@@ -128,7 +128,8 @@ def sample(run: RunFile, sample: SampleNumber) -> dict[str, Any]:
     tokens, ids_nSK, levels_nSK = _tokens(run, sample, answer["num_tokens"])
     texts = vocabulary(run, [token["token_id"] for token in tokens if token.get("token_id") is not None])
     code = run.layout.weights
-    weights_nSK = code.decode(levels_nSK).round(code.digits).tolist()
+    # Nested lists of a wide mixture's 1/K, which no log held, would be half of the answer.
+    weights_nSK = code.decode(levels_nSK).round(code.digits).tolist() if weights_recorded(run) else [None] * len(tokens)
     return {
         "run": run.run_id,
         **answer,
@@ -201,7 +202,7 @@ def _token_answer(
     run: RunFile,
     token: dict[str, Any],
     ids: list[list[int]],
-    weights_SK: list[list[float]],
+    weights_SK: list[list[float]] | None,
     text: str | None,
     texts: dict[int, str],
 ) -> dict[str, Any]:
@@ -217,9 +218,9 @@ def _token_answer(
         }
     if run.layout.unused_from is not None:
         ids = used_modules(ids, run.layout)
-        weights_SK = [
-            weights[: len(used)] for used, weights in zip(ids, weights_SK, strict=True)
-        ]  # these are the first
+        if weights_SK is not None:
+            pairs = zip(ids, weights_SK, strict=True)
+            weights_SK = [weights[: len(used)] for used, weights in pairs]  # these are the first
     return answer | {
         "loss": finite(token["loss"]),
         "ribbon": ids,

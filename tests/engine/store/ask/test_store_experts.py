@@ -370,6 +370,7 @@ def test_ids_without_weights_have_no_first_choice(tmp_path: Path) -> None:
         assert all(row["any"] > row["baseline_any"] for row in answer["steps"])
         assert "recorded no weights" in answer["first_missing"]
         assert run.token_slice(0, 0)["weights_recorded"] is False
+        assert {token["weights"] for token in run.sample(0)["tokens"]} == {None}
         usage = run.usage()  # 1/K stands in for each weight: none was measured
         assert {row["importance_cv2"] for row in usage["steps"]} == {None}
         assert {cell["weight"] for cell in usage["usage"]} == {None}
