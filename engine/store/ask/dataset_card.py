@@ -47,7 +47,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "label": _SHARED["label"],
         "rank": "rank of its path by frequency, 1 = most frequent; joins with the split `paths`",
         "ribbon": "module ids by step and slot (S lists of K), slots by falling weight",
-        "weights": "weights of those modules, rounded to 8 bits as the run keeps them",
+        "weights": "weights of those modules, rounded to 8 bits as the run keeps them; 1/K where its log held none",
         "compute": _SHARED["compute"],
         "reuse": _SHARED["reuse"],
         "gate_entropy": _SHARED["gate_entropy"],

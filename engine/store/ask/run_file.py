@@ -261,6 +261,8 @@ class RunFile:
             try:
                 parts = [decode_ranks(row[0], layout) for row in rows]
                 sizes = np.array([len(part) for part in parts])
+                if (place >= sizes[page]).any():  # else it would be a path of the next page
+                    raise ValueError("a page of fewer paths")
                 ranks[here] = np.concatenate(parts)[(np.cumsum(sizes) - sizes)[page] + place]
                 if layout.by_path:
                     ribbons[here] = pick_from_pages([row[1] for row in rows], sizes, page, place, layout)
@@ -268,23 +270,23 @@ class RunFile:
                 raise self.damaged("path_page") from error
         return ranks, ribbons
 
-    def _path_pages(self, pages: list[int]) -> list[tuple[bytes, bytes]]:
+    def _path_pages(self, pages: list[int]) -> list[tuple[Any, Any]]:
         """Ranks and ribbons of these rows of ``path_page`` (ascending), cached: most tokens are on a few paths."""
-        known: dict[int, tuple[bytes, bytes]] = held(self, "path pages") or {}
+        known: dict[int, tuple[bytes | None, bytes | None]] = held(self, "path pages") or {}
         missing = [page for page in pages if page not in known]
         if missing:
-            ribbons = "ribbons" if self.layout.by_path else "''::BLOB"
-            columns = f"page, coalesce(ranks, ''::BLOB), {ribbons}"
+            columns = "page, ranks, ribbons" if self.layout.by_path else "page, ranks, NULL"
             rows = self.rows(lookups.looked_up(columns, "path_page", "page", missing))
-            read = {page: (ranks, packed or b"") for page, ranks, packed in rows}
-            found = {page: known[page] for page in pages if page in known} | read
-            if not found.keys() >= set(pages):
+            known = known | {page: (ranks, ribbons) for page, ranks, ribbons in rows}
+            if not known.keys() >= set(pages):
                 raise self.damaged("path_page")
-            known = known | read
-            size = sum(len(ranks) + len(packed) for ranks, packed in known.values())
-            if size > MOST_HELD_PAGES:  # begin again with those that were just asked for
-                known, size = found, sum(len(ranks) + len(packed) for ranks, packed in found.values())
-            hold(self, "path pages", known, size)
+            kept, size = {}, 0
+            for page in sorted(known):  # paths are numbered as they were first seen: the first pages have the frequent
+                size += len(known[page][0] or b"") + len(known[page][1] or b"")
+                if size > MOST_HELD_PAGES:
+                    break
+                kept[page] = known[page]
+            hold(self, "path pages", kept, min(size, MOST_HELD_PAGES))
         return [known[page] for page in pages]
 
     def ribbons_of(self, columns: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -17,10 +17,10 @@ from tokenpaths.engine.store.file.text_pieces import PIECES, TEXT_SQL
 from tokenpaths.engine.store.file.weight_codes import LINEAR, MARGIN_COLUMNS, WeightCode, code_for
 
 STORAGE_VERSION = "v1.2.0"
-SMALL_BLOCK_BYTES, LARGE_BLOCK_BYTES, PACKED_BLOCK_BYTES = 16_384, 65_536, 262_144
+SMALL_BLOCK_BYTES, LARGE_BLOCK_BYTES, LARGEST_BLOCK_BYTES = 16_384, 65_536, 262_144
 ROW_GROUP = 260_096
-"""rows per row group: a column of one byte fills four large blocks to 99 %, or one of packed layouts. Two groups of
-half as many would fill them as well, but DuckDB rarely puts two into one block"""
+"""rows per row group: a column of one byte fills four large blocks or one of the largest to 99 %. Two groups of half as
+many would fill one of the largest as well, but DuckDB rarely puts two into one block"""
 WIDEST_COLUMN_LAYOUT = 64
 """maximum number of visits per token stored as columns; beyond, one array of ids and one BLOB of weights"""
 WORD_BITS, MOST_PACKED_BITS = 64, 56
@@ -241,16 +241,17 @@ def first_unused(modules: Sequence[ModuleInfo]) -> int | None:
     return min((module.module for module in modules if module.kind == UNUSED_KIND), default=None)
 
 
-def block_bytes(layout: Layout, *, large: bool) -> int:
-    """Size of a block of the file of a small or a ``large`` run.
+def block_bytes(layout: Layout, *, large: bool, floats: bool = False) -> int:
+    """Size of a block of the file of a small or a ``large`` run; parts of a run are large.
 
     Whoever reads one row reads a block of each column, and each column takes at least one. Small ones keep a run of one
-    sample at 0.3 MB instead of 4. Of large runs half as large ones waste room, and four times as large ones take
-    twice as long to be read into new memory. Words of packed ids fill 98 % of the largest, 94 of those of other runs.
+    sample at 0.3 MB instead of 4, those of large runs are read in less time than the largest. These are for packed
+    ids, whose words of 64 bits leave room in smaller ones, and for ``floats`` token by token (soft decisions, FLOPs of
+    each token): DuckDB's compression of floats (ALP) works with them alone.
     """
     if not large:
         return SMALL_BLOCK_BYTES
-    return PACKED_BLOCK_BYTES if layout.packed else LARGE_BLOCK_BYTES
+    return LARGEST_BLOCK_BYTES if layout.packed or floats else LARGE_BLOCK_BYTES
 
 
 def layout_for(info: RunInfo, modules: Sequence[ModuleInfo], *, shard: bool = False) -> Layout:

@@ -22,6 +22,7 @@ from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file.columns import MEMBER_SQL, MEMBER_VIEW_SQL, PATHS
 from tokenpaths.engine.store.file.open_file import first_line
 from tokenpaths.engine.store.file.schema import block_bytes
+from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.base_tables import Plan, plan_of
 from tokenpaths.engine.store.intake.consistency import check_counts, check_tables
@@ -104,11 +105,12 @@ def _copied(
         parts = child.stream(file=str(original), identity=identity, megabytes=limits.megabytes // 2)
         first = next(parts)
         plan = plan_of(_row_of(first.get("run")), frozenset(map(str, first.get("token_columns") or ())))
-        size = block_bytes(plan.layout, large=plan.num_tokens >= FLUSH_TOKENS)
+        declared = next(parts).get("rows")
+        total = sum(map(int, declared.values())) or 1
+        floats = any(int(declared.get(soft.table, 0)) for soft in SOFT_TABLES.values())
+        size = block_bytes(plan.layout, large=plan.num_tokens >= FLUSH_TOKENS, floats=floats)
         con = create_file(partial, plan.tables_sql, size, min(DUCKDB_MEGABYTES, limits.megabytes // 2))
         try:
-            declared = next(parts).get("rows")
-            total = sum(map(int, declared.values())) or 1
             done = 0
             with one_thread(con):
                 for part in parts:

@@ -218,7 +218,8 @@ class RunFiller:
         check_free(self._file.parent)
         if self.con is None:
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
-            self.con = create_file(self._file, self._tables(), block_bytes(self.layout, large=large), megabytes)
+            size = block_bytes(self.layout, large=large, floats=self._has_floats())
+            self.con = create_file(self._file, self._tables(), size, megabytes)
             self._writing.enter_context(one_thread(self.con))
         rows: dict[str, list[pa.Table]] = {}
         for table, parts in self._pending.items():
@@ -235,6 +236,13 @@ class RunFiller:
         self._inserting.start()
         if last:
             self.wait_for_rows()
+
+    def _has_floats(self) -> bool:
+        """Whether rows that wait hold soft decisions, or FLOPs of a token that are not those of its modules."""
+        if any(self._pending.get(soft.table) for soft in SOFT_TABLES.values()):
+            return True
+        tokens = self._pending[columns.TABLE]
+        return any("flops" in part.column_names and part["flops"].null_count < len(part) for part in tokens)
 
     def _insert(self, con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
         """Insert the rows of these tables, those with the same columns together, and let go of them."""

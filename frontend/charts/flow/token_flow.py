@@ -105,6 +105,9 @@ def token_flow_chart(
     """
     look = theme_named(theme)
     tokens = _window(sample, first, most)
+    weighted = weighted and any(token["weights"] for token in tokens)
+    if shade == "weight" and not weighted:
+        shade = "overlap"
     table = _cells(sample, tokens, shade, (identities, offered), chosen, look)
     num_steps = max((len(t["ribbon"]) for t in tokens), default=1)
     wide = max((len(row["mark"]) for row in table), default=1)

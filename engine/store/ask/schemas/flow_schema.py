@@ -43,11 +43,11 @@ class OtherFlow(AnswerModel):
 
 
 class SampledOn(AnswerModel):
-    """How many tokens of the hash sample of a run passed the filters."""
+    """How many tokens passed the filters: of the hash sample of a run, or of all of them."""
 
     num_tokens: Count
-    of_tokens: int = Field(description="Tokens of the sample")
-    exact: bool = Field(description="Whether the sample is the whole run")
+    of_tokens: int = Field(description="Tokens that were looked at: of the sample, or of the run")
+    exact: bool = Field(description="Whether these are all tokens of the run; rows have no interval then")
 
 
 class Flow(AnswerModel):

@@ -77,7 +77,7 @@ def flow(
         int | None, Argument("Maximum number of modules a step; the smaller ones are merged too", ge=1, le=65536)
     ] = None,
     sampled: Annotated[
-        bool, Argument("With `paths` or `through`: from a hash sample of a million tokens, with error bars")
+        bool, Argument("With `paths` or `through`: of a hash sample of a million tokens, or of all if that is as quick")
     ] = False,
 ) -> dict[str, Any]:
     """Nodes and links of the filtered tokens between ``steps`` (half open: (0, 5) = steps 0 … 4).
@@ -126,7 +126,7 @@ def _count(
 ) -> tuple[dict[str, Any] | None, Counted]:
     """How tokens were counted (None: exactly, no sample was requested), and the counts."""
     by_path = run.layout.by_path and label_id is None
-    # Paths that are listed by rank lie together: all their tokens are counted in a tenth of the sample's time.
+    # Of listed paths all tokens are counted in less time than those of the sample: a thousand ribbons are read at most.
     if sampled and run.row["num_tokens"] > SAMPLE_TABLE_ROWS and not (by_path and filters.paths):
         return sampled_flow(run, filters, label_id, first, stop)
     if by_path:

@@ -37,8 +37,8 @@ DICTIONARY, UNIQUE = "dictionary", "unique"
 WORK_COLUMNS = ("active", "known", "distinct_active")
 """columns of ``path_coded`` that compute and reuse are worked out from, as ``ribbon_costs.Work``"""
 PAGE_PATHS = 4096
-"""DuckDB reads a vector of 2048 rows whole where it lies in two segments, and one of texts holds 4,095 rows: a table of
-fewer has none of these"""
+"""DuckDB reads a vector of 2048 rows whole where it lies in two segments. In blocks of 64 kB a segment of BLOBs holds
+4,095 rows: tables of up to 16.8 million paths are one segment"""
 PAGES_AT_ONCE = 64
 TOP_ROWS = 1000
 

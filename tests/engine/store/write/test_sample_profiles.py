@@ -307,3 +307,16 @@ def test_a_page_of_paths_that_is_none_is_refused(change: str, tmp_path: Path) ->
         con.execute(f"UPDATE path_page {change}")
     with Run.open(file) as run, pytest.raises(RunFileError, match="r.duckdb is damaged .table path_page."):
         run.sample(0)
+
+
+@pytest.mark.parametrize("change", ["SET ribbons = NULL", "SET ranks = ranks[1:8]", "SET ranks = NULL, ribbons = NULL"])
+def test_a_page_of_fewer_paths_gives_none_of_the_next(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in ("ask.run_file", "write.seal_pages"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.PAGE_PATHS", 8)
+    file = make("r", modality="text").write(tmp_path)
+    with duckdb.connect(file) as con:
+        con.execute(f"UPDATE path_page {change} WHERE page = 1")
+    with Run.open(file) as run:
+        assert len(run.look_up(np.array([1, 17]))[0]) == 2
+        with pytest.raises(RunFileError, match="r.duckdb is damaged .table path_page."):
+            run.look_up(np.array([1, 11, 12, 17]))

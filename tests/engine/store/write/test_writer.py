@@ -425,13 +425,18 @@ def test_a_run_larger_than_one_flush_has_the_same_answers(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("flush", "steps", "size"),
-    [(10**6, 3, 16_384), (50, 3, 65_536), (50, 33, 262_144)],
-    ids=["small", "large", "large, packed"],
+    ("flush", "steps", "own_flops", "size"),
+    [(10**6, 3, False, 16_384), (50, 3, False, 65_536), (50, 33, False, 262_144), (50, 3, True, 262_144)],
+    ids=["small", "large", "packed", "FLOPs of tokens"],
 )
-def test_blocks_of_a_file(flush: int, steps: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_of_a_file(
+    flush: int, steps: int, own_flops: bool, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", flush)
-    with Run.open(make("demo", "text", samples=20, top_k=2, steps=steps).write(tmp_path)) as run:
+    made = make("demo", "text", samples=20, top_k=2, steps=steps)
+    if own_flops:
+        made = replace(made, batches=[replace(batch, flops=batch.flops + 1) for batch in made.batches])
+    with Run.open(made.write(tmp_path)) as run:
         sql = "SELECT block_size FROM pragma_database_size() WHERE database_name = 'r'"
         assert run._connection.rows(sql) == [(size,)]
 
