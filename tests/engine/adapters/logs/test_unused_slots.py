@@ -143,8 +143,10 @@ def test_unused_slots_of_every_layout_are_no_modules(write: Any, tmp_path: Path)
         assert [[sorted(step) for step in t["ribbon"]] for t in tokens] == [
             [sorted(step) for step in t] for t in CHOSEN
         ]
+        recorded = run.info()["weight_semantics"]["weights_recorded"]
         for token, chosen in zip(tokens, CHOSEN, strict=True):
-            assert [len(weights) for weights in token["weights"]] == [len(step) for step in chosen]
+            sizes = [len(weights) for weights in token["weights"]] if recorded else token["weights"]
+            assert sizes == ([len(step) for step in chosen] if recorded else None)
             assert token["compute"] == pytest.approx(sum(map(len, chosen)) / (LAYERS * TOP_K))
         usage = run.usage()
         for step in usage["steps"]:
