@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import over_time
-from benchmarks.measure import PAGE, RESULTS, days, report
+from benchmarks.measure import PAGE, RESULTS, days, machines, report
 from benchmarks.table import GOALS, Row, bound, markdown, ours, peers, times_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,9 +109,10 @@ def rows_of(part: Part) -> list[Row]:
         try:
             reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
             found = {row.key: replace(row, **about) for row in (reader(document) if reader else [])}
-            for key, when in (document.get("dates") or {}).items():  # what a later, partial measurement kept
-                if key in found and days(when):
-                    found[key] = replace(found[key], date=days(when))
+            dates, places = (document.get(name) or {} for name in ("dates", "machines"))
+            for key, row in found.items():  # what a later, partial measurement kept is of its own day and machine
+                when, where = days(dates.get(row.part or key)), machines(places.get(row.part or key))
+                found[key] = replace(row, date=when or row.date, machine=where or row.machine)
         except (KeyError, TypeError, IndexError) as error:  # kept by an earlier form of the part
             say(f"benchmarks/results/{part.module}.json has another form than its part reads ({error!r})")
         except ImportError as error:

@@ -310,21 +310,25 @@ def rows(document: dict[str, Any]) -> list[Row]:
                     peers=peers,
                     note=f"{found[name]['question']}; {tokens}",
                     missing=missing,
+                    part=name.split("_")[1],
                 )
             )
     free = {one.name for one in QUESTIONS if one.free}
     exact = {name: row["p95"] / 1000 for name, row in found.get("warm", {}).items() if name in free}
     if exact:
-        made.append(Row("filter_exact", max(exact.values()), cells=exact, note=tokens, missing=missing))
+        made.append(Row("filter_exact", max(exact.values()), cells=exact, note=tokens, missing=missing, part="warm"))
     if found.get("sampled"):
         sampled = {name: row["p95"] for name, row in found["sampled"].items()}
-        made.append(Row("filter_sampled", max(sampled.values()), cells=sampled, note=tokens, missing=missing))
+        made.append(
+            Row("filter_sampled", max(sampled.values()), cells=sampled, note=tokens, missing=missing, part="sampled")
+        )
     if found.get("writing"):
         made.append(
             Row(
                 "page_beside_trace",
                 found["writing"]["median_ratio"],
                 note=f"median, worst {found['writing']['worst_ratio']}; {tokens}",
+                part="writing",
             )
         )
     if found.get("ingest"):

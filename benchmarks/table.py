@@ -69,6 +69,8 @@ class Row:
     note: str = ""
     missing: str = ""
     """sizes of the goal that were not measured yet"""
+    part: str = ""
+    """part of the kept results that it was read from; "": the one that is called like the row"""
     command: str = ""
     machine: str = ""
     date: str = ""

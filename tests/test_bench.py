@@ -69,6 +69,22 @@ def test_parts_that_are_missing_or_broken_say_so(tmp_path, monkeypatch, capsys):
     assert "cannot be read here: benchmarks.speed needs" in rows_of(part)[0].note
 
 
+def test_a_part_that_was_kept_is_of_its_own_day_and_machine(tmp_path, monkeypatch):
+    """As of the questions, which are asked again without those beside a trace."""
+    document = measure.kept_document("queries")
+    document |= {"date": "2026-02-02", "machine": "new"}
+    kept = {"warm": ("2026-02-02", "new"), "cold": ("2026-02-02", "new"), "writing": ("2026-01-01", "old")}
+    for place, what in enumerate(("dates", "machines")):
+        document[what] = {name: {"p95": known[place]} for name, known in kept.items()}
+    (tmp_path / "queries.json").write_text(json.dumps(document), encoding="utf-8")
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    part = Part("queries", ("query_cold", "page_beside_trace", "filter_exact", "ingest"), 1)
+    found = {row.key: (row.date, row.machine) for row in rows_of(part)}
+    assert found["query_cold"] == found["filter_exact"] == kept["warm"]
+    assert found["page_beside_trace"] == kept["writing"]
+    assert found["ingest"] == ("2026-02-02", "new")  # of which nothing else is known
+
+
 def test_only_what_is_asked_for_is_started():
     part = next(p for p in PARTS if p.module == "speed")
     whole = [command for command, _ in commands_of(part, list(part.keys), "py")]
