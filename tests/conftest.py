@@ -4,8 +4,10 @@ One thread each: models this small only wait for each other with more, and sums 
 threads only (a job that is killed and resumed by another process is compared so).
 """
 
+import functools
 import os
 import signal
+import ssl
 import sys
 from pathlib import Path
 
@@ -19,6 +21,8 @@ if "torch" in sys.modules:
 # A shell that is not interactive starts `… &` with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Each client of httpx reads all certificates of the machine, 40 ms; nobody here speaks TLS.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 

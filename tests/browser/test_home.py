@@ -13,10 +13,12 @@ from tests.browser.test_try_it import png
 from tests.engine.adapters.logs.engine_logs import bare_csv
 from tests.support.runs import make_run
 
+UPLOAD = '[data-testid="stFileUploader"] input[type="file"]'
+
 
 def drop(here, name: str, content: bytes) -> None:
     file = {"name": name, "mimeType": "application/octet-stream", "buffer": content}
-    here.page.locator('[data-testid="stFileUploader"] input[type="file"]').set_input_files(file)
+    here.page.locator(UPLOAD).set_input_files(file)
 
 
 def test_an_image_and_a_text_file_find_their_models(visit):
@@ -51,9 +53,10 @@ def test_after_a_reload_the_box_still_has_the_text_of_the_answer(visit):
         ("one.jsonl", b'{"no": "log"}\n', "cannot be imported"),
     ],
 )
-def test_a_refused_file_says_at_once_what_it_is_and_what_would_fit(visit, name, content, words):
+def test_a_refused_file_says_at_once_what_it_is_and_what_would_fit(visit, tmp_path, name, content, words):
     here = visit().open()
-    drop(here, name, content)
+    (tmp_path / name).write_bytes(content)  # as a message to the browser 26 MB would take half a minute
+    here.page.locator(UPLOAD).set_input_files(tmp_path / name)
     here.alert(words)
     here.settled()
     drop(here, "words.txt", b"the cat sat")  # and the zone goes on working

@@ -32,6 +32,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "temp_directory": "",
 }
 _HEADER_BYTES = 3 * 4096
+SPARE_SECONDS = 2.0
 LOOK_SECONDS = 20.0
 """time limit of the first inspection of a file; it takes milliseconds unless the file was crafted to take longer"""
 
@@ -57,6 +58,43 @@ def warm_up() -> None:
         cursor.close()
     finally:
         con.close()
+    SPARE.make()
+
+
+class Spare:
+    """An empty instance of DuckDB that waits for the next run: to make one is 10 ms of what opens a run.
+
+    Only processes that have called ``make`` keep one; another is made when the question for which the run was opened
+    should be answered.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[duckdb.DuckDBPyConnection] = []
+        """one, or none yet"""
+        self._making = threading.Lock()
+        self._kept = False
+
+    def make(self) -> None:
+        """Have one waiting from now on; where memory is short, whoever opens a run makes one and is told so."""
+        self._kept = True
+        with self._making, suppress(duckdb.Error):
+            if not self.waiting:
+                self.waiting.append(connect(_CONFIG))
+
+    def take(self) -> duckdb.DuckDBPyConnection:
+        """An instance of nobody else's."""
+        if self._kept:
+            later = threading.Timer(SPARE_SECONDS, self.make)
+            later.daemon = True
+            with suppress(RuntimeError):  # no more threads are to be had
+                later.start()
+        try:
+            return self.waiting.pop()
+        except IndexError:
+            return connect(_CONFIG)
+
+
+SPARE = Spare()
 
 
 def open_read_only(
@@ -80,13 +118,15 @@ def open_read_only(
         RunFileError: it is empty, truncated, damaged, newer than this program, or not a run.
     """
     check_bytes(file)
-    own: dict[str, Any] = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
+    own: dict[str, str] = {} if memory_megabytes is None else {"memory_limit": f"{memory_megabytes}MB"}
     if spill_folder is not None:
         own["temp_directory"] = str(spill_folder)
     if threads is not None:
-        own["threads"] = threads
-    con = connect(_CONFIG | own)
+        own["threads"] = str(threads)
+    con = SPARE.take()
     try:
+        for name, value in own.items():
+            con.execute(f"SET {name} = ?", [value])
         address = str(file).replace("'", "''")
         con.execute(f"ATTACH '{address}' AS r (READ_ONLY)")
         con.execute("USE r")

@@ -28,7 +28,7 @@ SETS = {
 }
 OWN = "own"
 REFUSED = "start_refusal"
-"""session state: why the form below the list was refused"""
+"""session state: why the form above the list was refused"""
 
 
 def draw(selection: Selection) -> None:
@@ -39,12 +39,16 @@ def draw(selection: Selection) -> None:
         _chosen(selection.job)
     else:
         panel.refusal()
+    # Above the list, which grows and shrinks: a button below it would move away from under the pointer. Drawn after it,
+    # because a worker that is just starting says late which models there are.
+    form = st.container()
     listed = widgets.client().jobs(most=MOST)
     if any(job["state"] in panel.ALIVE for job in listed["jobs"]):
         st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
     else:
         _list(listed, selection.job)
-    _start(selection)
+    with form:
+        _start(selection)
 
 
 def _chosen(job: str) -> None:
@@ -80,7 +84,7 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
             icon=":material/person_off:",
         )
     if not jobs:
-        widgets.empty("There is no job yet.", "Start one below, or in a view that offers it.")
+        widgets.empty("There is no job yet.", "Start one above, or in a view that offers it.")
     if alive:
         workers = numbers.plural(listed["workers"], "worker")
         st.subheader(f"{numbers.plural(len(alive), 'job')} running or waiting, {workers}", anchor=False)

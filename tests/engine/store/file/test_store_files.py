@@ -8,7 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -23,7 +25,7 @@ from tokenpaths.engine.base.errors import NoSuchThing, QueryTimeout, RunFileErro
 from tokenpaths.engine.store.ask.export import FORMATS, TABLES
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.topics.overview import list_runs
-from tokenpaths.engine.store.file import SCHEMA_VERSION
+from tokenpaths.engine.store.file import SCHEMA_VERSION, open_file
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, open_read_only
 
@@ -312,3 +314,31 @@ def test_no_bars_are_drawn_but_ours(tmp_path: Path) -> None:
     # Code that is no file is what DuckDB takes for somebody who types, or a notebook.
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[(False,), (False,)]"
+
+
+def test_an_instance_that_waited_is_taken_by_one_run_and_replaced(sealed: Path, monkeypatch: pytest.MonkeyPatch):
+    spare = open_file.Spare()
+    monkeypatch.setattr(open_file, "SPARE", spare)
+    monkeypatch.setattr(open_file, "SPARE_SECONDS", 0.01)
+    limit = "SELECT current_setting('memory_limit'), current_setting('threads')"
+    with closing(open_read_only(sealed)) as first:
+        assert not spare.waiting, "who has not asked for one keeps none"
+        usual = first.execute(limit).fetchall()
+    spare.make()
+    (waiting,) = spare.waiting
+    with (
+        closing(open_read_only(sealed, memory_megabytes=64, threads=1)) as small,
+        closing(open_read_only(sealed)) as other,
+    ):
+        assert small is waiting
+        assert small.execute(limit).fetchall() == [("61.0 MiB", 1)]
+        assert other.execute(limit).fetchall() == usual
+        with pytest.raises(duckdb.Error, match="locked"):
+            small.execute("SET threads = 2")
+    until = time.monotonic() + 60
+    while not spare.waiting:
+        assert time.monotonic() < until, "no other one was made"
+        time.sleep(0.01)
+    assert spare.waiting[0] not in (small, other)
+    with Run.open(sealed) as run, Run.open(sealed) as again:
+        assert everything(run) == everything(again)
