@@ -72,22 +72,26 @@ class Spare:
         self.waiting: list[duckdb.DuckDBPyConnection] = []
         """one, or none yet"""
         self._making = threading.Lock()
-        self._kept = False
+        self._kept = self._coming = False
 
     def make(self) -> None:
         """Have one waiting from now on; where memory is short, whoever opens a run makes one and is told so."""
         self._kept = True
         with self._making, suppress(duckdb.Error):
+            self._coming = False
             if not self.waiting:
                 self.waiting.append(connect(_CONFIG))
 
     def take(self) -> duckdb.DuckDBPyConnection:
         """An instance of nobody else's."""
-        if self._kept:
+        if self._kept and not self._coming:
             later = threading.Timer(SPARE_SECONDS, self.make)
             later.daemon = True
-            with suppress(RuntimeError):  # no more threads are to be had
+            self._coming = True
+            try:
                 later.start()
+            except RuntimeError:  # no more threads are to be had
+                self._coming = False
         try:
             return self.waiting.pop()
         except IndexError:
