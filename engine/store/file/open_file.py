@@ -33,6 +33,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 _HEADER_BYTES = 3 * 4096
 SPARE_SECONDS = 2.0
+"""from when an instance was taken until another one is made"""
 LOOK_SECONDS = 20.0
 """time limit of the first inspection of a file; it takes milliseconds unless the file was crafted to take longer"""
 
@@ -45,57 +46,48 @@ def connect(config: dict[str, str | bool | int | float | list[str]] | None = Non
 
 
 def warm_up() -> None:
-    """Trigger the lazy imports of DuckDB, Arrow and numpy that a first query needs; touches no file."""
+    """Trigger the lazy imports of DuckDB, Arrow and numpy that a first query needs, and keep the
+    instance for the first run; touches no file."""
     con = connect(_CONFIG)
-    try:
-        con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
-        cursor = con.cursor()
-        cursor.execute("SELECT s, sum(i), any_value(r) FROM t WHERE i IN (?, ?) GROUP BY s ORDER BY s", [0, 1])
-        cursor.fetchall()
-        cursor.execute("SELECT i FROM t WHERE i IN (SELECT unnest(?::INTEGER[]))", [[0, 1]]).fetchnumpy()
-        for batch in cursor.execute("SELECT i, r FROM t").to_arrow_reader(1024):
-            batch.column("r").flatten().to_numpy(zero_copy_only=False)
-        cursor.close()
-    finally:
-        con.close()
-    SPARE.make()
+    con.execute("CREATE TABLE t AS SELECT range AS i, [1, 2] AS r, 'a' AS s, 0.5 AS x FROM range(2)")
+    cursor = con.cursor()
+    cursor.execute("SELECT s, sum(i), any_value(r) FROM t WHERE i IN (?, ?) GROUP BY s ORDER BY s", [0, 1])
+    cursor.fetchall()
+    cursor.execute("SELECT i FROM t WHERE i IN (SELECT unnest(?::INTEGER[]))", [[0, 1]]).fetchnumpy()
+    for batch in cursor.execute("SELECT i, r FROM t").to_arrow_reader(1024):
+        batch.column("r").flatten().to_numpy(zero_copy_only=False)
+    cursor.execute("DROP TABLE t")
+    cursor.close()
+    SPARE.waiting.append(con)
 
 
 class Spare:
     """An empty instance of DuckDB that waits for the next run: to make one is 10 ms of what opens a run.
 
-    Only processes that have called ``make`` keep one; another is made when the question for which the run was opened
-    should be answered.
+    Only processes that were warmed up have one. After one was taken another is made when the question for which the
+    run was opened should be answered; where threads or memory are short none waits any more.
     """
 
     def __init__(self) -> None:
         self.waiting: list[duckdb.DuckDBPyConnection] = []
-        """one, or none yet"""
-        self._making = threading.Lock()
-        self._kept = self._coming = False
+        """one, or none"""
 
     def make(self) -> None:
-        """Have one waiting from now on; where memory is short, whoever opens a run makes one and is told so."""
-        self._kept = True
-        with self._making, suppress(duckdb.Error):
-            self._coming = False
-            if not self.waiting:
-                self.waiting.append(connect(_CONFIG))
+        """Have one waiting."""
+        with suppress(duckdb.Error):
+            self.waiting.append(connect(_CONFIG))
 
     def take(self) -> duckdb.DuckDBPyConnection:
         """An instance of nobody else's."""
-        if self._kept and not self._coming:
-            later = threading.Timer(SPARE_SECONDS, self.make)
-            later.daemon = True
-            self._coming = True
-            try:
-                later.start()
-            except RuntimeError:  # no more threads are to be had
-                self._coming = False
         try:
-            return self.waiting.pop()
+            con = self.waiting.pop()
         except IndexError:
             return connect(_CONFIG)
+        later = threading.Timer(SPARE_SECONDS, self.make)
+        later.daemon = True
+        with suppress(RuntimeError):
+            later.start()
+        return con
 
 
 SPARE = Spare()

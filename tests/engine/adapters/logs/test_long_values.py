@@ -55,7 +55,7 @@ def test_changed_lines_read_as_the_parser_reads_them(monkeypatch: pytest.MonkeyP
     rng = random.Random(8)
     line = json.dumps({"a": [[[1, 20], [3, 4]], [[5, 60], [7, 8]]], "t": '[[9, 9]] "', "b": [[1], [2]]})
     arrays = 0
-    for _ in range(5_000):
+    for _ in range(20_000):
         changed = list(line)
         for _ in range(rng.randrange(1, 3)):
             place = rng.randrange(len(changed))
@@ -66,7 +66,7 @@ def test_changed_lines_read_as_the_parser_reads_them(monkeypatch: pytest.MonkeyP
             continue
         arrays += 1
         assert plain(read) == DISTINCT_KEYS.decode(text)
-    assert arrays > 100
+    assert arrays > 500
 
 
 def test_a_list_inside_of_a_text_stays_text() -> None:

@@ -324,8 +324,9 @@ def test_an_instance_that_waited_is_taken_by_one_run_and_replaced(sealed: Path, 
     with closing(open_read_only(sealed)) as first:
         assert not spare.waiting, "who has not asked for one keeps none"
         usual = first.execute(limit).fetchall()
-    spare.make()
+    open_file.warm_up()
     (waiting,) = spare.waiting
+    assert waiting.execute("SHOW ALL TABLES").fetchall() == []
     with (
         closing(open_read_only(sealed, memory_megabytes=64, threads=1)) as small,
         closing(open_read_only(sealed)) as other,
