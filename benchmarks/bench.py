@@ -109,10 +109,13 @@ def rows_of(part: Part) -> list[Row]:
         try:
             reader = getattr(importlib.import_module(f"benchmarks.{part.module}"), "rows", None)
             found = {row.key: replace(row, **about) for row in (reader(document) if reader else [])}
-            dates, places = (document.get(name) or {} for name in ("dates", "machines"))
-            for key, row in found.items():  # what a later, partial measurement kept is of its own day and machine
-                when, where = days(dates.get(row.part or key)), machines(places.get(row.part or key))
-                found[key] = replace(row, date=when or row.date, machine=where or row.machine)
+            dates, places, ways = (document.get(name) or {} for name in ("dates", "machines", "commands"))
+            for key, row in found.items():  # what a later, partial measurement kept is of its own day, machine, command
+                of = row.part or key
+                when, where, how = days(dates.get(of)), machines(places.get(of)), machines(ways.get(of))
+                found[key] = replace(
+                    row, date=when or row.date, machine=where or row.machine, command=how or row.command
+                )
         except (KeyError, TypeError, IndexError) as error:  # kept by an earlier form of the part
             say(f"benchmarks/results/{part.module}.json has another form than its part reads ({error!r})")
         except ImportError as error:

@@ -75,7 +75,7 @@ def machine() -> str:
 
 
 def by_part(what: str, document: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """The ``date`` or ``machine`` of each part of the results, recursively.
+    """The ``date``, ``machine`` or ``command`` of each part of the results, recursively.
 
     A part equal to that in the document ``before`` was kept, not measured again, and keeps its own. Rows that say on
     which machine they were made are of that.
@@ -103,7 +103,7 @@ def days(of: Any) -> str:
 
 
 def machines(of: Any) -> str:
-    """A part of ``machines`` as text: each of them once."""
+    """A part of ``machines`` or ``commands`` as text: each of them once."""
     return "; ".join(dict.fromkeys(_leaves(of)))
 
 
@@ -146,7 +146,7 @@ def report(
     except (OSError, ValueError):
         before = {}
     before = before if isinstance(before, dict) else {}
-    document |= {f"{what}s": by_part(what, document, before) for what in ("date", "machine")}
+    document |= {f"{what}s": by_part(what, document, before) for what in ("date", "machine", "command")}
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if not quiet:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import interleaved, ratio, report
+from benchmarks.measure import days, interleaved, kept_document, ratio, report
 from benchmarks.table import Row
 from tokenpaths.engine.models.bank.bank import grouped_step
 from tokenpaths.engine.models.bank.onednn_linear import Linear
@@ -241,13 +241,20 @@ def recording_peers(document: dict[str, Any]) -> dict[str, float | str]:
     if isinstance(lens, str):
         made["TransformerLens"] = lens
     else:
-        made[f"TransformerLens run_with_cache ({lens['bytes a token']:,} bytes a token)"] = lens["everything/bridge"][
-            "median"
-        ]
+        of = _kept_on(document, "TransformerLens")
+        whole = f"TransformerLens run_with_cache ({lens['bytes a token']:,} bytes a token{of})"
+        made[whole] = lens["everything/bridge"]["median"]
         if "routers/bridge" in lens:
             made["TransformerLens, routers alone"] = lens["routers/bridge"]["median"]
-    made["nnsight, routers alone"] = sight if isinstance(sight, str) else sight["routers/plain"]["median"]
+    of = _kept_on(document, "nnsight")
+    made[f"nnsight, routers alone{of}"] = sight if isinstance(sight, str) else sight["routers/plain"]["median"]
     return made
+
+
+def _kept_on(document: dict[str, Any], peer: str) -> str:
+    """The day of a figure that is older than the others."""
+    day = days((document.get("dates") or {}).get(peer))
+    return "" if day in ("", document["date"]) else f", {day}"
 
 
 def rows(document: dict[str, Any]) -> list[Row]:
@@ -266,7 +273,16 @@ def main() -> None:
         "TransformerLens": guarded(partial(measure_transformer_lens, arguments.repeats)),
         "nnsight": guarded(partial(measure_nnsight, arguments.repeats)),
     }
-    report("peers", f"python -m benchmarks.peers --repeats {arguments.repeats}", results)
+    report("peers", f"python -m benchmarks.peers --repeats {arguments.repeats}", with_kept(results))
+
+
+def with_kept(results: dict[str, Any]) -> dict[str, Any]:
+    """``results``, with the figures of a peer that does not run here as they were measured last."""
+    kept = kept_document("peers")["results"]
+    return {
+        name: kept[name] if isinstance(now, str) and isinstance(kept.get(name), dict) else now
+        for name, now in results.items()
+    }
 
 
 def guarded(measure: Callable[[], Any]) -> Any:

@@ -76,6 +76,7 @@ def test_a_part_that_was_kept_is_of_its_own_day_and_machine(tmp_path, monkeypatc
     kept = {"warm": ("2026-02-02", "new"), "cold": ("2026-02-02", "new"), "writing": ("2026-01-01", "old")}
     for place, what in enumerate(("dates", "machines")):
         document[what] = {name: {"p95": known[place]} for name, known in kept.items()}
+    document["commands"] = {"warm": "one", "cold": {"a": "one", "b": "another"}, "writing": "a third"}
     (tmp_path / "queries.json").write_text(json.dumps(document), encoding="utf-8")
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     part = Part("queries", ("query_cold", "page_beside_trace", "filter_exact", "ingest"), 1)
@@ -83,6 +84,28 @@ def test_a_part_that_was_kept_is_of_its_own_day_and_machine(tmp_path, monkeypatc
     assert found["query_cold"] == found["filter_exact"] == kept["warm"]
     assert found["page_beside_trace"] == kept["writing"]
     assert found["ingest"] == ("2026-02-02", "new")  # of which nothing else is known
+    commands = {row.key: row.command for row in rows_of(part)}
+    assert (commands["query_cold"], commands["page_beside_trace"]) == ("one; another", "a third")
+    assert commands["ingest"] == document["command"]
+
+
+def test_a_peer_that_is_not_installed_keeps_its_last_figure(tmp_path, monkeypatch):
+    peers = pytest.importorskip("benchmarks.peers")
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    sight = {"routers/plain": {"median": 1.25}}
+    assert peers.with_kept({"nnsight": "not installed"}) == {"nnsight": "not installed"}
+    first = measure.report(
+        "peers", "c", {"experts": 1, "TransformerLens": "not installed", "nnsight": sight}, quiet=True
+    )
+    assert peers.recording_peers(first)["nnsight, routers alone"] == 1.25
+    first["dates"]["nnsight"] = {"routers/plain": "2026-01-01"}
+    (tmp_path / "peers.json").write_text(json.dumps(first))
+    results = peers.with_kept({"experts": 2, "TransformerLens": "not installed", "nnsight": "not installed"})
+    again = measure.report("peers", "c", results, quiet=True)
+    assert peers.recording_peers(again) == {
+        "TransformerLens": "not installed",
+        "nnsight, routers alone, 2026-01-01": 1.25,
+    }
 
 
 def test_only_what_is_asked_for_is_started():

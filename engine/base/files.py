@@ -225,6 +225,11 @@ def keep_free(num_bytes: int | float) -> None:
     _least_free[0] = int(num_bytes)
 
 
+def kept_free() -> int:
+    """Bytes that writers of this process keep free."""
+    return _least_free[0]
+
+
 def check_free(folder: Path, needed: int = 0) -> None:
     """NearlyFull where less is free on the disk of ``folder`` than is to be kept free beside ``needed`` bytes."""
     free, least = shutil.disk_usage(folder).free, _least_free[0]

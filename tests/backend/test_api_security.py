@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 import re
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.backend.conftest import API, TOKEN, Serve, Served, problem
 from tokenpaths.backend.settings import load_settings, require_safe_bind
+from tokenpaths.backend.worker.client import WorkerClient
 from tokenpaths.engine.base.errors import UserError
 
 HOSTILE_HOSTS = [
@@ -150,3 +152,16 @@ def test_nothing_but_the_comparison_in_constant_time_decides(
     monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or verdict)
     assert served.get("/runs", headers={"authorization": f"Bearer {given}"}).status_code == status
     assert compared == [(given.encode(), TOKEN.encode())]
+
+
+@pytest.mark.parametrize(
+    ("url", "certificates_are_read"),
+    [("http://gpu.lab:8001", False), ("HTTP://gpu.lab", False), ("https://gpu.lab", True), ("HTTPS://gpu.lab", True)],
+)
+def test_only_plain_http_to_the_worker_needs_no_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, certificates_are_read: bool
+) -> None:
+    asked = []
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **given: asked.append(given["verify"]))
+    WorkerClient(load_settings(data_dir=tmp_path, worker_url=url))
+    assert asked == [certificates_are_read]

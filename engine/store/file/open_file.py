@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import threading
 from collections.abc import Iterator, Sequence
@@ -58,36 +59,62 @@ def warm_up() -> None:
         batch.column("r").flatten().to_numpy(zero_copy_only=False)
     cursor.execute("DROP TABLE t")
     cursor.close()
-    SPARE.waiting.append(con)
+    SPARE.begin(con)
 
 
 class Spare:
     """An empty instance of DuckDB that waits for the next run: to make one is 10 ms of what opens a run.
 
     Only processes that were warmed up have one. After one was taken another is made when the question for which the
-    run was opened should be answered; where threads or memory are short none waits any more.
+    run was opened should be answered; where threads or memory are short the next run that is opened asks for it again.
     """
 
     def __init__(self) -> None:
         self.waiting: list[duckdb.DuckDBPyConnection] = []
         """one, or none"""
+        self._begun = False
+        self._later: threading.Timer | None = None
+        self._lock = threading.Lock()
 
-    def make(self) -> None:
-        """Have one waiting."""
-        with suppress(duckdb.Error):
-            self.waiting.append(connect(_CONFIG))
+    def begin(self, con: duckdb.DuckDBPyConnection) -> None:
+        """Keep an instance, and from now on have one waiting."""
+        self._begun = True
+        self.waiting.append(con)
+        atexit.register(self.end)
 
     def take(self) -> duckdb.DuckDBPyConnection:
         """An instance of nobody else's."""
         try:
-            con = self.waiting.pop()
+            return self.waiting.pop()
         except IndexError:
             return connect(_CONFIG)
-        later = threading.Timer(SPARE_SECONDS, self.make)
-        later.daemon = True
-        with suppress(RuntimeError):
-            later.start()
-        return con
+        finally:
+            self._make_later()
+
+    def end(self) -> None:
+        """Make none any more: a thread that is in DuckDB when Python ends takes the process down."""
+        with self._lock:
+            self._begun, later = False, self._later
+        if later is not None:
+            later.cancel()
+            later.join()
+
+    def _make_later(self) -> None:
+        with self._lock:
+            if not self._begun or self._later is not None:
+                return
+            later = threading.Timer(SPARE_SECONDS, self._make)
+            later.daemon = True
+            with suppress(RuntimeError):  # no thread can be started
+                later.start()
+                self._later = later
+
+    def _make(self) -> None:
+        with suppress(duckdb.Error, MemoryError):
+            if not self.waiting:
+                self.waiting.append(connect(_CONFIG))
+        with self._lock:
+            self._later = None
 
 
 SPARE = Spare()

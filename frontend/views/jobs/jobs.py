@@ -39,9 +39,9 @@ def draw(selection: Selection) -> None:
         _chosen(selection.job)
     else:
         panel.refusal()
-    # Above the list, which grows and shrinks: a button below it would move away from under the pointer. Drawn after it,
+    # Above the list, which grows and shrinks: a button below it would move away from under the pointer. Filled later,
     # because a worker that is just starting says late which models there are.
-    form = st.container()
+    form = st.expander("Trace a data set, or import a log", icon=":material/add:", expanded=REFUSED in st.session_state)
     listed = widgets.client().jobs(most=MOST)
     if any(job["state"] in panel.ALIVE for job in listed["jobs"]):
         st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
@@ -130,24 +130,23 @@ def _words(job: Mapping[str, Any]) -> str:
 def _start(selection: Selection) -> None:
     """A form for a trace over a data set; dreams and detours start in their own views."""
     refused = st.session_state.pop(REFUSED, None)
-    with st.expander("Trace a data set, or import a log", icon=":material/add:", expanded=refused is not None):
-        try:
-            models = sorted(
-                (model for model in widgets.client().models() if not model.get("problem")),
-                key=lambda model: (model["modality"] != "vision", not model.get("shipped")),
-            )
-        except ApiError as error:
-            widgets.show_error(error)
-            return
-        what = st.segmented_control("What", ["Trace", "Import"], default="Trace", key="start_what", required=True)
-        if what == "Import":
-            _start_import()
-        elif models:
-            _start_trace(models, selection)
-        else:
-            widgets.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
-        if refused is not None:
-            widgets.show_error(refused)
+    try:
+        models = sorted(
+            (model for model in widgets.client().models() if not model.get("problem")),
+            key=lambda model: (model["modality"] != "vision", not model.get("shipped")),
+        )
+    except ApiError as error:
+        widgets.show_error(error)
+        return
+    what = st.segmented_control("What", ["Trace", "Import"], default="Trace", key="start_what", required=True)
+    if what == "Import":
+        _start_import()
+    elif models:
+        _start_trace(models, selection)
+    else:
+        widgets.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
+    if refused is not None:
+        widgets.show_error(refused)
 
 
 def _submit(kind: str, request: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pyarrow as pa
 import pyarrow.feather as feather
@@ -34,8 +35,9 @@ def answer_questions(plan: SealPlan, file: Path) -> None:
         RunFileError: the file cannot be read.
     """
     folder = plan.work / "answers"
-    spill = folder / f"{os.getpid()}.spill"
     folder.mkdir(exist_ok=True)
+    # Not by process: on two machines of a cluster processes have the same numbers.
+    spill = Path(mkdtemp(".spill", dir=folder))
     ends = time.monotonic() + PATIENCE_S
     connection = Connection(file, PATIENCE_S, memory_megabytes=MEGABYTES, spill_folder=spill, threads=1)
     try:

@@ -2,14 +2,15 @@
 
     <shards>/.sealing-<seal>/   plan.json   0003.counts.npz   0003.ids.npy   0003.numbers.npz   0001.sums.npz   answers/
 
-Everything is JSON and plain arrays; a file appears under its name when all of it is written, so a worker that is lost
-is started again without harm.
+Everything is JSON and plain arrays; a file appears under its name when all of it is written, and a piece is locked
+while a worker is at it, so one that is lost is started again without harm, also where it lives on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -53,6 +54,8 @@ class SealPlan:
     """those with tokens, in order"""
     groups: tuple[tuple[int, int], ...]
     """shards [first, stop) of each part"""
+    least_free: int
+    """bytes that every worker keeps free on the disk, as the command that was called does"""
 
     def write(self) -> None:
         """Write ``plan.json``."""
@@ -69,6 +72,7 @@ class SealPlan:
             kept["seal"],
             tuple(ShardPlace(**shard) for shard in kept["shards"]),
             tuple((first, stop) for first, stop in kept["groups"]),
+            kept["least_free"],
         )
 
     @property
@@ -117,7 +121,7 @@ def remove_lost(folders: Iterable[Path], runs_dir: Path, run_id: str) -> None:
 
 def save(file: Path, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``meta`` as JSON and ``arrays`` as they are, whole or not at all."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial = file.with_name(f"{file.name}.{secrets.token_hex(4)}.partial")
     text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     with open(partial, "wb") as opened:
         np.savez(opened, **{_META: text}, **arrays)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenpaths.engine.base.errors import WriterFailed
-from tokenpaths.engine.base.files import make_folder
+from tokenpaths.engine.base.files import kept_free, make_folder
 from tokenpaths.engine.base.records import ModuleInfo, RunInfo
 from tokenpaths.engine.base.run_parts import alias_of
 from tokenpaths.engine.store.file.schema import block_bytes, tables_over_parts
@@ -151,4 +151,4 @@ def _plan(found: ShardSet, runs_dir: Path, run_id: str) -> SealPlan:
     edges = np.unique(np.linspace(0, len(places), min(MOST_PARTS, len(places)) + 1).astype(int)).tolist()
     groups = tuple(zip(edges[:-1], edges[1:], strict=True))
     work = work_folder(found.folders[0].resolve().parent, seal)
-    return SealPlan(work, Path(runs_dir).resolve(), run_id, seal, tuple(places), groups)
+    return SealPlan(work, Path(runs_dir).resolve(), run_id, seal, tuple(places), groups, kept_free())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tokenpaths.engine.base.errors import WriterFailed
+from tokenpaths.engine.base.files import HolderLock, keep_free
 from tokenpaths.engine.store.file.shard_format import ShardError
 
 COUNT, WRITE, ANSWER = "count", "write", "answer"
@@ -32,6 +33,7 @@ def work(name: str, number: int, folder: Path) -> None:
     """One piece of a pass, of the sealing whose plan is in ``folder``.
 
     Raises:
+        Held: another worker is at it, and this one has nothing to do.
         UserError: a shard is damaged, or cannot be read.
         WriterFailed: the disk refused a write.
     """
@@ -44,11 +46,17 @@ def work(name: str, number: int, folder: Path) -> None:
     from tokenpaths.engine.store.write.parts.write_part import write_part
 
     plan = SealPlan.read(folder)
+    keep_free(plan.least_free)
     if name == ANSWER:
         answer_questions(plan, plan.partial_run)
         return
+    found = plan.counts_file(number) if name == COUNT else plan.sums_file(number)
+    # A worker that was called lost may live on, on a node that was cut off for a while.
+    lock = HolderLock(found.with_suffix(".lock"))
+    lock.acquire()
     try:
-        (count_shard if name == COUNT else write_part)(plan, number)
+        if not found.exists():
+            (count_shard if name == COUNT else write_part)(plan, number)
     except (pa.ArrowException, KeyError) as error:
         what = plan.shards[number].folder if name == COUNT else plan.parts[number].name
         raise ShardError(
@@ -58,6 +66,8 @@ def work(name: str, number: int, folder: Path) -> None:
         ) from error
     except (duckdb.Error, OSError) as error:
         raise WriterFailed(f"{plan.run_id!r} could not be sealed: {error}") from error
+    finally:
+        lock.release()
 
 
 class OneByOne:

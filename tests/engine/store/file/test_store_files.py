@@ -336,6 +336,8 @@ def test_an_instance_that_waited_is_taken_by_one_run_and_replaced(sealed: Path, 
         assert other.execute(limit).fetchall() == usual
         with pytest.raises(duckdb.Error, match="locked"):
             small.execute("SET threads = 2")
+        with pytest.raises(duckdb.PermissionException):
+            small.execute("SELECT * FROM read_csv('/etc/passwd')")
     until = time.monotonic() + 60
     while not spare.waiting:
         assert time.monotonic() < until, "no other one was made"
@@ -343,3 +345,26 @@ def test_an_instance_that_waited_is_taken_by_one_run_and_replaced(sealed: Path, 
     assert spare.waiting[0] not in (small, other)
     with Run.open(sealed) as run, Run.open(sealed) as again:
         assert everything(run) == everything(again)
+    spare.end()
+    spare.waiting.clear()
+    with closing(open_read_only(sealed)):
+        time.sleep(0.1)
+        assert not spare.waiting, "no other one is made once Python ends"
+
+
+ENDS_AT_ONCE = """
+import sys, time
+from pathlib import Path
+from tokenpaths.engine.store.file import open_file
+open_file.SPARE_SECONDS = 0.05
+open_file.warm_up()
+open_file.open_read_only(Path(sys.argv[1])).close()
+time.sleep(0.05 + int(sys.argv[2]) / 1000)
+"""
+
+
+@pytest.mark.parametrize("milliseconds", range(0, 20, 4))
+def test_python_ends_well_while_another_instance_is_made(sealed: Path, milliseconds: int):
+    command = [sys.executable, "-c", ENDS_AT_ONCE, str(sealed), str(milliseconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -22,7 +22,8 @@ import pytest
 from tests.engine.store.write.test_shards import KINDS, with_soft, write_shards
 from tests.support.asking import questions_of
 from tests.support.runs import RunArrays, make
-from tokenpaths.engine.base.errors import RunFileError, UserError
+from tokenpaths.engine.base.errors import Held, RunFileError, UserError
+from tokenpaths.engine.base.files import HolderLock, keep_free, kept_free
 from tokenpaths.engine.base.records import DATA_SHA256
 from tokenpaths.engine.base.run_parts import parts_of
 from tokenpaths.engine.base.seal_marks import is_sealed_here
@@ -35,12 +36,13 @@ from tokenpaths.engine.store.file.verification import verify_run
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
 from tokenpaths.engine.store.write import seal_nulls
 from tokenpaths.engine.store.write.merge import SealProgress, find_shards, seal_shards
+from tokenpaths.engine.store.write.parts import answer_questions as answering
 from tokenpaths.engine.store.write.parts import seal_in_parts as sealing
 from tokenpaths.engine.store.write.parts.answer_questions import answer_questions
 from tokenpaths.engine.store.write.parts.pack import pack_run
 from tokenpaths.engine.store.write.parts.plan import SealPlan
 from tokenpaths.engine.store.write.parts.seal_in_parts import seal_in_parts
-from tokenpaths.engine.store.write.parts.workers import ANSWER, WRITE, OneByOne
+from tokenpaths.engine.store.write.parts.workers import ANSWER, COUNT, WRITE, OneByOne, work
 from tokenpaths.engine.store.write.writer import RunWriter, remove_abandoned
 
 UNEVEN = {"modality": "text", "top_k": 2, "samples": 9, "batch_size": 2, "modules": 6}
@@ -411,6 +413,61 @@ def test_a_damaged_shard_ends_the_sealing_and_leaves_nothing(tmp_path: Path) -> 
     assert not list((tmp_path / "runs").iterdir())
     assert not list((tmp_path / "shards").glob(".*"))
     assert {progress.stage for progress in told} == {"counting paths"}
+
+
+def test_a_piece_that_a_lost_worker_is_still_at_is_left_to_it(tmp_path: Path) -> None:
+    class WithOneThatLives(OneByOne):
+        def run(self, name: str, folder: Path, num: int, on_done: Callable[[int], None]) -> None:
+            if name != ANSWER:
+                plan = SealPlan.read(folder)
+                found = plan.counts_file(1) if name == COUNT else plan.sums_file(1)
+                other = HolderLock(found.with_suffix(".lock"))
+                other.acquire()
+                with pytest.raises(Held, match="is held by process"):
+                    work(name, 1, folder)
+                other.release()
+                work(name, 1, folder)
+                before = found.stat(), [part.stat() for part in plan.parts if part.exists()]
+                work(name, 1, folder)  # the one that was started again, when it may
+                assert before == (found.stat(), [part.stat() for part in plan.parts if part.exists()])
+            super().run(name, folder, num, on_done)
+
+    made = made_of("top2")
+    file = in_parts(made, tmp_path, workers=WithOneThatLives())
+    assert rows_of(file) == rows_of(made.write(tmp_path / "one"))
+
+
+def test_workers_keep_free_what_the_command_keeps_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(OneByOne):
+        def run(self, name: str, folder: Path, num: int, on_done: Callable[[int], None]) -> None:
+            here = kept_free()
+            keep_free(0)  # another process, which knows nothing of the settings
+            super().run(name, folder, num, on_done)
+            assert kept_free() == here == 5_000_000
+
+    monkeypatch.setattr("tokenpaths.engine.base.files._least_free", [5_000_000])
+    in_parts(made_of("top1"), tmp_path, workers=Elsewhere())
+
+
+def test_workers_of_equal_numbers_on_two_machines_share_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    connection = answering.Connection
+
+    def connected(*given: Any, spill_folder: Path, **more: Any) -> Any:
+        opened.append(spill_folder)
+        return connection(*given, spill_folder=spill_folder, **more)
+
+    class Twice(OneByOne):
+        def run(self, name: str, folder: Path, num: int, on_done: Callable[[int], None]) -> None:
+            super().run(name, folder, 2 if name == ANSWER else num, on_done)
+
+    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.LEAST_TOKENS", 1)
+    monkeypatch.setattr(answering, "Connection", connected)
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    in_parts(made_of("top2"), tmp_path, workers=Twice())
+    assert len(opened) == len(set(opened)) == 2
 
 
 @pytest.mark.parametrize("error", [MemoryError("too many tokens"), KeyboardInterrupt()])
