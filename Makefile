@@ -13,6 +13,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TREE := build/tree
+# Two at a time, each with whole files, ports and folders of its own: WORKERS=0 for one after the other.
+TWO = -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 SOURCES := engine backend frontend tests benchmarks tokenpaths packaging setup.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -21,12 +23,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.installed
 	@$(BIN)/tokenpaths up --demo --data-dir $(DATA)
 
-# Two at a time, each with whole files, ports and folders of its own: WORKERS=0 for one after the other.
 test: $(VENV)/.installed-test browser
-	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TWO)
 
 test-faults: $(VENV)/.installed-test browser
-	$(BIN)/python -m pytest -m slow_fault tests/faults
+	$(BIN)/python -m pytest $(TWO) -m slow_fault tests/faults
 
 # What the fuzzers find when they look for longer, at other places each time.
 fuzz: $(VENV)/.installed-test
