@@ -8,10 +8,11 @@ data" (2009), sections 3.1 (estimate), 3.3 (x_min), 4.1 (p-value), 5 and appendi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.special import erfc, log_ndtr, zeta
 
 from tokenpaths.engine.analysis.path_statistics import Histogram
@@ -120,10 +121,10 @@ def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed:
     1/(2·√draws). That the observed data set counts as one of the draws keeps a test of few draws honest (Phipson and
     Smyth, "Permutation P-values should never be zero", 2010).
     """
-    rng = np.random.default_rng(seed)
+    rng, draw = np.random.default_rng(seed), drawing(histogram, law)
     further = 0
     for _ in range(draws):
-        fit = fit_power_law(draw_like(histogram, law, rng))
+        fit = fit_power_law(draw(rng))
         further += fit is not None and fit.ks >= law.ks
     return (1 + further) / (1 + draws)
 
@@ -142,14 +143,14 @@ def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
     from scipy.optimize import minimize  # over a second, and only this needs it
 
     tail = histogram.tail(law.x_min)
-    logs = np.log(tail.values)
+    logs, edges = np.log(tail.values), np.log([tail.values - 0.5, tail.values + 0.5])
     mean = np.average(logs, weights=tail.paths)
     spread = max(0.1, np.sqrt(np.average((logs - mean) ** 2, weights=tail.paths)))
 
     # In (μ/σ², log σ): towards a power law μ and σ run away together, but their ratio, the slope, stands still.
     def cost(place: Float[np.ndarray, " two"]) -> float:
         sigma = np.exp(place[1])
-        return -float(_lognormal_logs(tail.values, law.x_min, place[0] * sigma**2, sigma) @ tail.paths)
+        return -float(_lognormal_logs(edges, law.x_min, place[0] * sigma**2, sigma) @ tail.paths)
 
     bounds = ((None, None), (None, np.log(WIDEST_SIGMA)))
     best = min(
@@ -167,7 +168,7 @@ def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
     )
     sigma = float(np.exp(best.x[1]))
     mu = float(best.x[0]) * sigma**2
-    difference = _power_logs(tail.values, law.x_min, law.alpha) - _lognormal_logs(tail.values, law.x_min, mu, sigma)
+    difference = _power_logs(tail.values, law.x_min, law.alpha) - _lognormal_logs(edges, law.x_min, mu, sigma)
     total = tail.paths.sum()
     ratio = float(difference @ tail.paths)
     variance = float(np.average((difference - ratio / total) ** 2, weights=tail.paths))
@@ -177,27 +178,32 @@ def against_lognormal(histogram: Histogram, law: PowerLaw) -> AgainstLognormal:
     return AgainstLognormal(float(normalised), float(erfc(abs(normalised) / np.sqrt(2))), mu, sigma)
 
 
-def draw_like(histogram: Histogram, law: PowerLaw, rng: np.random.Generator) -> Histogram:
-    """As many paths again: from the law above x_min, from the observed counts below it."""
+def drawing(histogram: Histogram, law: PowerLaw) -> Callable[[np.random.Generator], Histogram]:
+    """A function that draws as many paths again: from the law above x_min, from the observed counts below it."""
     num_paths = int(histogram.paths.sum())
-    above = int(rng.binomial(num_paths, law.num_tail / num_paths))
     below = histogram.values < law.x_min
-    values, paths = [histogram.values[below]], []
     weights = histogram.paths[below]
-    paths.append(rng.multinomial(num_paths - above, weights / weights.sum()) if len(weights) else weights)
+    shares_below = weights / max(1, weights.sum())
     table = np.arange(law.x_min, law.x_min + _TABLE)
     shares = table.astype(np.float64) ** -law.alpha / zeta(law.alpha, law.x_min)
-    drawn = rng.multinomial(above, np.append(shares, max(0.0, 1.0 - shares.sum())))
-    values.append(table[drawn[:-1] > 0])
-    paths.append(drawn[:-1][drawn[:-1] > 0])
-    if drawn[-1]:
-        edge = law.x_min + _TABLE - 0.5
-        far = edge * (1.0 - rng.random(int(drawn[-1]))) ** (-1.0 / (law.alpha - 1.0)) + 0.5
-        rare, times = np.unique(np.minimum(far, 2.0**62).astype(np.int64), return_counts=True)
-        values.append(rare)
-        paths.append(times)
-    together, counts = np.concatenate(values).astype(np.int64), np.concatenate(paths).astype(np.int64)
-    return Histogram(together[counts > 0], counts[counts > 0])
+    shares = np.append(shares, max(0.0, 1.0 - shares.sum()))
+    edge = law.x_min + _TABLE - 0.5
+
+    def draw(rng: np.random.Generator) -> Histogram:
+        above = int(rng.binomial(num_paths, law.num_tail / num_paths))
+        paths = [rng.multinomial(num_paths - above, shares_below) if len(weights) else weights]
+        drawn = rng.multinomial(above, shares)
+        values = [histogram.values[below], table[drawn[:-1] > 0]]
+        paths.append(drawn[:-1][drawn[:-1] > 0])
+        if drawn[-1]:
+            far = edge * (1.0 - rng.random(int(drawn[-1]))) ** (-1.0 / (law.alpha - 1.0)) + 0.5
+            rare, times = np.unique(np.minimum(far, 2.0**62).astype(np.int64), return_counts=True)
+            values.append(rare)
+            paths.append(times)
+        together, counts = np.concatenate(values).astype(np.int64), np.concatenate(paths).astype(np.int64)
+        return Histogram(together[counts > 0], counts[counts > 0])
+
+    return draw
 
 
 def _cuts(histogram: Histogram) -> Int[np.ndarray, " C"]:
@@ -206,15 +212,20 @@ def _cuts(histogram: Histogram) -> Int[np.ndarray, " C"]:
     able = histogram.values[:-1][left[:-1] >= FEWEST]
     if len(able) <= MOST_CUTS:
         return able
-    cuts: np.ndarray = able[_thinned(len(able), MOST_CUTS)]
+    places, kept = _thinned(np.array([len(able)]), MOST_CUTS)
+    cuts: np.ndarray = able[places[kept]]
     return cuts
 
 
-def _thinned(num: int, most: int) -> Int[np.ndarray, " I"]:
-    """Indices 0 … num − 1, at most about ``most`` of them: dense at the start, ever wider gaps after."""
-    if num <= most:
-        return np.arange(num)
-    return np.unique(np.rint(np.geomspace(1, num, most)).astype(np.int64)) - 1
+def _thinned(nums: Int[np.ndarray, " C"], most: int) -> tuple[Int[np.ndarray, "C most"], Bool[np.ndarray, "C most"]]:
+    """Of each of ``nums`` the indices 0 … num − 1, at most ``most``: dense at the start, ever wider gaps after; and
+    which of these places of the table hold one."""
+    places = np.tile(np.arange(most), (len(nums), 1))
+    many = nums > most
+    places[many] = np.rint(np.geomspace(1.0, nums[many], most)).astype(np.int64).T - 1
+    kept = places < nums[:, None]
+    kept[:, 1:] &= places[:, 1:] > places[:, :-1]
+    return places, kept
 
 
 def _fit_tails(
@@ -225,9 +236,9 @@ def _fit_tails(
     summed = (np.log(values) * paths)[::-1].cumsum()[::-1]
     alphas = _alphas(values[starts], summed[starts] / num_tail)
     whole = zeta(alphas, values[starts])
-    places = [start + _thinned(len(values) - start, MOST_PLACES) for start in starts.tolist()]
-    sizes = np.array([len(one) for one in places])
-    looked = np.concatenate(places)
+    places, kept = _thinned(len(values) - starts, MOST_PLACES)
+    sizes = kept.sum(axis=1)
+    looked = (starts[:, None] + places)[kept]
     tail = np.repeat(np.arange(len(starts)), sizes)
     x, alpha = values[looked], alphas[tail]
     # P(count ≥ x) and, one term later in the sum, P(count > x).
@@ -281,9 +292,9 @@ def _power_logs(values: Int[np.ndarray, " U"], x_min: int, alpha: float) -> Floa
     return logs
 
 
-def _lognormal_logs(values: Int[np.ndarray, " U"], x_min: int, mu: float, sigma: float) -> Float[np.ndarray, " U"]:
-    """Logs of the lognormal's mass between x − ½ and x + ½, given that it is above x_min − ½."""
-    low, high = ((np.log(values + side) - mu) / sigma for side in (-0.5, 0.5))
+def _lognormal_logs(edges: Float[np.ndarray, "two U"], x_min: int, mu: float, sigma: float) -> Float[np.ndarray, " U"]:
+    """Logs of the lognormal's mass between x − ½ and x + ½ (their logs are ``edges``), given that it is above x_min."""
+    low, high = (edges - mu) / sigma
     # Φ(high) − Φ(low) on the side where both are small, so that far tails keep their digits.
     flip = low > 0
     small, large = np.where(flip, -high, low), np.where(flip, -low, high)

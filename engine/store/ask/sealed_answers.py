@@ -17,7 +17,15 @@ from tokenpaths.engine.store.file.filters import Query
 
 ANSWERS_VERSION = 3
 """incremented when the form or meaning of an answer changes; answers of older versions are computed again"""
+MOST_SEALED_LABELS = 16
+"""labels whose answers are computed at sealing, where the page asks with a label"""
 Answer = dict[str, Any]
+
+
+def sealed_labels(run: RunFile) -> list[str | None]:
+    """None, for the whole run, and the labels with the most tokens."""
+    most = sorted(run.labels, key=lambda row: (-row[3], row[1] or ""))[:MOST_SEALED_LABELS]
+    return [None, *(row[1] for row in most if row[1] is not None)]
 
 
 def answer_key(

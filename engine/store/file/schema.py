@@ -203,6 +203,8 @@ DRAWN_PATHS = "drawn_path"
 """their paths by rank, with ribbons as bytes"""
 DRAWN_WORDS = "drawn_word"
 """the words, in the order of their numbers"""
+DRAWN_LOSSES = "drawn_loss"
+"""the loss of each of the drawn tokens, as a level"""
 HEADS = "sample_head"
 """the beginning of each text"""
 EXAMPLES = "path_example"
@@ -210,7 +212,7 @@ EXAMPLES = "path_example"
 STRONGEST = "path_strongest"
 """the strongest tokens of paths of more than ``STRONGEST_EACH`` tokens (``ask.topics.things.strongest``), strongest
 first, those of the first ``EXAMPLE_RANKS`` between their neighbours"""
-DRAWN_TABLES = (DRAWN_TOKENS, DRAWN_PATHS, DRAWN_WORDS, HEADS, EXAMPLES, STRONGEST)
+DRAWN_TABLES = (DRAWN_TOKENS, DRAWN_PATHS, DRAWN_WORDS, DRAWN_LOSSES, HEADS, EXAMPLES, STRONGEST)
 HEAD_CHARACTERS = 160
 """of a text in ``sample_head``, and in lists of samples"""
 EXAMPLE_RANKS = 1000

@@ -358,6 +358,15 @@ def insert_rows(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> N
         con.unregister("incoming")
 
 
+def insert_alike(con: duckdb.DuckDBPyConnection, table: str, parts: list[pa.Table]) -> None:
+    """``insert_rows`` for all of ``parts`` in their order, those with the same columns together; none is left."""
+    while parts:
+        alike = [parts.pop(0)]
+        while parts and parts[0].schema == alike[0].schema:
+            alike.append(parts.pop(0))
+        insert_rows(con, table, pa.concat_tables(alike))
+
+
 def create_like(con: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
     """A new table with the names and types of ``rows``, and these rows."""
     con.register("incoming", rows.slice(0, 0))

@@ -34,9 +34,10 @@ from tokenpaths.engine.store.file.schema import (
     token_columns,
 )
 from tokenpaths.engine.store.file.soft_tables import CREATE_SOFT, SOFT_TABLES
-from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_rows, one_thread, sample_table, token_table
+from tokenpaths.engine.store.write.arrow_tables import CompactBatch, insert_alike, one_thread, sample_table, token_table
 from tokenpaths.engine.store.write.first_rows import FirstSeen
 from tokenpaths.engine.store.write.flows.while_writing import EvenFlows, Visits
+from tokenpaths.engine.store.write.large.insert_in_turns import InTurns, rows_of_a_turn
 from tokenpaths.engine.store.write.large.seal_answers import LEAST_TOKENS, seal_answers
 from tokenpaths.engine.store.write.path_dictionary import Growing, PathDictionary
 from tokenpaths.engine.store.write.seal import NUM_STAGES, Totals, build_summaries
@@ -54,9 +55,9 @@ count a hundred million paths by label takes more; but what may be taken is fill
 FLUSH_TOKENS = 65_536
 """tokens buffered for the first insert; a run that never reaches this number gets a file with small blocks"""
 LATER_FLUSHES = 2
-"""times as many for the later inserts, as each statement costs as much as some two thousand tokens"""
-HELD_SAMPLE_BYTES = 1 << 20
-"""samples buffered for one insert, until the last"""
+"""times as many for the later inserts, as each statement costs as much as some two thousand tokens; turns have more"""
+HELD_BYTES, ENOUGH_BYTES = 1 << 20, 1 << 24
+"""of samples and soft decisions that wait for the next insert, and that ask for one"""
 
 
 class RunFiller:
@@ -96,12 +97,16 @@ class RunFiller:
             "sample": [],
             **{soft.table: [] for soft in SOFT_TABLES.values()},
         }
-        self._pending_tokens = self._pending_sample_bytes = 0
+        self._pending_tokens = self._pending_bytes = 0
+        self._enough_tokens = FLUSH_TOKENS
+        """to be handed over"""
         self._sealing_megabytes = PACKED_MEGABYTES
         self._writing = contextlib.ExitStack()
         """what lets DuckDB insert on one thread, until the last row is in the file"""
         self._inserting: threading.Thread | None = None
         """of the rows that were handed over last"""
+        self._turns: InTurns | None = None
+        """of the tokens of a large run"""
         self._insert_error: BaseException | None = None
 
     def add(self, batch: CompactBatch) -> None:
@@ -131,7 +136,6 @@ class RunFiller:
         self._sum_loss(batch)
         samples = sample_table(batch, first_row=first_row, compute=work.compute, reuse=work.reuse, **common)
         self._hold("sample", samples)
-        self._pending_sample_bytes += samples.nbytes
         if self.visits is not None:
             self.visits = self.visits.add(common["label_ids"], batch)
         if self.even_flows is not None:
@@ -164,7 +168,8 @@ class RunFiller:
         )
         self.num_samples += len(batch.samples)
         self._pending_tokens += batch.num_tokens
-        if self._pending_tokens >= FLUSH_TOKENS * (1 if self.con is None else LATER_FLUSHES):
+        much = self.con is not None and self._pending_bytes >= ENOUGH_BYTES
+        if self._pending_tokens >= self._enough_tokens or much:
             self._flush(large=True)
 
     def add_entropy(self, label_id: int, part: np.ndarray) -> None:
@@ -204,6 +209,8 @@ class RunFiller:
 
     def _hold(self, table: str, rows: pa.Table) -> None:
         self._pending[table].append(rows)
+        if table != columns.TABLE:
+            self._pending_bytes += rows.nbytes
 
     def _tables(self) -> str:
         """SQL of the tables of the file."""
@@ -212,30 +219,58 @@ class RunFiller:
     def _flush(self, *, large: bool, last: bool = False) -> None:
         """Insert the buffered rows; the first call creates the file, of a ``large`` run or not, the last leaves none.
 
-        A thread inserts them while the next ones are numbered, and is waited for before it gets more.
+        Threads insert them while the next ones are numbered, and are waited for before they get more.
         """
-        self.wait_for_rows()
         check_free(self._file.parent)
         if self.con is None:
             megabytes = PACKED_MEGABYTES if self.layout.packed else DUCKDB_MEGABYTES
             size = block_bytes(self.layout, large=large, floats=self._has_floats())
             self.con = create_file(self._file, self._tables(), size, megabytes)
             self._writing.enter_context(one_thread(self.con))
-        rows: dict[str, list[pa.Table]] = {}
-        for table, parts in self._pending.items():
-            if table == "sample" and not last and self._pending_sample_bytes < HELD_SAMPLE_BYTES:
-                continue  # a few rows of each batch: to insert them takes longer than all else of them
-            if table == "sample":
-                self._pending_sample_bytes = 0
-            rows[table] = list(parts)
-            parts.clear()
-        self._pending_tokens = 0
+            self._enough_tokens = LATER_FLUSHES * FLUSH_TOKENS
+            if large and not last and (rows := rows_of_a_turn(self._pending[columns.TABLE], megabytes)):
+                self._turns, self._enough_tokens = InTurns(self.con, columns.TABLE, f"insert {self.info.run_id}"), rows
+        if self._turns is not None:
+            self._insert_in_turns(self._turns)
+            if last:
+                self._turns.wait()  # what is left comes behind
+                self._turns.close()
+                self._turns = None
+        rows_of: dict[str, list[pa.Table]] = {}
+        if self._turns is None:
+            rows_of[columns.TABLE] = self._taken(columns.TABLE)
+            self._pending_tokens = 0
+        # A few rows of each batch: to insert them takes longer than all else of them.
+        if last or self._pending_bytes >= HELD_BYTES:
+            rows_of |= {table: self._taken(table) for table in self._pending if table != columns.TABLE}
+            self._pending_bytes = 0
+        self._wait_for_others()
         # Not an executor, which takes nothing more once the main thread has ended.
         name = f"insert {self.info.run_id}"
-        self._inserting = threading.Thread(target=self._insert, args=(self.con, rows), name=name, daemon=True)
+        self._inserting = threading.Thread(target=self._insert, args=(self.con, rows_of), name=name, daemon=True)
         self._inserting.start()
         if last:
             self.wait_for_rows()
+
+    def _taken(self, table: str) -> list[pa.Table]:
+        """The rows of this table that were held; none are any more."""
+        rows, self._pending[table] = self._pending[table], []
+        return rows
+
+    def _insert_in_turns(self, turns: InTurns) -> None:
+        """Hand over as many whole row groups of tokens as there are for full turns."""
+        waiting = self._pending[columns.TABLE]
+        while self._pending_tokens >= self._enough_tokens:
+            turn, missing = [], self._enough_tokens
+            while missing:
+                part = waiting.pop(0)
+                if len(part) > missing:
+                    waiting.insert(0, part.slice(missing))
+                    part = part.slice(0, missing)
+                turn.append(part)
+                missing -= len(part)
+            turns.insert(turn)
+            self._pending_tokens -= self._enough_tokens
 
     def _has_floats(self) -> bool:
         """Whether rows that wait hold soft decisions, or FLOPs of a token that are not those of its modules."""
@@ -245,19 +280,21 @@ class RunFiller:
         return any("flops" in part.column_names and part["flops"].null_count < len(part) for part in tokens)
 
     def _insert(self, con: duckdb.DuckDBPyConnection, rows: dict[str, list[pa.Table]]) -> None:
-        """Insert the rows of these tables, those with the same columns together, and let go of them."""
+        """Insert the rows of these tables, and let go of them."""
         try:
             for table, parts in rows.items():
-                while parts:
-                    alike = [parts.pop(0)]
-                    while parts and parts[0].schema == alike[0].schema:
-                        alike.append(parts.pop(0))
-                    insert_rows(con, table, pa.concat_tables(alike))
+                insert_alike(con, table, parts)
         except BaseException as error:  # whatever it is: who waits raises it
             self._insert_error = error
 
     def wait_for_rows(self) -> None:
         """Until what was handed over is inserted; raises what went wrong with it."""
+        if self._turns is not None:
+            self._turns.wait()
+        self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """The same of rows that are not inserted in turns."""
         if self._inserting is not None:
             self._inserting.join()
             self._inserting = None
@@ -333,6 +370,8 @@ class RunFiller:
             self.remove_temporary()
 
     def close(self) -> None:
+        if self._turns is not None:
+            self._turns.close()
         if self.con is not None:
             with contextlib.suppress(duckdb.Error):
                 self.con.interrupt()  # after Ctrl-C its threads work on: to close would wait for them

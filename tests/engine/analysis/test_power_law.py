@@ -17,7 +17,7 @@ from tokenpaths.engine.analysis.power_law import (
     Histogram,
     _cuts,
     against_lognormal,
-    draw_like,
+    drawing,
     fit_power_law,
     goodness_of_fit,
     judge,
@@ -122,7 +122,7 @@ def test_a_goodness_of_fit_is_reproducible():
 def test_draws_have_the_law_above_the_cut_and_the_data_below_it():
     histogram = Histogram.of(np.concatenate([np.ones(3000, int), np.full(1000, 2), zipf.rvs(2.2, size=2000) + 4]))
     law = fit_power_law(histogram, x_min=5)
-    drawn = draw_like(histogram, law, np.random.default_rng(0))
+    drawn = drawing(histogram, law)(np.random.default_rng(0))
     assert drawn.paths.sum() == histogram.paths.sum()
     assert set(drawn.values[drawn.values < 5]) <= {1, 2}
     assert drawn.paths[drawn.values == 1][0] == pytest.approx(3000, abs=200)

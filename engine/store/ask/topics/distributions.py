@@ -15,6 +15,7 @@ from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
@@ -24,7 +25,6 @@ from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, decode_mar
 
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 SEALED_BINS = 40
-MOST_SEALED_LABELS = 16
 MOST_BINS = 500
 LIMITS = {"compute": (0.0, 1.0), "reuse": (0.0, 1.0)}
 """fixed axes for shares, so that histograms of different runs can be compared"""
@@ -41,11 +41,10 @@ def existing_measures(run: RunFile) -> list[str]:
 
 def _page_distributions(run: RunFile) -> Iterator[dict[str, Any]]:
     """Arguments asked by the page: every measure, for the whole run and for the labels with the most tokens."""
-    labels = sorted(run.labels, key=lambda row: (-row[3], row[1]))[:MOST_SEALED_LABELS]
     for measure in existing_measures(run):
         for per in ("sample", "token"):
             # Compute and reuse are counted by path, loss and gate entropy by level: no answer holds all tokens.
-            for label in (None, *(row[1] for row in labels)):
+            for label in sealed_labels(run):
                 yield {"measure": measure, "per": per, "bins": SEALED_BINS, "label": label}
 
 

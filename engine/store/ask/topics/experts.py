@@ -17,6 +17,7 @@ from tokenpaths.engine.analysis import expert_affinity as measure
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, StepNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.drawn_tokens import draw_tokens
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
@@ -143,7 +144,8 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
     drawn = draw_tokens(run, step, label_id) if run.records("token_id") else None
     if drawn is None or not (drawn.token_ids_n >= 0).any():
         raise UserError(
-            f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary; its labels can still be compared",
+            f"run {run.run_id!r} recorded no token ids, so it knows no vocabulary"
+            + ("; its labels can still be compared" if any(row[1] is not None for row in run.labels) else ""),
             field="of",
         )
     words = drawn.token_ids_n
@@ -291,7 +293,8 @@ def _chain(pairs: Sequence[tuple[int, int]], share: np.ndarray, limit: int) -> l
     tag="experts",
     description="How often neighbouring tokens choose the same modules, per step, beside two baselines.",
     rows="steps",
-    sealed=lambda run: [{}],
+    # Neighbours of each label are read anew, and the page asks about those of mixtures only.
+    sealed=lambda run: [{"label": label} for label in (sealed_labels(run) if run.row["family"] == "moe" else [None])],
 )
 def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""

@@ -8,7 +8,7 @@ Shapes: N labelled samples, L labels, I paths or (step, module) pairs, J pairs o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from tokenpaths.engine.analysis.contrast import wilson
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables.excerpts import used_modules
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 
@@ -45,6 +46,11 @@ class Counts:
     samples_J: np.ndarray
     """number of the label's samples in the pair"""
 
+    def kept(self, mask_J: np.ndarray) -> Counts:
+        """Some of the pairs; things keep their indices."""
+        pairs = {name: getattr(self, name)[mask_J] for name in ("thing_J", "label_J", "tokens_J", "samples_J")}
+        return replace(self, **pairs)
+
 
 @question(
     "specific",
@@ -52,7 +58,9 @@ class Counts:
     tag="knowledge",
     description="Which paths or modules are specific to a label: share, lift over the run and how sure it is.",
     rows="rows",
-    sealed=lambda run: [{"of": of, "limit": 20} for of in ("path", "module")],
+    sealed=lambda run: [
+        {"of": of, "label": label, "limit": 20} for of in ("path", "module") for label in sealed_labels(run)
+    ],
 )
 def specific(
     run: RunFile,
@@ -85,8 +93,8 @@ def specific(
     labelled = table.label_N >= 0
     base_L = np.bincount(np.searchsorted(ids, table.label_N[labelled]), table.per_sample()[labelled], len(ids))
     base_L = base_L / base_L.sum()
-    counts = count_paths(table, ids) if of == "path" else count_modules(table, ids, run.bank)
-    keep_J = np.flatnonzero((counts.tokens_J >= least) & (counts.samples_J >= LEAST_SAMPLES))
+    counts = _counted(table, ids, run.bank, of, least)
+    keep_J = np.flatnonzero(counts.tokens_J >= least)
     rows = _ranked(counts, keep_J, base_L, None if label_id is None else int(np.searchsorted(ids, label_id)))
     if not len(keep_J):
         alone = bool((np.bincount(table.label_N[labelled]) <= 1).all())
@@ -103,6 +111,17 @@ def specific(
         ],
         "reason": reason,
     }
+
+
+def _counted(table: TokenTable, ids: np.ndarray, bank: ModuleBank, of: str, least: int) -> Counts:
+    """Counts of pairs with ``least`` tokens, or fewer, and ``LEAST_SAMPLES``; cached, as they serve every label."""
+    counts: Counts | None = table.cache.get(f"counts of each {of}")
+    if counts is None or least < LEAST:
+        every = count_paths(table, ids) if of == "path" else count_modules(table, ids, bank)
+        counts = every.kept((every.tokens_J >= min(least, LEAST)) & (every.samples_J >= LEAST_SAMPLES))
+        if least >= LEAST:
+            table.cache[f"counts of each {of}"] = counts
+    return counts
 
 
 def count_paths(table: TokenTable, ids: np.ndarray) -> Counts:

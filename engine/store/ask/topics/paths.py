@@ -214,7 +214,7 @@ def fit(run: RunFile) -> dict[str, Any]:
             lambda answer: _points(answer, "curve"), "The fitted laws as curves: kind, rank, share.", {"draws": 0}
         ),
     },
-    sealed=lambda run: [{"draws": 0}],
+    sealed=lambda run: [{"draws": 0}, {}],
 )
 def law(
     run: RunFile,
@@ -223,7 +223,7 @@ def law(
 ) -> dict[str, Any]:
     """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
 
-    Worked out when it is asked for: ``draws`` data sets are drawn from the law for its p-value (0: none).
+    ``draws`` data sets are drawn from the law for its p-value (0: none).
     """
     return {"run": run.run_id, "draws": draws, "seed": seed, **{kind: _law(run, kind, draws, seed) for kind in KINDS}}
 

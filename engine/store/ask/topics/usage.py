@@ -16,6 +16,7 @@ from tokenpaths.engine.analysis import load
 from tokenpaths.engine.analysis.contrast import effective_size, wilson
 from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.token_table import tokens_of
@@ -94,7 +95,7 @@ def usage(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     "beside even use and the untrained twin.\n\nShares of all tokens; intervals by sample, of large runs on samples "
     "drawn by a seed.",
     frames={"module_kinds": Rows("shares", "A row for each kind at each step: share, low, high, even, untrained")},
-    sealed=lambda run: [{}],
+    sealed=lambda run: [{"label": label} for label in sealed_labels(run)],
 )
 def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
     """Which kinds of modules does each step choose? Share of its choices, beside even use and the untrained twin.

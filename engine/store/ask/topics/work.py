@@ -22,12 +22,16 @@ from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables import sample_profiles
+from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.excerpts import finite
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
+from tokenpaths.engine.store.file.columns import code_column, value_sql
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.pages.profile_pages import Page
+from tokenpaths.engine.store.file.schema import DRAWN_LOSSES
 
 MEASURES = ("compute", "reuse", "modules")
 MEANS = ("compute", "reuse", "loss")
@@ -53,7 +57,8 @@ class Observed:
 def _page_outcomes(run: RunFile) -> Iterator[dict[str, Any]]:
     for measure in MEASURES:
         for per in ("sample", "token") if measure != "modules" else ("sample",):
-            yield {"measure": measure, "per": per}
+            for label in sealed_labels(run):
+                yield {"measure": measure, "per": per, "label": label}
 
 
 @question(
@@ -166,7 +171,9 @@ def _samples(run: RunFile, measure: str, label_id: int | None) -> Observed:
     key_n = rows["key"]
     counted = {"num_tokens": num_tokens, "of_tokens": num_tokens, "num_samples": num, "of_samples": num, "exact": True}
     if measure == "modules":
-        key_n = _visited(run, of_samples)[rows["sample"]]
+        # Of all samples, as their counts lie together: whoever asks with one label asks with others.
+        visited = cached(run, "modules visited", lambda: _visited(run, of_samples), lambda values: values.nbytes)
+        key_n = visited[rows["sample"]].astype(np.float64)
     if run.row["modality"] == "vision" and finite(run.row["accuracy"]) is None:
         # As on the run's card: the few labels that the model happens to know say nothing of the rest.
         rows["right_one"], rows["loss"] = (np.full(num, np.nan) for _ in range(2))
@@ -190,7 +197,7 @@ def _visited(run: RunFile, num_samples: int) -> np.ndarray:
     for step in range(layout.num_steps):
         for module in run.bank.offered(step):
             active_SM[step, module] = run.bank.find(step, module).kind != "identity"
-    visited = np.full(num_samples, np.nan)
+    visited = np.full(num_samples, np.nan, dtype=np.float32)
     if sample_profiles.has_profiles(run):
         active_D = active_SM.reshape(-1)
 
@@ -221,21 +228,32 @@ def _tokens(run: RunFile, measure: str, label_id: int | None) -> Observed:
 
 
 def losses(run: RunFile, table: TokenTable) -> np.ndarray:
-    """(n,) loss of each token, NaN without one."""
-    if "loss" not in table.cache:
-        condition = Query("true")
-        if table.num_samples < run.row["num_samples"]:
-            condition = Query("sample IN (SELECT unnest(?))", (table.samples_N.tolist(),))
-        rows = run.arrays(
-            Query(
-                f"SELECT rowid::BIGINT AS place, coalesce(loss, 'nan')::DOUBLE AS loss FROM token "
-                f"WHERE {condition.sql} ORDER BY rowid",
-                condition.parameters,
-            )
+    """(n,) loss of each token, NaN without one; ``table`` has tokens of ``tokens_of(run)``."""
+    every = tokens_of(run)
+    if "loss" not in every.cache:
+        every.cache["loss"] = _losses(run, every)
+    loss_n: np.ndarray = every.cache["loss"]
+    if table is every:
+        return loss_n
+    return np.asarray(loss_n[np.searchsorted(every.columns["place"], table.columns["place"])])
+
+
+def _losses(run: RunFile, table: TokenTable) -> np.ndarray:
+    if DRAWN_LOSSES in run.tables_there:
+        value = f"coalesce({value_sql(code_column('loss'))}, 'nan')::DOUBLE"
+        sealed = Query(f"SELECT {value} AS loss FROM r.main.{DRAWN_LOSSES} ORDER BY rowid")
+        return np.asarray(run.arrays(sealed)["loss"])
+    condition = Query("true")
+    if table.num_samples < run.row["num_samples"]:
+        condition = Query("sample IN (SELECT unnest(?))", (table.samples_N.tolist(),))
+    rows = run.arrays(
+        Query(
+            f"SELECT rowid::BIGINT AS place, coalesce(loss, 'nan')::DOUBLE AS loss FROM token "
+            f"WHERE {condition.sql} ORDER BY rowid",
+            condition.parameters,
         )
-        table.cache["loss"] = rows["loss"][np.searchsorted(rows["place"], table.columns["place"])]
-    loss_n: np.ndarray = table.cache["loss"]
-    return loss_n
+    )
+    return np.asarray(rows["loss"][np.searchsorted(rows["place"], table.columns["place"])])
 
 
 def _right(table: TokenTable, loss_n: np.ndarray) -> np.ndarray:

@@ -13,7 +13,9 @@ import pyarrow as pa
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, most_tokens, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import drawn_examples
+from tokenpaths.engine.store.ask.topics.work import losses
 from tokenpaths.engine.store.file import schema as drawn
+from tokenpaths.engine.store.file.columns import code_column, encode
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_tables import blobs
 from tokenpaths.engine.store.write.large.seal_strongest import strongest_rows
@@ -49,6 +51,7 @@ def _draw(run: RunFile, table: TokenTable) -> Iterator[tuple[str, pa.Table]]:
     ribbons = blobs(table.ribbon_PSK.reshape(len(table.rank_P), -1))
     paths = {"rank": table.rank_P, "compute": table.compute_P, "reuse": table.reuse_P, "ribbon": ribbons}
     yield drawn.DRAWN_PATHS, pa.table(paths)
+    yield drawn.DRAWN_LOSSES, pa.table({code_column("loss"): encode(losses(run, table))})
     yield drawn.DRAWN_WORDS, pa.table({"name": pa.array([] if words is None else words.names, pa.string())})
 
 

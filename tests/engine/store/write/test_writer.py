@@ -15,6 +15,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from tests.support.flushing import flush_every
 from tests.support.runs import RunArrays, make, make_run
 from tokenpaths.engine.base import lifecycle
 from tokenpaths.engine.base.errors import UserError, WriterFailed
@@ -266,9 +267,9 @@ import sys, time
 from pathlib import Path
 from tokenpaths.engine.store.write.writer import RunWriter
 import tokenpaths.engine.store.write.writer as writer_file
-from tokenpaths.engine.store.write import run_filler
+from tests.support.flushing import flush_every
 from tests.support.runs import make
-run_filler.FLUSH_TOKENS = 100
+flush_every(100)
 made = make("killed", samples=6)
 writer = RunWriter(Path(sys.argv[1]), made.info, made.modules)
 writer.write(made.batches[0])
@@ -416,7 +417,7 @@ def test_a_run_larger_than_one_flush_has_the_same_answers(tmp_path: Path, monkey
     made = make("demo", "text", samples=20, top_k=2)
     with Run.open(made.write(tmp_path / "small")) as run:
         small = rounded(answers_of(run))
-    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", 50)
+    flush_every(50, monkeypatch)
     monkeypatch.setattr("tokenpaths.engine.store.write.seal.SAMPLE_TABLE_ROWS", 100)
     with Run.open(made.write(tmp_path / "large")) as run:
         assert rounded(answers_of(run)) == small
@@ -432,7 +433,7 @@ def test_a_run_larger_than_one_flush_has_the_same_answers(tmp_path: Path, monkey
 def test_blocks_of_a_file(
     flush: int, steps: int, own_flops: bool, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", flush)
+    flush_every(flush, monkeypatch)
     made = make("demo", "text", samples=20, top_k=2, steps=steps)
     if own_flops:
         made = replace(made, batches=[replace(batch, flops=batch.flops + 1) for batch in made.batches])
