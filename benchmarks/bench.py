@@ -73,6 +73,7 @@ PARTS = (
             "ingest",
             "query_warm",
             "query_cold",
+            "word_cold",
             "filter_sampled",
             "filter_exact",
             "page_beside_trace",

@@ -100,7 +100,8 @@ def main() -> None:
     arguments = parser.parse_args()
     results: dict[str, Any] = {"tokens": arguments.tokens, "load_before_and_after": [os.getloadavg()[0]]}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_file(playwright), args=["--no-sandbox"])
+        file = chromium_file(playwright, windows=True)
+        browser = playwright.chromium.launch(executable_path=file, args=["--no-sandbox"])
         for modality in arguments.modality:
             with tempfile.TemporaryDirectory() as folder:
                 write_run(SyntheticRun("big", arguments.tokens, modality=modality), Path(folder) / "runs")

@@ -69,7 +69,8 @@ def measure(tokens: int, repeats: int) -> dict[str, Any]:
             page_server(str(served.client.base_url).rstrip("/")) as url,
             sync_playwright() as playwright,
         ):
-            browser = playwright.chromium.launch(executable_path=chromium_file(playwright), args=["--no-sandbox"])
+            file = chromium_file(playwright, windows=True)
+            browser = playwright.chromium.launch(executable_path=file, args=["--no-sandbox"])
             for view, query in VIEWS.items():
                 address = f"{url}/?view={view}&run=large" + "".join(f"&{key}={value}" for key, value in query.items())
                 times = [visit(browser, address, FIRST.get(view, CHART)) for _ in range(1 + repeats)]

@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(
-            executable_path=chromium_file(playwright), args=["--no-sandbox", "--disable-gpu"]
+            executable_path=chromium_file(playwright, windows=True), args=["--no-sandbox", "--disable-gpu"]
         )
         results = measure(browser, options.repeats, Path(folder))
         browser.close()

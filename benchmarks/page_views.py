@@ -279,7 +279,7 @@ def main() -> None:
     before = os.getloadavg()[0]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=chromium_file(playwright), args=["--no-sandbox", "--disable-gpu"]
+            executable_path=chromium_file(playwright, windows=True), args=["--no-sandbox", "--disable-gpu"]
         )
         for modality in options.modality:
             first = modality == options.modality[0]

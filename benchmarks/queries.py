@@ -33,6 +33,7 @@ import numpy as np
 
 from benchmarks.measure import forget, kept_document, report
 from benchmarks.queries_asked import QUESTIONS, About, Question
+from benchmarks.queries_kept import with_others, worst
 from benchmarks.table import Row
 from tests.support.runs.synthetic import SyntheticRun, count, write_run
 from tokenpaths.backend.settings import Settings
@@ -49,6 +50,8 @@ SEED = 0
 LIMIT_SECONDS = 120.0
 PROMISED = 100_000_000
 """tokens of the run that the promises speak of"""
+WORDS = "tokens with a word"
+"""the question that may take a second, cold"""
 
 
 @contextlib.contextmanager
@@ -284,11 +287,6 @@ def ingest(folder: Path, tokens: int) -> dict[str, Any]:
     }
 
 
-def worst(found: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    name = max(names, key=lambda one: found[one]["p95"])
-    return {"question": name, "p95": found[name]["p95"]}
-
-
 def rows(document: dict[str, Any]) -> list[Row]:
     """What ``make bench`` prints of a kept result; what was not measured is left out."""
     found, made = document["results"], []
@@ -298,22 +296,19 @@ def rows(document: dict[str, Any]) -> list[Row]:
         parts = {name: each for name, each in bytes_each.items() if name != "file"}
         note = f"{tokens}; texts, vocabulary ids and losses included"
         made.append(Row("bytes_per_token", bytes_each["file"], cells=parts, note=note))
-    for key, name in (("query_warm", "worst_warm"), ("query_cold", "worst_cold")):
-        if found.get(name):
-            cells = {one: row["p95"] for one, row in found[name.split("_")[1]].items()}
-            peers = {} if key == "query_cold" else _peers(found.get("peers", {}))
-            made.append(
-                Row(
-                    key,
-                    found[name]["p95"],
-                    cells=cells,
-                    peers=peers,
-                    note=f"{found[name]['question']}; {tokens}",
-                    missing=missing,
-                    part=name.split("_")[1],
-                )
-            )
     free = {one.name for one in QUESTIONS if one.free}
+    page = {part: found.get(part, {}).keys() - free for part in ("warm", "cold")}
+    for key, part, names in (
+        ("query_warm", "warm", page["warm"]),
+        ("query_cold", "cold", page["cold"] - {WORDS}),
+        ("word_cold", "cold", page["cold"] & {WORDS}),
+    ):
+        if names:
+            slowest = worst(found[part], sorted(names))
+            cells = {one: found[part][one]["p95"] for one in found[part] if one in names}
+            peers = _peers(found.get("peers", {})) if key == "query_warm" else {}
+            note = tokens if key == "word_cold" else f"{slowest['question']}; {tokens}"
+            made.append(Row(key, slowest["p95"], cells=cells, peers=peers, note=note, missing=missing, part=part))
     exact = {name: row["p95"] / 1000 for name, row in found.get("warm", {}).items() if name in free}
     if exact:
         made.append(Row("filter_exact", max(exact.values()), cells=exact, note=tokens, missing=missing, part="warm"))
@@ -395,6 +390,7 @@ def main() -> None:
     questions = [one for one in questions if not (options.page and one.free)]
     with served(folder) as client:
         info = client.get(f"/runs/{RUN}").raise_for_status().json()
+        questions = [one for one in questions if one.family in (None, info["family"])]
         about = About.of(info)
         results |= {"tokens": info["num_tokens"], "paths": info["num_paths"], "samples": info["num_samples"]}
         results["bytes_per_token"] = bytes_by_table(file, info["num_tokens"])
@@ -436,6 +432,8 @@ def main() -> None:
         name = "queries" if info["path_layout"] == "dictionary" else f"queries-{info['path_layout']}"
         before = kept_document(name)["results"]
         if before.get("tokens") == results["tokens"]:
+            if options.only:
+                results = with_others(before, results)
             results = before | results  # parts that were not measured stay, with their dates
         report(
             name,

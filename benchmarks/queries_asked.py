@@ -52,6 +52,8 @@ class Question:
     ask: Callable[[np.random.Generator, About], Asked]
     free: bool = False
     """no summary can answer it: any tokens that pass somewhere, any words"""
+    family: str | None = None
+    """the only family of models whose page asks it"""
 
 
 def _sample(rng: np.random.Generator, about: About) -> int:
@@ -80,30 +82,34 @@ def _fixed(path: str, **query: Any) -> Callable[[np.random.Generator, About], As
     return lambda rng, about: (path, dict(query))
 
 
+def _of_label(path: str, **query: Any) -> Callable[[np.random.Generator, About], Asked]:
+    return lambda rng, about: (path, {**query, "label": _label(rng, about)})
+
+
 QUESTIONS: tuple[Question, ...] = (
     Question("details", "info", "all", _fixed("")),
     Question("flow", "flow", "flow, runs, sample", _fixed("/flow", limit=2000)),
-    Question(
-        "flow of a label", "flow", "flow, compare", lambda r, a: ("/flow", {"limit": 2000, "label": _label(r, a)})
-    ),
+    Question("flow of a label", "flow", "flow, compare", _of_label("/flow", limit=2000)),
+    Question("flow of merged modules", "flow", "flow", _fixed("/flow", limit=2000, merge_share=0.02)),
     Question("flow of some steps", "flow", "flow", _fixed("/flow", steps="2:7", min_share=0.001)),
     Question("usage", "usage", "modules, experts", _fixed("/usage")),
-    Question("usage of a label", "usage", "modules, experts", lambda r, a: ("/usage", {"label": _label(r, a)})),
+    Question("usage of a label", "usage", "modules, experts", _of_label("/usage")),
     Question("rank and frequency", "fit", "paths", _fixed("/paths/fit")),
     Question("paths by rank", "paths", "paths", _fixed("/paths", limit=100)),
     Question("1000 paths by rank", "paths", "dipaco", _fixed("/paths", limit=1000)),
-    Question("paths of a label", "paths", "paths", lambda r, a: ("/paths", {"limit": 100, "label": _label(r, a)})),
+    Question("paths of a label", "paths", "paths", _of_label("/paths", limit=100)),
     Question("paths by compute", "paths", "paths", _fixed("/paths", limit=100, order="compute")),
     Question("paths by reuse", "paths", "paths", _fixed("/paths", limit=100, order="reuse")),
     Question(
         "12 examples of a path", "examples", "home", lambda r, a: (f"/paths/{_rank(r, a)}/examples", {"limit": 12})
     ),
     Question("samples", "samples", "sample, compute", _fixed("/samples", limit=100)),
+    Question("samples of a label", "samples", "sample, compute", _of_label("/samples", limit=100)),
     Question(
-        "samples of a label",
+        "samples of a label by compute",
         "samples",
-        "sample, compute",
-        lambda r, a: ("/samples", {"limit": 100, "label": _label(r, a)}),
+        "compute",
+        _of_label("/samples", limit=8, order="compute", descending="true"),
     ),
     Question("samples by reuse", "samples", "compute", _fixed("/samples", limit=500, order="reuse", descending="true")),
     Question("samples by loss", "samples", "compute", _fixed("/samples", limit=100, order="loss", descending="true")),
@@ -115,6 +121,12 @@ QUESTIONS: tuple[Question, ...] = (
         lambda r, a: (f"/samples/{_sample(r, a)}/experts", {"step": _step(r, a), "limit": 40}),
     ),
     Question("compute per sample", "distribution", "compute", _fixed("/distributions/compute", per="sample", bins=40)),
+    Question(
+        "compute per sample of a label",
+        "distribution",
+        "compute",
+        _of_label("/distributions/compute", per="sample", bins=40),
+    ),
     Question("compute per token", "distribution", "compute", _fixed("/distributions/compute", per="token", bins=40)),
     Question("reuse per token", "distribution", "compute", _fixed("/distributions/reuse", per="token", bins=40)),
     Question("loss per sample", "distribution", "compute", _fixed("/distributions/loss", per="sample", bins=40)),
@@ -129,16 +141,10 @@ QUESTIONS: tuple[Question, ...] = (
         "gate entropy per token", "distribution", "compute", _fixed("/distributions/gate_entropy", per="token", bins=40)
     ),
     Question(
-        "reuse per token of a label",
-        "distribution",
-        "compute",
-        lambda r, a: ("/distributions/reuse", {"per": "token", "bins": 40, "label": _label(r, a)}),
+        "reuse per token of a label", "distribution", "compute", _of_label("/distributions/reuse", per="token", bins=40)
     ),
     Question(
-        "loss per token of a label",
-        "distribution",
-        "compute",
-        lambda r, a: ("/distributions/loss", {"per": "token", "bins": 40, "label": _label(r, a)}),
+        "loss per token of a label", "distribution", "compute", _of_label("/distributions/loss", per="token", bins=40)
     ),
     Question("tables", "tables", "export", _fixed("/export")),
     Question(
@@ -154,13 +160,24 @@ QUESTIONS: tuple[Question, ...] = (
         lambda r, a: ("/specialisation", {"of": "input", "step": _step(r, a), "limit": 256, "each": 24}),
     ),
     Question("repetition", "repetition", "experts", _fixed("/repetition")),
+    Question("repetition of a label", "repetition", "experts", _of_label("/repetition"), family="moe"),
     Question("what paths know", "knowledge", "paths", _fixed("/paths/knowledge")),
     Question("likeness of a path's tokens", "alikeness", "paths", _fixed("/paths/alikeness")),
-    Question("loss beside compute", "outcomes", "compute", _fixed("/outcomes/compute")),
+    Question("loss beside compute", "outcomes", "compute", _fixed("/outcomes/compute", per="sample")),
+    Question("loss beside compute, of a label", "outcomes", "compute", _of_label("/outcomes/compute", per="sample")),
+    Question(
+        "loss of tokens beside compute, of a label", "outcomes", "compute", _of_label("/outcomes/compute", per="token")
+    ),
+    Question(
+        "loss beside modules visited, of a label", "outcomes", "compute", _of_label("/outcomes/modules", per="sample")
+    ),
     Question("compute by kind of token", "kind_means", "compute", _fixed("/means/compute")),
     Question("kinds of modules by step", "module_kinds", "modules", _fixed("/usage/kinds")),
+    Question("kinds of modules of a label", "module_kinds", "modules", _of_label("/usage/kinds")),
     Question("paths specific to labels", "specific", "paths", _fixed("/specific", of="path", limit=20)),
     Question("modules specific to labels", "specific", "paths", _fixed("/specific", of="module", limit=20)),
+    Question("paths specific to one label", "specific", "paths", _of_label("/specific", of="path", limit=20)),
+    Question("modules specific to one label", "specific", "paths", _of_label("/specific", of="module", limit=20)),
     Question(
         "tokens with a word",
         "search_tokens",
@@ -171,6 +188,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("one module in full", "module", "inspector", lambda r, a: (f"/modules/{_through(r, a)}", {})),
     Question("one path in full", "path", "inspector", lambda r, a: (f"/paths/{_rank(r, a)}", {})),
     Question("how close decisions were", "margins", "modules", _fixed("/margins")),
+    Question("how close decisions of a label were", "margins", "modules", _of_label("/margins")),
     Question("samples on the plane", "map", "compare", _fixed("/map", limit=1000, thumbnails="true")),
     Question(
         "similar samples",
@@ -185,6 +203,7 @@ QUESTIONS: tuple[Question, ...] = (
         lambda r, a: ("/tokens/similar", {"sample": _sample(r, a), "token": 0, "limit": 6, "each": 4}),
     ),
     Question("power law", "law", "paths", _fixed("/paths/law", draws=0)),
+    Question("goodness of its fit", "law", "paths", _fixed("/paths/law")),
     Question("slopes at equal sizes", "slopes", "paths", _fixed("/paths/slopes")),
     Question(
         "flow through a module",

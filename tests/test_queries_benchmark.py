@@ -47,13 +47,22 @@ def test_every_question_has_an_answer(api: httpx.Client) -> None:
 
 
 def test_a_smaller_run_does_not_keep_the_promise() -> None:
-    times = {"flow of some paths": {"p95": 3.0}}
-    found = {"tokens": 10**7, "warm": times, "worst_warm": {"question": "flow of some paths", "p95": 3.0}}
+    times = {"flow of some paths": {"p95": 3.0}, "flow": {"p95": 2.0}}
+    found = {"tokens": 10**7, "warm": times}
     assert {row.key: row.met for row in rows({"results": found})} == {
         "query_warm": "stretch, but without 100 M tokens",
         "filter_exact": "stretch, but without 100 M tokens",
     }
     assert {row.met for row in rows({"results": found | {"tokens": 10**8}})} == {"stretch"}
+
+
+def test_a_first_question_for_words_has_a_goal_of_its_own() -> None:
+    times = {name: {"p95": p95} for name, p95 in (("flow", 20.0), ("tokens with a word", 600.0), ("samples", 140.0))}
+    found = {row.key: (row.ours, row.met, row.note) for row in rows({"results": {"tokens": 10**8, "cold": times}})}
+    assert found == {
+        "query_cold": (140.0, "yes", "samples; 100,000,000 tokens"),
+        "word_cold": (600.0, "yes", "100,000,000 tokens"),
+    }
 
 
 def test_peers_answer_the_same_questions() -> None:

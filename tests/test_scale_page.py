@@ -74,7 +74,15 @@ def test_a_hundred_million_tokens_are_as_they_were_built_and_asked() -> None:
         "`path_coded`, `path_page`, `path_planes`": ("path_coded", "path_page", "path_planes"),
         "`sample`": ("sample",),
         "`profile_page`": ("profile_page",),
-        "drawn tables": ("drawn_token", "drawn_path", "drawn_word", "sample_head", "path_example", "path_strongest"),
+        "drawn tables": (
+            "drawn_token",
+            "drawn_path",
+            "drawn_word",
+            "drawn_loss",
+            "sample_head",
+            "path_example",
+            "path_strongest",
+        ),
     }
     table = PAGE.partition("| table, a hundred million tokens |")[2]
     for name, parts in tables.items():
