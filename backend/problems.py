@@ -31,6 +31,8 @@ STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
     (QueryTimeout, 503, "too-slow"),
 )
 """status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""
+MOST_LISTED = 20
+"""names that an error lists"""
 MEDIA_TYPE = "application/problem+json"
 PROBLEM_KIND = "tokenpaths.problem"
 """key in a request's scope: the kind of the problem in its response"""
@@ -94,7 +96,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     if not choices:
         return "none is allowed here."
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    listed = ", ".join(f"`{choice}`" for choice in choices)
+    listed = ", ".join(f"`{choice}`" for choice in choices[:MOST_LISTED])
+    if len(choices) > MOST_LISTED:
+        listed += f" and {len(choices) - MOST_LISTED:,} more"
     return f"did you mean `{close[0]}`? Allowed: {listed}." if close else f"allowed: {listed}."
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 
 from tokenpaths.frontend.components.keys import keys
-from tokenpaths.frontend.page import address, contrast, markdown, widgets
+from tokenpaths.frontend.page import address, at_click, contrast, markdown, widgets
 from tokenpaths.frontend.page.filter_chips import chips_row
 from tokenpaths.frontend.page.selection import VIEWS
 from tokenpaths.frontend.views import compute, embedded, navigation
@@ -81,6 +81,7 @@ def main() -> None:
     if badge_place is not None:
         with badge_place:
             badge.draw(selection)
+    at_click.over()
 
 
 main()

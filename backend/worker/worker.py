@@ -273,10 +273,12 @@ def gpu_memory() -> list[dict[str, Any]]:
     """(device, used, total) in bytes for each GPU that this process uses; empty if there is none, or not initialized
     yet.
     """
-    torch = sys.modules.get("torch")  # health is requested before anything is loaded
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    # Health is requested before torch is loaded, and while it is: then its module is there, and parts of it are not.
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
         return []
-    found = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
+    found = [(number, *cuda.mem_get_info(number)) for number in range(cuda.device_count())]
     return [{"device": f"cuda:{number}", "used": total - free, "total": total} for number, free, total in found]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import either, haloed, label_means, names_apart, tips
+from tokenpaths.frontend.charts.drawing.encodings import ABOUT_WIDTH, either, haloed, label_means, names_apart, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.running_text import tamed
@@ -17,8 +17,6 @@ from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection
 
 TITLE = "Which samples take similar routes?"
 SAMPLE_PICK = "sample"
-ABOUT_WIDTH = 440
-"""pixels of the map beside the wall; on a wider one names have more room than they need"""
 _STAR = "M0,-1.43L0.34,-0.47L1.37,-0.44L0.55,0.18L0.85,1.16L0,0.57L-0.85,1.16L-0.55,0.18L-1.37,-0.44L-0.34,-0.47Z"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", _STAR)
 """one per label if there are enough, each with a colour of its own (``palette.GROUPS``)"""
@@ -80,7 +78,10 @@ def sample_map_chart(
     layers = [points, ring.encode(x=x, y=y)]
     if few or chosen is not None:
         layers += _names(table, labels if few else [str(chosen)], look, x, y, height)
-    return as_vectors(finish(alt.layer(*layers), look, title, map_words(answer), height=height), len(table))
+    words = map_words(answer)
+    if chosen is not None:  # a saved picture has no chip beside it
+        words += f" In colour: label {tamed(chosen)}."
+    return as_vectors(finish(alt.layer(*layers), look, title, words, height=height), len(table))
 
 
 def _points_table(

@@ -14,6 +14,8 @@ from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 SHOWN = {True: 6, False: 3}
 """samples per band: images, texts"""
+PAGE = 500
+"""paths that are asked for at once"""
 PATCHES = 30
 """patches or tokens per level of compute"""
 _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
@@ -194,23 +196,36 @@ def _bands(
 
 def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, float, int]]:
     """The highest, median and lowest compute, each with the rank of a path that has it."""
-    num = source.paths(order="compute", limit=1)["num_paths"]
+    first = source.paths(order="compute", limit=1)
+    num, most = first["num_paths"], first["paths"][0]
+    least = _path_at(source, num - 1)
+    middle = _with_at_most(source, distribution["median"] + 1e-9, num)
+    levels: dict[float, tuple[str, float, int]] = {}
+    for name, path in (("most", most), ("median", middle), ("least", least)):
+        levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
+    return list(levels.values())
 
-    def at(place: int) -> Mapping[str, Any]:
-        return source.paths(order="compute", limit=1, offset=place)["paths"][0]
 
-    low, high, median = 0, num - 1, distribution["median"]
-    while low < high:  # the first path with at most the median compute
+def _path_at(source: Source, place: int) -> Mapping[str, Any]:
+    path: Mapping[str, Any] = source.paths(order="compute", limit=1, offset=place)["paths"][0]
+    return path
+
+
+def _with_at_most(source: Source, level: float, num: int) -> Mapping[str, Any]:
+    """The first of ``num`` paths, most compute first, with at most this compute; the last if none has.
+
+    A page of a large run sorts all of its paths, so the last of the search is one page.
+    """
+    low, high = 0, num - 1
+    while high - low >= PAGE:
         middle = (low + high) // 2
-        if at(middle)["compute"] > median + 1e-9:
+        if _path_at(source, middle)["compute"] > level:
             low = middle + 1
         else:
             high = middle
-    levels: dict[float, tuple[str, float, int]] = {}
-    for name, place in (("most", 0), ("median", low), ("least", num - 1)):
-        path = at(place)
-        levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
-    return list(levels.values())
+    page = source.paths(order="compute", limit=high - low + 1, offset=low)["paths"]
+    path: Mapping[str, Any] = next((path for path in page if path["compute"] <= level), page[-1])
+    return path
 
 
 def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[list[dict[str, Any]], str]:

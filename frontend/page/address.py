@@ -12,6 +12,8 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.server.embedding import asks_to_embed
 
+CHANGES = "address_changes"
+"""session state: how often ``go`` changed the URL"""
 WRITTEN = "address_written"
 """session state: the query ``before`` the last change and ``after`` it; ``here``: in the run that is at hand"""
 P = ParamSpec("P")
@@ -93,11 +95,17 @@ def go(selection: Selection) -> None:
     """Set the URL to ``selection``. For callbacks, which run before the page is drawn."""
     after = to_query(selection)
     st.session_state[WRITTEN] = {"before": _query(), "after": after, "here": True}
+    st.session_state[CHANGES] = changes() + 1
     st.query_params.from_dict(after)
 
 
-def go_changed(**changes: Any) -> None:
-    go(current().change(**changes))
+def go_changed(**changed: Any) -> None:
+    go(current().change(**changed))
+
+
+def changes() -> int:
+    """How often the page changed the URL in this session."""
+    return int(st.session_state.get(CHANGES, 0))
 
 
 def bound(
@@ -120,6 +128,13 @@ def bound(
         part: Distinguishes two widgets of one field.
     """
     key = f"in_{name}{part}"
+
+    def chosen() -> None:
+        # A browser that goes back once more before it has heard of the first step sends the widget as it was before.
+        context = get_script_run_ctx(suppress_warning=True)
+        if context is None or not context.is_history_navigation:
+            go_changed(**{name: read(st.session_state[key])})
+
     # A state that is set anew is sent to the browser and overwrites what was clicked there in the meantime; the next
     # timer of a fragment would then send the old value as if somebody had chosen it, and the click were undone.
     if widget is not st.segmented_control or st.session_state.get(key) != value:
@@ -128,6 +143,4 @@ def bound(
         # A second click would let go of what is chosen, and the page choose it again. The next click, elsewhere, may be
         # on its way before the browser has heard of that, and would let go once more: two changes, and one is lost.
         options.setdefault("required", True)
-    return widget(
-        label, *arguments, key=key, on_change=lambda: go_changed(**{name: read(st.session_state[key])}), **options
-    )
+    return widget(label, *arguments, key=key, on_change=chosen, **options)

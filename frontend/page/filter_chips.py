@@ -10,7 +10,7 @@ import streamlit as st
 
 from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.markdown import escape
-from tokenpaths.frontend.page.selection import KINDS, Selection
+from tokenpaths.frontend.page.selection import KINDS, Selection, without
 
 _RUN = ("run", "label", "labels")
 USES = {
@@ -101,13 +101,9 @@ def chips(selection: Selection) -> list[Chip]:
         add("steps", f"steps {selection.steps[0]}–{selection.steps[1] - 1}", steps=None)
     for node in selection.through:
         step, module = node.split(".")
-        add(
-            "through",
-            f"passes module {module} at step {step}",
-            through=tuple(n for n in selection.through if n != node),
-        )
+        add("through", f"passes module {module} at step {step}", through=without("through", node))
     for rank in selection.paths:
-        add("paths", f"path of rank {rank:,}", paths=tuple(r for r in selection.paths if r != rank))
+        add("paths", f"path of rank {rank:,}", paths=without("paths", rank))
     if selection.sample is not None:
         add("sample", f"sample {selection.sample:,}", sample=None)
     if selection.token is not None:
@@ -120,7 +116,9 @@ def chips(selection: Selection) -> list[Chip]:
 def chips_row(selection: Selection) -> None:
     """Draw the chips; a click on one clears its field."""
     row = [chip for chip in chips(selection) if not (chip.field in ("run", "job") and address.embedded())]
-    if not row or selection.view == "home" and [chip.field for chip in row] == ["run"]:
+    if selection.view == "home":  # the upload that it shows says itself which it is
+        row = [chip for chip in row if chip.field not in ("run", "sample", "token")]
+    if not row:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
         for index, chip in enumerate(row):

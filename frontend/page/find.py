@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, refusals, widgets
 from tokenpaths.frontend.page.selection import KINDS, MOST_WRITTEN, PATCH_KINDS, WORD_KINDS
 
 _MODULE = re.compile(r"(?:module|expert|m)?\s*(\d{1,6})\s*(?:@|at step|step|at layer|layer)\s*(\d{1,4})", re.IGNORECASE)
@@ -54,13 +54,16 @@ def meaning(words: str, *, text: bool) -> dict[str, Any] | str | None:
 
 def box(run: Mapping[str, Any]) -> None:
     """The box; it empties itself once what was typed is done."""
-    text = run["modality"] == "text"
+    text, view = run["modality"] == "text", address.current().view
 
     def search() -> None:
+        if address.current().view != view:  # left for another view: what was written stays in the box
+            return
         found = meaning(st.session_state["find_box"], text=text)
         st.session_state["find_box"] = ""
+        refusals.forget(FORGOTTEN)
         if isinstance(found, str):
-            st.session_state[FORGOTTEN] = found
+            refusals.keep(FORGOTTEN, found)
         elif found is not None:
             address.go_changed(**found)
 
@@ -73,5 +76,5 @@ def box(run: Mapping[str, Any]) -> None:
         label_visibility="collapsed",
         max_chars=MOST_WRITTEN["find"],
     )
-    if problem := st.session_state.pop(FORGOTTEN, None):
+    if problem := refusals.kept(FORGOTTEN):
         widgets.empty(widgets.escape(problem))

@@ -6,7 +6,7 @@ Every field that is not at its default is in the URL under its own name, so a li
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -166,7 +166,12 @@ class Selection:
 
         Another run clears label, filters and sample; another sample the token; another measure the bin; another view
         the job; another place what was searched for and inspected.
+
+        Args:
+            changes: Values, or functions of this selection that give them: what is added to a tuple is added to that of
+                the click, which another one may have changed since the page was drawn.
         """
+        changes = {name: value(self) if callable(value) else value for name, value in changes.items()}
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
@@ -190,6 +195,11 @@ class Selection:
         else:
             left = tuple(sorted({*self.through, *nodes}, key=_node_key))
         return self.change(through=left)
+
+
+def without(name: str, one: Any) -> Callable[[Selection], tuple[Any, ...]]:
+    """For ``change``: the tuple ``name`` without ``one``."""
+    return lambda now: tuple(other for other in getattr(now, name) if other != one)
 
 
 def to_query(selection: Selection) -> dict[str, str]:

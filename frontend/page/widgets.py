@@ -28,7 +28,8 @@ header[data-testid="stHeader"], header[data-testid="stHeader"] * { pointer-event
 header[data-testid="stHeader"] { background: transparent; height: 2.2rem; }
 header[data-testid="stHeader"] button, header[data-testid="stHeader"] button * { pointer-events: auto; }
 h1 { font-size: 1.6rem !important; padding: .35rem 0 0 !important; }
-h2 { font-size: 1.2rem !important; padding: .5rem 0 0 !important; }
+h2 { font-size: 1.2rem !important; }
+h2:not([slot="title"]) { padding: .5rem 0 0 !important; }
 h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .tp-brand { font-weight: 700; font-size: 1.12rem; letter-spacing: .01em; white-space: nowrap; }
 .st-key-chips button, .st-key-views button { min-height: 1.9rem; }

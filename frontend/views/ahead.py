@@ -9,6 +9,7 @@ from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection, from_query
 from tokenpaths.frontend.views import compute
 from tokenpaths.frontend.views.own_names import names_of, own_names
+from tokenpaths.frontend.views.paths import paths
 from tokenpaths.frontend.views.routes import routes
 from tokenpaths.frontend.views.samples import sample_map, samples
 
@@ -35,6 +36,19 @@ def _routes(run: Mapping[str, Any], selection: Selection) -> None:
         names_of(run["run"], "module")
 
 
+def _paths(run: Mapping[str, Any], selection: Selection) -> None:
+    widgets.client().searches()
+    names_of(run["run"], "path")
+    widgets.client().ask(run["run"], "paths/fit")
+    widgets.client().ask(run["run"], "paths/law", draws=0)
+    widgets.client().ask(run["run"], "paths", **paths.question(selection))
+
+
+def _modules(run: Mapping[str, Any], selection: Selection) -> None:
+    widgets.client().ask(run["run"], "usage", label=selection.label)
+    names_of(run["run"], "module")
+
+
 def _samples(run: Mapping[str, Any], selection: Selection) -> None:
     if selection.sample is None:
         answer = widgets.client().ask(run["run"], "samples", **samples.question(selection))
@@ -53,6 +67,8 @@ def _work(run: Mapping[str, Any], selection: Selection) -> None:
 
 QUESTIONS: Mapping[str, Callable[[Mapping[str, Any], Selection], None]] = {
     "routes": _routes,
+    "paths": _paths,
+    "modules": _modules,
     "samples": _samples,
     "work": _work,
 }

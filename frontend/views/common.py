@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.layout import least_share
 from tokenpaths.frontend.charts.load_over_time import is_load_only
@@ -220,6 +221,21 @@ def step_range(run: Mapping[str, Any], selection: Selection) -> tuple[int, int]:
     if selection.steps is None or selection.steps[0] >= last:
         return 0, last
     return selection.steps[0], min(selection.steps[1], last)
+
+
+def say_nothing_here(error: Refused, todo: str) -> None:
+    """Show what the API refused as what a run does not hold, which is no fault; ``todo`` unless it says itself."""
+    widgets.empty(widgets.escape(as_sentence(str(error))), error.todo or todo)
+
+
+def say_steps_left_out(run: Mapping[str, Any], selection: Selection) -> None:
+    """Say it where the selected steps are not all among those of the run, as after another run was chosen."""
+    if selection.steps is None or selection.steps == step_range(run, selection):
+        return
+    last, (first, end) = int(run["num_steps"]), selection.steps
+    some = f"some of the chosen {first}–{end - 1}: those are shown"
+    none = f"none of the chosen {first}–{end - 1}: all are shown"
+    st.info(f"This run has steps 0–{last - 1}, {some if first < last else none}.", icon=":material/info:")
 
 
 def least_drawn(selection: Selection, *flows: Mapping[str, Any]) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing.thing_names import thing_names
@@ -28,3 +29,19 @@ def own_names(run: str) -> dict[str, str]:
         return {thing: entry["name"] for thing, entry in widgets.client().names(run).items() if entry.get("name")}
     except ApiError:
         return {}
+
+
+def save_own(run: str, thing: str, changed: Mapping[str, Any]) -> None:
+    """Write the user's ``name`` and ``note`` of a thing; what is not in ``changed`` stays, as another tab may have
+    written it. Both empty: it has none.
+
+    Raises:
+        ApiError: It was refused.
+    """
+    client = widgets.client()
+    own = client.names(run).get(thing, {})
+    name, note = (changed.get(field, own.get(field, "")) for field in ("name", "note"))
+    if name or note:
+        client.save_name(run, thing, name, note)
+    elif own:
+        client.delete_name(run, thing)

@@ -1,6 +1,6 @@
 """The whole product in a real browser: ``tokenpaths up`` on free ports, Chromium by Playwright.
 
-Chromium is found at TOKENPATHS_CHROMIUM, /usr/bin/chromium, or wherever Playwright put its own. Every page is watched:
+Chromium is found as in chromium.py, or wherever Playwright put its own. Every page is watched:
 an error in its console, a request that leaves this machine, or a traceback fails the test.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect, sync_playwright
 
+from tests.browser.chromium import SHELL, find
 from tests.support.runs import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +64,8 @@ class Site:
 
     url: str
     data_dir: Path
+    api: str = ""
+    """address of the API, of sites that have one of their own"""
 
     def address(self, **query: object) -> str:
         return self.url + "/?" + urlencode({key: str(value) for key, value in query.items()})
@@ -130,7 +132,8 @@ def serving(data_dir: Path, **variables: str) -> Iterator[Site]:
             assert process.poll() is None, "tokenpaths up ended: " + "".join(said)
             assert time.monotonic() < until, "tokenpaths up did not start: " + "".join(said)
             time.sleep(0.1)
-        yield Site(found[1].rstrip("/"), data_dir)
+        api = re.search(r"^\s*API\s+(http://\S+)", "".join(said), re.MULTILINE)
+        yield Site(found[1].rstrip("/"), data_dir, api[1].removesuffix("/docs") if api else "")
     finally:
         process.terminate()
         try:
@@ -139,18 +142,10 @@ def serving(data_dir: Path, **variables: str) -> Iterator[Site]:
             process.kill()
 
 
-def chromium_file(playwright: Playwright) -> str | None:
-    """Where a Chromium is, or None."""
+def chromium_file(playwright: Playwright, *, windows: bool = False) -> str | None:
+    """Where a Chromium is (``find``), or None."""
     own = playwright.chromium.executable_path
-    candidates = [
-        os.environ.get("TOKENPATHS_CHROMIUM"),
-        "/usr/bin/chromium",
-        shutil.which("chromium"),
-        shutil.which("chromium-browser"),
-        shutil.which("google-chrome"),
-        own,
-    ]
-    return next((name for name in candidates if name and Path(name).exists()), None)
+    return find(windows=windows) or (own if Path(own).exists() else None)
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +155,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         file = chromium_file(playwright)
         if file is None:
-            pytest.skip("no Chromium: apt-get install chromium, or say where it is in TOKENPATHS_CHROMIUM")
+            pytest.skip(f"no Chromium: apt-get install {SHELL}, or say where it is in TOKENPATHS_CHROMIUM")
         browser = playwright.chromium.launch(executable_path=file, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import duckdb
 import numpy as np
 import pytest
 from playwright.sync_api import expect
@@ -32,6 +33,45 @@ def test_an_image_and_a_text_file_find_their_models(visit):
     here.settled()
     assert "text" in here.query()["model"]
     assert here.page.locator(".tp-text").evaluate("box => box.textContent") == "the cat sat on the mat"
+
+
+@pytest.mark.parametrize("then", ["a click", "another file"])
+def test_what_is_dropped_is_traced_once_and_shown_whatever_comes_before_its_answer(visit, site, then):
+    """Of two files the first may be replaced before the page saw it: then it is not traced."""
+
+    def traced() -> dict[str, str]:
+        """The file of each trace that is new."""
+        runs = {path.stem: path for path in (site.data_dir / "runs").glob("try-*.duckdb") if path not in before}
+        return {name: source_of(path) for name, path in runs.items()}
+
+    before = set((site.data_dir / "runs").glob("try-*.duckdb"))
+    here = visit().open()
+    # One that is replaced while it is on its way is cancelled by the browser, which says so in its console.
+    with here.page.expect_response(lambda answer: "/upload_file/" in answer.url and answer.request.method == "PUT"):
+        drop(here, "first.png", png())
+    if then == "a click":
+        here.page.get_by_role("button", name="Jobs").first.click()
+    else:
+        here.page.wait_for_timeout(50)
+        drop(here, "second.png", png())
+    last = "first.png" if then == "a click" else "second.png"
+    expect(here.page.locator(".tp-patch").first).to_be_visible()
+    for _ in range(60):
+        here.settled()
+        if last in traced().values():
+            break
+        here.page.wait_for_timeout(500)
+    here.page.wait_for_timeout(1500)
+    here.settled()
+    files = list(traced().values())
+    assert files.count(last) == 1
+    assert files.count("first.png") <= 1
+    assert traced()[here.query()["run"]] == last
+
+
+def source_of(path) -> str:
+    with duckdb.connect(str(path), read_only=True) as run:
+        return run.sql("SELECT source FROM sample").fetchone()[0]
 
 
 def test_after_a_reload_the_box_still_has_the_text_of_the_answer(visit):
@@ -84,9 +124,7 @@ def test_what_a_log_does_not_say_is_said_and_it_becomes_a_run(visit, tmp_path):
     field = here.page.get_by_label("Experts a token (top-k)", exact=True)
     expect(field).to_be_visible()
     field.fill("2")
-    field.press("Enter")
-    here.settled()
-    here.page.get_by_role("button", name="Import again").click()
+    here.page.get_by_role("button", name="Import again").click()  # at once: the page was not drawn with it yet
     expect(here.page.get_by_role("button", name="bare-trace")).to_be_visible(timeout=60_000)
     expect(here.page.get_by_role("button", name="Import again")).to_have_count(0)
 
@@ -114,6 +152,14 @@ def test_a_run_is_renamed_found_and_deleted_after_a_question(visit, site):
     here.page.locator(".st-key-manage_passing button").first.click()
     here.page.get_by_role("button", name="Delete the run").click()
     here.alert("there is no way back")
+    here.page.keyboard.press("Escape")
+    expect(here.page.get_by_role("dialog")).to_have_count(0)
+    here.page.locator(".st-key-manage_passing button").first.click()
+    title, first = (here.page.locator(f"[role=dialog] {of}").first for of in ("[slot=title]", "input"))
+    inside = "box => box.getBoundingClientRect().left + parseFloat(getComputedStyle(box).paddingLeft)"
+    assert title.evaluate(inside) > first.evaluate("box => box.getBoundingClientRect().left") - 12
+    expect(here.page.get_by_role("button", name="Yes, delete it")).to_have_count(0)  # asked anew
+    here.page.get_by_role("button", name="Delete the run").click()
     assert (site.data_dir / "runs" / "passing.duckdb").exists()
     here.page.get_by_role("button", name="Yes, delete it").click()
     expect(card).to_have_count(0)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
+import tokenpaths
+from tests.engine.adapters.logs.engine_logs import vllm_chat
+
 
 def start_trace(here, limit: str) -> None:
     here.page.get_by_text("Trace a data set, or import a log").click()
-    field = here.page.get_by_label("Maximum number of samples")
-    for _ in range(5):
-        field.fill(limit)
-        field.press("Enter")
-        here.settled()
-        if field.input_value() == limit:  # a page that was still being drawn puts its own number back
-            break
-    expect(field).to_have_value(limit)
-    here.page.get_by_role("button", name="Trace it").click()
+    here.page.get_by_label("Maximum number of samples").fill(limit)
+    here.page.get_by_role("button", name="Trace it").click()  # at once: the page was not drawn with it yet
 
 
 def test_a_trace_from_its_start_to_its_run(visit):
@@ -55,6 +51,15 @@ def test_a_long_one_is_cancelled_tried_again_and_removed(visit):
     assert "job" not in here.query()
 
 
+def test_what_was_received_is_no_longer_sealed_once_it_is_a_run(visit, site):
+    tokenpaths.send([vllm_chat(0), vllm_chat(1)], run="live", url=site.api)
+    here = visit().open()
+    here.page.get_by_role("button", name="Make a run").click()
+    expect(here.page.get_by_text("it is being sealed")).to_be_visible()
+    expect(here.page.get_by_text("Being received")).to_have_count(0)
+    expect(here.page.get_by_text("it is being sealed")).to_have_count(0)
+
+
 def test_what_is_wrong_with_a_request_is_said(visit):
     here = visit().open(view="jobs", job="nobody")
     expect(here.page.get_by_text("There is no job 'nobody'")).to_be_visible()
@@ -64,3 +69,30 @@ def test_what_is_wrong_with_a_request_is_said(visit):
     here.settled()
     here.page.get_by_role("button", name="Import it").click()
     expect(here.page.get_by_text("Write the name of a file or folder of")).to_be_visible()
+
+
+def test_another_page_counts_the_jobs_and_leads_to_them(visit):
+    here = visit().open(view="jobs", model="tiny-vision")
+    other = visit().open(view="jobs")
+    badge = other.page.locator(".st-key-jobs_badge").get_by_role("button").first
+    start_trace(here, "1000000")
+    panel = here.page.locator(".st-key-job_panel")
+    expect(panel).to_be_visible()
+    job = here.query()["job"]
+    other.open(view="jobs")
+    expect(badge).to_contain_text("Jobs · 1")
+    third = visit().open()
+    third.page.locator(".st-key-open_jobs").get_by_role("button").click()
+    expect(third.page.get_by_text("Trace a data set, or import a log")).to_be_visible()
+    badge.click()
+    listed = other.page.locator(f".st-key-badge_{job}")
+    expect(listed).to_be_visible()
+    panel.get_by_role("button", name="Cancel").click()
+    # The list goes on while it is open, and the number once it is shut.
+    expect(other.page.locator('[data-testid="stPopoverBody"]').get_by_text("Cancelled").first).to_be_visible()
+    other.page.keyboard.press("Escape")
+    expect(badge).not_to_contain_text("·")
+    badge.click()
+    listed.get_by_role("button").click()
+    expect(other.page.locator(".st-key-job_panel")).to_be_visible()
+    assert other.query()["job"] == job

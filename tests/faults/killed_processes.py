@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from tests.support.flushing import flush_every
 from tests.support.runs import make
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, read_request
 from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.dna import DNA
-from tokenpaths.engine.store.write import run_filler
 from tokenpaths.engine.store.write import writer as writer_module
 from tokenpaths.engine.tracing.loaded_model import load_model
 
@@ -51,7 +51,7 @@ def messages(pipe: Connection) -> list[Any]:
 
 def write_runs(pipe: Connection, runs_dir: Path, first: int) -> None:
     """Write one run after the other; says the number of each once it is sealed."""
-    run_filler.FLUSH_TOKENS = 500  # so that the file is written to all the time
+    flush_every(500)  # so that the file is written to all the time
     pipe.send("ready")
     while True:
         made = make(f"run{first}", samples=SAMPLES, seed=first)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from playwright.sync_api import Error, Locator
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.testing.v1 import AppTest
 
@@ -223,6 +224,17 @@ LIVE = """() => [...document.querySelectorAll("a[href], img, iframe, object, emb
 OPEN = """() => document.querySelectorAll("details:not([open]) > summary").forEach(summary => summary.click())"""
 
 
+def point_at(mark: Locator) -> None:
+    """Hover over a mark, which moves while what was folded opens above it."""
+    for _ in range(5):
+        try:
+            return mark.hover(force=True, timeout=2000) if mark.is_visible() else None
+        except Error as moved:
+            last = moved
+            mark.page.wait_for_timeout(300)
+    raise last
+
+
 @pytest.mark.slow_fault
 @pytest.mark.timeout(900)
 def test_nothing_of_it_lives_in_a_browser(api: Served, tmp_path: Path, windows: Windows, figure: Keep) -> None:
@@ -237,7 +249,7 @@ def test_nothing_of_it_lives_in_a_browser(api: Served, tmp_path: Path, windows: 
             page.evaluate(OPEN)
             here.settled()
             for mark in page.locator('[data-testid="stVegaLiteChart"] path[aria-label]').all()[:3]:
-                mark.hover(force=True, timeout=2000, trial=False) if mark.is_visible() else None
+                point_at(mark)
             assert page.evaluate(LIVE) == [], address
             assert page.evaluate("window.bad") is None, address
         assert not windows.watch.left

@@ -10,6 +10,7 @@ import pytest
 from tests.backend.conftest import SECRET, api_for, problem, serving
 from tests.backend.test_api_traces import send
 from tests.faults.conftest import Keep, fill
+from tests.support.flushing import flush_every
 from tests.support.runs import make, make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
@@ -59,7 +60,7 @@ def test_a_run_that_meets_the_reserve_on_its_way_stops_and_leaves_nothing(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, figure: Keep
 ) -> None:
     """The disk gets nearly full between two batches of a run"""
-    monkeypatch.setattr("tokenpaths.engine.store.write.run_filler.FLUSH_TOKENS", 100)
+    flush_every(100, monkeypatch)
     runs, made = small_disk / "runs", make("long", samples=60)
     sealed = make_run(runs, "sealed", samples=3)
     keep_free(8 * MEGABYTE)

@@ -16,7 +16,7 @@ from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
 from tokenpaths.frontend.charts.drawing import ink, palette
-from tokenpaths.frontend.charts.drawing.encodings import names_apart
+from tokenpaths.frontend.charts.drawing.encodings import NAME_LETTERS, names_apart
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 from tokenpaths.frontend.charts.paths import with_one_null
 from tokenpaths.frontend.charts.slopes import slope_words
@@ -437,6 +437,20 @@ def test_names_of_a_map_are_not_written_over_each_other() -> None:
     assert min(after - before for before, after in zip(heights, heights[1:], strict=False)) >= 10 * 17 / 400 * 0.99
     assert max(abs(row["y"] - 5) for row in placed.values()) < 10 * 17 / 400 * 4, "no further than needed"
     assert (placed["far"]["x"], placed["far"]["y"]) == (0.5, 5.0), "nothing is near it"
+
+
+def test_names_of_a_map_of_few_points_hide_none() -> None:
+    table = [{"label": f"only {i}", "x": float(i % 3), "y": float(i // 3)} for i in range(9)]
+    for name in names_apart(table, table, width=400, height=400):
+        assert all(abs(name["y"] - row["y"]) >= 2 * 17 / 400 * 0.99 for row in table if row["x"] == name["x"])
+
+
+def test_long_names_of_a_map_are_cut_short() -> None:
+    """What a name needs is taken from the plot's width, and a long one was moved far above all points"""
+    table = [{"label": "x" * 130 + str(i), "x": float(i % 3), "y": float(i // 3)} for i in range(9)]
+    placed = names_apart(table, table, width=400, height=400)
+    assert {len(row["label"]) for row in placed} == {NAME_LETTERS}
+    assert all(-0.5 < row["y"] < 2.5 for row in placed)
 
 
 def test_names_of_the_user_are_in_tooltips() -> None:

@@ -320,6 +320,9 @@ def test_a_words_directions_and_probabilities_in_sentences():
         "What the gates remove takes 0.750 from the logit of “␣séa”; the largest part is layer 0, head 0, direction 1 "
         "(−1.25)"
     )
+    other = max(WORD["directions"], key=lambda row: row["logit"])
+    louder = [{**row, "logit": 9.0} if row is other else row for row in WORD["directions"]]
+    assert gate_worth.direction_words({**WORD, "directions": louder}).endswith("direction 1 (−1.25)"), "of its own sign"
     told = gate_worth.condition_words(WORD)
     assert told == "“␣séa” has a probability of 4.00 % as trained and of 0.200 % with routing off"
 

@@ -295,6 +295,9 @@ def test_charts_draw_in_every_theme_without_nan(answers: list[dict], theme: str)
 def test_few_labels_have_a_shape_and_many_none(api: Served) -> None:
     plane = answer_of(api, "/runs/pictures/map")
     assert '"shape": {"field": "label"' in json.dumps(sample_map_chart(plane).to_dict())
+    coloured = json.dumps(sample_map_chart(plane, chosen="circle").to_dict())
+    assert "In colour: label circle." in coloured
+    assert "In colour" not in json.dumps(sample_map_chart(plane).to_dict())
     for place, point in enumerate(plane["points"]):
         point["label"] = f"label {place}"
     plane["points"] *= 2

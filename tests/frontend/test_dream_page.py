@@ -404,3 +404,17 @@ def test_a_group_that_is_still_to_be_clicked_keeps_the_button_shut(show) -> None
 
 def test_a_dream_that_is_gone_is_a_sentence(show) -> None:
     assert "is gone" in said(show(view="dream", run="seen", job="dream-20200101-000000-abcdef"))
+
+
+def test_a_number_written_just_before_the_click_is_dreamt(show, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    page = show(view="dream", run="seen", sample=0, dream="group:drawn,draw:2,until:2,iterations:64")
+    monkeypatch.setattr(
+        "tokenpaths.frontend.api.client.Client.submit_job", lambda self, *asked: sent.append(asked) or {"job": "it"}
+    )
+    (field,) = (box for box in page.number_input if box.label == "How many")
+    field.set_value(3)
+    page.button("dream_go").click().run()
+    assert "draw:3" in str(page.query_params["dream"])
+    ((kind, request),) = sent
+    assert (kind, request["target"]["group"]) == ("dream", {"draw": 3})

@@ -63,6 +63,21 @@ def test_chips_say_what_each_part_of_a_view_uses() -> None:
     assert where(view="routes", label="circle", labels="merged") == {"label": "", "labels": ""}
 
 
+def test_home_says_nothing_of_the_upload_that_it_shows(show) -> None:
+    page = show(view="home", run="one", sample=0, token=1, label="circle")
+    chips_there = [button.label for button in page.button if button.label.endswith("×")]
+    assert chips_there == ["label\\: circle · not used here ×"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [("1:99", "some of the chosen 1–98"), ("50:60", "none of the chosen 50–59")]
+)
+def test_steps_that_a_run_does_not_have_are_named(show, steps: str, words: str) -> None:
+    told = " ".join(box.value for box in show(view="routes", run="one", steps=steps).info)
+    assert words in told
+    assert not show(view="routes", run="one", steps="0:2").info
+
+
 def test_a_search_ends_with_its_place() -> None:
     here = Selection(view="samples", run="a", q="dinner")
     assert here.change(view="paths").q == "dinner"

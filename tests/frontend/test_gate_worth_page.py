@@ -70,7 +70,7 @@ def test_a_word_is_taken_apart_and_its_address_brings_it_back(show) -> None:
     (position,) = (box for box in page.selectbox if str(box.key).startswith("gate_word_at_"))
     position.set_value(2).run()
     (other,) = (box for box in page.selectbox if str(box.key).startswith("gate_word_other_"))
-    other.set_value(7).run()
+    other.set_value(7)  # not drawn before the click
     page.button(key="gate_word_start").click().run()
     job = finished(job_of(page))
     assert (job["request"]["sample"], job["request"]["position"], job["request"]["other"]) == (3, 2, 7)

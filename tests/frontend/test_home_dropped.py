@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tokenpaths.frontend.views.home.dropped import Dropped, file_name, what_is
+from tokenpaths.frontend.views.home.dropped import Dropped, file_name, text_of, what_is
 
 MOST = 25_000_000
 
@@ -44,6 +44,9 @@ def test_logs_of_arrays_are_known():
         ("bare.txt", b"0,15\n0,11\n0,9\n", "log"),
         ("trace.csv", b"phase,token,layer,rank,expert\nprefill,0,0,0,15\n", "log"),
         ("friends.csv", b"name,town\nAda,London\n", "text"),
+        *((name, b"# route_trace v1\n# layer=0\nturn,step,layer\n0,1,2\n", "log") for name in ("t.csv", "t.txt", "t")),
+        ("notes.txt", b"# A head\nwords, words\n", "text"),
+        ("windows.txt", "Stra\u00dfe".encode("utf-16"), "text"),
         ("rollout.pt", b"PK\x03\x04" + b"\0" * 26 + b"rollout/data.pkl", "log"),
         ("a.pkl", b"\x80\x04\x95" + b"\0" * 8, "log"),
         ("a.safetensors", (120).to_bytes(8, "little") + b'{"a": {"dtype"', "log"),
@@ -58,6 +61,15 @@ def test_logs_of_arrays_are_known():
 )
 def test_texts_and_logs(name, content, kind):
     assert judged(name, content).kind == kind
+
+
+def test_texts_are_read_where_their_letters_are_certain():
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        assert text_of("Straße".encode(encoding)) == "Straße"
+    for encoding in ("latin-1", "cp1252"):
+        assert text_of("Straße".encode(encoding)) is None
+    assert text_of("Привет".encode("cp1251")) is None
+    assert "UTF-8" in judged("unmarked.txt", "words".encode("utf-16-le")).todo
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,23 @@ def test_of_many_runs_the_newest_are_shown_and_the_others_found(show, monkeypatc
     assert "None of the 2 runs" in words(show(q="no such run"))
 
 
+def test_the_run_of_a_job_that_ends_while_the_page_is_drawn_is_shown(show, monkeypatch):
+    from tokenpaths.frontend.api.client import Client
+
+    whole, over = Client.runs, []
+
+    def runs(client):
+        """The job is over when the cards have been read; its run is not yet among them."""
+        cards = whole(client)
+        over.append(True)
+        return cards if len(over) > 1 else [card for card in cards if card["run"] != "pictures"]
+
+    job = {"job": "import-1", "kind": "import", "state": "running", "place": None, "cancelling": False}
+    monkeypatch.setattr(Client, "runs", runs)
+    monkeypatch.setattr(Client, "jobs", lambda *_, **__: {"jobs": [] if over else [job], "workers": 1})
+    assert "open_flow_pictures" in [button.key for button in show().button]
+
+
 def test_an_error_shows_the_id_that_the_log_of_the_api_has(show):
     lines = []
     handler = logging.Handler()

@@ -130,7 +130,7 @@ def test_patches_are_searched_by_kind(show, kind):
 
 def test_a_search_is_saved_opened_and_forgotten(show, data_dir):
     page = show(view="paths", run="texts", find="the", label="english")
-    page.text_input(key="search_name").set_value("every The!").run()
+    page.text_input(key="search_name").set_value("every The!")
     page.button(key="save_search").click().run()
     assert (data_dir / "searches" / "every-The.json").exists()
     other = show(view="routes", run="pictures")

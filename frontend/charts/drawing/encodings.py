@@ -61,6 +61,14 @@ def label_means(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     }
 
 
+ABOUT_WIDTH = 440
+"""pixels of a map beside something; on a wider one names have more room than they need"""
+FEW_POINTS = 60
+"""points of a map that no name is written over"""
+NAME_LETTERS = 24
+"""of a name on a map; Vega takes what a longer one needs from the width of the plot, which may leave nothing of it"""
+
+
 def names_apart(
     names: Sequence[Mapping[str, Any]],
     table: Sequence[Mapping[str, Any]],
@@ -70,7 +78,8 @@ def names_apart(
     letter: float = 7.5,
     line: float = 17.0,
 ) -> list[dict[str, Any]]:
-    """``names`` (``label``, ``x``, ``y``) moved up or down as little as keeps one from being written over another.
+    """``names`` (``label``, ``x``, ``y``) moved up or down as little as keeps one from being written over another, and
+    over a point where there are few. Long ones are cut short.
 
     Args:
         table: All points that are drawn, which set the scales.
@@ -79,8 +88,11 @@ def names_apart(
     """
     spans = {axis: (max(row[axis] for row in table) - min(row[axis] for row in table)) or 1.0 for axis in "xy"}
     across, up = spans["x"] / width, spans["y"] / height
-    placed: list[dict[str, Any]] = []
+    # A point is a name without letters; among many one is written over some wherever it stands.
+    placed: list[dict[str, Any]] = [{**row, "label": ""} for row in table] if len(table) <= FEW_POINTS else []
     for name in sorted(names, key=lambda row: -row["y"]):
+        label = name["label"]
+        name = {**name, "label": label if len(label) <= NAME_LETTERS else label[: NAME_LETTERS - 1] + "…"}
 
         def free(y: float, name: Mapping[str, Any] = name) -> bool:
             return all(
@@ -92,4 +104,4 @@ def names_apart(
         edges = [name["y"], *(other["y"] + side * line * up for other in placed for side in (-1, 1))]
         y = min((y for y in edges if free(y)), key=lambda y: abs(y - name["y"]), default=name["y"])
         placed.append({**name, "y": y})
-    return placed
+    return [row for row in placed if row["label"]]

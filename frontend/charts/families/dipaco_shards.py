@@ -171,7 +171,7 @@ def _bars(
     table = []
     for bar in bars:
         share = numbers.percent(bar.tokens / total, 2)
-        shown = f"{bar.name}  {share}" if bar.column == last else bar.name
+        shown = f"{bar.name}: {share}" if bar.column == last else bar.name
         table.append(
             {
                 "x": bar.column,

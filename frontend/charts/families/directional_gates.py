@@ -12,7 +12,17 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, either, haloed, label_means, shade, tips
+from tokenpaths.frontend.charts.drawing.encodings import (
+    ABOUT_WIDTH,
+    bare_axis,
+    between,
+    either,
+    haloed,
+    label_means,
+    names_apart,
+    shade,
+    tips,
+)
 from tokenpaths.frontend.charts.drawing.palette import (
     SHARE_FLOOR,
     Theme,
@@ -275,7 +285,8 @@ def pca_chart(
     here = alt.Chart(rows(row for row in table if row["here"])).mark_point(
         shape="circle", size=240, color=look.accent, strokeWidth=2.5, filled=False
     )
-    names = alt.Chart(rows(label_means(table).values())).encode(x=x, y=y, text="label:N")
+    placed = names_apart(list(label_means(table).values()), table, width=ABOUT_WIDTH, height=height)
+    names = alt.Chart(rows(placed)).encode(x=x, y=y, text="label:N")
     written = haloed(names, look, look.ink, 4, 0.85, fontSize=look.font_size + 2, fontWeight=700)
     chart = alt.layer(points, here.encode(x=x, y=y), *written)
     words = "One point: one text. Names stand at the middle of their domain."

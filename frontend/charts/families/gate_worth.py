@@ -204,7 +204,7 @@ def position_chart(
 def direction_words(word: Mapping[str, Any]) -> str:
     """What the removals do to the logit of the word, in a sentence."""
     total, name = word["logit"]["removed"], f"“{answer_words(word['word'])}”"
-    most = max(word["directions"], key=lambda row: abs(row["logit"]))
+    most = max(word["directions"], key=lambda row: row["logit"] if total >= 0 else -row["logit"])
     what = f"adds {numbers.number(total)} to" if total >= 0 else f"takes {numbers.number(-total)} from"
     one = ("+" if most["logit"] >= 0 else "−") + numbers.number(abs(most["logit"]))
     where = f"{_place(most)}, direction {most['direction']}"
@@ -292,8 +292,9 @@ def condition_chart(
     ]
     most = max((row["probability"] for row in table), default=1.0) or 1.0
     y = alt.Y("gates:N", sort=[row["gates"] for row in shown], axis=bare_axis(None, labelLimit=120))
-    axis = alt.Axis(title="probability of the word", format="~%", tickCount=4, labelOverlap=True)
-    # Room behind the longest bar for its words.
+    # Room behind the longest bar for its words, where there are no shares to be read.
+    options: dict[str, Any] = {"tickCount": 4} if most < 0.5 else {"values": [0, 0.25, 0.5, 0.75, 1]}
+    axis = alt.Axis(title="probability of the word", format="~%", labelOverlap=True, **options)
     x = alt.X("probability:Q", scale=alt.Scale(domain=[0, 1.9 * most], nice=False), axis=axis)
     base = alt.Chart(rows(shown)).encode(y=y)
     bars = base.mark_bar(cornerRadiusEnd=2).encode(

@@ -84,7 +84,7 @@ def graph_chart(
         _circles(table, place, look, x, y, compact, hover=most is None),
     ]
     width = "width and opacity: strength c of the connection" if minus is None else "width: the stronger of the two c"
-    words = [f"Columns: iterations. Rows: layers. Line {width}, 0 to 1."]
+    words = [f"Columns: iterations. Rows: layers. Line {width}, 0 to 1. Hollow: nothing reached the layer."]
     summary = highest(
         table,
         "c",

@@ -75,4 +75,6 @@ def _add_group(names: tuple[str, ...], groups: Mapping[str, Sequence[str]]) -> N
     chosen = str(st.session_state.get("add_group"))
     if chosen in groups:
         st.session_state["add_group"] = None
-        address.go_changed(runs=tuple(dict.fromkeys([*names, *groups[chosen]]))[:MOST_COMPARED])
+        address.go_changed(
+            runs=lambda now: tuple(dict.fromkeys([*(now.runs or names), *groups[chosen]]))[:MOST_COMPARED]
+        )

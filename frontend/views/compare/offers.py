@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import streamlit as st
-
 from tokenpaths.frontend.api.client import ApiError
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.jobs import panel
 
@@ -31,14 +29,13 @@ def offer_twin(run: Mapping[str, Any] | None, cards: Sequence[Mapping[str, Any]]
     if common.model_name(run) not in models:
         return
     panel.refusal()
-    st.button(
+    at_click.button(
         "Trace its untrained twin to compare with",
+        lambda: _trace_twin(common.model_name(run), run),
         icon=":material/casino:",
         key="trace_twin",
         help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
         "to minutes.",
-        on_click=_trace_twin,
-        args=(common.model_name(run), run),
     )
 
 

@@ -93,8 +93,8 @@ def pair_pickers(pair: tuple[str, str], compared: Compared) -> None:
 
 
 def _swap(pair: tuple[str, str], names: tuple[str, ...]) -> None:
-    runs = tuple({pair[0]: pair[1], pair[1]: pair[0]}.get(name, name) for name in names)
     now = address.current()
+    runs = tuple({pair[0]: pair[1], pair[1]: pair[0]}.get(name, name) for name in now.runs or names)
     address.go(now.change(runs=runs).change(run=pair[1]).change(against=pair[0], by=now.by))
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
-from tokenpaths.frontend.page import address, widgets
-from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.page import address, at_click, widgets
+from tokenpaths.frontend.page.selection import Selection, without
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, WHAT, Link, added, link_of, on_link, said
+from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, MOST_EDITS, WHAT, Link, added, link_of, on_link, said
 
 CHOOSES_BY_TOKEN = ("dna", "moe")
 """families that route each token independently, so that single tokens can be forced"""
@@ -42,15 +42,21 @@ def chosen_edits(run: Mapping[str, Any], selection: Selection) -> None:
         return
     with st.container(horizontal=True, gap="small", key="edits"):
         for place, text in enumerate(own):
-            left = tuple(one for one in selection.controls if one != text)
             st.button(
                 f"{widgets.escape(words_of(run, text))} ×",
                 key=f"edit_{place}",
                 type="primary",
                 help="Click to take this edit back.",
                 on_click=address.go_changed,
-                kwargs={"controls": left},
+                kwargs={"controls": without("controls", text)},
             )
+    if len(own) == MOST_EDITS:
+        st.caption(f"{MOST_EDITS} edits are the most: another one takes the place of the first.")
+
+
+def _with(text: str) -> Callable[[Selection], tuple[str, ...]]:
+    """For ``go_changed``: the edits of the address and one more."""
+    return lambda now: added(now.controls, text)
 
 
 def words_of(run: Mapping[str, Any], text: str) -> str:
@@ -86,13 +92,13 @@ def builder(
         steps = [EVERY, *range(int(run["num_steps"]))]
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="edit_fields"):
             text = _fields(run, kind or kinds[0], steps, selection, sample)
-            st.button(
+            at_click.button(
                 "Apply",
+                lambda: address.go_changed(controls=_with(text or "")),
                 key="edit_add",
                 type="primary",
                 icon=":material/alt_route:",
                 disabled=text is None,
-                on_click=lambda: address.go_changed(controls=added(address.current().controls, text or "")),
             )
         missing = (model.get("controls") or {}).get("no_edits") or {}
         for name, why in missing.items():
@@ -135,9 +141,9 @@ def _fields(
         step = step_picker(["rest", *steps[1:]], "every step that is not edited")
         return f"freeze:{step}"
     if kind == "shuffle":
-        return f"shuffle:{step_picker(steps)}.{st.number_input('Seed', 0, 9999, 0, key='edit_seed')}"
+        return f"shuffle:{step_picker(steps)}.{st.number_input('Seed', value=0, step=1, key='edit_seed')}"
     if kind == "top_k":
-        return f"top_k:{st.number_input('Modules a token', 1, int(run['num_modules']), 1, key='edit_k')}"
+        return f"top_k:{st.number_input('Modules a token', value=1, step=1, key='edit_k')}"
     return _swap_field(run, sample)
 
 
@@ -183,7 +189,7 @@ def _quick(run: Mapping[str, Any], kinds: Sequence[str], selection: Selection, n
                     widgets.escape(words),
                     key=f"quick_{place}",
                     on_click=address.go_changed,
-                    kwargs={"controls": added(selection.controls, text)},
+                    kwargs={"controls": _with(text)},
                 )
         st.button("Let go", key="quick_none", type="tertiary", on_click=address.go_changed, kwargs={"through": ()})
 
@@ -200,7 +206,7 @@ def _quick_link(
     st.caption(widgets.escape(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
 
     def do(text: str) -> None:
-        address.go_changed(controls=added(selection.controls, text))
+        address.go_changed(controls=_with(text))
 
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="quick_link"):
         if "ban" in kinds:
@@ -230,8 +236,8 @@ def _quick_link(
                 help=WHAT["force"],
             )
             text = f"force:{step}.{there}.from{source}-{target}"
-            st.button("Send them there", key="link_force", on_click=do, args=(text,))
-        for view, words in (("flow", "Flow"), ("paths", "Paths")):
+            at_click.button("Send them there", lambda: do(text), key="link_force")
+        for view, words in (("routes", "Routes"), ("paths", "Paths")):
             st.button(
                 f"Only these tokens in {words}",
                 key=f"link_{view}",

@@ -72,13 +72,12 @@ def draw(
     number = int(sample["sample"])
     request = {"model": model["model"], "run": run["run"], "controls": {"edits": list(edits)}}
     request |= {"sample": number} if most == THIS else {"limit": most}
-    st.button(
+    panel.start_button(
         "Run it",
+        "reroute",
+        request,
         key="detour_start",
         type="primary",
-        icon=":material/play_arrow:",
-        on_click=panel.queue,
-        args=("reroute", request),
         help="The samples go through the model without and with the edits. Progress stands below.",
     )
     job = job_of(named, _jobs(), model["model"], run["run"], edits, number, most)
@@ -159,7 +158,7 @@ def _result(run: Mapping[str, Any], selection: Selection, sample: Mapping[str, A
     shown = 0
     if not one:
         shown = int(sample["sample"]) if first == run["run"] else _among(after, sample)
-    view = "sample" if one else "flow"
+    view = "samples" if one else "routes"
 
     def opened() -> None:
         address.go(Selection(view=view, run=second, sample=0 if one else None))

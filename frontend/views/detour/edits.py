@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 EVERY = "all"
+MOST_EDITS = 16
+"""of an address; one more takes the place of the first"""
 KINDS = {
     "ban": "Ban a module",
     "force": "Force a module",
@@ -235,4 +237,4 @@ def added(given: Sequence[str], text: str) -> tuple[str, ...]:
     kind = text.partition(":")[0]
     alone = {"top_k", "swap"} if kind in ("top_k", "swap") else set()
     rest = [one for one in given if one != text and one.partition(":")[0] not in alone & {kind}]
-    return (*rest, text)[-16:]
+    return (*rest, text)[-MOST_EDITS:]

@@ -18,7 +18,7 @@ from tokenpaths.frontend.charts.effects import (
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer import explorer
 from tokenpaths.frontend.components.explorer_data import Tint, explorer_data
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour import before_after
@@ -117,7 +117,7 @@ def _verdict(
                 st.metric(
                     "Likeliest next tokens that changed", numbers.percent(outputs["top1_changed"]), width="content"
                 )
-        st.button("Open the edited run", on_click=on_open, icon=":material/open_in_new:", key="open_edited")
+        at_click.button("Open the edited run", on_open, key="open_edited", icon=":material/open_in_new:")
 
 
 def moved_words(effect: Mapping[str, Any], parts: str) -> str:

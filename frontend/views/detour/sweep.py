@@ -48,13 +48,7 @@ def draw(run: Mapping[str, Any], selection: Selection, model: Mapping[str, Any])
         )
         limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
         request = {"model": name, "run": run["run"], "sweep": sweep, "limit": limit}
-        st.button(
-            "Measure it",
-            key="sweep_start",
-            icon=":material/play_arrow:",
-            on_click=panel.queue,
-            args=("reroute", request),
-        )
+        panel.start_button("Measure it", "reroute", request, key="sweep_start")
     if of_experts:
         st.caption(widgets.escape(_how_many(model, str(sweep), limit)))
     job = _sweep_of(run, name, selection)

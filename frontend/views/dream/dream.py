@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -25,7 +27,6 @@ from tokenpaths.frontend.views.dream.request import (
     dream_options,
     iterations_of,
     kinds_of,
-    longest,
     members,
     missing,
     pace,
@@ -38,7 +39,7 @@ from tokenpaths.frontend.views.dream.request import (
     with_option,
 )
 from tokenpaths.frontend.views.dream.result import draw_gallery, draw_result, names_of, title_of
-from tokenpaths.frontend.views.jobs.panel import job_panel, queue, refusal
+from tokenpaths.frontend.views.jobs.panel import job_panel, refusal, start_button
 from tokenpaths.frontend.views.samples import reference
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
@@ -181,13 +182,14 @@ def _ask(
                 "no quicker. What a dream is worth is measured exactly in both.",
             )
         todo = missing(options, chosen, run["modality"], among)
-        st.button(
+        start_button(
             "Dream",
+            "dream",
+            request_of(run, options, number, chosen),
+            key="dream_go",
             type="primary",
             icon=":material/bedtime:",
-            key="dream_go",
             disabled=bool(todo),
-            on_click=lambda: queue("dream", request_of(run, options, number, chosen)),
         )
         length = len(among) if among is not None else int(options["length"])
         st.caption(todo or cost_words(image, iterations, _dreams(run, options), length, measured, options["precision"]))
@@ -195,20 +197,13 @@ def _ask(
 
 def _length(run: Mapping[str, Any], options: Mapping[str, str], sample: Mapping[str, Any] | None) -> None:
     """The segment of the original that is dreamt, or the length of a dream without an original."""
-    most, num_tokens = longest(run), len(sample["tokens"]) if sample is not None else None
+    num_tokens = len(sample["tokens"]) if sample is not None else None
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if num_tokens is not None:
             chosen = stretch(options, num_tokens)
-            _option(
-                st.number_input,
-                "first",
-                "From token",
-                chosen.start,
-                0,
-                max(0, num_tokens - 1),
-                help="The dream takes the paths of a stretch of the text: so many tokens from this one on.",
-            )
-        _option(st.number_input, "length", "Tokens of the dream", int(options["length"]), 1, most)
+            help = "The dream takes the paths of a stretch of the text: so many tokens from this one on."
+            _whole("first", "From token", options["first"], help=help)
+        _whole("length", "Tokens of the dream", options["length"])
     if sample is not None and chosen:
         tokens = sample["tokens"]
         ends = [tokens[chosen[0]].get("char_start"), tokens[chosen[-1]].get("char_end")]
@@ -243,8 +238,7 @@ def _choices(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
         help="The dream repeats the choices of these and lets the others choose what they like.",
     )
     if options["group"] == "drawn":
-        most = 4096 if not image else _num_patches(run)
-        _option(st.number_input, "draw", "How many", min(max(1, int(options["draw"] or 1)), most), 1, most)
+        _whole("draw", "How many", options["draw"])
     until = min(int(options["until"] or 0), steps) if options["until"].isdecimal() else 0
     choices = [*([0] if image else []), *range(1, steps + 1)]
     if not image and until == 0:
@@ -286,18 +280,10 @@ def _other(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
     steps, of = int(run["num_steps"]), options["of"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if of == "path":
-            _option(
-                st.number_input,
-                "rank",
-                "Rank of the path",
-                _inside(options["rank"], 1, run["num_paths"]),
-                1,
-                int(run["num_paths"]),
-                help="1 = the path that most tokens of the run take.",
-            )
+            help = "1 = the path that most tokens of the run take."
+            _whole("rank", "Rank of the path", options["rank"], help=help)
         elif of == "module":
-            last = int(run["num_modules"]) - 1
-            _option(st.number_input, "module", "Module", _inside(options["module"], 0, last), 0, last)
+            _whole("module", "Module", options["module"])
             step = int(options["step"]) if options["step"].isdecimal() and int(options["step"]) < steps else -1
             _option(
                 st.selectbox,
@@ -322,11 +308,11 @@ def _class(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
     except ApiError:  # without a worker or model, class numbers still work
         names = []
     last = (len(names) or max(1, int(run["config"].get("num_classes") or 10))) - 1
-    chosen = _inside(options["index"], 0, last)
     if names:
+        chosen = _inside(options["index"], 0, last)
         _option(st.selectbox, "index", "Class", chosen, list(range(len(names))), format_func=lambda c: names[c])
     else:
-        _option(st.number_input, "index", f"Class, 0 to {last}: the model has no names for them", chosen, 0, last)
+        _whole("index", f"Class, 0 to {last}: the model has no names for them", options["index"])
 
 
 def _at(run: Mapping[str, Any], options: Mapping[str, str], of: str) -> None:
@@ -345,18 +331,13 @@ def _at(run: Mapping[str, Any], options: Mapping[str, str], of: str) -> None:
     values = at_of(options, of)
     for place, (name, size) in enumerate(zip(AT[of], sizes, strict=True)):
 
-        def read(value: int, place: int = place) -> str:
-            return ".".join(str(value if p == place else n) for p, n in enumerate(values))
+        def read(value: int, place: int = place) -> tuple[str, ...]:  # the others may have been written just now
+            now = address.current()
+            others = enumerate(at_of(dream_options(now, run), of))
+            return with_option(now.dream, "at", ".".join(str(int(value) if p == place else n) for p, n in others))
 
-        key, last = f"in_dream_at{place}", int(size) - 1
-        st.session_state[key] = min(values[place], last)
-        st.number_input(
-            name.capitalize(),
-            0,
-            last,
-            key=key,
-            on_change=lambda key=key, read=read: _set("at", read(int(st.session_state[key]))),
-        )
+        label = f"{name.capitalize()}, 0 to {int(size) - 1}"
+        address.bound(st.number_input, "dream", label, values[place], step=1, part=f"_at{place}", read=read)
     if of == "connection":
         st.caption(f"Iteration 0 is the input step; sources and targets from {hidden} on are inputs and outputs.")
 
@@ -406,7 +387,7 @@ def _explorer(
     explorer(
         data,
         key=f"dream_explorer_{run['run']}_{sample['sample']}_{options['group']}",
-        on_pick=_picked(options),
+        on_pick=partial(_pick, run),
         on_node=lambda node: None,
     )
     if options["group"] == "picked" and picked(options):
@@ -416,14 +397,12 @@ def _explorer(
         st.caption(f"The group: {numbers.plural(len(group), what, what + 'es' if what == 'patch' else 'tokens')}.")
 
 
-def _picked(options: Mapping[str, str]) -> Callable[[int | None], None]:
-    def pick(token: int | None) -> None:
-        if options["group"] != "picked":
-            address.go_changed(token=token)
-        elif token is not None:
-            _set("picked", toggled(options, int(token)))
-
-    return pick
+def _pick(run: Mapping[str, Any], token: int | None) -> None:
+    options = dream_options(address.current(), run)
+    if options["group"] != "picked":
+        address.go_changed(token=token)
+    elif token is not None:
+        _set("picked", toggled(options, int(token)))
 
 
 def _set(name: str, value: object) -> None:
@@ -439,9 +418,13 @@ def _option(widget: Callable[..., Any], name: str, label: str, value: Any, *argu
     return address.bound(widget, "dream", label, value, *arguments, read=read, part=f"_{name}", **options)
 
 
+def _whole(name: str, label: str, text: str, **options: Any) -> None:
+    """A whole number of the dream, without bounds: the browser would keep what is beyond them to itself, and the dream
+    have the number before. The API says which are possible.
+    """
+    value = int(text) if re.fullmatch(r"-?\d{1,9}", text) else 0
+    _option(st.number_input, name, label, value, step=1, **options)
+
+
 def _inside(text: str, low: int, high: int) -> int:
     return min(max(low, int(text)), int(high)) if text.isdecimal() and len(text) < 10 else low
-
-
-def _num_patches(run: Mapping[str, Any]) -> int:
-    return max(1, int(run["num_tokens"]) // max(1, int(run["num_samples"])))

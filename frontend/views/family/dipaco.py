@@ -211,7 +211,7 @@ def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mappi
         return words
     change = 1 - often["perplexity"] / once
     verb = "lowers" if change > 0 else "raises"
-    before, after = numbers.apart([once, often["perplexity"]])
+    before, after = (numbers.number(perplexity, 5) for perplexity in (once, often["perplexity"]))
     return (
         f"Choosing every {often['W']} tokens {verb} perplexity by {numbers.percent(abs(change))}, from "
         f"{before} to {after}. " + words

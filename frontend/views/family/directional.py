@@ -126,7 +126,7 @@ def _heat_map(
         widgets.chart(
             drawing,
             key=f"gates_{run['run']}_{selection.label}_{number}_{other}_{selection.gate}",
-            on_pick=lambda _name, gate: address.go_changed(gate=None if gate == selection.gate else gate),
+            on_pick=lambda _name, gate: address.go_changed(gate=lambda now: None if gate == now.gate else gate),
             pick=(GATE_PICK,),
             about=about,
             filters=of_labels,

@@ -110,13 +110,7 @@ def _scan(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
         chosen = min(offered, key=lambda many: abs(many - 64))
         limit = st.select_slider("Texts of this run", offered, chosen, key="gate_scan_texts", disabled=len(offered) < 2)
         request = {"model": common.model_name(run), "run": run["run"], "limit": limit}
-        st.button(
-            "Measure heads and gates",
-            key="gate_scan_start",
-            icon=":material/play_arrow:",
-            on_click=panel.queue,
-            args=("gates", request),
-        )
+        panel.start_button("Measure heads and gates", "gates", request, key="gate_scan_start")
     scans = [job for job in jobs if job["request"].get("position") is None]
     named = next((job for job in scans if job["job"] == selection.job), None)
     job = named or next((job for job in scans if SCAN in job["artifacts"]), None)
@@ -222,13 +216,7 @@ def _form(run: Mapping[str, Any], sample: Mapping[str, Any], asked: Mapping[str,
         request = {"model": common.model_name(run), "run": run["run"], "sample": number, "position": int(position)}
         request |= {"word": word} if word.strip() else {}
         request |= {"other": other} if other is not None else {}
-        st.button(
-            "Take the word apart",
-            key="gate_word_start",
-            icon=":material/play_arrow:",
-            on_click=panel.queue,
-            args=("gates", request),
-        )
+        panel.start_button("Take the word apart", "gates", request, key="gate_word_start")
     return request
 
 

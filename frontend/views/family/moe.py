@@ -211,7 +211,7 @@ def _words(run: Mapping[str, Any], selection: Selection, layer: int) -> None:
             run["run"], "specialisation", of=selection.words, step=layer, label=selection.label, limit=SHOWN_EXPERTS
         )
     except Refused as error:
-        widgets.show_error(error)
+        common.say_nothing_here(error, "Choose another one above.")
         return
     if not answer["modules"]:
         widgets.empty(
@@ -271,7 +271,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
     try:
         answer = widgets.client().ask(run["run"], "repetition", label=selection.label)
     except Refused as error:
-        widgets.show_error(error)
+        common.say_nothing_here(error, "Choose a run of longer samples.")
         return
     st.caption(widgets.escape(expert_stability.repetition_words(answer)))
     widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None), filters=("label",))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +19,11 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.drop_guard import drop_guard
 from tokenpaths.frontend.components.wall import wall
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, refusals, repeats, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.home import upload_answer
-from tokenpaths.frontend.views.home.dropped import file_name, what_is
+from tokenpaths.frontend.views.home.dropped import AS_UTF8, file_name, text_of, what_is
 from tokenpaths.frontend.views.jobs import import_options, panel
 from tokenpaths.frontend.views.samples import one_sample
 
@@ -34,9 +36,13 @@ HEAD_BYTES = 4096
 SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
 MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
 PROBLEM = "drop_problem"
-"""session state: why the last file or text was refused, shown once"""
+"""session state: why the last file or text was refused (``refusals``)"""
 IMPORT = "drop_import"
 """session state: the job of the log dropped last, until it is over"""
+IMPORTED, TRACED = "drop_imported", "drop_traced"
+"""session state: what was imported and traced last (``repeats``)"""
+SHOWN = "drop_shown"
+"""session state: the trace whose answer the page went to last"""
 Model = Mapping[str, Any]
 log = logging.getLogger("tokenpaths.page")
 
@@ -68,16 +74,16 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
     with left:
         _file(chosen)
     with right:
-        _text(chosen["text"], selection)
-    if problem := st.session_state.pop(PROBLEM, None):
+        _text(models["text"], selection)
+    if problem := refusals.kept(PROBLEM):
         widgets.show_error(problem)
     _import_failed()
     if answered:
         with st.expander("Examples and models"):
-            _examples(chosen)
+            _examples(models)
             _pickers(models, chosen)
     else:
-        _examples(chosen)
+        _examples(models)
         with st.expander(f"The model follows from what you drop – {widgets.escape(_models_words(chosen))}"):
             _pickers(models, chosen)
 
@@ -98,17 +104,22 @@ def _preferred(models: Sequence[Model], kind: str, selection: Selection) -> Mode
     return by_name.get(kept.get(kind)) or next(iter(models), None)
 
 
+def _now(models: Sequence[Model], kind: str) -> Model | None:
+    """For callbacks: the model may have been chosen since the page was drawn."""
+    return _preferred(models, kind, address.current())
+
+
 def _models_words(chosen: Mapping[str, Model | None]) -> str:
     return ", ".join(
         f"{'images' if kind == 'vision' else 'texts'}: {model['model']}" for kind, model in chosen.items() if model
     )
 
 
-def _examples(chosen: Mapping[str, Model | None]) -> None:
+def _examples(models: Mapping[str, Sequence[Model]]) -> None:
     left, right = st.columns([5, 4], gap="large")
     with left:
-        _pictures(chosen["vision"])
-    if (model := chosen["text"]) is None:
+        _pictures(models["vision"])
+    if not models["text"]:
         return
     with right:
         st.caption("… or one of these:")
@@ -119,7 +130,7 @@ def _examples(chosen: Mapping[str, Model | None]) -> None:
                         widgets.escape(example.title),
                         key=f"example_{example.file}",
                         on_click=_example,
-                        args=(model, example),
+                        args=(models["text"], example),
                     )
 
 
@@ -169,7 +180,7 @@ def _file(chosen: Mapping[str, Model | None]) -> None:
 
     def refused(name: str, size: int, head: bytes) -> None:
         judged = what_is(name, head, size, limit)
-        st.session_state[PROBLEM] = ApiError(judged.problem, judged.todo)
+        refusals.keep(PROBLEM, ApiError(judged.problem, judged.todo))
 
     drop_guard(limit, on_refused=refused)
     turn = st.session_state.setdefault("drop_turn", 0)
@@ -180,35 +191,46 @@ def _file(chosen: Mapping[str, Model | None]) -> None:
         f"Parquet or npz. At most {limit / 1e6:.0f} MB; it stays on this machine.",
     )
     if upload is not None:
+        # The next click may take over from here at any time: the box stays until the file is taken, so that it is taken
+        # then (``repeats.once``), and so that another file that is dropped meanwhile has where to go.
+        _take(upload.name, upload.getvalue(), limit, chosen, upload.file_id)
         st.session_state["drop_turn"] = turn + 1  # an empty box next time: it may be the same file again
-        _take(upload.name, upload.getvalue(), limit, chosen)
         st.rerun()
 
 
-def _take(name: str, content: bytes, limit: int, chosen: Mapping[str, Model | None]) -> None:
-    """Do with a file what it is for."""
+def _take(name: str, content: bytes, limit: int, chosen: Mapping[str, Model | None], file_id: str) -> None:
+    """Do with a file what it is for, once."""
+    refusals.forget(PROBLEM)
     judged = what_is(name, content[:HEAD_BYTES], len(content), limit)
     if judged.kind is None:
-        st.session_state[PROBLEM] = ApiError(judged.problem, judged.todo)
+        refusals.keep(PROBLEM, ApiError(judged.problem, judged.todo))
     elif judged.kind == "log":
-        _import(name, content)
+        _import(name, content, file_id)
     elif judged.kind == "image":
-        _trace(chosen["vision"], image=(name, content))
+        _trace(chosen["vision"], image=(name, content), file_id=file_id)
     else:
-        text = content.decode("utf-8-sig", "replace")
+        text = text_of(content)
+        if text is None:
+            sentence = f"“{name[:80]}” is a text, but not in UTF-8, so its letters cannot be told for sure."
+            refusals.keep(PROBLEM, ApiError(sentence, AS_UTF8))
+            return
         st.session_state["try_text"] = text
-        _trace(chosen["text"], text=text)
+        _trace(chosen["text"], text=text, file_id=file_id)
 
 
-def _import(name: str, content: bytes) -> None:
+def _import(name: str, content: bytes, file_id: str) -> None:
     """Put a log into the inbox and queue its import."""
-    try:
+
+    def submitted() -> Mapping[str, Any]:
         file = widgets.client().put_into_inbox(file_name(name), content)
-        job = widgets.client().submit_job("import", {"file": file})
+        return widgets.client().submit_job("import", {"file": file})
+
+    try:
+        job = repeats.once(IMPORTED, file_id, submitted, within=math.inf)
     except ApiError as error:
         sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error}"
         todo = error.todo or "If it is a text, paste it into the box."
-        st.session_state[PROBLEM] = ApiError(sentence, todo)
+        refusals.keep(PROBLEM, ApiError(sentence, todo))
         return
     st.session_state[IMPORT] = str(job["job"])
     st.toast(widgets.escape(f"{name} is being imported; its run appears below."), icon=":material/input:")
@@ -231,23 +253,26 @@ def _import_failed() -> None:
     st.error(widgets.escape(f"{panel.job_title(job)} failed. {panel.failure_text(job)}"), icon=":material/error:")
     options = import_options.draw("import_again", (job["problem"] or {}).get("field"))
     with st.container(horizontal=True, gap="small"):
-        st.button("Import again", key="import_again", type="primary", on_click=_submit_import, args=(job, options))
+        at_click.button("Import again", lambda: _submit_import(job, options), key="import_again", type="primary")
         st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
 
 
 def _submit_import(job: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Queue the import of the same file with what was said of it."""
+    refusals.forget(PROBLEM)
+    request = {"file": job["request"]["file"]} | dict(options)
+    asked = (job["job"], json.dumps(request, sort_keys=True))
     try:
-        again = widgets.client().submit_job("import", {"file": job["request"]["file"]} | dict(options))
+        again = repeats.once(IMPORTED, asked, lambda: widgets.client().submit_job("import", request))
     except ApiError as error:
-        st.session_state[PROBLEM] = error
+        refusals.keep(PROBLEM, error)
         return
     st.session_state[IMPORT] = str(again["job"])
 
 
-def _pictures(model: Model | None) -> None:
+def _pictures(models: Sequence[Model]) -> None:
     images = [example for example in examples() if example.image is not None]
-    if model is None or not images:
+    if not models or not images:
         return
     items = [
         {
@@ -261,14 +286,14 @@ def _pictures(model: Model | None) -> None:
 
     def chosen(value: Mapping[str, Any]) -> None:
         example = images[int(value["sample"])]
-        _trace(model, image=(example.file, example.image or b""))
+        _trace(_now(models, "vision"), image=(example.file, example.image or b""))
 
     st.caption("… or one of these:")
     wall(items, key="try_images", kind="sample", on_open=chosen)
 
 
-def _text(model: Model | None, selection: Selection) -> None:
-    if model is None:
+def _text(models: Sequence[Model], selection: Selection) -> None:
+    if not models:
         return
     if "try_text" not in st.session_state and (text := _text_of(selection)) is not None:
         st.session_state["try_text"] = text
@@ -277,13 +302,13 @@ def _text(model: Model | None, selection: Selection) -> None:
         "Trace it",
         type="primary",
         icon=":material/play_arrow:",
-        on_click=lambda: _trace(model, text=st.session_state["try_text"]),
+        on_click=lambda: _trace(_now(models, "text"), text=st.session_state["try_text"]),
     )
 
 
-def _example(model: Model, example: Example) -> None:
+def _example(models: Sequence[Model], example: Example) -> None:
     st.session_state["try_text"] = example.text
-    _trace(model, text=example.text)
+    _trace(_now(models, "text"), text=example.text)
 
 
 def _text_of(selection: Selection) -> str | None:
@@ -297,8 +322,11 @@ def _text_of(selection: Selection) -> str | None:
     return row.get("text") if row.get("grid") is None else None
 
 
-def _trace(model: Model | None, *, image: tuple[str, bytes] | None = None, text: str | None = None) -> None:
-    """Request the trace; opens the new run, or keeps why it was refused."""
+def _trace(
+    model: Model | None, *, image: tuple[str, bytes] | None = None, text: str | None = None, file_id: str | None = None
+) -> None:
+    """Request the trace; opens the new run, or keeps why it was refused. ``file_id``: of the file that was dropped."""
+    refusals.forget(PROBLEM)
     problem = None
     if model is None:
         problem = ApiError(f"There is no model for {'images' if image else 'texts'} here.", "`tokenpaths ls models`")
@@ -311,17 +339,37 @@ def _trace(model: Model | None, *, image: tuple[str, bytes] | None = None, text:
             "Paste a part of it, or trace it as a data set: `tokenpaths trace --data`, or *Jobs*.",
         )
     if problem is not None or model is None:
-        st.session_state[PROBLEM] = problem
+        refusals.keep(PROBLEM, problem)
         return
     name = str(model["model"])
+    asked = (name, hash((image, text)), file_id)
+    with st.spinner(f"{widgets.escape(name)} is tracing it …"), suppress(ApiError):  # ``open_answer`` says it
+        repeats.once(
+            TRACED,
+            asked,
+            lambda: widgets.client().trace(name, image=image, text=text),
+            within=None if file_id is None else math.inf,
+        )
+    st.session_state.pop(SHOWN, None)
+    open_answer()
+
+
+def open_answer() -> bool:
+    """Go to the answer of the last trace if the page was not there yet; waits for it if it is under way."""
+    last: repeats.Asked | None = st.session_state.get(TRACED)
+    if last is None or last is st.session_state.get(SHOWN):
+        return False
     try:
-        with st.spinner(f"{widgets.escape(name)} is tracing it …"):
-            answer = widgets.client().trace(name, image=image, text=text)
+        answer = last.answer.result()
     except ApiError as error:
-        st.session_state[PROBLEM] = error
-        return
+        refusals.keep(PROBLEM, error)
+        return False
+    finally:
+        st.session_state[SHOWN] = last
     st.session_state.setdefault("try_seconds", {})[answer["run"]] = answer.get("seconds")
+    name = last.asked[0]  # type: ignore[index]
     address.go(Selection(view="home", model=name, run=answer["run"], sample=0, opacity=address.current().opacity))
+    return True
 
 
 def show_answer(selection: Selection) -> None:

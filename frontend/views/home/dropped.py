@@ -13,12 +13,15 @@ IMAGES = ((b"\x89PNG", 0), (b"\xff\xd8\xff", 0), (b"GIF8", 0), (b"BM", 0), (b"WE
 LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0), (b"GGUF", 0), *((bytes((0x80, version)), 0) for version in (2, 3, 4, 5)))
 """numpy, Parquet, GGUF, and pickles of PyTorch"""
 PACKED_LOGS = ("npz", "pt", "pth")
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+"""how texts begin that say that they are UTF-16"""
 LINES = re.compile(rb"(data:\s*)?(\{\s*\"|\[\s*[{\[])")
 """how lines of JSON begin, also as a server streams them"""
 FITS = (
     "Drop a PNG, JPEG, WebP, GIF or BMP image, a plain text, or a routing log (.jsonl, .csv, .npz, .npy, .parquet, "
     ".pt, .safetensors)."
 )
+AS_UTF8 = "A text should be saved as UTF-8, or pasted into the box."
 OTHERS = (
     (rb"%PDF", 0, "a PDF", "Copy its text and paste it, or save one page as a PNG or JPEG image."),
     (rb"II\*\0|MM\0\*", 0, "a TIFF image", "Save it as PNG or JPEG and drop that."),
@@ -76,9 +79,25 @@ def what_is(name: str, head: bytes, size: int, most: int) -> Dropped:
         return Dropped("log")
     if head.startswith(b"PK"):
         return Dropped(None, f"{called} is an Office document or a packed file, which cannot be read here.", FITS)
-    if b"\0" in head:
-        return Dropped(None, f"{called} is neither an image, a text nor a log that is known here.", FITS)
+    if _is_binary(head):
+        return Dropped(None, f"{called} is neither an image, a text nor a log that is known here.", f"{FITS} {AS_UTF8}")
     return Dropped("text")
+
+
+def text_of(content: bytes) -> str | None:
+    """The text of a file in UTF-8, or in UTF-16 with its mark; None of any other, whose letters would be guesses.
+
+    >>> text_of("Straße".encode("utf-16")), text_of("Straße".encode("latin-1"))
+    ('Straße', None)
+    """
+    try:
+        return content.decode("utf-16" if content.startswith(UTF16) else "utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_binary(head: bytes) -> bool:
+    return b"\0" in head and not head.startswith(UTF16)
 
 
 def _is_log(head: bytes, suffix: str) -> bool:
@@ -86,18 +105,23 @@ def _is_log(head: bytes, suffix: str) -> bool:
         return True
     if head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") < 1 << 30:  # safetensors
         return True
-    if b"\0" in head:
+    if _is_binary(head):
         return suffix == "bin"  # records of numbers; the import says if they are none
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return suffix in ("jsonl", "ndjson", "log") or bool(LINES.match(text)) or _is_table(text, suffix)
 
 
 def _is_table(text: bytes, suffix: str) -> bool:
-    """Whether lines hold numbers between commas or tabs, under a head where the file is called a table."""
-    lines = [line.strip() for line in text.splitlines()[:3]]
+    """Whether lines hold numbers between commas or tabs, under a head where the file is called a table.
+
+    A head may be remarks, and then a file has a line of names whatever it is called.
+    """
+    every = [line.strip() for line in text.splitlines()]
+    lines = [line for line in every if not line.startswith(b"#")][:3]
+    remarks = len(every) > 3 and every[0].startswith(b"#")
     cells = [re.split(rb"[,\t;]", line) for line in lines if line]
     numbers_of = [sum(cell.strip().lstrip(b"-").isdigit() for cell in row) for row in cells]
-    if suffix in ("csv", "tsv"):
+    if suffix in ("csv", "tsv") or remarks:
         return len(cells) > 1 and len(cells[1]) > 1 and numbers_of[1] > 1
     return len(cells) > 2 and all(
         len(row) > 1 and count == len(row) for row, count in zip(cells, numbers_of, strict=True)

@@ -15,6 +15,9 @@ from tokenpaths.frontend.views.home import drop, glossary, received, runs, tour,
 
 def draw(selection: Selection) -> None:
     """The whole place; right after an upload its answer stands before everything else but the drop zone."""
+    if drop.open_answer():  # a click elsewhere came before it could be shown
+        st.rerun()
+    waiting = runs.jobs_alive()  # before its results are: one that ends meanwhile is shown, and redraws the page
     cards = widgets.client().runs()
     whole = [card for card in runs.sealed(cards) if not is_load_only(card)]
     widgets.heading(
@@ -36,7 +39,7 @@ def draw(selection: Selection) -> None:
         tour.draw(whole)
     if not address.embedded():
         received.draw()
-    runs.draw(cards, selection.q)
+    runs.draw(cards, waiting, selection.q)
     _questions(whole)
     uploads.draw(cards)
     glossary.draw()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -10,6 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.views.home import runs
 
 MOST_SHOWN = 8
 
@@ -37,6 +38,22 @@ def draw() -> None:
                 _seal(str(log["run"]))
     if len(logs) > MOST_SHOWN:
         st.caption(f"… and {len(logs) - MOST_SHOWN} more.")
+    if sealing := _sealing(logs):
+        st.fragment(_watch, run_every=runs.REFRESH_SECONDS, key="received_watch")(sealing)
+
+
+def _sealing(logs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(log["run"]) for log in logs if log["job"]]
+
+
+def _watch(sealing: list[str]) -> None:
+    """Draw the page again when one of these logs has become a run: it is there a moment before its log is gone."""
+    try:
+        now = _sealing(widgets.client().received())
+    except ApiError:
+        return
+    if now != sealing:
+        st.rerun()
 
 
 def received_words(log: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.charts.flow.flow import flow_thumbnail
 from tokenpaths.frontend.charts.load_over_time import is_load_only
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -40,12 +40,17 @@ MOST_OTHERS = 30
 MOST_BROKEN = 50
 
 
-def draw(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
-    """Runs to come, runs that are there, those being taken in, and files that cannot be read."""
+def draw(cards: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
+    """Runs to come, runs that are there, those being taken in, and files that cannot be read.
+
+    Args:
+        cards: All runs, asked for after ``waiting``.
+        waiting: ``jobs_alive()``.
+        wanted: Part of a name, model or data set.
+    """
     whole = sealed(cards)
     broken = [card for card in cards if card["status"] == "unreadable"]
     reading = common.being_taken_in(cards)
-    waiting = _jobs_alive()
     if waiting:
         st.fragment(_to_come, run_every=REFRESH_SECONDS, key="runs_to_come")([card["run"] for card in whole])
     if whole:
@@ -62,7 +67,7 @@ def draw(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
         _broken(broken)
 
 
-def _jobs_alive() -> list[dict[str, Any]]:
+def jobs_alive() -> list[dict[str, Any]]:
     """Jobs that will become runs and are running, waiting or paused, in the order of their turn.
 
     Empty if the list of jobs cannot be read now: runs are shown all the same.
@@ -81,7 +86,7 @@ def _to_come(known: Sequence[str]) -> None:
     except ApiError as error:
         widgets.show_error(error)
         return
-    jobs = _jobs_alive()
+    jobs = jobs_alive()
     if not jobs or now != set(known):
         st.rerun()
     first = jobs[0]
@@ -91,7 +96,8 @@ def _to_come(known: Sequence[str]) -> None:
             st.markdown(f"**{widgets.escape(panel.job_title(first))}**", width="content")
             st.caption(widgets.escape(panel.state_words(first)), width="content")
             more = f"{numbers.plural(len(jobs) - 1, 'more run')} to come" if len(jobs) > 1 else "Its job"
-            st.button(f":primary[{more}]", key="open_jobs", type="tertiary", on_click=_open, kwargs={"view": "jobs"})
+            # In a fragment, which alone is drawn again after a callback.
+            at_click.button(f":primary[{more}]", lambda: _open(view="jobs"), key="open_jobs", type="tertiary")
         panel.progress_bar(first)
 
 

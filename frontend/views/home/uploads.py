@@ -35,8 +35,7 @@ def draw(cards: Sequence[Mapping[str, Any]]) -> None:
 def _uploads(cards: Sequence[Mapping[str, Any]]) -> None:
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.subheader(f"Your uploads: {numbers.count(len(cards))}", anchor=False, width="content")
-        if not address.embedded() and st.button("Rename or delete …", key="manage_uploads", type="tertiary"):
-            manage.dialog(cards)
+        manage.opener("Rename or delete …", "manage_uploads", cards)
     every = st.session_state.get("all_uploads", False)
     shown = cards if every else cards[:SHOWN]
     for pictures in (True, False):

@@ -10,8 +10,9 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.page import address, downloads, widgets
+from tokenpaths.frontend.page import address, downloads, refusals, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.own_names import save_own
 
 MOST_NAME, MOST_NOTE = 80, 4000
 """characters, as many as the API takes"""
@@ -65,22 +66,26 @@ def _write_name(run: str, thing: str, own: Mapping[str, str], key: str, *, autom
     """Name and note in a popover; an empty name gives back the automatic one, if things of its kind have one."""
     name_key, note_key = f"{key}_name_{thing}", f"{key}_note_{thing}"
 
+    known = st.session_state.setdefault(f"{key}_known_{thing}", {"name": "", "note": ""} | dict(own))
+
     def save() -> None:
-        name, note = (str(st.session_state.get(field) or "").strip() for field in (name_key, note_key))
+        refusals.forget(REFUSED)
         try:
-            if name or note:
-                widgets.client().save_name(run, thing, name, note)
-            elif own:
-                widgets.client().delete_name(run, thing)
+            written = {
+                field: str(st.session_state.get(place) or "").strip()
+                for field, place in (("name", name_key), ("note", note_key))
+            }
+            save_own(run, thing, {field: text for field, text in written.items() if text != known[field]})
+            known.update(written)
         except ApiError as error:
-            st.session_state[REFUSED] = error
+            refusals.keep(REFUSED, error)
 
     with st.popover("Name it", icon=":material/edit:", type="tertiary", key=f"{key}_naming"):
         st.text_input("Your name for it", own.get("name", ""), key=name_key, max_chars=MOST_NAME, on_change=save)
         st.text_area("Note", own.get("note", ""), key=note_key, max_chars=MOST_NOTE, on_change=save)
         empty = "for the automatic name" if automatic else "to have none"
         st.caption(f"Kept beside the run, and shown wherever it is drawn. Leave both empty {empty}.")
-    if error := st.session_state.pop(REFUSED, None):
+    if error := refusals.kept(REFUSED):
         widgets.show_error(error)
 
 

@@ -39,14 +39,16 @@ def draw(run: Mapping[str, Any], sample: Mapping[str, Any], token: Mapping[str, 
     panel.refusal()
     if job is not None and job["state"] != "succeeded":
         job = panel.job_panel(job["job"], key=f"{key}_attention_job")
+    if job is not None and job["state"] in panel.ALIVE:
+        return
     if job is None or FILE not in job["artifacts"]:
-        st.button(
+        panel.start_button(
             "Look inside",
+            "attention",
+            request,
             key=f"{key}_attention",
             icon=":material/visibility:",
             help="Runs this sample through the model again; takes seconds, and holds for all its tokens.",
-            on_click=panel.queue,
-            args=("attention", request),
         )
         return
     found = json.loads(widgets.client().artifact(job["job"], FILE))
@@ -57,13 +59,14 @@ def draw(run: Mapping[str, Any], sample: Mapping[str, Any], token: Mapping[str, 
 
 
 def _job(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The newest job about this sample that has not failed."""
+    """The newest job about this sample that has not failed; one that did if it is in the address: it says why."""
     try:
         jobs = widgets.client().jobs(kind="attention", most=200)["jobs"]
     except ApiError:
         return None
+    asked = address.current().job
     mine = [job for job in jobs if all(job["request"].get(name) == value for name, value in request.items())]
-    return next((job for job in mine if job["state"] not in ("failed", "cancelled")), None)
+    return next((job for job in mine if job["job"] == asked or job["state"] not in ("failed", "cancelled")), None)
 
 
 def _told(sample: Mapping[str, Any], token: Mapping[str, Any], found: Mapping[str, Any]) -> None:

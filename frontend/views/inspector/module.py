@@ -95,12 +95,11 @@ def _facts(answer: Mapping[str, Any], about: Mapping[str, Any]) -> str:
 
 def _actions(run: Mapping[str, Any], selection: Selection, step: int, module: int) -> list[Action]:
     node, sample = f"{step}.{module}", selection.sample or 0
-    through = selection.toggle_through(node).through
     found = [
         Action(
             "Filter" if node not in selection.through else "Clear filter",
             ":material/filter_alt:",
-            {"through": through},
+            {"through": lambda now: now.toggle_through(node).through},
             "Only tokens that pass this module, in *Routes*, *Paths* and the tokens of one sample.",
         ),
         Action("Its paths", ":material/route:", {"view": "paths", "through": (node,)}),

@@ -10,7 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.slots import offered_ids, taken
 from tokenpaths.frontend.page import address, widgets
-from tokenpaths.frontend.page.selection import MOST_PATHS, Selection
+from tokenpaths.frontend.page.selection import MOST_PATHS, Selection, without
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
@@ -81,12 +81,15 @@ def way(ribbon: list[list[int]], identities: frozenset[int], offered: Collection
 def _actions(run: Mapping[str, Any], selection: Selection, answer: Mapping[str, Any]) -> list[Action]:
     rank = int(answer["rank"])
     chosen = rank in selection.paths
-    paths = tuple(other for other in selection.paths if other != rank) if chosen else (*selection.paths, rank)
+
+    def with_it(now: Selection) -> tuple[int, ...]:
+        return tuple(dict.fromkeys([*now.paths, rank]))[:MOST_PATHS]
+
     found = [
         Action(
             "Clear filter" if chosen else "Filter",
             ":material/filter_alt:",
-            {"paths": paths[:MOST_PATHS]},
+            {"paths": without("paths", rank) if chosen else with_it},
             "Only tokens on this path, in *Routes* and one sample; several paths add up.",
         ),
         Action("Show its route", ":material/account_tree:", {"view": "routes", "paths": (rank,)}),

@@ -28,7 +28,8 @@ WIDTH = 210
 
 
 def draw(key: str, field: str | None = None) -> dict[str, Any]:
-    """Draw the options; returns those that were given, as a request of an import job has them.
+    """Draw the options; returns those that were given, as a request of an import job has them. No field has bounds: the
+    browser would keep what is beyond them to itself, and the job would not have it.
 
     Args:
         key: Beginning of the Streamlit keys.
@@ -39,12 +40,12 @@ def draw(key: str, field: str | None = None) -> dict[str, Any]:
     with st.expander("What the log does not say", expanded=asked):
         with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
             for name, (label, words) in SIZES.items():
-                given[name] = st.number_input(label, 1, 65_536, None, key=f"{key}_{name}", help=words, width=WIDTH)
+                given[name] = st.number_input(label, value=None, step=1, key=f"{key}_{name}", help=words, width=WIDTH)
             for name, (label, words) in NAMES.items():
                 text = st.text_input(label, key=f"{key}_{name}", help=words, width=WIDTH)
                 given[name] = (text or "").strip() or None
             help = "Of that training."
-            given["at"] = st.number_input("Iteration", 0, None, None, key=f"{key}_at", help=help, width=WIDTH)
+            given["at"] = st.number_input("Iteration", value=None, step=1, key=f"{key}_at", help=help, width=WIDTH)
         for name, (label, words) in SWITCHES.items():
             given[name] = st.checkbox(label, key=f"{key}_{name}", help=words) or None
     return {name: value for name, value in given.items() if value is not None}

@@ -9,7 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, refusals, widgets
 from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.dream.result import draw_result
@@ -28,7 +28,7 @@ SETS = {
 }
 OWN = "own"
 REFUSED = "start_refusal"
-"""session state: why the form above the list was refused"""
+"""session state: why the form above the list was refused (``refusals``), which stays open then"""
 
 
 def draw(selection: Selection) -> None:
@@ -41,7 +41,8 @@ def draw(selection: Selection) -> None:
         panel.refusal()
     # Above the list, which grows and shrinks: a button below it would move away from under the pointer. Filled later,
     # because a worker that is just starting says late which models there are.
-    form = st.expander("Trace a data set, or import a log", icon=":material/add:", expanded=REFUSED in st.session_state)
+    refused = refusals.kept(REFUSED) is not None
+    form = st.expander("Trace a data set, or import a log", icon=":material/add:", expanded=refused)
     listed = widgets.client().jobs(most=MOST)
     if any(job["state"] in panel.ALIVE for job in listed["jobs"]):
         st.fragment(_list_again, run_every=REFRESH_SECONDS, key="jobs_live")(selection)
@@ -129,7 +130,6 @@ def _words(job: Mapping[str, Any]) -> str:
 
 def _start(selection: Selection) -> None:
     """A form for a trace over a data set; dreams and detours start in their own views."""
-    refused = st.session_state.pop(REFUSED, None)
     try:
         models = sorted(
             (model for model in widgets.client().models() if not model.get("problem")),
@@ -145,14 +145,8 @@ def _start(selection: Selection) -> None:
         _start_trace(models, selection)
     else:
         widgets.empty("There is no model to trace.", "Train one with `tokenpaths train`.")
-    if refused is not None:
+    if refused := refusals.kept(REFUSED):
         widgets.show_error(refused)
-
-
-def _submit(kind: str, request: Mapping[str, Any]) -> None:
-    """``panel.submit`` for this form, which stays open and shows beside its button why it was refused."""
-    if panel.submit(kind, request) is None:
-        st.session_state[REFUSED] = st.session_state.pop("job_refusal")
 
 
 def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> None:
@@ -167,28 +161,21 @@ def _start_trace(models: Sequence[Mapping[str, Any]], selection: Selection) -> N
             key=f"start_data_{by_name[model]['modality']}",
             format_func=lambda value: "a file of mine" if value == OWN else f"{sets[value]} (bundled)",
         )
-        limit = st.number_input("Maximum number of samples", 1, 1_000_000, 200, key="start_limit")
+        limit = st.number_input("Maximum number of samples", value=200, step=1, key="start_limit")
     split = ""
     if data == OWN:
         data = _inbox_name("Name of the file or folder", "start_file")
         help = "Of a data set that has several, such as test. Otherwise leave it empty."
         split = str(st.text_input("Split", key="start_split", help=help) or "")
 
-    def start() -> None:
-        chosen = {"split": split} if split else {}
-        _submit("trace", {"model": model, "data": data or "", "limit": int(limit)} | chosen)
-
-    st.button("Trace it", type="primary", icon=":material/play_arrow:", key="start_trace", on_click=start)
+    request = {"model": model, "data": data or "", "limit": int(limit)} | ({"split": split} if split else {})
+    panel.start_button("Trace it", "trace", request, key="start_trace", refused=REFUSED, type="primary")
 
 
 def _start_import() -> None:
     file = _inbox_name("Name of the log", "start_log")
-    options = import_options.draw("start_import")
-
-    def start() -> None:
-        _submit("import", {"file": file or ""} | options)
-
-    st.button("Import it", type="primary", icon=":material/play_arrow:", key="start_import", on_click=start)
+    request = {"file": file or ""} | import_options.draw("start_import")
+    panel.start_button("Import it", "import", request, key="start_import", refused=REFUSED, type="primary")
 
 
 def _inbox_name(label: str, key: str) -> str:

@@ -13,15 +13,19 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.job_curve import curve_chart, curve_rows
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, refusals, repeats, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.detour.edits import in_address
 from tokenpaths.frontend.views.dream.request import selection_of
 
 REFRESH_SECONDS = 1.5
+SUBMITTED = "job_submitted"
+"""session state: what was submitted last"""
 ALIVE = ("waiting", "running", "paused")
 FRAME = re.compile(r"frame-(\d{1,9})(?:-(\d{1,4}))?\.(?:png|webp)")
 CURVE = "curve.json"
+REFUSED = "job_refusal"
+"""session state: why the last job, or change of one, was refused (``refusals``)"""
 MOST_FILES = 40
 STATE_LOOKS = {
     "waiting": ("Waiting", ":material/hourglass_empty:", "gray"),
@@ -35,28 +39,34 @@ Link = tuple[str, Selection]
 """label and target of a link"""
 
 
-def submit(kind: str, request: Mapping[str, Any]) -> str | None:
-    """Queue a job and put its name into the URL (``job``); for callbacks.
+def submit(kind: str, request: Mapping[str, Any], *, refused: str = REFUSED) -> str | None:
+    """Queue a job and put its name into the URL (``job``), before the page is drawn again.
 
-    Returns None if the job is refused; ``refusal()`` shows the reason at the next draw.
+    The second of two quick clicks leads to the job of the first. Returns None if the job is refused, for the reason
+    kept in the slot ``refused`` of ``refusals``: ``refusal()`` shows it at the next draw.
     """
+    refusals.forget(refused)
+    asked = json.dumps([kind, request], sort_keys=True, default=str)
     try:
-        job = str(widgets.client().submit_job(kind, request)["job"])
+        job = str(repeats.once(SUBMITTED, asked, lambda: widgets.client().submit_job(kind, request))["job"])
     except ApiError as error:
-        st.session_state["job_refusal"] = error
+        refusals.keep(refused, error)
         return None
     address.go_changed(job=job)
     return job
 
 
-def queue(kind: str, request: Mapping[str, Any]) -> None:
-    """``submit`` as the callback of a button."""
-    submit(kind, request)
+def start_button(
+    label: str, kind: str, request: Mapping[str, Any], *, key: str, refused: str = REFUSED, **look: Any
+) -> None:
+    """A button that submits a job as it is asked for at the click; ``refused`` as in ``submit``."""
+    options = {"icon": ":material/play_arrow:"} | look
+    at_click.button(label, lambda: submit(kind, request, refused=refused), key=key, **options)
 
 
 def refusal() -> None:
-    """Show once why the last ``submit`` or panel button was refused."""
-    if error := st.session_state.pop("job_refusal", None):
+    """Show why the last ``submit`` or panel button was refused."""
+    if error := refusals.kept(REFUSED):
         widgets.show_error(error)
 
 
@@ -230,15 +240,23 @@ def buttons(job: Mapping[str, Any], key: str) -> None:
 
 
 def _act(method: str, job: str) -> None:
+    refusals.forget(REFUSED)
     try:
         getattr(widgets.client(), method)(job)
     except ApiError as error:
-        st.session_state["job_refusal"] = error
+        refusals.keep(REFUSED, error)
 
 
 def _remove(job: str) -> None:
-    _act("remove_job", job)
-    if "job_refusal" not in st.session_state and address.current().job == job:
+    refusals.forget(REFUSED)
+    try:
+        widgets.client().remove_job(job)
+    except NotFound:
+        pass  # the second of two clicks
+    except ApiError as error:
+        refusals.keep(REFUSED, error)
+        return
+    if address.current().job == job:
         address.go_changed(job=None)
 
 

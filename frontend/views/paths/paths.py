@@ -106,6 +106,11 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     return judge
 
 
+def question(selection: Selection) -> dict[str, Any]:
+    """The query of the table."""
+    return {"most": MOST_ROWS, "order": selection.order, "label": selection.label, "through": selection.through}
+
+
 def marked(selection: Selection) -> tuple[int, ...]:
     """Ranks of the paths that are filtered by or inspected."""
     inspected = (selection.inspect or "").partition("path:")[2]
@@ -155,9 +160,7 @@ def _law_table(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
 
 
 def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str]) -> None:
-    answer = widgets.client().ask(
-        run["run"], "paths", most=MOST_ROWS, order=selection.order, label=selection.label, through=selection.through
-    )
+    answer = widgets.client().ask(run["run"], "paths", **question(selection))
     rows = path_rows(answer["paths"], offered_ids(run))
     shown = (
         f"{numbers.count(len(rows))} of {numbers.plural(answer['num_paths'], 'path')}, "
@@ -176,6 +179,8 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     if not rows:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")
         return
+    if selection.label or selection.through:
+        st.caption("Tokens and shares are of what passes the filters; all else, and the order, is of the whole run.")
     has_labels = any(row["label"] is not None for row in rows)
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
         row["name"] = bare(names, f"path:{row['rank']}") or ""

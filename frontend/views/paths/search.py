@@ -21,7 +21,7 @@ from tokenpaths.frontend.charts.knowledge import (
     search_words,
     taken_rows,
 )
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, refusals, widgets
 from tokenpaths.frontend.page.selection import KINDS, PATCH_KINDS, WORD_KINDS, Selection, from_query, to_query
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.walls import token_wall
@@ -43,6 +43,8 @@ def active(selection: Selection) -> bool:
     return any((selection.find, selection.kind, selection.ranks, selection.compute, selection.reuse))
 
 
+SAID = "search_said"
+"""session state: what came of saving a search (``refusals``)"""
 FILTERS = ("find", "kind", "label", "through", "ranks", "compute", "reuse")
 """fields of the selection that ``/tokens/search`` is asked with"""
 
@@ -121,7 +123,7 @@ def bar(run: Mapping[str, Any], selection: Selection) -> None:
         )
         with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
             _more(run, selection, text)
-        _saved_popover(selection)
+        _saved_popover()
 
 
 def _more(run: Mapping[str, Any], selection: Selection, text: bool) -> None:
@@ -142,12 +144,16 @@ def _more(run: Mapping[str, Any], selection: Selection, text: bool) -> None:
 
 def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most: Any, step: Any) -> None:
     """Two number fields for both ends of a range; the widest range is no filter."""
-    low, high = pair or (least, most)
-    low, high = max(least, min(low, most)), max(least, min(high, most))
+
+    def ends(pair: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        low, high = pair or (least, most)
+        return max(least, min(low, most)), max(least, min(high, most))
 
     def read(end: int) -> Any:
         def as_pair(value: Any) -> Any:
+            low, high = ends(getattr(address.current(), name))  # the other end may have been written just now
             value = type(least)(least if value is None and not end else most if value is None else value)
+            value = max(least, min(value, most))  # the browser would keep what is beyond bounds to itself
             new = (value, max(high, value)) if end == 0 else (min(low, value), value)
             return None if new == (least, most) else new
 
@@ -159,9 +165,7 @@ def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most:
                 st.number_input,
                 name,
                 f"{words} {'from' if end == 0 else 'to'}",
-                (low, high)[end],
-                min_value=least,
-                max_value=most,
+                ends(pair)[end],
                 step=step,
                 part=f"_{end}",
                 read=read(end),
@@ -169,13 +173,13 @@ def _span(name: str, words: str, pair: tuple[Any, Any] | None, least: Any, most:
 
 
 @address.unless_embedded
-def _saved_popover(selection: Selection) -> None:
+def _saved_popover() -> None:
     saved = st.popover("Saved", icon=":material/bookmark:", help="Searches kept on this computer")
     with saved, widgets.error_boundary("saved searches"):
-        _saved(selection)
+        _saved()
 
 
-def _saved(selection: Selection) -> None:
+def _saved() -> None:
     searches = widgets.client().searches()
     for search in searches:
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -196,16 +200,10 @@ def _saved(selection: Selection) -> None:
             )
     if not searches:
         st.caption("Nothing is saved yet.")
-    name = st.text_input("Save what you see now as", key="search_name", placeholder="plural nouns", max_chars=64)
-    st.button(
-        "Save",
-        key="save_search",
-        icon=":material/bookmark_add:",
-        on_click=_keep,
-        args=(name, selection),
-        disabled=not name.strip(),
-    )
-    if message := st.session_state.pop("search_said", None):
+    with st.form("save_search_form", border=False):  # Enter saves, too
+        st.text_input("Save what you see now as", key="search_name", placeholder="plural nouns", max_chars=64)
+        st.form_submit_button("Save", key="save_search", icon=":material/bookmark_add:", on_click=_keep)
+    if message := refusals.kept(SAID):
         st.caption(message)
 
 
@@ -214,24 +212,31 @@ def name_of(words: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", words.strip()).strip("-_")[:64]
 
 
-def _keep(words: str, selection: Selection) -> None:
+def _keep() -> None:
+    words, selection = str(st.session_state["search_name"]), address.current()
     name = name_of(words)
     if not name:
-        problem = f"{words!r} has no letter or digit of A to Z; give it another name."
-        st.session_state["search_said"] = widgets.escape(problem)
+        problem = "Give it a name first."
+        if words.strip():
+            problem = f"{words!r} has no letter or digit of A to Z; give it another name."
+        refusals.keep(SAID, widgets.escape(problem))
         return
     try:
+        if any(search["name"] == name for search in widgets.client().searches()):
+            problem = f"There is a search {name} already: forget that one first, or take another name."
+            refusals.keep(SAID, widgets.escape(problem))
+            return
         widgets.client().save_search(name, to_query(selection))
-        st.session_state["search_said"] = widgets.escape(f"Saved as {name}.")
+        refusals.keep(SAID, widgets.escape(f"Saved as {name}."))
     except widgets.ApiError as error:
-        st.session_state["search_said"] = widgets.error_text(error)
+        refusals.keep(SAID, widgets.error_text(error))
 
 
 def _forget(name: str) -> None:
     try:
         widgets.client().delete_search(name)
     except widgets.ApiError as error:
-        st.session_state["search_said"] = widgets.error_text(error)
+        refusals.keep(SAID, widgets.error_text(error))
 
 
 def answer(run: Mapping[str, Any], selection: Selection) -> None:

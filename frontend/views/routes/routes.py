@@ -48,6 +48,7 @@ def draw(selection: Selection) -> None:
     if run is None:
         return
     _controls(run, selection)
+    common.say_steps_left_out(run, selection)
     if selection.other is not None:
         _draw_beside(run, selection)
         return
@@ -218,6 +219,10 @@ def merge_slider(run: Mapping[str, Any], selection: Selection) -> None:
 def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
     """First and last step to draw, inclusive here; half-open in the URL, as in the API."""
     last, (start, end) = int(run["num_steps"]) - 1, common.step_range(run, selection)
+
+    def now() -> tuple[int, int]:  # the other one may have been chosen just now
+        return common.step_range(run, address.current())
+
     if last < 1:
         return
 
@@ -231,7 +236,7 @@ def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
         start,
         list(range(last + 1)),
         part="_first",
-        read=lambda first: span(first, max(first, end - 1)),
+        read=lambda first: span(first, max(first, now()[1] - 1)),
     )
     address.bound(
         st.selectbox,
@@ -240,7 +245,7 @@ def _step_pickers(run: Mapping[str, Any], selection: Selection) -> None:
         end - 1,
         list(range(last + 1)),
         part="_last",
-        read=lambda final: span(min(start, final), final),
+        read=lambda final: span(min(now()[0], final), final),
     )
 
 

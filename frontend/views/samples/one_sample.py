@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -75,7 +76,12 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
     number = selection.sample if selection.sample is not None else next(iter(rows))
     options = sorted({*rows, number})
     whole = selection.label is None and selection.q is None
-    before, after = neighbours(number, rows, answer["total"] if whole else None)
+    total = answer["total"] if whole else None
+
+    def beside(side: int, now: Selection) -> int | None:
+        at = number if now.sample is None else now.sample  # a key may be pressed again before the page was drawn
+        to = neighbours(at, rows, total)[side]
+        return at if to is None else to
 
     def words(value: int) -> str:
         row = rows.get(value)
@@ -95,16 +101,16 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
             label_visibility="collapsed",
             width="stretch",
         )
-        for name, to in (("previous", before), ("next", after)):
+        for side, name in enumerate(("previous", "next")):
             st.button(
                 "",
                 key=f"sample_{name}",
                 icon=":material/chevron_left:" if name == "previous" else ":material/chevron_right:",
                 help=f"{name} sample, key {name[0].upper()}",
                 shortcut=name[0].upper(),
-                disabled=to is None,
+                disabled=neighbours(number, rows, total)[side] is None,
                 on_click=address.go_changed,
-                kwargs={} if to is None else {"sample": to},
+                kwargs={"sample": partial(beside, side)},
                 width="content",
             )
     return number

@@ -6,7 +6,9 @@ is kept, unless it is opened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +20,13 @@ from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.charts.effects import loss_rows, token_loss_chart
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, repeats, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 
 LISTED = 200
 KEPT = "retraced"
-"""session state: the last retrace, {"of": …, "run": …}"""
+"""session state: the last retrace (``repeats``)"""
 AS_TRAINED = "as trained"
 
 
@@ -176,26 +178,31 @@ def again(
     The last run of each ``slot`` is kept.
     """
     identity = (run["run"], sample["sample"], tuple(sorted((name, as_text(value)) for name, value in values.items())))
-    last = st.session_state.get(slot)
     client = widgets.client()
-    if last and last["of"] == identity:
+    last: repeats.Asked | None = st.session_state.get(slot)
+    if last is not None and last.serves(identity, math.inf):
         try:
-            return client.ask(last["run"], "")
+            return client.ask(last.answer.result()["run"], "")
         except NotFound:
             st.session_state.pop(slot)
+        except ApiError:
+            if last.answer.exception() is None:
+                raise
     forget(slot)
+
+    def request() -> dict[str, Any]:
+        model = common.model_name(run)
+        if sample.get("text") is not None:
+            return client.trace(model, text=sample["text"], controls=values, purpose="detour")
+        file = ("sample.png", client.image(run["run"], sample["sample"]))
+        return client.trace(model, image=file, controls=values, purpose="detour")
+
     try:
         with st.spinner("Running it again …"):
-            if sample.get("text") is not None:
-                answer = client.trace(common.model_name(run), text=sample["text"], controls=values, purpose="detour")
-            else:
-                picture = client.image(run["run"], sample["sample"])
-                file = ("sample.png", picture)
-                answer = client.trace(common.model_name(run), image=file, controls=values, purpose="detour")
+            answer = repeats.once(slot, identity, request, within=math.inf)
     except ApiError as error:
         widgets.show_error(error)
         return None
-    st.session_state[slot] = {"of": identity, "run": answer["run"]}
     made = client.ask(answer["run"], "")
     _compare_weights(run, made)
     return made
@@ -213,11 +220,18 @@ def _compare_weights(run: Mapping[str, Any], made: Mapping[str, Any]) -> None:
 
 
 def forget(slot: str = KEPT) -> None:
-    """Delete the last retrace, so that moving a slider does not accumulate runs."""
-    last = st.session_state.pop(slot, None)
-    if last:
-        with suppress(ApiError):  # already deleted by another session
-            widgets.client().delete(last["run"])
+    """Delete the last retrace, so that moving a slider does not accumulate runs; one under way when it has come."""
+    last: repeats.Asked | None = st.session_state.pop(slot, None)
+    if last is None:
+        return
+    client = widgets.client()
+
+    def delete(answer: Future[dict[str, Any]]) -> None:
+        if answer.exception() is None:
+            with suppress(ApiError):  # already deleted by another session
+                client.delete(answer.result()["run"])
+
+    last.answer.add_done_callback(delete)
 
 
 def keep(run: str, *, slot: str = KEPT, view: str = "family") -> None:
@@ -244,7 +258,7 @@ def before_and_after(before: Mapping[str, Any], after: Mapping[str, Any], run: s
             for words, sample in (("Prediction unchanged", before), ("Prediction changed", after)):
                 prediction = f"{sample.get('prediction')} ({numbers.percent(sample.get('confidence'))})"
                 st.metric(words, widgets.escape(prediction), width="content")
-        st.button("Open the changed run", on_click=keep, args=(run,), icon=":material/open_in_new:")
+        at_click.button("Open the changed run", lambda: keep(run), key="open_changed", icon=":material/open_in_new:")
     table = loss_rows(before.get("tokens") or [], after.get("tokens") or [])
     if not table:
         return

@@ -11,8 +11,9 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError, NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words, sample_map_chart
-from tokenpaths.frontend.page import address, widgets
+from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.own_names import own_names
 
@@ -33,12 +34,13 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         answer = widgets.client().ask(run["run"], "map", **QUESTION)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
-        widgets.show_error(error)
+        common.say_nothing_here(error, "Choose a run of more samples.")
         return
     made = _made(job)
     st.header("Which samples take similar routes?", anchor=False, help=HELP)
     if job is not None and made is None:
-        panel.job_panel(str(job["job"]), key="map_job")
+        job = panel.job_panel(str(job["job"]), key="map_job")
+        made = _made(job)  # it may have ended while the map by PCA was asked for
     shown = made or answer
     st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
     inspected = (selection.inspect or "").partition("sample:")[2]
@@ -99,12 +101,11 @@ def _buttons(
         if made is not None:
             st.button("Show PCA", key="map_pca", on_click=address.go_changed, kwargs={"job": None})
         elif job is None and shown >= 4:
-            st.button(
+            at_click.button(
                 "Draw it by t-SNE",
+                lambda: _submit(run["run"], shown),
                 key="map_tsne",
                 icon=":material/scatter_plot:",
-                on_click=_submit,
-                args=(run["run"], shown),
                 help="Keeps neighbours together and parts clusters. A job of seconds to minutes; this page shows it "
                 "when it is done.",
             )
