@@ -14,10 +14,9 @@ from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
 SHOWN = {True: 6, False: 3}
 """samples per band: images, texts"""
-PAGE = 500
-"""paths that are asked for at once"""
 PATCHES = 30
 """patches or tokens per level of compute"""
+ROUNDING = 1e-9
 _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
 
 
@@ -195,37 +194,14 @@ def _bands(
 
 
 def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """The highest, median and lowest compute, each with the rank of a path that has it."""
-    first = source.paths(order="compute", limit=1)
-    num, most = first["num_paths"], first["paths"][0]
-    least = _path_at(source, num - 1)
-    middle = _with_at_most(source, distribution["median"] + 1e-9, num)
+    """The highest, median and lowest compute, each with the rank of the path nearest below that has it."""
     levels: dict[float, tuple[str, float, int]] = {}
-    for name, path in (("most", most), ("median", middle), ("least", least)):
-        levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
+    for name, bound in (("most", "max"), ("median", "median"), ("least", "min")):
+        # A median between two levels is that of no path.
+        found = source.paths(order="compute", compute=(0.0, distribution[bound] + ROUNDING), limit=1)["paths"]
+        for path in found:
+            levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
     return list(levels.values())
-
-
-def _path_at(source: Source, place: int) -> Mapping[str, Any]:
-    path: Mapping[str, Any] = source.paths(order="compute", limit=1, offset=place)["paths"][0]
-    return path
-
-
-def _with_at_most(source: Source, level: float, num: int) -> Mapping[str, Any]:
-    """The first of ``num`` paths, most compute first, with at most this compute; the last if none has.
-
-    A page of a large run sorts all of its paths, so the last of the search is one page.
-    """
-    low, high = 0, num - 1
-    while high - low >= PAGE:
-        middle = (low + high) // 2
-        if _path_at(source, middle)["compute"] > level:
-            low = middle + 1
-        else:
-            high = middle
-    page = source.paths(order="compute", limit=high - low + 1, offset=low)["paths"]
-    path: Mapping[str, Any] = next((path for path in page if path["compute"] <= level), page[-1])
-    return path
 
 
 def _travellers(source: Source, level: float, rank: int, seed: int) -> tuple[list[dict[str, Any]], str]:

@@ -71,7 +71,7 @@ def test_the_list_waits_for_no_first_reading(serve: Serve, let: Let) -> None:
     assert unread(served) == 5
     let(*names)
     until(lambda: set(states(served).values()) == {"sealed"})
-    assert unread(served) == 0
+    until(lambda: unread(served) == 0)  # the last one is off the queue a moment after its state is told
     assert not is_sealed_here(served.runs_dir / "given3.duckdb")
     assert {file.name for file in (served.runs_dir.parent / ".taken_in").glob("*.duckdb")} == {
         f"{name}.duckdb" for name in names

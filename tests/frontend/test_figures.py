@@ -26,7 +26,7 @@ from tokenpaths.frontend.charts.drawing.palette import PRINT
 from tokenpaths.frontend.charts.drawing.svg_sheet import SvgSheet, wrapped
 from tokenpaths.frontend.charts.families import dipaco_shards
 from tokenpaths.frontend.charts.knowledge import PROPERTIES
-from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, compute, draw_figures, flows
+from tokenpaths.frontend.figures import KINDS, Dreams, NotHere, Wishes, chosen, draw_figures, flows
 from tokenpaths.frontend.figures.common import bands, drawn_samples, samples_at
 from tokenpaths.frontend.figures.files import FORMATS, files_of
 
@@ -354,27 +354,6 @@ def test_tokens_of_a_level_are_drawn_from_all_its_paths(tmp_path):
         shown = {int(row["rank"]) for row in levels if row["level"] == "median"}
         assert len(shown) > 12
         assert shown <= set(paths)
-
-
-@pytest.mark.parametrize("spread", ["even", "steep", "two levels", "one level"])
-def test_few_pages_find_the_path_of_a_level(spread):
-    num, rng = 200_000, np.random.default_rng(0)
-    drawn = {"even": rng.random(num), "steep": rng.random(num) ** 9, "two levels": rng.integers(0, 2, num) / 1.0}
-    values = np.sort(drawn.get(spread, np.full(num, 0.5)))[::-1]
-    asked: list[int] = []
-
-    def paths(*, order, limit, offset=0):
-        asked.append(offset)
-        rows = range(offset, min(offset + limit, num))
-        return {"paths": [{"compute": float(values[place]), "rank": place + 1} for place in rows]}
-
-    source = types.SimpleNamespace(paths=paths)
-    for level in (1.1, *np.quantile(values, (0.9, 0.5, 0.1)), values[-1], -1.0):
-        asked.clear()
-        found = compute._with_at_most(source, float(level), num)
-        below = np.flatnonzero(values <= level)
-        assert found["rank"] == (below[0] if len(below) else num - 1) + 1
-        assert len(asked) <= 11
 
 
 def test_a_second_run_that_does_not_fit_leaves_the_other_figures(runs):

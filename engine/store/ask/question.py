@@ -17,13 +17,14 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed as read_sealed
-from tokenpaths.engine.store.file.filters import parse_paths, parse_through
+from tokenpaths.engine.store.file.filters import parse_bounds, parse_paths, parse_through
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
@@ -81,6 +82,14 @@ Points = Annotated[
         read=parse_through,
     ),
 ]
+Interval = tuple[int | float, int | float] | None
+"""minimum and maximum of a measure, both included"""
+
+
+def within(measure: str, of: str) -> Argument:
+    """Declaration of an ``Interval``."""
+    description = f"Only {of} has this between both, 0 to 1"
+    return Argument(description, max_length=40, examples=("0.5:1",), read=partial(parse_bounds, field=measure))
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,15 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
     return Query(" AND ".join(conditions), tuple(parameters))
 
 
-def path_condition(filters: Filters) -> Query:
-    """SQL condition on rows of ``path_row`` for ``filters`` without a label, for layouts with one slot."""
-    conditions, parameters = ["true"], []
+def path_condition(filters: Filters, compute: tuple[float, float] | None = None) -> Query:
+    """SQL condition on rows of ``path_row`` for ``filters`` without a label, for layouts with one slot, and for paths
+    whose ``compute`` is in these bounds.
+    """
+    conditions: list[str] = ["true"]
+    parameters: list[object] = []
+    if compute is not None:
+        conditions.append("compute BETWEEN ? AND ?")
+        parameters += compute
     for step, module in filters.through:
         conditions.append(f"ribbon[{step + 1}] = ?")
         parameters.append(module)

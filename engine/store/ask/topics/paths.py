@@ -14,6 +14,7 @@ from tokenpaths.engine.base.errors import NoSuchThing
 from tokenpaths.engine.store.ask.question import (
     MAX_INT,
     Argument,
+    Interval,
     LabelFilter,
     PageLimit,
     Points,
@@ -21,6 +22,7 @@ from tokenpaths.engine.store.ask.question import (
     Rows,
     Seed,
     question,
+    within,
 )
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables import queries
@@ -68,6 +70,7 @@ def paths(
     label: LabelFilter = None,
     paths: Sequence[int] = (),
     through: Points = (),
+    compute: Annotated[Interval, within("compute", "paths whose compute")] = None,
     limit: PageLimit = 100,
     offset: int = 0,
 ) -> dict[str, Any]:
@@ -78,19 +81,19 @@ def paths(
     """
     check_page(limit, offset, MOST_ROWS)
     filters, label_id = run.filters(label, paths, through)
-    if label_id is None and not filters.need_tokens:
+    if label_id is None and not filters.need_tokens and compute is None:
         num_paths, num_tokens = run.row["num_paths"], run.row["num_tokens"]
         sealed = order != "rank" or run.layout.unique
         top = _top_paths(order, None, limit, offset) if sealed else None
         rows = run.rows(top) if top else rows_with_ribbons(run, queries.all_paths(run.layout, order, limit, offset))
-    elif (page := _page_of_label(run, order, label, label_id, filters, limit, offset)) is not None:
+    elif compute is None and (page := _page_of_label(run, order, label, label_id, filters, limit, offset)) is not None:
         num_paths, num_tokens, rows = page
-    elif run.layout.by_path and label_id is None:
-        num_paths, num_tokens = run.rows(queries.path_totals(path_condition(filters)))[0]
-        chosen = queries.chosen_paths(run.layout, path_condition(filters), order, limit, offset)
-        rows = rows_with_ribbons(run, chosen)
+    elif label_id is None and (run.layout.by_path or not filters.need_tokens):
+        condition = path_condition(filters, compute)
+        num_paths, num_tokens = run.rows(queries.path_totals(condition))[0]
+        rows = rows_with_ribbons(run, queries.chosen_paths(run.layout, condition, order, limit, offset))
     else:
-        condition = token_condition(filters, label_id, run.layout)
+        condition = queries.on_paths(token_condition(filters, label_id, run.layout), compute)
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
         rows = rows_with_ribbons(run, queries.filtered_paths(run.layout, condition, order, limit, offset))
     if run.merged_names:

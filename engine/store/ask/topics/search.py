@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,21 +16,24 @@ import numpy as np
 from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.store.ask.question import MAX_INT, Argument, LabelFilter, Points, Rows, Seed, question
+from tokenpaths.engine.store.ask.question import (
+    MAX_INT,
+    Argument,
+    Interval,
+    LabelFilter,
+    Points,
+    Rows,
+    Seed,
+    question,
+    within,
+)
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.excerpts import used_modules
 from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.filters import (
-    Filters,
-    check_choice,
-    check_filters,
-    parse_bounds,
-    parse_paths,
-    parse_ranks,
-)
+from tokenpaths.engine.store.file.filters import Filters, check_choice, check_filters, parse_paths, parse_ranks
 
 MOST_ROWS = 100
 MOST_EXAMPLES = 200
@@ -54,22 +56,14 @@ class Conditions:
     """(step, module)"""
     ranks: tuple[int, int] | None = None
     """lowest and highest rank"""
-    compute: tuple[int | float, int | float] | None = None
+    compute: Interval = None
     """minimum and maximum"""
-    reuse: tuple[int | float, int | float] | None = None
+    reuse: Interval = None
 
     def as_json(self) -> dict[str, Any]:
         """The conditions as repeated in the answer."""
         shown = {**asdict(self), "through": [f"{step}.{module}" for step, module in self.through]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
-
-
-Interval = tuple[int | float, int | float] | None
-
-
-def _bounds(name: str) -> Argument:
-    description = "Only tokens whose path has this between both, 0 to 1"
-    return Argument(description, max_length=40, examples=("0.5:1",), read=partial(parse_bounds, field=name))
 
 
 Word = Annotated[
@@ -120,8 +114,8 @@ def search_tokens(
     paths: PathRanks = (),
     through: Points = (),
     ranks: RankBounds = None,
-    compute: Annotated[Interval, _bounds("compute")] = None,
-    reuse: Annotated[Interval, _bounds("reuse")] = None,
+    compute: Annotated[Interval, within("compute", "tokens whose path")] = None,
+    reuse: Annotated[Interval, within("reuse", "tokens whose path")] = None,
     least: Annotated[int, Argument("Fewer tokens give no interval of a lift", ge=1, le=MAX_INT)] = 10,
     limit: Annotated[int, Argument("Most paths, and most modules", ge=1, le=MOST_ROWS)] = 20,
     examples: Annotated[int, Argument("Most examples", ge=0, le=MOST_EXAMPLES)] = 30,

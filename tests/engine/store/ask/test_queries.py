@@ -113,6 +113,24 @@ def test_paths_rank_cdf_compute_reuse_and_labels(case: Case):
                 assert (path["top_label"], path["top_label_share"]) == (None, None)
 
 
+@pytest.mark.parametrize("order", ["rank", "compute"])
+def test_paths_of_some_compute_are_those_of_all_with_it(case: Case, order: str):
+    for filters in filter_sets(case):
+        every = case.run.paths(**filters, order=order, limit=1000)
+        values = sorted({path["compute"] for path in every["paths"]})
+        for low, high in [
+            (values[0], values[-1]),
+            (values[0], values[len(values) // 2]),
+            (values[-1], 1.0),
+            (0.0, 0.0),
+        ]:
+            answer = case.run.paths(**filters, order=order, compute=(low, high), limit=1000)
+            expected = [path for path in every["paths"] if low <= path["compute"] <= high]
+            tokens = sum(path["count"] for path in expected)
+            assert (answer["num_paths"], answer["num_tokens"]) == (len(expected), tokens)
+            assert answer["paths"] == [path | {"share": path["count"] / tokens} for path in expected]
+
+
 @pytest.mark.parametrize("order", ["rank", "compute", "reuse"])
 def test_pages_of_paths_follow_each_other(case: Case, order: str):
     pages, offset = [], 0
