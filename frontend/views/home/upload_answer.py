@@ -47,8 +47,10 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         st.subheader(headline(ranked.answer, *what), anchor=False)
         st.caption(widgets.escape(seen_words(ranked.answer)))
         _chosen(ranked, selection.token)
-        _unusual(run, ranked)
-        _nearest(ranked)
+        with st.spinner(f"Comparing with run {widgets.escape(str(ranked.name))} …"):
+            answer = reference.beside(run, sample)
+        _unusual(run, ranked, answer)
+        _nearest(ranked, answer)
     upload_family.draw(run, ranked)
 
 
@@ -111,10 +113,9 @@ def _chosen(ranked: reference.Ranked, chosen: int | None) -> None:
     _known(ranked, path["examples"], "chosen")
 
 
-def _unusual(run: Mapping[str, Any], ranked: reference.Ranked) -> None:
+def _unusual(run: Mapping[str, Any], ranked: reference.Ranked, answer: Mapping[str, Any]) -> None:
     """The paths that the reference does not have, each beside the nearest that it has."""
-    answer = ranked.answer or {}
-    if not answer.get("unusual"):
+    if not answer["unusual"]:
         return
     st.markdown("**Unusual: paths that were not seen before, each beside the nearest one that was**")
     of_token = {token["token"]: token for token in ranked.sample["tokens"]}
@@ -180,9 +181,9 @@ def _known(ranked: reference.Ranked, examples: list[dict[str, Any]], key: str) -
     wall(items, key=f"{key}_{ranked.name}_{examples[0]['sample']}_{examples[0]['token']}", kind=kind, on_open=opened)
 
 
-def _nearest(ranked: reference.Ranked) -> None:
+def _nearest(ranked: reference.Ranked, answer: Mapping[str, Any]) -> None:
     """Samples of the reference that load the modules most alike."""
-    rows = (ranked.answer or {}).get("similar") or []
+    rows = answer["similar"]
     if not rows:
         return
     st.markdown("**Nearest in that run: what loads the modules most alike**")

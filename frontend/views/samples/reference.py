@@ -23,7 +23,7 @@ class Ranked:
     sample: dict[str, Any]
     reference: Mapping[str, Any] | None = None
     answer: Mapping[str, Any] | None = None
-    """all of ``GET /runs/{run}/samples/{sample}/reference``"""
+    """``GET /runs/{run}/samples/{sample}/reference`` without paths and samples beside it"""
     reason: str | None = None
 
     def num_paths(self, run: Mapping[str, Any]) -> int:
@@ -44,11 +44,20 @@ def ranked(run: Mapping[str, Any], sample: Mapping[str, Any]) -> Ranked:
     """``sample`` of ``run``; an upload, with the ranks that its paths have in its reference run."""
     if not common.is_try(run):
         return Ranked(dict(sample))
-    answer = widgets.client().ask(run["run"], "samples/{sample}/reference", sample=sample["sample"])
+    asked = {"sample": sample["sample"], "similar": 0, "unusual": 0}
+    answer = widgets.client().ask(run["run"], "samples/{sample}/reference", **asked)
     if answer["reference"] is None:
         nothing = {"rank": None, "cdf": None, "cdf_middle": None, "path_tokens": 0}
         return Ranked(_with_tokens(sample, [nothing] * len(sample["tokens"])), answer=answer, reason=answer["reason"])
     return Ranked(_with_tokens(sample, answer["tokens"]), answer["reference"], answer)
+
+
+def beside(run: Mapping[str, Any], sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The same answer with what the reference has beside an upload: the paths nearest to those that it has not, and
+    samples. The first such question to a hundred million tokens takes seconds, the ranks a tenth of one.
+    """
+    answer: dict[str, Any] = widgets.client().ask(run["run"], "samples/{sample}/reference", sample=sample["sample"])
+    return answer
 
 
 def _with_tokens(sample: Mapping[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
