@@ -24,7 +24,7 @@ _OFFSET = 0xCBF29CE484222325
 
 @dataclass(frozen=True)
 class _Hashes:
-    """Hashes of all paths, ascending, and the rank of each."""
+    """Hash and rank of each path, in any order: to sort millions takes longer than to look through them for a while."""
 
     hashes_P: np.ndarray
     rank_P: np.ndarray
@@ -33,6 +33,19 @@ class _Hashes:
     def num_bytes(self) -> int:
         return self.hashes_P.nbytes + self.rank_P.nbytes
 
+    def ranks_with(self, wanted_n: np.ndarray) -> np.ndarray:
+        """Ranks of the paths with one of these hashes."""
+        is_wanted = np.zeros(2**16, dtype=bool)
+        is_wanted[_short(wanted_n)] = True
+        near = np.flatnonzero(is_wanted[_short(self.hashes_P)])
+        ranks: np.ndarray = self.rank_P[near[np.isin(self.hashes_P[near], wanted_n)]]
+        return ranks
+
+
+def _short(hashes: np.ndarray) -> np.ndarray:
+    """Sixteen bits of each, where they lie."""
+    return hashes.view(np.uint16)[::4]
+
 
 def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.ndarray, " n"]:
     """The rank of the path that each ribbon is; 0 where no token of the run takes it."""
@@ -40,13 +53,7 @@ def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.n
     if not len(ribbons_nV):
         return ranks
     index = cached(run, "ribbon hashes", lambda: _read(run), lambda part: part.num_bytes)
-    wanted_n = _hashes(ribbons_nV.T)
-    first_n, last_n = (np.searchsorted(index.hashes_P, wanted_n, side) for side in ("left", "right"))
-    candidates = np.unique(
-        np.concatenate(
-            [index.rank_P[first:last] for first, last in zip(first_n.tolist(), last_n.tolist(), strict=True)]
-        )
-    )
+    candidates = np.sort(index.ranks_with(_hashes(ribbons_nV.T)))
     kept = {tuple(ribbon): rank for rank, ribbon in ribbons_of_ranks(run, candidates.tolist()).items()}
     for place, ribbon in enumerate(ribbons_nV.tolist()):
         ranks[place] = kept.get(tuple(ribbon), 0)
@@ -56,8 +63,7 @@ def ranks_of(run: RunFile, ribbons_nV: Integer[np.ndarray, "n V"]) -> Int64[np.n
 def _read(run: RunFile) -> _Hashes:
     parts = [(_hashes(ids_VP), rank_P) for rank_P, ids_VP in ribbon_parts(run)]
     hashes_P, rank_P = (np.concatenate([pair[i] for pair in parts]) for i in (0, 1))
-    order = np.argsort(hashes_P, kind="stable")
-    return _Hashes(hashes_P[order], rank_P[order])
+    return _Hashes(hashes_P, rank_P)
 
 
 def _hashes(ids_VP: Integer[np.ndarray, "V P"]) -> UInt64[np.ndarray, " P"]:
