@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 HANGS_SECONDS = 2.0
 """after which a function that was called counts as hanging"""
+LOOKS_SECONDS = 0.5
+"""between two looks at the clock while an alarm is set: a machine that stood still may wake with another time"""
 
 
 class Alarms:
@@ -57,7 +59,8 @@ class Alarms:
                     return  # it hung, and another thread took its place
                 self._called_at = None
                 while not self._heap or self._heap[0][0] > time.monotonic():
-                    self._changed.wait(self._heap[0][0] - time.monotonic() if self._heap else None)
+                    left = self._heap[0][0] - time.monotonic() if self._heap else None
+                    self._changed.wait(None if left is None else min(left, LOOKS_SECONDS))
                 functions = heapq.heappop(self._heap)[2]
                 self._called_at = time.monotonic()
             for function in tuple(functions):

@@ -63,3 +63,18 @@ def test_an_alarm_that_hangs_does_not_hold_up_those_that_are_set_later(monkeypat
     rang.clear()
     with alarms.after(0.01, rang.set):
         assert rang.wait(10)
+
+
+def test_an_alarm_comes_after_the_clock_was_another_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread waits for an earlier alarm, by a clock that is a thousand seconds behind, when the next one is set"""
+    alarms, rang, clock = Alarms(), threading.Event(), time.monotonic
+    with monkeypatch.context() as another:
+        first = clock() + 0.2
+        another.setattr(time, "monotonic", lambda: first - 0.2)
+        with alarms.after(0.2, lambda: None):
+            another.setattr(time, "monotonic", lambda: first - 1000)
+            with alarms.after(0, lambda: None):  # wakes the thread, which looks at the clock
+                time.sleep(0.1)
+        another.setattr(time, "monotonic", clock)
+        with alarms.after(0.4, rang.set):
+            assert rang.wait(5)
