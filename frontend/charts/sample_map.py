@@ -12,7 +12,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import ABOUT_WIDTH, either, haloed, label_means, names_apart, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, group_colours, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.running_text import cut_short, tamed
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, rows
 
 TITLE = "Which samples take similar routes?"
@@ -167,5 +167,4 @@ def _axis(which: str, share: list[float], look: Theme) -> alt.Axis:
 
 def _short(text: str) -> str:
     """A snippet shortened to one line."""
-    text = " ".join(tamed(text).split())
-    return text if len(text) <= 90 else text[:89] + "…"
+    return cut_short(" ".join(tamed(text).split()), 90)

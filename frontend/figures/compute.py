@@ -17,6 +17,7 @@ SHOWN = {True: 6, False: 3}
 PATCHES = 30
 """patches or tokens per level of compute"""
 ROUNDING = 1e-9
+"""of a mean of compute"""
 _MOMENTS = ("num", "mean", "std", "min", "q01", "median", "q99", "max")
 
 
@@ -194,12 +195,11 @@ def _bands(
 
 
 def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """The highest, median and lowest compute, each with the rank of the path nearest below that has it."""
+    """The highest, median and lowest compute, each with the rank of a path that has it, or of the nearest below."""
     levels: dict[float, tuple[str, float, int]] = {}
     for name, bound in (("most", "max"), ("median", "median"), ("least", "min")):
         # A median between two levels is that of no path.
-        found = source.paths(order="compute", compute=(0.0, distribution[bound] + ROUNDING), limit=1)["paths"]
-        for path in found:
+        for path in source.paths(order="compute", compute=(0.0, distribution[bound] + ROUNDING), limit=1)["paths"]:
             levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
     return list(levels.values())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.charts.drawing.running_text import cut_short
 from tokenpaths.frontend.page import address
 from tokenpaths.frontend.page.markdown import escape
 from tokenpaths.frontend.page.selection import KINDS, Selection, without
@@ -122,9 +123,8 @@ def chips_row(selection: Selection) -> None:
         return
     with st.container(horizontal=True, gap="small", key="chips"):
         for index, chip in enumerate(row):
-            words = chip.words if len(chip.words) <= 44 else chip.words[:43] + "…"
             st.button(
-                f"{escape(words)}{chip.where} ×",
+                f"{escape(cut_short(chip.words, 44))}{chip.where} ×",
                 key=f"chip_{index}_{chip.field}",
                 type="secondary" if chip.applies else "tertiary",
                 help=chip.help,

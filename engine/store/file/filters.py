@@ -19,6 +19,7 @@ from tokenpaths.engine.store.file.schema import Layout
 
 MOST_RANKS = 1000
 MOST_POINTS = 256
+_WITHIN = "compute BETWEEN ? AND ?"
 
 
 class Query(NamedTuple):
@@ -152,8 +153,12 @@ def check_choice(value: str, allowed: Sequence[str], field: str) -> None:
         raise UserError(f"{field} is {value[:40]!r}, it should be one of {', '.join(allowed)}", field=field)
 
 
-def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Query:
-    """SQL condition on rows of ``token``; ``true`` without filters. ``label_id`` is the id of the filter's label."""
+def token_condition(
+    filters: Filters, label_id: int | None, layout: Layout, compute: tuple[float, float] | None = None
+) -> Query:
+    """SQL condition on rows of ``token``; ``true`` without filters. ``label_id`` is the id of the filter's label,
+    ``compute`` the bounds of that of a token's path.
+    """
     conditions: list[str] = ["true"]
     parameters: list[object] = []
     if label_id is not None:
@@ -167,6 +172,9 @@ def token_condition(filters: Filters, label_id: int | None, layout: Layout) -> Q
         marks = ", ".join("?" * len(filters.paths))
         conditions.append(f"path_id IN (SELECT path_id FROM {PATHS} WHERE rank IN ({marks}))")
         parameters += filters.paths
+    if compute is not None:
+        conditions.append(f"path_id IN (SELECT path_id FROM {PATHS} WHERE {_WITHIN})")
+        parameters += compute
     return Query(" AND ".join(conditions), tuple(parameters))
 
 
@@ -177,7 +185,7 @@ def path_condition(filters: Filters, compute: tuple[float, float] | None = None)
     conditions: list[str] = ["true"]
     parameters: list[object] = []
     if compute is not None:
-        conditions.append("compute BETWEEN ? AND ?")
+        conditions.append(_WITHIN)
         parameters += compute
     for step, module in filters.through:
         conditions.append(f"ribbon[{step + 1}] = ?")

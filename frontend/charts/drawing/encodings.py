@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing.palette import Theme, gradient_legend
+from tokenpaths.frontend.charts.drawing.running_text import cut_short
 
 
 def tips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
@@ -91,8 +92,7 @@ def names_apart(
     # A point is a name without letters; among many one is written over some wherever it stands.
     placed: list[dict[str, Any]] = [{**row, "label": ""} for row in table] if len(table) <= FEW_POINTS else []
     for name in sorted(names, key=lambda row: -row["y"]):
-        label = name["label"]
-        name = {**name, "label": label if len(label) <= NAME_LETTERS else label[: NAME_LETTERS - 1] + "…"}
+        name = {**name, "label": cut_short(name["label"], NAME_LETTERS)}
 
         def free(y: float, name: Mapping[str, Any] = name) -> bool:
             return all(

@@ -19,6 +19,11 @@ def tamed(text: str) -> str:
     return text if text.isascii() else text.translate(_SHOWN)
 
 
+def cut_short(text: str, most: int) -> str:
+    """``text`` in at most so many letters, the last an ellipsis if any were left out."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 @dataclass(frozen=True)
 class Piece:
     """A segment of the text and the tokens (by ``token``) that cover it; empty if no token does."""

@@ -171,14 +171,6 @@ def filtered_paths(layout: Layout, condition: Query, order: str, limit: int, off
     return _page_of_paths(layout, Query(some, condition.parameters), order, limit, offset)
 
 
-def on_paths(condition: Query, compute: tuple[float, float] | None) -> Query:
-    """A condition on tokens and that the compute of their path is in these bounds."""
-    if compute is None:
-        return condition
-    within = f"{condition.sql} AND path_id IN (SELECT path_id FROM {PATHS} WHERE compute BETWEEN ? AND ?)"
-    return Query(within, (*condition.parameters, *compute))
-
-
 def filtered_path_totals(condition: Query) -> Query:
     """num_paths, num_tokens of the tokens of ``condition``."""
     return Query(f"SELECT count(DISTINCT path_id), count(*) FROM token WHERE {condition.sql}", condition.parameters)

@@ -93,7 +93,7 @@ def paths(
         num_paths, num_tokens = run.rows(queries.path_totals(condition))[0]
         rows = rows_with_ribbons(run, queries.chosen_paths(run.layout, condition, order, limit, offset))
     else:
-        condition = queries.on_paths(token_condition(filters, label_id, run.layout), compute)
+        condition = token_condition(filters, label_id, run.layout, compute)
         ((num_paths, num_tokens),) = run.rows(queries.filtered_path_totals(condition))
         rows = rows_with_ribbons(run, queries.filtered_paths(run.layout, condition, order, limit, offset))
     if run.merged_names:
