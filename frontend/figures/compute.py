@@ -199,7 +199,8 @@ def _levels(source: Source, distribution: Mapping[str, Any]) -> list[tuple[str, 
     levels: dict[float, tuple[str, float, int]] = {}
     for name, bound in (("most", "max"), ("median", "median"), ("least", "min")):
         # A median between two levels is that of no path.
-        for path in source.paths(order="compute", compute=(0.0, distribution[bound] + ROUNDING), limit=1)["paths"]:
+        most = min(1.0, distribution[bound] + ROUNDING)
+        for path in source.paths(order="compute", compute=(0.0, most), limit=1)["paths"]:
             levels.setdefault(path["compute"], (name, path["compute"], path["rank"]))
     return list(levels.values())
 

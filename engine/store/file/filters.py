@@ -121,6 +121,18 @@ def check_filters(filters: Filters, layout: Layout, num_paths: int) -> None:
             )
 
 
+def check_bounds(bounds: tuple[int | float, int | float] | None, field: str, top: float | None = 1.0) -> None:
+    """UserError unless the bounds of a measure ascend inside 0 … ``top``, those of ranks (``top`` None) from 1 on."""
+    if bounds is None:
+        return
+    low, high = bounds
+    if not low <= high or low < (1 if top is None else 0) or (top is not None and high > top):
+        inside = "1 or more" if top is None else "0 to 1"
+        raise UserError(
+            f"{field} is {low:g}:{high:g}, it should be two numbers, {inside}, the smaller one first", field=field
+        )
+
+
 def check_steps(steps: tuple[int, int] | None, layout: Layout) -> tuple[int, int]:
     """The half-open range of steps, all by default; UserError if it is empty or out of range."""
     if steps is None:

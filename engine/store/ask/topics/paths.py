@@ -34,6 +34,7 @@ from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import (
     Filters,
     Query,
+    check_bounds,
     check_page,
     next_offset,
     path_condition,
@@ -80,6 +81,7 @@ def paths(
     tokens; rank, cdf and top_label stay those of the whole run.
     """
     check_page(limit, offset, MOST_ROWS)
+    check_bounds(compute, "compute")
     filters, label_id = run.filters(label, paths, through)
     if label_id is None and not filters.need_tokens and compute is None:
         num_paths, num_tokens = run.row["num_paths"], run.row["num_tokens"]

@@ -33,7 +33,14 @@ from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
 from tokenpaths.engine.store.ask.topics.samples import shown_at
 from tokenpaths.engine.store.file.checks import check_text
-from tokenpaths.engine.store.file.filters import Filters, check_choice, check_filters, parse_paths, parse_ranks
+from tokenpaths.engine.store.file.filters import (
+    Filters,
+    check_bounds,
+    check_choice,
+    check_filters,
+    parse_paths,
+    parse_ranks,
+)
 
 MOST_ROWS = 100
 MOST_EXAMPLES = 200
@@ -188,15 +195,7 @@ def _check(run: RunFile, conditions: Conditions) -> None:
     if not (run.records("token_id") or run.records("char_end")):  # before its tokens are read
         _check_without_words(run, conditions)
     for name, top in (("ranks", None), ("compute", 1.0), ("reuse", 1.0)):
-        pair = getattr(conditions, name)
-        if pair is None:
-            continue
-        low, high = pair
-        if not low <= high or low < (1 if top is None else 0) or (top is not None and high > top):
-            inside = "1 or more" if top is None else "0 to 1"
-            raise UserError(
-                f"{name} is {low:g}:{high:g}, it should be two numbers, {inside}, the smaller one first", field=name
-            )
+        check_bounds(getattr(conditions, name), name, top)
 
 
 def _words(run: RunFile, table: TokenTable, conditions: Conditions) -> Words | None:

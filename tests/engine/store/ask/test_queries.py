@@ -396,6 +396,7 @@ def test_a_run_without_labels_says_so(unlabelled: Case):
         (lambda run: run.flow(through=[(-1, 0)]), "through"),
         (lambda run: run.paths(order="count; DROP TABLE token"), "order"),
         (lambda run: run.paths(limit=0), "limit"),
+        (lambda run: run.paths(compute=(0.9, 0.1)), "compute"),
         (lambda run: run.samples(order="label"), "order"),
         (lambda run: run.samples(offset=-1), "next"),
         (lambda run: run.distribution("loss); --"), "measure"),
