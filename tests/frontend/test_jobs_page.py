@@ -190,7 +190,14 @@ def test_a_failure_is_a_sentence_of_its_own(show, working: Served) -> None:
     assert told
     assert all(re.search(r"UTC( after 3 iterations)?\. It was asked", one) for one in told)
     problem = {"detail": "the model has no step 9"}
-    assert panel.failure_text({"problem": problem}) == "The model has no step 9."
+    assert panel.failure_text({"kind": "trace", "problem": problem}) == "The model has no step 9."
+
+
+def test_a_failed_import_names_the_fields_of_the_form() -> None:
+    problem = {"code": "invalid_request", "detail": "k varies: say --top-k, or --skip-bad with --nothing-known"}
+    assert panel.failure_text({"kind": "import", "problem": problem}) == (
+        "K varies: say “Experts a token (top-k)”, or “Leave out what cannot be read” with --nothing-known."
+    )
 
 
 def done(kind: str, request: dict, result: dict | None = None, state: str = "succeeded") -> dict:

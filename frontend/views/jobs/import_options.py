@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import streamlit as st
@@ -23,6 +24,7 @@ SWITCHES = {
     "although": ("Import even if an artefact makes numbers false", "The artefact stands on every view of the run."),
 }
 
+OPTION = re.compile(r"--([a-z][a-z-]*)")
 WIDTH = 210
 """of a field, in pixels: one beside the other as there is room"""
 
@@ -49,3 +51,14 @@ def draw(key: str, field: str | None = None) -> dict[str, Any]:
         for name, (label, words) in SWITCHES.items():
             given[name] = st.checkbox(label, key=f"{key}_{name}", help=words) or None
     return {name: value for name, value in given.items() if value is not None}
+
+
+def with_labels(text: str) -> str:
+    """A sentence of the engine with the fields of this form instead of options of the command line."""
+    fields = SIZES | NAMES | SWITCHES
+
+    def label(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        return f"“{fields[name][0]}”" if name in fields else option[0]
+
+    return OPTION.sub(label, text)

@@ -17,6 +17,7 @@ from tokenpaths.frontend.page import address, at_click, refusals, repeats, widge
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.detour.edits import in_address
 from tokenpaths.frontend.views.dream.request import selection_of
+from tokenpaths.frontend.views.jobs import import_options
 
 REFRESH_SECONDS = 1.5
 SUBMITTED = "job_submitted"
@@ -137,6 +138,8 @@ def job_title(job: Mapping[str, Any]) -> str:
 def failure_text(job: Mapping[str, Any]) -> str:
     """Why a job failed, as a sentence; empty if it did not."""
     text = widgets.with_full_stop(job["problem"]["detail"]) if job["problem"] else ""
+    if job["kind"] == "import":
+        text = import_options.with_labels(text)
     return text[:1].upper() + text[1:]
 
 
