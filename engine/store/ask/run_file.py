@@ -227,7 +227,11 @@ class RunFile:
     @cached_property
     def tables_there(self) -> frozenset[str]:
         """Names of the tables and views of the file."""
-        listed = "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'r'"
+        # A third of the time that information_schema takes; so named, no macro of the file stands in for them.
+        listed = (
+            "SELECT table_name FROM system.main.duckdb_tables() WHERE database_name = 'r' "
+            "UNION ALL SELECT view_name FROM system.main.duckdb_views() WHERE database_name = 'r'"
+        )
         return frozenset(name for (name,) in self.rows(Query(listed)))
 
     @cached_property

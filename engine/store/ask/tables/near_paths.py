@@ -4,8 +4,8 @@ To every path; of packed layouts with more than ``ribbon_planes.MOST_READ_PATHS`
 whose numbers stand for all, unless every path is asked for.
 
 Packed bit planes of up to ``MOST_HELD_BYTES`` are cached, those of a larger run are read each time. They are unpacked
-two rows at a time, into memory that stays in the processor's cache, which takes no longer than reading unpacked ones
-from memory. Distances are those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
+a few rows at a time, into memory that is used again, which takes no longer than reading unpacked ones. Distances are
+those of ``analysis.path_distance.ribbon_distance``, integers 0 … V.
 
 Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 64 paths, C bits of a count.
 """
@@ -13,26 +13,28 @@ Shapes: P paths, V = S·K visits, S steps, K slots, B bits of an id, W words of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 from tokenpaths.engine.analysis.compiled import comparisons
 from tokenpaths.engine.base.shared_cores import two_at_once
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.tables.cache import cached
+from tokenpaths.engine.store.ask.tables import cache
 from tokenpaths.engine.store.ask.tables.path_ribbons import path_ribbons
 from tokenpaths.engine.store.file.pages.path_pages import Shares
 from tokenpaths.engine.store.file.pages.ribbon_planes import PlaneRow, decode_planes, id_bits, plane_rows, unpack_planes
 
 MOST_HELD_BYTES = 128 * 2**20
+BYTES_AT_ONCE = 6 * 2**20
+"""of unpacked planes that a thread reads, unpacks and compares, a row or more"""
 TURNED_PATHS = 256
 """paths whose ids are turned from rows to columns together"""
 _ALL = np.uint64(2**64 - 1)
-_PackedPlanes = tuple[PlaneRow, bytes]
-"""with ``planes`` of the row of ``path_planes``"""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,11 @@ class DistancesInPlanes(Distances):
         num_steps, top_k = self.own_SK.shape
         added = 0
         for step in range(num_steps):
+            slots_KBW = self.planes.words_VBW[step * top_k : (step + 1) * top_k]
             for own in self.own_SK[step].tolist():
-                for slot in range(top_k):
-                    added += 1
-                    self._add(_same(self.planes.words_VBW[step * top_k + slot], own), added)
+                added += 1
+                # No path has a module twice at a step, so there is one bit for all slots.
+                self._add(np.bitwise_or.reduce(_same(slots_KBW, own), axis=0), added)
 
     def _add(self, carry: np.ndarray, added: int) -> None:
         """Add one bit for each path, the ``added``-th."""
@@ -323,9 +326,12 @@ def ribbon_parts(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for columns, ids_PV in path_ribbons(run, "rank"):
             yield columns["rank"].astype(np.int32), _by_visit(ids_PV)
         return
-    for part in (_unpacked(run, *packed) for packed in _packed_planes(run)):
+
+    def decoded(part: Planes) -> tuple[np.ndarray, np.ndarray]:
         ids_VP = decode_planes(part.words_VBW.view(np.uint8), part.row.num_paths, layout.id_dtype)
-        yield part.row.ranks(np.arange(part.row.num_paths)).astype(np.int32), ids_VP
+        return part.row.ranks(np.arange(part.row.num_paths)).astype(np.int32), ids_VP
+
+    yield from _each_row(run, decoded)
 
 
 def _by_visit(ids_PV: np.ndarray) -> np.ndarray:
@@ -346,7 +352,7 @@ def _distances(
         return
     if own_rank is not None and not any(row.holds(own_rank) for row in rows):
         yield DistancesOfIds(np.array([own_rank], dtype=np.int32), own_SK.reshape(-1, 1), own_SK)
-    yield from two_at_once(_packed_planes(run), lambda packed: DistancesInPlanes(_unpacked(run, *packed), own_SK))
+    yield from _each_row(run, lambda planes: DistancesInPlanes(planes, own_SK))
 
 
 def _rows(run: RunFile) -> list[PlaneRow]:
@@ -362,7 +368,7 @@ def _ribbons(run: RunFile) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if num_bytes > MOST_HELD_BYTES:
         yield from ribbon_parts(run)
     else:
-        yield from cached(run, "ribbons", lambda: list(ribbon_parts(run)), lambda _: num_bytes)
+        yield from cache.cached(run, "ribbons", lambda: list(ribbon_parts(run)), lambda _: num_bytes)
 
 
 def _unpacked(run: RunFile, row: PlaneRow, packed: bytes) -> Planes:
@@ -376,37 +382,52 @@ def _unpacked(run: RunFile, row: PlaneRow, packed: bytes) -> Planes:
     return Planes(row, whole.view(np.uint64))
 
 
-def _packed_planes(run: RunFile) -> Iterator[_PackedPlanes]:
-    """The rows of ``path_planes``, cached if they are small enough together."""
+def _each_row(run: RunFile, work: Callable[[Planes], T]) -> Iterator[T]:
+    """What ``work`` makes of each row of ``path_planes``, in their order, on two cores.
+
+    The rows are cached as they are in the file, if they are small enough together.
+    """
+    rows, known = _rows(run), cache.held(run, "planes")
+    read: dict[int, bytes] = {} if known is None else known
     # No packing makes them larger by more than a few bytes.
-    num_bytes = sum(-(-row.num_paths // 64) for row in _rows(run)) * 8 * run.layout.visits * id_bits(run.layout)
-    if num_bytes > MOST_HELD_BYTES:
-        yield from _read(run)
-    else:
-        yield from cached(run, "planes", lambda: list(_read(run)), lambda rows: sum(len(packed) for _, packed in rows))
+    num_bytes = sum(-(-row.num_paths // 64) for row in rows) * 8 * run.layout.visits * id_bits(run.layout)
+    at_once = max(1, BYTES_AT_ONCE * len(rows) // max(1, num_bytes))
+
+    def some(rows_here: Sequence[PlaneRow]) -> list[T]:
+        packed = _read(run, rows_here) if known is None else [read[row.first_rank] for row in rows_here]
+        if num_bytes <= MOST_HELD_BYTES:
+            read.update((row.first_rank, one) for row, one in zip(rows_here, packed, strict=True))
+        return [work(_unpacked(run, row, one)) for row, one in zip(rows_here, packed, strict=True)]
+
+    for made in two_at_once((rows[i : i + at_once] for i in range(0, len(rows), at_once)), some):
+        yield from made
+    if known is None and len(read) == len(rows):
+        cache.hold(run, "planes", read, sum(len(one) for one in read.values()))
 
 
-def _read(run: RunFile) -> Iterator[_PackedPlanes]:
-    """Rows from the file, one at a time; RunFileError if they are others than the paths need."""
+def _read(run: RunFile, rows: Sequence[PlaneRow]) -> list[bytes]:
+    """``planes`` of these rows; RunFileError if they are others than the paths need."""
     one = "SELECT num_paths, coalesce(planes, ''::BLOB) FROM path_planes WHERE first_rank = ?"
+    read = []
     with run.cursor() as cursor:  # one for all: to make a cursor takes as long as to read a row
-        for row in _rows(run):
-            rows = cursor.execute(one, [row.first_rank]).fetchall()
+        for row in rows:
+            found = cursor.execute(one, [row.first_rank]).fetchall()
             # Before anything is unpacked: a file of a stranger may say that a row holds any number of paths.
-            if [found[0] for found in rows] != [row.num_paths]:
+            if [num_paths for num_paths, _ in found] != [row.num_paths]:
                 raise run.damaged("path_planes")
-            yield row, rows[0][1]
+            read.append(found[0][1])
+    return read
 
 
-def _same(words_BW: np.ndarray, own: int) -> np.ndarray:
-    """(W,) the paths with this id at a visit."""
-    width = words_BW.shape[-1]
-    if own >> len(words_BW):
-        return np.zeros(width, dtype=np.uint64)
-    same, other = np.full(width, _ALL), np.zeros(width, dtype=np.uint64)
-    for bit, words in enumerate(words_BW):
+def _same(words_KBW: np.ndarray, own: int) -> np.ndarray:
+    """(K, W) the paths with this id in a slot."""
+    num_slots, num_bits, width = words_KBW.shape
+    if own >> num_bits:
+        return np.zeros((num_slots, width), dtype=np.uint64)
+    same, other = np.full((num_slots, width), _ALL), np.zeros((num_slots, width), dtype=np.uint64)
+    for bit in range(num_bits):
         if own >> bit & 1:
-            same &= words
+            same &= words_KBW[:, bit]
         else:
-            other |= words
+            other |= words_KBW[:, bit]
     return np.bitwise_and(same, ~other, out=same)
