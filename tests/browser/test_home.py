@@ -120,7 +120,7 @@ def test_a_log_that_becomes_no_run_says_why(visit):
 def test_what_a_log_does_not_say_is_said_and_it_becomes_a_run(visit, tmp_path):
     here = visit().open()
     drop(here, "bare-trace.csv", bare_csv(tmp_path / "log").read_bytes())
-    here.alert("say --top-k")
+    here.alert("say “Experts a token (top-k)”")
     field = here.page.get_by_label("Experts a token (top-k)", exact=True)
     expect(field).to_be_visible()
     field.fill("2")

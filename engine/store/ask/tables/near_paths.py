@@ -116,20 +116,20 @@ class DistancesInPlanes(Distances):
 
     def _compare(self) -> None:
         num_steps, top_k = self.own_SK.shape
+        nothing = np.zeros(self.planes.words_VBW.shape[-1], dtype=np.uint64)
+        self.shared_CW = [nothing] * (self.own_SK.size * top_k).bit_length()
         added = 0
         for step in range(num_steps):
             slots_KBW = self.planes.words_VBW[step * top_k : (step + 1) * top_k]
             for own in self.own_SK[step].tolist():
-                added += 1
-                # No path has a module twice at a step, so there is one bit for all slots.
-                self._add(np.bitwise_or.reduce(_same(slots_KBW, own), axis=0), added)
+                for carry in _once(_same(slots_KBW, own)):
+                    added += 1
+                    self._add(carry, added)
 
     def _add(self, carry: np.ndarray, added: int) -> None:
         """Add one bit for each path, the ``added``-th."""
-        for bit, held in enumerate(self.shared_CW):
+        for bit, held in enumerate(self.shared_CW[: added.bit_length()]):
             self.shared_CW[bit], carry = held ^ carry, held & carry
-        if added.bit_length() > len(self.shared_CW):
-            self.shared_CW.append(carry)
 
     @property
     def _present_W(self) -> np.ndarray:
@@ -417,6 +417,15 @@ def _read(run: RunFile, rows: Sequence[PlaneRow]) -> list[bytes]:
                 raise run.damaged("path_planes")
             read.append(found[0][1])
     return read
+
+
+def _once(same_KW: np.ndarray) -> np.ndarray:
+    """The same bits in one row, as no path has a module twice at a step; as they are, if a damaged one has."""
+    if len(same_KW) == 1:
+        return same_KW
+    any_slot = np.bitwise_or.reduce(same_KW, axis=0, keepdims=True)
+    is_once = np.bitwise_count(same_KW).sum(dtype=np.int64) == np.bitwise_count(any_slot).sum(dtype=np.int64)
+    return any_slot if is_once else same_KW
 
 
 def _same(words_KBW: np.ndarray, own: int) -> np.ndarray:
