@@ -421,11 +421,8 @@ def _read(run: RunFile, rows: Sequence[PlaneRow]) -> list[bytes]:
 
 def _once(same_KW: np.ndarray) -> np.ndarray:
     """The same bits in one row, as no path has a module twice at a step; as they are, if a damaged one has."""
-    if len(same_KW) == 1:
-        return same_KW
-    any_slot = np.bitwise_or.reduce(same_KW, axis=0, keepdims=True)
-    is_once = np.bitwise_count(same_KW).sum(dtype=np.int64) == np.bitwise_count(any_slot).sum(dtype=np.int64)
-    return any_slot if is_once else same_KW
+    any_so_far_KW = np.bitwise_or.accumulate(same_KW, axis=0)
+    return same_KW if (any_so_far_KW[:-1] & same_KW[1:]).any() else any_so_far_KW[-1:]
 
 
 def _same(words_KBW: np.ndarray, own: int) -> np.ndarray:
