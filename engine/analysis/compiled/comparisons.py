@@ -47,7 +47,7 @@ def sum_roots(counts: np.ndarray, own: np.ndarray, sums: np.ndarray) -> None:
 def count_shared(
     planes: np.ndarray, own: np.ndarray, num_paths: int, shared: np.ndarray, paths_in_words: np.ndarray
 ) -> None:
-    """How many ids each path of ``planes`` (V, B, W) shares with ``own`` (S, K).
+    """How many ids each path of ``planes`` (V, B, W) shares with ``own`` (S, K); one that it has twice at a step, once.
 
     Args:
         planes: the paths, 64 a word.
@@ -60,26 +60,29 @@ def count_shared(
     num_steps, top_k = own.shape
     nothing, one = np.uint64(0), np.uint64(1)
     every = ~nothing
-    here = np.empty(BLOCK_WORDS, np.uint64)
+    here, found = np.empty(BLOCK_WORDS, np.uint64), np.empty(BLOCK_WORDS, np.uint64)
     for start in range(0, width, BLOCK_WORDS):
         size = min(BLOCK_WORDS, width - start)
         shared[:, start : start + size] = nothing
-        for visit in range(num_steps * top_k):
-            for slot in range(top_k):
-                module = own[visit // top_k, slot]
-                if module >> num_bits:  # no path has it
-                    continue
+        for step, slot in np.ndindex(num_steps, top_k):
+            module = own[step, slot]
+            if module >> num_bits:  # no path has it
+                continue
+            found[:] = nothing
+            for visit in range(step * top_k, (step + 1) * top_k):
                 here[:] = every
                 for bit in range(num_bits):
                     plane, flip = planes[visit, bit, start : start + size], nothing if module >> bit & 1 else every
                     for w in range(size):
                         here[w] &= plane[w] ^ flip
-                for bit in range(len(shared)):
-                    row = shared[bit, start : start + size]
-                    for w in range(size):
-                        held = row[w]
-                        row[w] = held ^ here[w]
-                        here[w] &= held
+                for w in range(size):
+                    found[w] |= here[w]
+            for bit in range(len(shared)):
+                row = shared[bit, start : start + size]
+                for w in range(size):
+                    held = row[w]
+                    row[w] = held ^ found[w]
+                    found[w] &= held
         for distance in range(num_steps * top_k + 1):
             here[:] = every
             for bit in range(len(shared)):

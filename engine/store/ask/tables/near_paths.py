@@ -108,23 +108,21 @@ class DistancesInPlanes(Distances):
             self._compare()
             return
         width = self.planes.words_VBW.shape[-1]
-        shared_CW = np.empty(((self.own_SK.size * self.own_SK.shape[1]).bit_length(), width), dtype=np.uint64)
+        shared_CW = np.empty((self.own_SK.size.bit_length(), width), dtype=np.uint64)
         counts = np.empty((self.own_SK.size + 1, width), dtype=np.uint8)
         own_SK = np.ascontiguousarray(self.own_SK, dtype=np.int64)
         compiled.count_shared(self.planes.words_VBW, own_SK, self.planes.row.num_paths, shared_CW, counts)
         self.shared_CW, self._paths_in_words = list(shared_CW), counts
 
     def _compare(self) -> None:
-        num_steps, top_k = self.own_SK.shape
+        top_k = self.own_SK.shape[1]
         nothing = np.zeros(self.planes.words_VBW.shape[-1], dtype=np.uint64)
-        self.shared_CW = [nothing] * (self.own_SK.size * top_k).bit_length()
-        added = 0
-        for step in range(num_steps):
-            slots_KBW = self.planes.words_VBW[step * top_k : (step + 1) * top_k]
-            for own in self.own_SK[step].tolist():
-                for carry in _once(_same(slots_KBW, own)):
-                    added += 1
-                    self._add(carry, added)
+        self.shared_CW = [nothing] * self.own_SK.size.bit_length()
+        for added, own in enumerate(self.own_SK.reshape(-1).tolist()):
+            first = added // top_k * top_k
+            # No path has a module twice at a step, so there is one bit for all slots.
+            same_KW = _same(self.planes.words_VBW[first : first + top_k], own)
+            self._add(np.bitwise_or.reduce(same_KW, axis=0), added + 1)
 
     def _add(self, carry: np.ndarray, added: int) -> None:
         """Add one bit for each path, the ``added``-th."""
@@ -417,12 +415,6 @@ def _read(run: RunFile, rows: Sequence[PlaneRow]) -> list[bytes]:
                 raise run.damaged("path_planes")
             read.append(found[0][1])
     return read
-
-
-def _once(same_KW: np.ndarray) -> np.ndarray:
-    """The same bits in one row, as no path has a module twice at a step; as they are, if a damaged one has."""
-    any_so_far_KW = np.bitwise_or.accumulate(same_KW, axis=0)
-    return same_KW if (any_so_far_KW[:-1] & same_KW[1:]).any() else any_so_far_KW[-1:]
 
 
 def _same(words_KBW: np.ndarray, own: int) -> np.ndarray:
