@@ -124,7 +124,7 @@ def test_questions_to_paths_of_their_own_are_those_of_the_result() -> None:
     assert first_number(PAGE.partition("into **")[2]) == pytest.approx(asked["bytes_per_token"]["file"], abs=0.05)
     assert f"{asked['paths']:,} paths" in PAGE
     assert len(asked["refused"]) == 7
-    assert len(asked["cold"]) == len(asked["warm"]) == 42
+    assert len(asked["cold"]) == len(asked["warm"]) == 54
 
 
 def test_what_is_said_of_schemas_goals_and_hours_is_said_once() -> None:
