@@ -24,7 +24,7 @@ def verify_run(file: Path) -> dict[str, int]:
     con = open_read_only(file)
     try:
         tables = con.execute(
-            "SELECT database_name, table_name FROM duckdb_tables() "
+            "SELECT database_name, table_name FROM system.main.duckdb_tables() "
             "WHERE database_name = 'r' OR database_name LIKE 'part_%' ORDER BY 2, 1"
         ).fetchall()
         rows: dict[str, int] = {}

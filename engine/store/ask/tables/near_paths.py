@@ -386,15 +386,18 @@ def _each_row(run: RunFile, work: Callable[[Planes], T]) -> Iterator[T]:
     The rows are cached as they are in the file, if they are small enough together.
     """
     rows, known = _rows(run), cache.held(run, "planes")
-    read: dict[int, bytes] = {} if known is None else known
+    read: dict[int, bytes] = {}
     # No packing makes them larger by more than a few bytes.
     num_bytes = sum(-(-row.num_paths // 64) for row in rows) * 8 * run.layout.visits * id_bits(run.layout)
     at_once = max(1, BYTES_AT_ONCE * len(rows) // max(1, num_bytes))
 
     def some(rows_here: Sequence[PlaneRow]) -> list[T]:
-        packed = _read(run, rows_here) if known is None else [read[row.first_rank] for row in rows_here]
-        if num_bytes <= MOST_HELD_BYTES:
-            read.update((row.first_rank, one) for row, one in zip(rows_here, packed, strict=True))
+        if known is not None:
+            packed = [known[row.first_rank] for row in rows_here]
+        else:
+            packed = _read(run, rows_here)
+            if num_bytes <= MOST_HELD_BYTES:
+                read.update((row.first_rank, one) for row, one in zip(rows_here, packed, strict=True))
         return [work(_unpacked(run, row, one)) for row, one in zip(rows_here, packed, strict=True)]
 
     for made in two_at_once((rows[i : i + at_once] for i in range(0, len(rows), at_once)), some):

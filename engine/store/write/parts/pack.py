@@ -76,8 +76,9 @@ def pack_run(file: Path, on_part: Callable[[int, int], None] = lambda done, of: 
 def _named_parts(file: Path, trust: bool) -> list[Path]:
     """The parts that the run names."""
     with open_read_only(file, trust_parts=trust) as con:
-        attached = {name for (name,) in con.execute("SELECT database_name FROM duckdb_databases()").fetchall()}
-        views = con.execute("SELECT sql FROM duckdb_views() WHERE database_name = 'r'").fetchall()
+        names = con.execute("SELECT database_name FROM system.main.duckdb_databases()").fetchall()
+        attached = {name for (name,) in names}
+        views = con.execute("SELECT sql FROM system.main.duckdb_views() WHERE database_name = 'r'").fetchall()
     named = "".join(sql or "" for (sql,) in views)
     return [part for part in parts_of(file) if alias_of(part) in attached and alias_of(part) in named]
 

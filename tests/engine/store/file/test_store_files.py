@@ -28,6 +28,7 @@ from tokenpaths.engine.store.ask.topics.overview import list_runs
 from tokenpaths.engine.store.file import SCHEMA_VERSION, open_file
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.open_file import Connection, open_read_only
+from tokenpaths.engine.store.file.verification import verify_run
 
 
 @pytest.fixture(scope="module")
@@ -368,3 +369,20 @@ def test_python_ends_well_while_another_instance_is_made(sealed: Path, milliseco
     command = [sys.executable, "-c", ENDS_AT_ONCE, str(sealed), str(milliseconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_macros_of_a_file_stand_in_for_no_function_that_tells_what_it_holds(sealed: Path, tmp_path: Path):
+    file = tmp_path / "macros.duckdb"
+    file.write_bytes(sealed.read_bytes())
+    tables = verify_run(file)
+    with duckdb.connect(str(file)) as con:
+        con.execute("CREATE MACRO duckdb_tables() AS TABLE SELECT 'r' AS database_name, 'none' AS table_name")
+        con.execute("CREATE MACRO duckdb_views() AS TABLE SELECT 'r' AS database_name, 'token_coded' AS view_name")
+        con.execute(
+            "CREATE MACRO pragma_database_size() AS TABLE "
+            "SELECT 'r' AS database_name, 'many' AS total_blocks, 'bytes' AS block_size"
+        )
+    with Run.open(sealed) as run, Run.open(file) as other:
+        assert other.tables_there == run.tables_there
+        assert not open_file.has_parts(other._connection)
+    assert verify_run(file) == tables
