@@ -117,8 +117,12 @@ class Jobs:
         self.notifier.close()
         self.table.close()
 
-    def submit(self, kind: str, request: object) -> dict[str, Any]:
-        """Validate and queue a request; Problem 422 with the name of the field, 503 when too many jobs wait."""
+    def submit(self, kind: str, request: object, *, later: bool = False) -> dict[str, Any]:
+        """Validate and queue a request, ``later`` behind all that a person asked for.
+
+        Raises:
+            Problem: 422 with the name of the field, 503 when too many jobs wait, 507 if the disk is full.
+        """
         try:
             job_kind = find_kind(kind)
         except UserError as error:
@@ -140,12 +144,12 @@ class Jobs:
             raise problem from None
         self._need_space()
         # Store defaults with the request: they may change before the job runs.
-        return self.shown(self.table.submit(kind, checked.model_dump(mode="json")))
+        return self.shown(self.table.submit(kind, checked.model_dump(mode="json"), later=later))
 
-    def retry(self, job: str) -> dict[str, Any]:
-        """Queue a failed or cancelled job again; Problem 409 for any other, 507 if the disk is full."""
+    def retry(self, job: str, *, later: bool = False) -> dict[str, Any]:
+        """Queue a failed or cancelled job again, as ``submit``; Problem 409 for any other, 507 if the disk is full."""
         self._need_space()
-        return self.shown(self.table.retry(job))
+        return self.shown(self.table.retry(job, later=later))
 
     def _need_space(self) -> None:
         """Problem 507 while jobs would stop or stay paused for want of space."""

@@ -26,8 +26,8 @@ from tokenpaths.engine.jobs.registry import BACKGROUND_KINDS, Progress
 MOST_DEATHS = 3
 """workers that may be lost to one job without progress before it is set aside as failed"""
 LONGEST_PAUSE_SECONDS = 600.0
-TURN = f"kind IN ({str(BACKGROUND_KINDS)[1:-1].rstrip(',')}), queued"
-"""SQL of the order in which jobs are leased"""
+POSITIONS = 1 << 40
+"""positions of the queue for each of: jobs that a person asked for, those that nobody waits for, background kinds"""
 Order = Literal["go", "cancel", "lost"]
 """instruction to a lease holder: continue, stop because the job was cancelled, or let go because the lease was lost"""
 
@@ -64,11 +64,12 @@ class JobTable:
         self.connection.close()
 
     # -- for those who submit -----------------------------------------------------------------
-    def submit(self, kind: str, request: dict[str, Any]) -> JobRow:
-        """Queue a new job; Problem 503 when too many wait, 500 for a damaged file; OSError when the disk is full."""
+    def submit(self, kind: str, request: dict[str, Any], *, later: bool = False) -> JobRow:
+        """Queue a new job, ``later`` behind all that a person asked for; Problem 503 when too many wait, 500 for a
+        damaged file; OSError when the disk is full."""
         with self.connection.writing() as con:
             self._check_queue(con)
-            row = _get(con, job := self._queue(con, kind, request))
+            row = _get(con, job := self._queue(con, kind, request, later=later))
         self.get(job)  # by another connection: a file that was cut or written over still takes what nobody finds there
         return row
 
@@ -94,7 +95,7 @@ class JobTable:
     def places(self) -> dict[str, int]:
         """Queue position of every waiting job, 1 = next."""
         with self.connection.reading() as con:
-            rows = con.execute(f"SELECT job FROM job WHERE state = 'waiting' ORDER BY {TURN}")
+            rows = con.execute("SELECT job FROM job WHERE state = 'waiting' ORDER BY queued")
             return {row["job"]: place for place, row in enumerate(rows, start=1)}
 
     def cancel(self, job: str) -> JobRow:
@@ -110,8 +111,9 @@ class JobTable:
                 self._finish(con, job, "cancelled")
             return _get(con, job)
 
-    def retry(self, job: str) -> JobRow:
-        """Put a failed or cancelled job at the end of the queue; Problem 409 for any other, 503 when too many wait."""
+    def retry(self, job: str, *, later: bool = False) -> JobRow:
+        """Put a failed or cancelled job at the end of the queue, as ``submit``; Problem 409 for any other, 503 when too
+        many wait."""
         with self.connection.writing() as con:
             row = _get(con, job)
             if row.damaged:
@@ -124,7 +126,7 @@ class JobTable:
                 "UPDATE job SET state = 'waiting', queued = ?, started_at = NULL, finished_at = NULL, problem = NULL, "
                 "result = NULL, done = 0, cancelling = 0, deaths = 0, rate = NULL, message = '', not_before = NULL "
                 "WHERE job = ?",
-                (_last_turn(con) + 1, job),
+                (_position(con, row.kind, later=later), job),
             )
             self._log(con, job, "state", {"state": "waiting"})
             return _get(con, job)
@@ -182,7 +184,7 @@ class JobTable:
         if resume_paused:
             # A later end means that the clock was set back.
             free += " OR (state = 'paused' AND (not_before <= :now OR not_before > :now + 2 * :pause))"
-        query = f"SELECT * FROM job WHERE {free} ORDER BY {TURN} LIMIT 1 OFFSET :damaged"
+        query = f"SELECT * FROM job WHERE {free} ORDER BY queued LIMIT 1 OFFSET :damaged"
         values = {"now": now, "lease": self.lease_s, "pause": LONGEST_PAUSE_SECONDS, "damaged": 0}
         with self.connection.reading() as con:  # the queue is usually empty: check without a write lock
             if con.execute(query, values).fetchone() is None:
@@ -308,14 +310,14 @@ class JobTable:
         if waiting >= self.most_waiting:
             raise busy(f"{waiting:,} jobs are waiting already; cancel some, or come back later.", retry_after_s=60)
 
-    def _queue(self, con: sqlite3.Connection, kind: str, request: dict[str, Any]) -> str:
+    def _queue(self, con: sqlite3.Connection, kind: str, request: dict[str, Any], *, later: bool = False) -> str:
         """Add a job at the end of the queue; returns its name."""
         now = self.clock()
         stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%S")
         job = f"{kind[:24]}-{stamp}-{secrets.token_hex(3)}"
         con.execute(
             "INSERT INTO job (job, kind, request, state, queued, created_at) VALUES (?, ?, ?, 'waiting', ?, ?)",
-            (job, kind, as_text(request), _last_turn(con) + 1, now),
+            (job, kind, as_text(request), _position(con, kind, later=later), now),
         )
         self._log(con, job, "state", {"state": "waiting"})
         return job
@@ -410,8 +412,11 @@ def _get(con: sqlite3.Connection, job: str) -> JobRow:
     return shown_row(found)
 
 
-def _last_turn(con: sqlite3.Connection) -> int:
-    return int(con.execute("SELECT coalesce(max(queued), 0) FROM job").fetchone()[0])
+def _position(con: sqlite3.Connection, kind: str, *, later: bool) -> int:
+    """The next free position of the queue."""
+    first = POSITIONS * (2 if kind in BACKGROUND_KINDS else int(later))
+    query = "SELECT coalesce(max(queued), ?) FROM job WHERE queued BETWEEN ? AND ?"
+    return int(con.execute(query, (first, first, first + POSITIONS - 1)).fetchone()[0]) + 1
 
 
 def _took_workers_with_it(deaths: int) -> dict[str, Any]:

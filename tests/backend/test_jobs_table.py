@@ -276,3 +276,15 @@ def test_twins_wait_until_no_other_job_does(table: JobTable, clock: Clock) -> No
     later = table.submit("trace", {}).job
     clock.now += 11  # all three were lost
     assert [leased(table, str(number)).row.job for number in range(4)] == [first, second, later, twin]
+
+
+def test_what_a_person_asks_for_goes_before_what_nobody_waits_for(table: JobTable) -> None:
+    demo = [table.submit("trace", {}, later=True).job for _ in range(2)]
+    twin = table.submit("twin", {}).job
+    asked = [table.submit(kind, {}).job for kind in ("import", "dream")]
+    assert list(table.places()) == [*asked, *demo, twin]
+    for job in (demo[0], demo[1], asked[0]):
+        table.cancel(job)
+    table.retry(demo[0])
+    table.retry(asked[0], later=True)
+    assert list(table.places()) == [asked[1], demo[0], asked[0], twin]

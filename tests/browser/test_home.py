@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.test_jobs import start_trace
 from tests.browser.test_try_it import png
 from tests.engine.adapters.logs.engine_logs import bare_csv
 from tests.support.runs import make_run
@@ -107,6 +108,26 @@ def test_a_log_is_imported_and_becomes_a_run(visit):
     here = visit().open()
     drop(here, "my routing.npy", npy(np.random.default_rng(0).random((40, 3, 8)).argsort(axis=2)[:, :, :2]))
     expect(here.page.locator('[class*="st-key-open_flow_my-routing"] button').first).to_be_visible(timeout=120_000)
+    here.page.get_by_role("button", name="Open the run my-routing").click()
+    expect(here.page.get_by_role("heading", name="Where do tokens go?").first).to_be_visible()
+    assert here.query()["run"].startswith("my-routing")
+
+
+def test_a_log_that_has_to_wait_says_so_where_it_was_dropped(visit):
+    before = visit().open(view="jobs", model="tiny-vision")
+    start_trace(before, "1000000")
+    expect(before.page.locator(".st-key-job_panel").get_by_text("samples,")).to_be_visible()
+    here = visit(width=400).open()
+    drop(here, "waiting.npy", npy(np.random.default_rng(1).random((40, 3, 8)).argsort(axis=2)[:, :, :2]))
+    under_way = here.page.locator(".st-key-import_under_way")
+    expect(under_way).to_contain_text("Next in the queue.")
+    expect(here.page.locator(".st-key-to_come")).to_contain_text("Trace of tiny-vision")
+    here.no_sideways_scroll()
+    before.page.locator(".st-key-job_panel").get_by_role("button", name="Cancel").click()
+    expect(here.page.get_by_role("button", name="Open the run waiting")).to_be_visible(timeout=60_000)
+    expect(under_way).to_have_count(0)
+    here.page.get_by_role("button", name="Dismiss").click()
+    expect(here.page.get_by_role("button", name="Open the run waiting")).to_have_count(0)
 
 
 def test_a_log_that_becomes_no_run_says_why(visit):
@@ -125,7 +146,7 @@ def test_what_a_log_does_not_say_is_said_and_it_becomes_a_run(visit, tmp_path):
     expect(field).to_be_visible()
     field.fill("2")
     here.page.get_by_role("button", name="Import again").click()  # at once: the page was not drawn with it yet
-    expect(here.page.get_by_role("button", name="bare-trace")).to_be_visible(timeout=60_000)
+    expect(here.page.locator('[class*="st-key-open_flow_bare-trace"] button').first).to_be_visible(timeout=60_000)
     expect(here.page.get_by_role("button", name="Import again")).to_have_count(0)
 
 

@@ -82,7 +82,7 @@ def test_another_page_counts_the_jobs_and_leads_to_them(visit):
     other.open(view="jobs")
     expect(badge).to_contain_text("Jobs · 1")
     third = visit().open()
-    third.page.locator(".st-key-open_jobs").get_by_role("button").click()
+    third.page.locator(".st-key-to_come_open").get_by_role("button").click()
     expect(third.page.get_by_text("Trace a data set, or import a log")).to_be_visible()
     badge.click()
     listed = other.page.locator(f".st-key-badge_{job}")

@@ -304,7 +304,7 @@ def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monke
     waiting = [submitted(working, iterations=9000 + more, seconds=0.01) for more in (1, 2)]
     until_it_tells(working, running)
     page = show(view="home")
-    assert [button.label for button in page.button if button.key == "open_jobs"] == [":primary[2 more runs to come]"]
+    assert [button.label for button in page.button if button.key == "to_come_open"] == [":primary[2 more runs to come]"]
     assert "of 9,000 iterations" in texts(page)
     assert "There is no run yet" not in texts(page)
     for job in (*waiting, running):
@@ -312,4 +312,4 @@ def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monke
     until(working, running, "cancelled")
     page = show(view="home")
     assert "There is no run yet" in texts(page)
-    assert "open_jobs" not in [button.key for button in page.button]
+    assert "to_come_open" not in [button.key for button in page.button]

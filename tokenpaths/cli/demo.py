@@ -77,7 +77,7 @@ def missing_runs(settings: Settings) -> list[DemoRun]:
 
 
 def queue_runs(runs: list[DemoRun], settings: Settings) -> int:
-    """Queue a trace for each run that no job is about to make; returns how many.
+    """Queue a trace for each run that no job is about to make, behind what people ask for; returns how many.
 
     Jobs of an earlier demo that failed or were cancelled are queued again. A run of older weights is deleted: a job
     never overwrites one.
@@ -99,9 +99,9 @@ def queue_runs(runs: list[DemoRun], settings: Settings) -> int:
             if (settings.runs_dir / f"{run.run_id}.duckdb").exists():
                 registry.delete(run.run_id)
             if job is not None and state in ("failed", "cancelled"):
-                jobs.retry(job)
+                jobs.retry(job, later=True)
             else:
-                jobs.submit("trace", _request(run))
+                jobs.submit("trace", _request(run), later=True)
             queued += 1
     return queued
 

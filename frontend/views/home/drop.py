@@ -19,12 +19,11 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.drop_guard import drop_guard
 from tokenpaths.frontend.components.wall import wall
-from tokenpaths.frontend.page import address, at_click, refusals, repeats, widgets
+from tokenpaths.frontend.page import address, refusals, repeats, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.home import upload_answer
-from tokenpaths.frontend.views.home.dropped import AS_UTF8, file_name, text_of, what_is
-from tokenpaths.frontend.views.jobs import import_options, panel
+from tokenpaths.frontend.views.home import log_import, upload_answer
+from tokenpaths.frontend.views.home.dropped import AS_UTF8, text_of, what_is
 from tokenpaths.frontend.views.samples import one_sample
 
 MOST_CHARACTERS = 20_000
@@ -37,10 +36,8 @@ SAMPLES_DIR = Path(__file__).resolve().parents[3] / "data" / "samples"
 MANY_SCRIPTS = "naïve café – 12.5 % of 1,000\nשלום עולם\nПривет, мир\nこんにちは 🙂"
 PROBLEM = "drop_problem"
 """session state: why the last file or text was refused (``refusals``)"""
-IMPORT = "drop_import"
-"""session state: the job of the log dropped last, until it is over"""
-IMPORTED, TRACED = "drop_imported", "drop_traced"
-"""session state: what was imported and traced last (``repeats``)"""
+TRACED = "drop_traced"
+"""session state: what was traced last (``repeats``)"""
 SHOWN = "drop_shown"
 """session state: the trace whose answer the page went to last"""
 Model = Mapping[str, Any]
@@ -77,7 +74,7 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
         _text(models["text"], selection)
     if problem := refusals.kept(PROBLEM):
         widgets.show_error(problem)
-    _import_failed()
+    log_import.draw(PROBLEM)
     if answered:
         with st.expander("Examples and models"):
             _examples(models)
@@ -205,7 +202,10 @@ def _take(name: str, content: bytes, limit: int, chosen: Mapping[str, Model | No
     if judged.kind is None:
         refusals.keep(PROBLEM, ApiError(judged.problem, judged.todo))
     elif judged.kind == "log":
-        _import(name, content, file_id)
+        try:
+            log_import.submit(name, content, file_id)
+        except ApiError as error:
+            refusals.keep(PROBLEM, error)
     elif judged.kind == "image":
         _trace(chosen["vision"], image=(name, content), file_id=file_id)
     else:
@@ -216,58 +216,6 @@ def _take(name: str, content: bytes, limit: int, chosen: Mapping[str, Model | No
             return
         st.session_state["try_text"] = text
         _trace(chosen["text"], text=text, file_id=file_id)
-
-
-def _import(name: str, content: bytes, file_id: str) -> None:
-    """Put a log into the inbox and queue its import."""
-
-    def submitted() -> Mapping[str, Any]:
-        file = widgets.client().put_into_inbox(file_name(name), content)
-        return widgets.client().submit_job("import", {"file": file})
-
-    try:
-        job = repeats.once(IMPORTED, file_id, submitted, within=math.inf)
-    except ApiError as error:
-        sentence = f"“{name[:80]}” was taken for a routing log and cannot be imported: {error}"
-        todo = error.todo or "If it is a text, paste it into the box."
-        refusals.keep(PROBLEM, ApiError(sentence, todo))
-        return
-    st.session_state[IMPORT] = str(job["job"])
-    st.toast(widgets.escape(f"{name} is being imported; its run appears below."), icon=":material/input:")
-
-
-def _import_failed() -> None:
-    """Why the log dropped last became no run; nothing while it is being imported, or if it did."""
-    if IMPORT not in st.session_state:
-        return
-    try:
-        job = widgets.client().job(st.session_state[IMPORT])
-    except ApiError:
-        del st.session_state[IMPORT]
-        return
-    if job["state"] in panel.ALIVE:
-        return
-    if job["state"] != "failed":
-        del st.session_state[IMPORT]
-        return
-    st.error(widgets.escape(f"{panel.job_title(job)} failed. {panel.failure_text(job)}"), icon=":material/error:")
-    options = import_options.draw("import_again", (job["problem"] or {}).get("field"))
-    with st.container(horizontal=True, gap="small"):
-        at_click.button("Import again", lambda: _submit_import(job, options), key="import_again", type="primary")
-        st.button("Dismiss", key="dismiss_import", on_click=lambda: st.session_state.pop(IMPORT, None))
-
-
-def _submit_import(job: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Queue the import of the same file with what was said of it."""
-    refusals.forget(PROBLEM)
-    request = {"file": job["request"]["file"]} | dict(options)
-    asked = (job["job"], json.dumps(request, sort_keys=True))
-    try:
-        again = repeats.once(IMPORTED, asked, lambda: widgets.client().submit_job("import", request))
-    except ApiError as error:
-        refusals.keep(PROBLEM, error)
-        return
-    st.session_state[IMPORT] = str(again["job"])
 
 
 def _pictures(models: Sequence[Model]) -> None:

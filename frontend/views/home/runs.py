@@ -12,12 +12,12 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.charts.flow.flow import flow_thumbnail
 from tokenpaths.frontend.charts.load_over_time import is_load_only
-from tokenpaths.frontend.page import address, at_click, widgets
+from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.commands import command, runs_dir, typed_html
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import view_of
-from tokenpaths.frontend.views.home import manage
+from tokenpaths.frontend.views.home import log_import, manage
 from tokenpaths.frontend.views.home.groups import RunGroup, display_name, groups, other_words, others_words
 from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.modules import load_only
@@ -89,16 +89,10 @@ def _to_come(known: Sequence[str]) -> None:
     jobs = jobs_alive()
     if not jobs or now != set(known):
         st.rerun()
-    first = jobs[0]
-    with st.container(border=True, gap="xsmall", key="to_come"):
-        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            panel.state_badge(first)
-            st.markdown(f"**{widgets.escape(panel.job_title(first))}**", width="content")
-            st.caption(widgets.escape(panel.state_words(first)), width="content")
-            more = f"{numbers.plural(len(jobs) - 1, 'more run')} to come" if len(jobs) > 1 else "Its job"
-            # In a fragment, which alone is drawn again after a callback.
-            at_click.button(f":primary[{more}]", lambda: _open(view="jobs"), key="open_jobs", type="tertiary")
-        panel.progress_bar(first)
+    jobs = [job for job in jobs if job["job"] != log_import.job_in_hand()]  # which the drop zone shows
+    if jobs:
+        more = f"{numbers.plural(len(jobs) - 1, 'more run')} to come" if len(jobs) > 1 else "Its job"
+        panel.summary(jobs[0], more, lambda: _open(view="jobs"), key="to_come")
 
 
 def sealed(cards: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -212,6 +212,18 @@ def progress_bar(job: Mapping[str, Any]) -> None:
     progress = job["progress"]
     if job["state"] in ("running", "paused") and progress["total"]:
         st.progress(min(1.0, progress["done"] / progress["total"]))
+
+
+def summary(job: Mapping[str, Any], label: str, opened: Callable[[], object], *, key: str) -> None:
+    """A job that is not over in a line and a bar, with a button that leads on; for fragments."""
+    with st.container(border=True, gap="xsmall", key=key):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            state_badge(job)
+            st.markdown(f"**{widgets.escape(job_title(job))}**", width="content")
+            st.caption(widgets.escape(state_words(job)), width="content")
+            # A callback would have the fragment alone drawn again.
+            at_click.button(f":primary[{label}]", opened, key=f"{key}_open", type="tertiary")
+        progress_bar(job)
 
 
 @address.unless_embedded
