@@ -15,7 +15,9 @@ from tests.support.naive_store import Case
 from tests.support.runs import make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.topics.things import in_full, strongest
+from tokenpaths.engine.store.file.columns import PATHS
 from tokenpaths.engine.store.file.filters import Query
 
 
@@ -212,3 +214,32 @@ def test_tokens_of_a_module_of_long_ribbons_are_compared_in_even_stretches(
                 order = sorted(compared, key=lambda row: (-int(weight_n[row]), row))
                 assert shown == [rows[row][:2] for row in order[:5]]
             assert set(shown) <= {rows[row][:2] for row in compared}
+
+
+@pytest.mark.parametrize("from_sample", [True, False])
+def test_tokens_of_a_long_ribbon_without_weights_are_drawn_and_no_weight_is_read(
+    from_sample: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not from_sample:  # those of rare paths of large runs are looked up one by one
+        monkeypatch.setattr(strongest, "SAMPLE_TABLE_ROWS", 1)
+        monkeypatch.setattr(strongest, "MOST_JOINED", 1)
+    made = make("long", "text", samples=30, steps=9, modules=12, top_k=8)
+    made = replace(made, info=replace(made.info, weight_semantics={"weights_recorded": False}))
+    asked: list[str] = []
+    with Run.open(made.write(tmp_path)) as run:
+        rank = run.paths(limit=1)["paths"][0]["rank"]
+        of_path = run.rows(
+            Query(f"SELECT sample, token FROM token JOIN {PATHS} AS path USING (path_id) WHERE path.rank = ?", (rank,))
+        )
+        rows = RunFile.rows
+        monkeypatch.setattr(RunFile, "rows", lambda run, query: asked.append(query.sql) or rows(run, query))
+        answer = run.path(rank, limit=3)
+    assert answer["strongest_reason"] == strongest.NOT_RECORDED
+    num = len(of_path) if from_sample else min(len(of_path), strongest.LOOKED_UP)
+    assert answer["compared"] == {"num_tokens": num, "of_tokens": len(of_path), "exact": num == len(of_path)}
+    shown = [(row["sample"], row["token"], row["weight"]) for row in answer["strongest"]]
+    assert {row[:2] for row in shown} <= set(of_path)
+    assert len(shown) == min(3, len(of_path))
+    assert {row[2] for row in shown} == {0.125}
+    assert asked
+    assert not any("weights" in query for query in asked)

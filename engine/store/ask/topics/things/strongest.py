@@ -131,6 +131,8 @@ def strongest_of_path(run: RunFile, rank: int, ribbon: list[list[int]], count: i
     layout = run.layout
     steps = [s for s, ids in enumerate(ribbon) if not all(run.bank.is_stand_in(s, module) for module in ids)]
     columns = ["weights"] if layout.packed else layout.weight_columns()
+    if layout.packed and not weights_recorded(run):
+        columns = []
     (how,) = how_compared(run, np.array([count]))
     rows = _rows_of_path(run, rank, columns) if how == OF_DRAWN else None
     if rows is None:
@@ -139,7 +141,7 @@ def strongest_of_path(run: RunFile, rank: int, ribbon: list[list[int]], count: i
             source = "token"
         if how == OF_ALL:
             source, condition = "token", f"rowid IN (SELECT row FROM {MEMBERS} WHERE rank = ?)"
-        fetched = Query(f"SELECT sample, token, {', '.join(columns)} FROM {source} WHERE {condition}", (rank,))
+        fetched = Query(f"SELECT {', '.join(('sample', 'token', *columns))} FROM {source} WHERE {condition}", (rank,))
         if layout.packed:
             drawn = f"{fetched.sql} ORDER BY hash(sample, token) LIMIT {MOST_PACKED}"
             rows = run.rows(Query(drawn, fetched.parameters))
@@ -149,7 +151,9 @@ def strongest_of_path(run: RunFile, rank: int, ribbon: list[list[int]], count: i
         levels_nV = np.stack(list(arrays.values()), axis=1)
     else:
         places = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
-        if layout.packed:
+        if not columns:
+            levels_nV = np.full((len(rows), layout.visits), layout.even_level, dtype=np.uint8)
+        elif layout.packed:
             flat = np.frombuffer(b"".join(row[2] for row in rows), dtype=np.uint8)
             levels_nV = flat.reshape(len(rows), layout.visits)
         else:
@@ -162,6 +166,8 @@ def _rows_of_path(run: RunFile, rank: int, columns: Sequence[str]) -> list[tuple
     """sample, token and ``columns`` of the tokens of a path, at most ``LOOKED_UP`` of them, in reading order."""
     count = int(run.shares.counts_of(np.array([rank]))[0])
     pairs = sorted(members_at(run, {rank: looked_up_places(rank, count)})[rank])
+    if not columns:
+        return list(pairs)
     return [(*pair, *row) for pair, row in zip(pairs, columns_at(run, pairs, columns), strict=True)]
 
 
