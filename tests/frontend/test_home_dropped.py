@@ -46,6 +46,7 @@ def test_logs_of_arrays_are_known():
         ("friends.csv", b"name,town\nAda,London\n", "text"),
         *((name, b"# route_trace v1\n# layer=0\nturn,step,layer\n0,1,2\n", "log") for name in ("t.csv", "t.txt", "t")),
         ("notes.txt", b"# A head\nwords, words\n", "text"),
+        *((name, b"# Results\n\n1, 2\n3, 4\n5, 6\n", "text") for name in ("notes.md", "NOTES.MD", "plot.py")),
         ("windows.txt", "Stra\u00dfe".encode("utf-16"), "text"),
         ("rollout.pt", b"PK\x03\x04" + b"\0" * 26 + b"rollout/data.pkl", "log"),
         ("a.pkl", b"\x80\x04\x95" + b"\0" * 8, "log"),

@@ -13,6 +13,8 @@ IMAGES = ((b"\x89PNG", 0), (b"\xff\xd8\xff", 0), (b"GIF8", 0), (b"BM", 0), (b"WE
 LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0), (b"GGUF", 0), *((bytes((0x80, version)), 0) for version in (2, 3, 4, 5)))
 """numpy, Parquet, GGUF, and pickles of PyTorch"""
 PACKED_LOGS = ("npz", "pt", "pth")
+PROSE = ("md", "markdown", "rst", "py")
+"""texts in which a line that begins with # is a heading or a comment"""
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 """how texts begin that say that they are UTF-16"""
 LINES = re.compile(rb"(data:\s*)?(\{\s*\"|\[\s*[{\[])")
@@ -118,7 +120,7 @@ def _is_table(text: bytes, suffix: str) -> bool:
     """
     every = [line.strip() for line in text.splitlines()]
     lines = [line for line in every if not line.startswith(b"#")][:3]
-    remarks = len(every) > 3 and every[0].startswith(b"#")
+    remarks = len(every) > 3 and every[0].startswith(b"#") and suffix not in PROSE
     cells = [re.split(rb"[,\t;]", line) for line in lines if line]
     numbers_of = [sum(cell.strip().lstrip(b"-").isdigit() for cell in row) for row in cells]
     if suffix in ("csv", "tsv") or remarks:
