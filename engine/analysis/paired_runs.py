@@ -17,6 +17,8 @@ FEWEST = 4
 """pairs from which on Fisher's interval is defined"""
 _FLAT = 1e-9
 """a spread below this share of the values is rounding, not spread"""
+_TIE = 1e-12
+"""likewise of two values next to each other"""
 
 
 FEWEST_SAMPLES = 8
@@ -61,17 +63,25 @@ def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlat
     """
     if len(x) < FEWEST or is_flat(x) or is_flat(y):
         return None
-    correlation = pearson(_ranks(x), _ranks(y))
+    correlation = pearson(mean_ranks(x), mean_ranks(y))
     if correlation is None:
         return None
     return _with_interval(correlation.r, math.sqrt((1 + correlation.r**2 / 2) / (len(x) - 3)))
 
 
-def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Rank of each value from 1 on; equal values share the mean of theirs."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return (last - (count - 1) / 2)[place.reshape(-1)]
+def mean_ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Rank of each value from 1 on; equal values share the mean of theirs, also those that rounding alone tells apart.
+
+    Means of the same fractions, added in another order, differ in their last bits: ranked by these, samples that tie
+    would have an order by chance.
+    """
+    order = np.argsort(values)
+    ordered = values[order]
+    group = np.concatenate([[0], np.cumsum(np.diff(ordered) > _TIE * np.abs(ordered[1:]))])
+    count = np.bincount(group)
+    ranks = np.empty(len(values))
+    ranks[order] = (np.cumsum(count) - (count - 1) / 2)[group]
+    return ranks
 
 
 def _with_interval(r: float, error: float) -> Correlation:

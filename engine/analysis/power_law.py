@@ -19,8 +19,10 @@ from tokenpaths.engine.analysis.path_statistics import Histogram
 
 FEWEST = 50
 """paths at or above x_min below which nothing is fitted: estimates from fewer are biased (section 3.5)"""
-MOST_CUTS = 40
-"""values of x_min that are tried, evenly spaced among the different counts"""
+MOST_COMPARED = 60_000
+"""values of x_min, times counts that each is compared at, up to which all are tried"""
+MOST_CUTS = 64
+"""otherwise so many of them at once, then those between the neighbours of the best, and so on"""
 ALPHA_RANGE = (1.01, 12.0)
 MOST_PLACES = 600
 """different counts at which data and law are compared: all small ones, then ever wider gaps"""
@@ -61,15 +63,23 @@ class AgainstLognormal:
 
 def fit_power_law(histogram: Histogram, x_min: int | None = None) -> PowerLaw | None:
     """The law with the x_min of the smallest distance, or of the one given; None for too few paths or one count."""
-    cuts = _cuts(histogram) if x_min is None else np.array([x_min])
-    starts = np.searchsorted(histogram.values, cuts)
     left = histogram.paths[::-1].cumsum()[::-1]
-    starts = starts[starts < len(histogram.values) - 1]
-    starts = starts[left[starts] >= FEWEST]
-    if not len(starts):
+    able = np.arange(int((left[:-1] >= FEWEST).sum()))
+    if x_min is not None:
+        able = np.searchsorted(histogram.values, [x_min])
+        able = able[able < len(histogram.values) - 1]
+        able = able[left[able] >= FEWEST]
+    if not len(able):
         return None
     # All tails at once: a p-value takes thousands of fits, and one by one they are mostly calls of functions.
+    starts = _some(able, len(histogram.values))
     alphas, distances = _fit_tails(histogram, starts, left[starts])
+    while len(starts) < len(able):  # those between the best one's neighbours, until none is left out
+        best = int(np.argmin(distances))
+        first, last = np.searchsorted(able, [starts[max(best - 1, 0)], starts[min(best + 1, len(starts) - 1)]])
+        able = able[first : last + 1]
+        starts = _some(able, len(histogram.values))
+        alphas, distances = _fit_tails(histogram, starts, left[starts])
     best = int(np.argmin(distances))
     alpha, num_tail = float(alphas[best]), int(left[starts[best]])
     place = int(histogram.values[starts[best]])
@@ -206,15 +216,13 @@ def drawing(histogram: Histogram, law: PowerLaw) -> Callable[[np.random.Generato
     return draw
 
 
-def _cuts(histogram: Histogram) -> Int[np.ndarray, " C"]:
-    """Values of x_min worth trying: those that leave a tail of enough paths and of two counts."""
-    left = histogram.paths[::-1].cumsum()[::-1]
-    able = histogram.values[:-1][left[:-1] >= FEWEST]
-    if len(able) <= MOST_CUTS:
+def _some(able: Int[np.ndarray, " C"], num_values: int) -> Int[np.ndarray, " tried"]:
+    """All if that is quick, else ``MOST_CUTS`` of them, dense at the start, with the first and the last."""
+    if len(able) <= max(MOST_CUTS, MOST_COMPARED // min(num_values, MOST_PLACES)):
         return able
     places, kept = _thinned(np.array([len(able)]), MOST_CUTS)
-    cuts: np.ndarray = able[places[kept]]
-    return cuts
+    some: np.ndarray = able[places[kept]]
+    return some
 
 
 def _thinned(nums: Int[np.ndarray, " C"], most: int) -> tuple[Int[np.ndarray, "C most"], Bool[np.ndarray, "C most"]]:

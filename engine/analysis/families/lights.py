@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from tokenpaths.engine.analysis.paired_runs import mean_ranks
+
 Values = Num[np.ndarray, " n"]
 
 
@@ -134,11 +136,4 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    return _pearson(_ranks(x), _ranks(y))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 = smallest; equal values share the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[place.reshape(-1)]
+    return _pearson(mean_ranks(x), mean_ranks(y))

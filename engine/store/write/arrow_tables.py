@@ -27,6 +27,8 @@ from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS, encode_mar
 from tokenpaths.engine.store.write.soft_rows import soft_arrays
 
 WHOLE_COLUMNS = ("token_id", "predicted_id", "row", "col", "char_start", "char_end", "region")
+SHARE_DIGITS = 12
+"""decimals of a sample's compute and reuse"""
 
 
 @dataclass(frozen=True)
@@ -244,12 +246,19 @@ def sample_table(
             "label_id": _minus_one_is_null(label_ids.astype(np.int32)),
             "first_row": first_row + starts,
             "gate_entropy": _means(batch.gate_entropy, starts),
-            "compute": np.add.reduceat(compute, starts) / lengths,
-            "reuse": np.add.reduceat(reuse, starts) / lengths,
+            "compute": _mean_share(compute, starts, lengths),
+            "reuse": _mean_share(reuse, starts, lengths),
             "num_distinct_paths": distinct_paths(path_ids, lengths),
             "search": pa.array([search_key(s) for s in samples], pa.string()),
         }
     )
+
+
+def _mean_share(share: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Means over samples of tokens' shares; rounded, so that samples with the same sum of fractions are equal, in
+    whatever order they were added."""
+    means: np.ndarray = (np.add.reduceat(share, starts) / lengths).round(SHARE_DIGITS)
+    return means
 
 
 def distinct_paths(path_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:

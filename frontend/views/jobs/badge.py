@@ -19,11 +19,11 @@ DRAWER, LABEL = "jobs_badge", "jobs_badge_label"
 
 
 def draw(selection: Selection) -> None:
-    """The badge, with the number of jobs that are not over, counted again while there are any."""
-    if alive := _alive():
-        st.fragment(_badge, run_every=REFRESH_SECONDS, key="badge_live")(selection)
-    else:
-        _badge(selection, alive)
+    """The badge, with the number of jobs that are not over, counted again while there are any.
+
+    Always a fragment of the same name: a click on a button of a fragment that is none in the next drawing does nothing.
+    """
+    st.fragment(_badge, run_every=REFRESH_SECONDS if _alive() else None, key="badge_live")(selection)
 
 
 def _alive() -> int:
@@ -40,9 +40,9 @@ def _label(alive: int) -> str:
     return str(st.session_state[LABEL])
 
 
-def _badge(selection: Selection, alive: int | None = None) -> None:
+def _badge(selection: Selection) -> None:
     drawer = st.popover(
-        _label(_alive() if alive is None else alive),
+        _label(_alive()),
         icon=":material/pending_actions:",
         type="tertiary",
         width="content",

@@ -42,6 +42,18 @@ def test_spearman_is_scipys_with_ties_and_a_wider_interval() -> None:
     assert found.high == pytest.approx(math.tanh(math.atanh(found.r) + half), abs=1e-6)
 
 
+def test_ties_that_rounding_tells_apart_are_ties() -> None:
+    rng = np.random.default_rng(2)
+    x, y = (rng.integers(1, 4, 80) for _ in range(2))
+    y[:50] = x[:50]
+    # The same fractions added in another order, as means over the tokens of samples are.
+    noisy = [np.array([sum(rng.permutation([0.1 * n] * 7 + [0.2] * 3)) / 10 for n in side]) for side in (x, y)]
+    assert all(len(np.unique(side)) > 3 for side in noisy)
+    found = spearman(*noisy)
+    assert found is not None
+    assert found.r == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
+
+
 def test_what_has_no_spread_or_too_few_values_has_no_correlation() -> None:
     rising = np.arange(10.0)
     # Means of shares that are all the same differ by rounding.

@@ -15,7 +15,6 @@ from tokenpaths.engine.analysis.power_law import (
     FEWEST,
     MOST_CUTS,
     Histogram,
-    _cuts,
     against_lognormal,
     drawing,
     fit_power_law,
@@ -57,7 +56,8 @@ def test_the_powerlaw_package_says_the_same(name):
 def one_by_one(histogram: Histogram) -> tuple[float, float, int]:
     """KS distance, α and x_min of the best tail, as the formulas stand: the naive twin of ``fit_power_law``."""
     found = []
-    for cut in _cuts(histogram):
+    left = histogram.paths[::-1].cumsum()[::-1]
+    for cut in histogram.values[:-1][left[:-1] >= FEWEST]:
         tail = histogram.tail(int(cut))
         size, logs = tail.paths.sum(), np.log(tail.values) @ tail.paths
         best = minimize_scalar(
@@ -84,6 +84,29 @@ def test_all_tails_at_once_are_the_tails_one_by_one(seed):
     distance, alpha, x_min = one_by_one(histogram)
     assert (law.ks, law.alpha) == pytest.approx((distance, alpha), abs=2e-5)
     assert law.x_min == x_min
+
+
+def mixed_counts(seed: int) -> np.ndarray:
+    """Counts of no one law, most of which are different."""
+    rng = np.random.default_rng(seed)
+    others = [rng.integers(1, 200, 600), rng.lognormal(3, 1.2, 500).astype(np.int64) + 1]
+    return np.minimum(np.concatenate([rng.zipf(1.8, 600), *others]), 3000)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_every_count_is_tried_where_many_differ(seed, monkeypatch):
+    histogram = Histogram.of(mixed_counts(seed))
+    assert len(histogram.values) > 3 * MOST_CUTS
+    law = fit_power_law(histogram)
+    distance, alpha, x_min = one_by_one(histogram)
+    assert (law.ks, law.alpha, law.x_min) == pytest.approx((distance, alpha, x_min), abs=2e-5)
+    # Of so many that not all can be tried those around the best are, down to each of them.
+    monkeypatch.setattr(power_law, "MOST_COMPARED", 0)
+    some = fit_power_law(histogram)
+    values = histogram.values.tolist()
+    place = values.index(some.x_min)
+    assert some.ks - law.ks < 0.004
+    assert some.ks <= min(fit_power_law(histogram, x_min=values[near]).ks for near in (place - 1, place + 1))
 
 
 @pytest.mark.parametrize("exponent", [1.5, 2.0, 2.5, 3.2])
