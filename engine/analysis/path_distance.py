@@ -1,8 +1,9 @@
 """Distances between the path profiles of samples, and between ribbons.
 
 A sample's *path profile* is the share of its visits that went to each module at each step, p_{s,m}: every step sums
-to 1. The distance of two profiles is the Hellinger distance d = √(mean over steps of (1 − Σ_m √(p·q))): 0 = the same
-load, 1 = no module in common at any step. It is the Euclidean distance of √(p/(2S)), so one matrix product compares a
+to 1. Slots without a module (dropped, unused, not recorded) are visits to one more. The distance of two profiles is
+the Hellinger distance d = √(mean over steps of (1 − Σ_m √(p·q))): 0 = the same load, 1 = nothing in common at any
+step. It is the Euclidean distance of √(p/(2S)), so one matrix product compares a
 sample with all others, and a map of those vectors (``projection.py``) shows the same distances.
 
 The distance of two ribbons is the path distance, the sum over steps of 1 − |S ∩ S′| / K.

@@ -37,7 +37,8 @@ class Matched(AnswerModel):
     num: int = Field(description="Pairs")
     only_a: int = Field(description="Samples of `a` without a partner")
     only_b: int = Field(description="Samples of `b` without a partner")
-    different: int = Field(description="Of the same source, but of another content; left out")
+    different: int = Field(description="Of the same source, but of another text, picture or vocabulary ids; left out")
+    by_name: int = Field(description="Pairs of the same source of which no text, picture or vocabulary ids tell more")
     sentence: str = Field(description="The same in words")
 
 
@@ -126,7 +127,7 @@ class FlowDifference(AnswerModel):
     nodes: list[DifferentNode]
     links: list[MovedLink] = Field(
         description="`before`: share in `a`; `after`: share in `b`. Of the tokens that use known modules at both "
-        "steps; largest change first"
+        "steps (`flow` gives shares of all tokens); largest change first"
     )
     loads: list[StepLoads]
 

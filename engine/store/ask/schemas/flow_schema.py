@@ -12,12 +12,16 @@ from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Count
 class FlowNode(ModuleAtStep):
     """One module at one step."""
 
-    count: float = Field(description="Tokens that chose it, in any of their K slots")
-    share: Share
+    count: float = Field(
+        description="Tokens that chose it, in any of their K slots; of module −1 choices of its modules"
+    )
+    share: float = Field(description="Share of the tokens in [0, 1]; of module −1 choices per token, up to K")
     num_modules: int | None = Field(
         None, description="Of module −1, “other (n experts)”: how many small modules of the step are merged in it"
     )
-    low: float | None = Field(None, description="Of a sampled answer: lower end of the 95 % interval of `share`")
+    low: float | None = Field(
+        None, description="Of a sampled answer: lower end of the 95 % interval of `share`; module −1 has none"
+    )
     high: float | None = Field(None, description="Upper end of it")
 
 

@@ -150,7 +150,7 @@ def _match(a: RunFile, b: RunFile) -> Matched:
 def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
     """How samples were paired, and how many have no partner."""
     ways = {
-        "source": "by their source, and by their content where both runs keep it",
+        "source": "by their source, and by their text, picture or vocabulary ids where both runs keep them",
         "content": "by their content",
         "place": "by their place: neither run keeps sources, texts or pictures",
     }
@@ -159,6 +159,9 @@ def _how(matched: Matched, a: RunFile, b: RunFile) -> str:
     for run, alone in ((a, matched.only_a), (b, matched.only_b)):
         if alone:
             sentences.append(f"{alone:,} of {run.row['num_samples']:,} of {run.run_id} have no partner.")
+    if matched.by_name:
+        whose = "All" if matched.by_name == num else f"{matched.by_name:,} of them"
+        sentences.append(f"{whose} by name alone: nothing else tells whether they are the same samples.")
     if matched.different:
         sentences.append(f"{matched.different:,} have a partner by name whose content is another, and are left out.")
     return " ".join(sentences)

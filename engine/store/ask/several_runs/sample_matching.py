@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ AT_ONCE = 256
 SMALL_SIDE = 8
 SAME_PICTURE = 0.12
 """largest mean difference, 0 … 1, of two small grey pictures that count as equal"""
+MOST_CHECKED = 5_000_000
+"""tokens of a run whose vocabulary ids are compared where nothing else tells whether two samples are the same"""
 _NUMBERS = "sample, num_tokens, first_row, compute, reuse, loss, grid_rows, grid_cols"
 """read for all samples; other columns are read for the few that are shown: reading all labels took as long as this"""
 _CONTENT = "CASE WHEN text IS NOT NULL THEN md5(text) WHEN image IS NOT NULL THEN md5(image) END"
@@ -47,6 +49,8 @@ class Matched:
     only_b: int
     different: int
     """number of samples with equal source but different content"""
+    by_name: int = 0
+    """number of pairs of equal source of which no content was compared"""
 
     @property
     def whole(self) -> bool:
@@ -61,6 +65,7 @@ class Matched:
             "only_a": self.only_a,
             "only_b": self.only_b,
             "different": self.different,
+            "by_name": self.by_name,
         }
 
 
@@ -68,30 +73,33 @@ def match_samples(a: RunFile, b: RunFile) -> Matched:
     """Pair the samples of two runs.
 
     Samples of equal source (the k-th with the k-th, if several) are paired if their texts or pictures are the same;
-    pictures of two models may be cropped differently, so differing ones are compared as small grey pictures. If sources
-    are missing or have nothing in common, samples of equal text or picture are paired. Without sources and contents,
+    pictures of two models may be cropped differently, so differing ones are compared as small grey pictures. Logs have
+    neither, and often numbers for names: then vocabulary ids are compared, if all lengths agree. If sources are missing or have nothing in common, samples of equal text or picture are paired. Without sources and contents,
     samples are paired by place, if both runs are of one data set and all lengths agree.
     """
     if matched := _the_same(a, b):
         return matched
     columns = f"{_NUMBERS}, image IS NOT NULL AS has_image, source, {_CONTENT} AS content"
     left, right = (_samples(run, columns) for run in (a, b))
+    others = 0
     for by in ("source", "content"):
         if left[by].isna().any() or right[by].isna().any():
             continue
         pairs = _joined(left, right, by)
-        different = 0
+        different = by_name = 0
         if by == "source":
-            same = _same_content(a, b, pairs)
-            different, pairs = int((~same).sum()), pairs[same]
+            same, unchecked = _same_content(a, b, pairs)
+            different, by_name, pairs = int((~same).sum()), int((same & unchecked).sum()), pairs[same]
+            others = different
         if len(pairs):
-            return _matched(pairs, left, right, by, different)
+            return replace(_matched(pairs, left, right, by, different), by_name=by_name)
     alike = a.row["dataset"] == b.row["dataset"] and a.row["split"] == b.row["split"]
     blank = left["source"].isna().all() and left["content"].isna().all()
     if alike and blank and len(left) == len(right) and (left["num_tokens"] == right["num_tokens"]).all():
         pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
         return _matched(pairs, left, right, "place", 0)
-    return _matched(left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b")), left, right, None, 0)
+    nothing = left.iloc[:0].add_suffix("_a").join(right.iloc[:0].add_suffix("_b"))
+    return _matched(nothing, left, right, None, others)
 
 
 @dataclass(frozen=True)
@@ -145,13 +153,19 @@ def _the_same(a: RunFile, b: RunFile) -> Matched | None:
         return None
     left, right = (_samples(run, _NUMBERS) for run in (a, b))
     pairs = left.add_suffix("_a").join(right.add_suffix("_b"))
-    return _matched(pairs, left, right, "source" if samples_fingerprint(a)["sources"] else "content", 0)
+    known = samples_fingerprint(a)
+    matched = _matched(pairs, left, right, "source" if known["sources"] else "content", 0)
+    return matched if known["contents"] else replace(matched, by_name=len(pairs))
 
 
 def _same_list(a: RunFile, b: RunFile) -> bool:
-    """Whether both runs are over the same samples in the same order, each with a source or a content."""
+    """Whether both runs are over the same samples in the same order, each with a content, or with a source where there
+    are too many tokens to be compared."""
     own, other = samples_fingerprint(a), samples_fingerprint(b)
-    return own["fingerprint"] == other["fingerprint"] and bool(own["sources"] or own["contents"])
+    if own["fingerprint"] != other["fingerprint"]:
+        return False
+    many = max(run.row["num_tokens"] for run in (a, b)) > MOST_CHECKED
+    return bool(own["contents"] or (own["sources"] and many))
 
 
 def _samples(run: RunFile, columns: str) -> pd.DataFrame:
@@ -173,8 +187,9 @@ def _joined(left: pd.DataFrame, right: pd.DataFrame, by: str) -> pd.DataFrame:
     return sides[0].add_suffix("_a").join(sides[1].add_suffix("_b"), how="inner").reset_index(drop=True)
 
 
-def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
-    """Whether each pair of one source has the same content; True if one side stores neither text nor picture."""
+def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each pair of one source has the same content, and whether that is not known: then it counts as the
+    same."""
     unknown = pairs["content_a"].isna() | pairs["content_b"].isna()
     same: np.ndarray = ((pairs["content_a"] == pairs["content_b"]) | unknown).to_numpy(dtype=bool, copy=True)
     doubtful = np.flatnonzero(~same & pairs["has_image_a"].to_numpy(bool) & pairs["has_image_b"].to_numpy(bool))
@@ -183,7 +198,30 @@ def _same_content(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray:
         part = doubtful[first : first + AT_ONCE]
         small = [_small_pictures(run, side[part].tolist()) for run, side in zip((a, b), numbers, strict=True)]
         same[part] = np.abs(small[0] - small[1]).mean(axis=(1, 2)) <= SAME_PICTURE
-    return same
+    unchecked = unknown.to_numpy(dtype=bool, copy=True)
+    bare = np.flatnonzero(unchecked)
+    if len(bare) and (equal := _same_tokens(a, b, pairs.iloc[bare])) is not None:
+        same[bare], unchecked[bare] = equal, False
+    return same, unchecked
+
+
+def _same_tokens(a: RunFile, b: RunFile, pairs: pd.DataFrame) -> np.ndarray | None:
+    """Whether each pair has the same vocabulary ids; None if that is not known, or no sign of other texts: another
+    tokenizer cuts a text otherwise."""
+    if (pairs["num_tokens_a"] != pairs["num_tokens_b"]).any():
+        return None
+    sums = []
+    for run, side in ((a, "a"), (b, "b")):
+        if "token_id" not in run.token_columns or run.row["num_tokens"] > MOST_CHECKED:
+            return None
+        ask = "SELECT sample, bit_xor(hash(token, token_id)) AS ids, count(token_id) = count(*) AS known FROM token"
+        columns = run.arrays(Query(f"{ask} GROUP BY sample ORDER BY sample"))  # every sample has a token
+        rows = np.searchsorted(columns["sample"], pairs[f"sample_{side}"].to_numpy())
+        if not columns["known"][rows].all():
+            return None
+        sums.append(columns["ids"][rows])
+    equal: np.ndarray = sums[0] == sums[1]
+    return equal
 
 
 def _small_pictures(run: RunFile, numbers: list[int]) -> np.ndarray:

@@ -84,7 +84,8 @@ def flow(
 
     Links below ``min_share`` of the filtered tokens, and past the ``limit`` largest, are summed
     in ``other``. Modules below ``merge_share`` of the filtered tokens, and past the ``most_modules``
-    largest of their step, become one node of the step: module −1, named “other (n experts)”; at every
+    largest of their step, become one node of the step: module −1, named “other (n experts)”, with the
+    choices of all of them, of which a token may have made several; at every
     step, links and ``other`` still sum to the number of tokens. Without ``paths`` and ``through`` the
     sealed summaries answer. With them and ``sampled`` a hash sample of a million tokens does, at once:
     counts are scaled to the run, shares have both ends of a 95 % interval, ``counted`` says of how many,
@@ -239,7 +240,8 @@ def with_error_bars(answer: dict[str, Any], counted: dict[str, Any], num_tokens:
     if counted["exact"]:
         return scaled
     for name in ("nodes", "links"):
-        rows = scaled[name]
+        # What merged modules got per token is no share: one token may have chosen several of them.
+        rows = [row for row in scaled[name] if row.get("module") != OTHER]
         if not rows:
             continue
         shares = np.array([row["share"] for row in rows])

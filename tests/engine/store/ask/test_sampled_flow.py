@@ -50,3 +50,15 @@ def test_intervals_of_a_sample_hold_the_exact_share(top_k: int, tmp_path: Path, 
         assert not run.flow(paths=[1], label=run.labels[0][1], sampled=True)["counted"]["exact"]
         assert total > 50
         assert inside / total > 0.9
+
+
+def test_merged_modules_have_no_interval_as_a_token_may_choose_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in ("write.seal", "ask.topics.flow"):
+        monkeypatch.setattr(f"tokenpaths.engine.store.{module}.SAMPLE_TABLE_ROWS", 1500)
+    made = make("r", samples=80, modules=12, top_k=4)
+    with Run.open(made.write(tmp_path)) as run:
+        answer = run.flow(through=[(1, 0)], most_modules=2, sampled=True)
+    merged = [node for node in answer["nodes"] if node["module"] == -1]
+    assert max(node["share"] for node in merged) > 1
+    assert not any("low" in node for node in merged)
+    assert all(node["low"] <= node["share"] <= node["high"] for node in answer["nodes"] if node["module"] != -1)

@@ -63,6 +63,7 @@ def test_numbers_are_those_of_loops_over_the_arrays(opened) -> None:
         "only_a": 0,
         "only_b": 0,
         "different": 0,
+        "by_name": 0,
         "sentence": "",
     }
     keys = [[tuple(ribbon) for ribbon in made.ids[:, :, 0].tolist()] for made in (first, second)]
@@ -282,3 +283,34 @@ def test_pictures_of_a_stranger_are_looked_at_before_they_are_decoded(opened) ->
         (b,) = opened(moved(other, name))
         with pytest.raises(RunFileError, match=said):
             compare(a, b)
+
+
+def test_numbers_for_names_pair_only_samples_of_the_same_tokens(opened) -> None:
+    """Logs have neither texts nor pictures, and their samples are numbered."""
+    numbered = with_samples(
+        make("first", "text", samples=5, twin=False), lambda i, s: replace(s, text=None, source=f"sample {i}")
+    )
+
+    def other(name: str, shift: int) -> RunArrays:
+        batches = [replace(batch, token_id=batch.token_id + shift) for batch in numbered.batches]
+        return replace(numbered, batches=batches, info=replace(numbered.info, run_id=name, dataset=name))
+
+    first, same, others, unknown = opened(
+        numbered,
+        other("same", 0),
+        other("others", 1),
+        replace(
+            numbered,
+            batches=[replace(batch, token_id=np.full_like(batch.token_id, -1)) for batch in numbered.batches],
+            info=replace(numbered.info, run_id="unknown"),
+        ),
+    )
+    matched = compare(first, same)["matched"]
+    assert (matched["num"], matched["different"], matched["by_name"]) == (5, 0, 0)
+    with pytest.raises(NotComparable, match="5 have the same names and other contents"):
+        compare(first, others)
+    matched = compare(first, unknown)["matched"]
+    assert (matched["num"], matched["different"], matched["by_name"]) == (5, 0, 5)
+    assert "All by name alone" in matched["sentence"]
+    assert sample_matching.pair_samples(first, others).num == 0
+    assert sample_matching.pair_samples(first, unknown).num == 5
