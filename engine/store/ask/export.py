@@ -40,8 +40,8 @@ TABLES = {
     "token_text": "readable text of the vocabulary ids",
     "sample": "samples with label, prediction, loss, compute, reuse and text",
     "image": "pictures of the samples as PNG (CSV: in base 64)",
-    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step; a number that "
-    "`module` does not list stands for a slot without a module (unused, dropped, not recorded)",
+    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step; a number "
+    "that `module` does not list stands for a slot without a module (unused, dropped, not recorded)",
     "path": "every path: rank, modules of each step (numbers as of `token`), count, CDF, compute, reuse",
     "path_member": "who takes which path, in the order of ranks",
     "flow": "tokens from module to module between steps, of all and of each label",

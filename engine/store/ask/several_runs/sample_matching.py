@@ -74,7 +74,8 @@ def match_samples(a: RunFile, b: RunFile) -> Matched:
 
     Samples of equal source (the k-th with the k-th, if several) are paired if their texts or pictures are the same;
     pictures of two models may be cropped differently, so differing ones are compared as small grey pictures. Logs have
-    neither, and often numbers for names: then vocabulary ids are compared, if all lengths agree. If sources are missing or have nothing in common, samples of equal text or picture are paired. Without sources and contents,
+    neither, and often numbers for names: then vocabulary ids are compared, if all lengths agree. If sources are
+    missing or have nothing in common, samples of equal text or picture are paired. Without sources and contents,
     samples are paired by place, if both runs are of one data set and all lengths agree.
     """
     if matched := _the_same(a, b):

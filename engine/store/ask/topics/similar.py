@@ -54,7 +54,7 @@ def similar_samples(
     """The samples whose tokens load the modules of each step most like this one's, nearest first.
 
     Distance: Hellinger, root mean square over steps, 0 … 1 (``tokenpaths.engine.analysis.path_distance``); of equal
-    ones the earlier. Slots without a module (dropped, unused, not recorded) count as one more module that samples share.
+    ones the earlier. Slots without a module (dropped, unused, not recorded) count as one more module.
 
     Raises:
         NoSuchThing: the run has no such sample.
