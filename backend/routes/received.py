@@ -66,9 +66,22 @@ async def receive(
     response without an id is known by its bytes.
     """
     async with services.upload_limit.take():
-        body = await Body(request, services.settings).read()
+        body = await Body(request, services.settings).read()  # before it is refused, so that the answer arrives
+        _check_unpacked(request)
         taken = await run_in_threadpool(_take, services, run, body, Announced(layers, top_k, experts))
     return JSONResponse(Taken.model_validate(taken).model_dump(), headers=NEVER_KEPT)
+
+
+def _check_unpacked(request: Request) -> None:
+    """Problem 422 for a body that is packed: how much it would be is not known before it is unpacked."""
+    packing = request.headers.get("content-encoding", "").strip().lower()
+    if packing not in ("", "identity"):
+        raise Problem(
+            422,
+            "content-encoding",
+            f"The body is packed (Content-Encoding: {packing[:40]}); send it unpacked, without that header.",
+            field="Content-Encoding",
+        )
 
 
 def _take(services: Services, run: str, body: bytes, given: Announced) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.backend.conftest import API, Serve
 from tests.backend.test_received_logs import answer, inbox, refusal, send
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, PROMPT, ROWS, TOP_K, sglang
 from tokenpaths.backend.problems import problem_of
@@ -81,6 +86,31 @@ def test_responses_of_a_list_share_their_prompt_as_in_a_file(services: Services,
     seal(services, "live")
     assert [piece.num_tokens for piece in open_log(inbox(services)[0]).pieces()] == in_file
     assert sum(in_file) < 2 * len(IDS[0])
+
+
+@pytest.mark.parametrize(
+    ("pack", "words"),
+    [
+        (gzip.compress, "compressed with gzip; unpack it first"),
+        (bz2.compress, "compressed with bzip2; unpack it first"),
+        (lambda body: body.decode().encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+    ],
+)
+def test_a_body_that_is_packed_is_named(services: Services, pack: Callable[[bytes], bytes], words: str) -> None:
+    with pytest.raises(UserError, match=f"what came is {words}") as caught:
+        route._take(services, "live", pack(lines(answer(0))), Announced())
+    assert problem_of(caught.value).status == 422
+
+
+def test_a_body_that_says_that_it_is_packed_is_refused(serve: Serve) -> None:
+    served = serve()
+    for packing in ("gzip", "br"):
+        headers = {"content-encoding": packing}
+        told = served.client.post(f"{API}/logs/live", content=zlib.compress(lines(answer(0))), headers=headers)
+        said = f"The body is packed (Content-Encoding: {packing}); send it unpacked, without that header."
+        assert (told.status_code, told.json()["detail"]) == (422, said)
+    headers = {"content-encoding": "identity"}
+    assert served.client.post(f"{API}/logs/live", content=lines(answer(0)), headers=headers).status_code == 200
 
 
 def test_a_list_of_what_is_no_response_is_refused_as_a_whole(services: Services) -> None:

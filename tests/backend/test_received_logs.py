@@ -335,7 +335,15 @@ def test_batches_that_count_their_requests_alike_are_kept_apart(services: Servic
     assert send(services, first)["known"] == 1
 
 
+def record(rows: Any) -> dict[str, Any]:
+    return {"id": "a", "choices": [{"routed_experts": rows}]}
+
+
 BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "negative": (lambda: record([[[-1, -1], [-1, -1]]]), "every id is −1, so no decision was captured"),
+    "filled": (lambda: record([[[255, 255], [0, 0]]]), "every id is 0 or 255, so no decision was captured"),
+    "a point": (lambda: record([[[3.0, 1.0], [0, 2]]]), "whole numbers written with a point (3.0), it should hold"),
+    "huge": (lambda: record([[[2**70, 1], [0, 2]]]), "1180591620717411303424, which is too large"),
     "zeros": (lambda: answer(5, np.zeros((ROWS, LAYERS + 1, TOP_K), int)), "every id is 0"),
     "twice": (lambda: answer(5, with_dense(IDS[0]) * [[1, 0]] + [[0, 0]] + 1), "the same expert twice"),
     "surrogate": (

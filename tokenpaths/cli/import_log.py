@@ -144,8 +144,12 @@ def _import_one(options: ImportOptions, settings: Settings) -> None:
     for note in findings["notes"]:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"run {path.stem} is in {path}")
-    s = "" if card["num_samples"] == 1 else "s"
-    typer.echo(f"{card['num_tokens']:,} tokens in {card['num_samples']:,} sample{s}; {_said(noticed)}")
+    tokens, samples = (_number_of(card[f"num_{noun}s"], noun) for noun in ("token", "sample"))
+    typer.echo(f"{tokens} in {samples}; {_said(noticed)}")
+
+
+def _number_of(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _import_counts(counts: ExpertCounts, options: ImportOptions, runs_dir: Path) -> None:

@@ -39,9 +39,10 @@ from tokenpaths.engine.adapters.logs.routing_log import Log, one_log, without_de
 from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
 from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import open_parquet
-from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, open_npy, open_npz
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, NPY_MAGIC, PROMPT_IDS, open_npy, open_npz
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
     array_shapes,
+    first_name,
     is_tensor_file,
     is_torch_archive,
     names_in,
@@ -101,7 +102,7 @@ def _open_archive(file: Path, announced: Announced) -> Log:
     scored = [
         kind == "f" and len(shape) in (2, 3) for name, (shape, kind) in arrays.items() if name not in BESIDE_SCORES
     ]
-    scores = bool(scored) and all(scored)
+    scores = bool(scored) and all(scored) and arrays.keys().isdisjoint((*IDS, PROMPT_IDS))
     padded = any(kind in "iu" and len(shape) == 4 for shape, kind in arrays.values())
     if scores or padded:
         return open_value(file, read_whole(file), announced)
@@ -288,7 +289,7 @@ def recognise(file: Path, skip_bad: bool = False) -> str:
 
 
 def _kind_of_archive(file: Path) -> str:
-    names = names_in(file)
+    names = names_in(file) or first_name(file)  # of an archive that is cut off, the list at its end is missing
     if names and not any(name.endswith((".npy", ".pkl")) for name in names):
         raise UnknownLog(f"{file}: {few_names('is a zip archive; unpack it first. It holds', names)}", field="file")
     return "tensors" if is_torch_archive(names) else "npz"

@@ -16,7 +16,7 @@ import numpy as np
 import pybase64
 
 from tokenpaths.engine.adapters.logs.long_values import parse_long
-from tokenpaths.engine.adapters.logs.pieces import UNUSED
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNUSED, shortened
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE, read_header
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS
@@ -153,14 +153,16 @@ def nested_ids(value: list[Any] | np.ndarray, where: str, what: str, slots_at: i
     except ValueError:  # what numpy says of lists of different lengths
         filled = None if slots_at is None else _filled(value, slots_at)
         if filled is None:
-            raise UserError(f"{where}: {what} is ragged: {_ragged(value)}", field="file") from None
+            # Where lists may be of any length, it is what they hold that is wrong.
+            problem = _odd(value) if slots_at is not None else ""
+            raise UserError(f"{where}: {what} {problem or f'is ragged: {_ragged(value)}'}", field="file") from None
         return filled
     except OverflowError:
-        raise UserError(f"{where}: {what} holds numbers that are far too large", field="file") from None
+        raise UserError(f"{where}: {what} {_odd(value)}", field="file") from None
     if not array.size and array.dtype.kind not in "iu":
         raise UserError(f"{where}: {what} holds empty lists only", field="file")
     if array.dtype.kind not in "iu":
-        raise UserError(f"{where}: {what} holds {_odd(array)}, it should hold whole numbers", field="file")
+        raise UserError(f"{where}: {what} {_odd(value) or 'holds other things than whole numbers'}", field="file")
     leaves: Iterable[Any] = value
     for _ in range(array.ndim - 1):
         leaves = chain.from_iterable(leaves)
@@ -191,8 +193,32 @@ def _filled(value: list[Any], slots_at: int) -> np.ndarray | None:
     return array.reshape(len(value), -1, wide) if slots_at == 3 else array
 
 
-def _odd(array: np.ndarray) -> str:
-    return {"f": "numbers with a fraction", "b": "true and false", "U": "text"}.get(array.dtype.kind, "other things")
+def _odd(value: list[Any]) -> str:
+    """What nested lists hold that is no id, and what would be right; empty if there are whole numbers and null only."""
+    leaves = list(_leaves(value))
+    kinds = {type(leaf) for leaf in leaves}
+    right = "it should hold whole numbers"
+    for kind, name in ((bool, "true and false"), (str, "text"), (dict, "objects")):
+        if kind in kinds:
+            return f"holds {name}, {right}"
+    numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
+    if (odd := next((n for n in numbers if not math.isfinite(n)), None)) is not None:
+        return f"holds {odd}, {right}"
+    if (odd := next((n for n in numbers if not n.is_integer()), None)) is not None:
+        return f"holds numbers with a fraction ({odd}), {right}"
+    if (odd := next((n for n in leaves if type(n) in (int, float) and not -(2**63) <= n < 2**63), None)) is not None:
+        return f"holds {shortened(odd)}, which is too large; {right} from 0 to {MOST_EXPERTS - 1}"
+    if numbers:
+        return f"holds whole numbers written with a point ({numbers[0]}), {right} without one ({int(numbers[0])})"
+    return ""
+
+
+def _leaves(value: list[Any]) -> Iterator[Any]:
+    """What stands in nested lists, level by level: they may be nested deeper than functions can be."""
+    level = value
+    while level:
+        yield from (one for one in level if not isinstance(one, list))
+        level = [one for inner in level if isinstance(inner, list) for one in inner]
 
 
 def _ragged(value: list[Any]) -> str:

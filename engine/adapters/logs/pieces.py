@@ -21,7 +21,9 @@ from tokenpaths.engine.store.file.checks import check_text
 
 CUT_TOKENS = 2048
 """tokens per sample when a log names no samples, or a sample is longer"""
-CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a sample without a text each"
+CUT = f"{{n}} piece{{s}} of samples longer than {CUT_TOKENS:,} tokens {{are}} a sample each"
+CUT_TEXT = f"{CUT}, without the text"
+"""where the whole sample has a text"""
 MOST_EXPERTS = 65_536
 """of a layer"""
 MOST_MODULES = 2**20
@@ -30,6 +32,8 @@ UNRECORDED = -1
 """id in every slot of a step that the log lacks for a token"""
 UNUSED = -(2**31)
 """id in a slot that a token did not use: it was dropped, over capacity, or its router chose fewer"""
+MOST_TOP_K = 32
+"""largest top-k that is proposed"""
 MOST_TOKEN_ID = 2**31 - 1
 ROUNDING = 1e-4
 """tolerance of weights outside [0, 1]: rounding of half-precision softmaxes"""
@@ -59,9 +63,8 @@ class Announced:
         for name, held in (("layers", layers), ("top_k", top_k)):
             announced = getattr(self, name)
             if held is not None and announced not in (None, held):
-                raise UserError(
-                    f"{where}: has {held} {name.replace('_', '-')}, not {announced} as announced", field=name
-                )
+                has = number_of(held, "layer") if name == "layers" else f"{held} top-k"
+                raise UserError(f"{where}: has {has}, not {announced} as announced", field=name)
 
     def num_experts(self, held: object, where: str) -> int | None:
         """Experts per layer from the log (``held``) and the user; None: unknown.
@@ -77,7 +80,8 @@ class Announced:
                 field="file",
             )
         if self.experts not in (None, held):
-            raise UserError(f"{where}: has {held} experts a layer, not {self.experts} as announced", field="experts")
+            has = number_of(held, "expert")
+            raise UserError(f"{where}: has {has} a layer, not {self.experts} as announced", field="experts")
         return held
 
     def ids_shape(self, shape: tuple[int, ...], dtype: np.dtype, where: str) -> tuple[int, int]:
@@ -91,12 +95,7 @@ class Announced:
         if len(shape) == 3 and shape[1] and shape[2]:
             steps, top_k = shape[1], shape[2]
         elif len(shape) == 2 and shape[1] and (self.layers or self.top_k):
-            steps = self.layers or shape[1] // (self.top_k or 1)
-            top_k = shape[1] // steps
-            if steps * top_k != shape[1]:
-                raise UserError(
-                    f"{where}: {shape[1]} ids a token are not {steps} layers of the same size", field="layers"
-                )
+            return self._folded(shape[1], where)
         else:
             raise UserError(
                 f"{where}: the ids have shape {shape}, they should be (tokens, layers, top-k); "
@@ -105,6 +104,18 @@ class Announced:
             )
         self.check(where, layers=steps, top_k=top_k)
         return steps, top_k
+
+    def _folded(self, wide: int, where: str) -> tuple[int, int]:
+        """(S, K) of ``wide`` flat ids a token."""
+        steps, top_k = self.layers or wide // (self.top_k or 1), self.top_k or wide // (self.layers or 1)
+        if steps * top_k == wide:
+            return steps, top_k
+        given = f"{self.layers or 'whole'} layers of {self.top_k or 'as many'} experts"
+        fits = [f"{wide // k} × {k}" for k in range(1, MOST_TOP_K + 1) if wide % k == 0]
+        raise UserError(
+            f"{where}: {number_of(wide, 'id')} a token are not {given}; layers × top-k could be {first_of(fits, 8)}",
+            field="layers" if self.layers else "top_k",
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,11 @@ def few_names(what: str, names: Sequence[str]) -> str:
 def first_of(names: Sequence[object], most: int) -> str:
     """The first of these, and a mark where there are more."""
     return ", ".join(map(str, names[:most])) + (" …" if len(names) > most else "")
+
+
+def number_of(count: int, noun: str) -> str:
+    """A number with its noun: 1 layer, 3 layers."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def shortened(value: object) -> str:
@@ -217,7 +233,7 @@ class Piece:
             yield replace(
                 self.part(slice(start, stop)),
                 text=None,
-                remarks=(*self.remarks, CUT),
+                remarks=(*self.remarks, CUT if self.text is None else CUT_TEXT),
                 source=f"{self.source or self.where}, tokens {start} to {stop - 1}",
                 where=self.where if self.rows_from is not None else f"{self.where}, from token {start} on",
                 counted=self.counted if not start else (),
@@ -288,7 +304,7 @@ def check_piece(piece: Piece, shape: LogShape, experts: int | None) -> np.ndarra
     if piece.ids.ndim != 3 or piece.ids.shape[1:] != size:
         raise UserError(
             f"{piece.where}: the ids have shape {tuple(piece.ids.shape)}, "
-            f"they should be (tokens, {size[0]} layers, {size[1]} slots)",
+            f"they should be (tokens, {number_of(size[0], 'layer')}, {number_of(size[1], 'slot')})",
             field="file",
         )
     if not piece.num_tokens:
@@ -400,8 +416,8 @@ def _check_weights(piece: Piece, shape: LogShape) -> None:
         token, step, slot = np.argwhere(_are_outside(weights))[0].tolist()
         raise UserError(
             f"{piece.place(token, step, slot)}: weight {float(weights[token, step, slot]):g} at "
-            f"{shape.layers[step]}, slot {slot}; weights are numbers from 0 to 1 (give them as the model "
-            "multiplies by them, after its softmax or sigmoid)",
+            f"{shape.layers[step]}, slot {slot}; weights are numbers from 0 to 1, and none is missing "
+            "(give them as the model multiplies by them, after its softmax or sigmoid)",
             field="file",
         )
 
@@ -419,7 +435,10 @@ def _check_token_ids(piece: Piece) -> None:
     if token_id is None:
         return
     if token_id.shape != (piece.num_tokens,):
-        raise UserError(f"{piece.where}: has {token_id.size} token ids, but {piece.num_tokens} tokens", field="file")
+        raise UserError(
+            f"{piece.where}: has {number_of(token_id.size, 'token id')}, but {number_of(piece.num_tokens, 'token')}",
+            field="file",
+        )
     outside = np.flatnonzero(_are_no_token_ids(piece))
     if len(outside):
         raise UserError(

@@ -17,11 +17,13 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, O
 from tokenpaths.engine.adapters.logs.doctor import Survey
 from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
 from tokenpaths.engine.adapters.logs.pieces import (
+    UNUSED,
     LogShape,
     Piece,
     check_piece,
     faulty_tokens,
     few_names,
+    number_of,
     shortened,
     with_counts,
 )
@@ -29,11 +31,6 @@ from tokenpaths.engine.adapters.logs.prefixes import without_prefixes
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import run_with_progress
-
-NOTHING_CAPTURED = (
-    "every id is 0, so no decision was captured; start the engine with --enable-return-routed-experts, and for SGLang "
-    "ask with return_routed_experts"
-)
 
 LEFT_OUT = " left out: "
 """what parts a remark from its reason"""
@@ -43,6 +40,16 @@ TOKENS, FILES = "{n} token{s} {are} left out", "{n} file{s} {are} left out"
 """as ``SAMPLES``"""
 MOST_REASONS = 5
 """kept of a log; what was left out for others is counted"""
+
+
+def nothing_captured(parts: Iterable[np.ndarray]) -> str:
+    """What to say of ids that are fill values all of them."""
+    values = sorted({int(value) for ids in parts for value in np.unique(ids)} - {UNUSED})
+    shown = " or ".join(str(value).replace("-", "−") for value in values[:3]) + (" or another" if values[3:] else "")
+    return (
+        f"every id is {shown or 'null or missing'}, so no decision was captured; start the engine with "
+        "--enable-return-routed-experts, and for SGLang ask with return_routed_experts"
+    )
 
 
 class NoDecisions(UserError):
@@ -168,7 +175,7 @@ class Log:
         log = replace(self, spool=spool)
         if self.experts is not None:
             return replace(log, survey=survey)
-        guess = f"{survey.experts} experts a layer: the largest id in the log, there may be more"
+        guess = f"{number_of(survey.experts, 'expert')} a layer: the largest id in the log, there may be more"
         note = "; ".join(filter(None, [self.note, guess]))
         return replace(log, experts=survey.experts, note=note, survey=survey)
 
@@ -206,7 +213,7 @@ def without_dense_layers(log: Log, skip_bad: bool) -> Log:
     """
     if log.shape.top_k == 1:
         return log
-    begins, empty, has_choices = "", 0, np.zeros(0, dtype=bool)
+    begins, empty, has_choices, without = "", 0, np.zeros(0, dtype=bool), list[np.ndarray]()
     for piece in log.read():
         if isinstance(piece, Piece) and piece.num_tokens:
             begins = begins or piece.where
@@ -215,8 +222,9 @@ def without_dense_layers(log: Log, skip_bad: bool) -> Log:
                 begins = piece.where
                 break
             empty += piece.num_tokens
+            without.append(np.unique(piece.ids))
     if begins and not has_choices.any():
-        raise NoDecisions(f"{begins}: {NOTHING_CAPTURED}", Counter({EMPTY: empty}))
+        raise NoDecisions(f"{begins}: {nothing_captured(without)}", Counter({EMPTY: empty}))
     if has_choices.all():
         return log
     routed, dense = np.flatnonzero(has_choices), np.flatnonzero(~has_choices)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TEXT, CUT_TOKENS, Piece
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -94,11 +94,13 @@ class SampleRows:
         if self._parts:
             self._hand_out(self._held, cut=self._taken > 0)
 
-    def ready(self, words: Callable[[int], dict[str, str | None]], end: bool = False) -> Iterator[Piece]:
+    def ready(self, words: Callable[[int], dict[str, Any]], end: bool = False) -> Iterator[Piece]:
         """Complete pieces with ``words`` (label and text) of their sample; a cut one has no text."""
         if end:
             self._finish()
         for position, cut, piece in self._done:
-            names: dict[str, Any] = {**words(position)}
-            yield replace(piece, **({**names, "text": None, "remarks": (CUT,)} if cut else names))
+            names = words(position)
+            if cut:
+                names = {**names, "text": None, "remarks": (CUT if names.get("text") is None else CUT_TEXT,)}
+            yield replace(piece, **names)
         self._done = []

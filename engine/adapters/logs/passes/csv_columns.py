@@ -110,5 +110,7 @@ def _named(file: Path, cells: list[str], skip: int, preamble: Preamble) -> Heade
             found[f"sample {cell}" if cell in SAMPLE else f"pass {cell}"] = cells.index(cell)
     token = cells[found["token"]] if "token" in found else None
     read = [place for key, place in found.items() if key != "width"]
+    if twice := next((cells[place] for place in read if cells.count(cells[place]) > 1), None):
+        raise UserError(f"{file}: has {cells.count(twice)} columns {twice!r}; rename all but one", field="file")
     unread = tuple(cell for place, cell in enumerate(cells) if place not in read)
     return Header(found, skip, token if token in POSITIONS else None, unread, preamble)

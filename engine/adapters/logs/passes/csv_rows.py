@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pyarrow import csv
 from tokenpaths.engine.adapters.logs.passes.csv_cleaning import BAD, NULLS, CleanedRows
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header
 from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, Announced
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, Announced, number_of
 from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS
 from tokenpaths.engine.base.errors import UserError
 
@@ -45,7 +46,11 @@ def csv_blocks(file: Path, header: Header, skip_bad: bool = False) -> Iterator[t
             line += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         said = str(error).splitlines()[0][:160]
-        raise UserError(f"{file}: cannot be read as CSV ({said}); rows are counted from line {skip + 1}") from None
+        pointed = re.search(r"int64: invalid value '[0-9]+\.0*'", said)
+        right = "; write whole numbers without a point: 3, not 3.0" if pointed else ""
+        raise UserError(
+            f"{file}: cannot be read as CSV ({said}); rows are counted from line {skip + 1}{right}", field="file"
+        ) from None
 
 
 def _values(file: Path, skip: int, line: int, key: str, column: pa.Array) -> np.ndarray:
@@ -155,8 +160,8 @@ def _one_pass(
             if last and stop == len(rows["layer"]) and counts[-1] < others and (counts[:-1] == others).all():
                 raise UserError(
                     f"{_line(file, skip, first_row + start + int(firsts[-1]))}: the last token of the log, "
-                    f"{int(tokens[-1])}, has {int(counts[-1])} experts at layer {int(layer)}, others {others}; the log "
-                    "is cut off, or that token used fewer: --skip-bad leaves its pass out",
+                    f"{int(tokens[-1])}, has {number_of(int(counts[-1]), 'expert')} at layer {int(layer)}, others "
+                    f"{others}; the log is cut off, or that token used fewer: --skip-bad leaves its pass out",
                     field="file",
                 )
             if fewer and top_k is not None:
@@ -177,7 +182,8 @@ def _one_pass(
                     field="file",
                 )
             if top_k is not None and top_k != int(counts[0]):
-                raise UserError(f"{at}: tokens have {int(counts[0])} experts, not {top_k} as announced", field="top_k")
+                has = number_of(int(counts[0]), "expert")
+                raise UserError(f"{at}: tokens have {has}, not {top_k} as announced", field="top_k")
             top_k = int(counts[0])
             numbers.append(tokens[firsts])
             if "seq" in rows:
@@ -185,8 +191,8 @@ def _one_pass(
         assert top_k is not None, "open_csv asks for it where there is no column 'token'"
         if (stop - start) % top_k:
             raise UserError(
-                f"{at}: layer {int(layer)} has {stop - start} rows, which are no whole tokens of {top_k} "
-                "experts; the log is cut off, or --top-k is another number",
+                f"{at}: layer {int(layer)} has {number_of(stop - start, 'row')}, which are no whole tokens of "
+                f"{number_of(top_k, 'expert')}; the log is cut off, or --top-k is another number",
                 field="top_k",
             )
         experts.append(rows["expert"][start:stop].reshape(-1, top_k))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, widened
+from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, number_of, widened
 from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.adapters.logs.sequences import MOST_OPEN, Sequences
 from tokenpaths.engine.base.errors import UserError
@@ -326,8 +326,8 @@ def _dense(
             rows = widened(rows, top_k)
         if rows.shape[1] != top_k:
             raise UserError(
-                f"{found.where}: layer {layer} has {rows.shape[1]} experts a token, the log began with {top_k}; the "
-                "log is cut off, or k varies: say --top-k, the most experts of a token",
+                f"{found.where}: layer {layer} has {number_of(rows.shape[1], 'expert')} a token, the log began "
+                f"with {top_k}; the log is cut off, or k varies: say --top-k, the most experts of a token",
                 field="file",
             )
         at = tokens.of_layer[place]
@@ -349,7 +349,8 @@ def _check_short(found: Pass, place: int, at: np.ndarray, count: int, every: tup
     which = "last layer" if place == len(found.layers) - 1 else f"layer {found.layers[place]}"
     longer = "the first" if len(found.experts[0]) == count else "others have"
     raise UserError(
-        f"{found.where}: the {which} of this pass has {len(at)} tokens, {longer} {count}; the log is cut off"
+        f"{found.where}: the {which} of this pass has {number_of(len(at), 'token')}, {longer} {count}; the log "
+        + "is cut off"
         + ("" if numbered else ", or tokens were dropped, which only a column 'token' can tell"),
         field="file",
     )

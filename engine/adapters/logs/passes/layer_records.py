@@ -3,6 +3,7 @@ form of int32 (layer, tokens, k, then the ids, −1 in unused slots)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_object, text_lines
 from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, widened
+from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, shortened, widened
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 
@@ -86,9 +87,13 @@ def _record(where: str, record: dict[str, Any]) -> Record:
     if ids is None or ids == []:  # the token was dropped here
         ids = [None]
         weights = [0.0] if weights is not None else None
-    if not isinstance(ids, list) or any(i is not None and (type(i) is not int or not -1 <= i < 65_536) for i in ids):
+    fits = isinstance(ids, list)
+    wrong = [i for i in ids if i is not None and (type(i) is not int or not -1 <= i < 65_536)] if fits else []
+    if not fits or wrong:
+        given = f"holds {shortened(json.dumps(wrong[0]))}" if wrong else f"is {shortened(json.dumps(ids))}"
         raise UserError(
-            f"{where}: selected_ids should be a list of experts from 0 to 65535, −1 or null in unused slots",
+            f"{where}: selected_ids {given}, it should be a list of experts from 0 to 65535 (whole numbers without a "
+            "point), −1 or null in unused slots",
             field="file",
         )
     values = None

@@ -19,7 +19,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.passes.layer_passes import STITCHED
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass, rank_passes, ranks_of
 from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, of_layer, sidecar
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
@@ -237,7 +237,7 @@ def _other_layers(step: RankPass, names: tuple[str, ...]) -> UserError:
     missing = next((name for name in names if name not in step.names), None)
     what = f"{odd} is new" if odd else f"{missing} is missing" if missing else "in another order"
     return UserError(
-        f"{step.where}: this step has {len(step.names)} layers, the first had {len(names)} ({what}); the log is cut "
-        "off, or of several models",
+        f"{step.where}: this step has {number_of(len(step.names), 'layer')}, the first had {len(names)} ({what}); "
+        "the log is cut off, or of several models",
         field="file",
     )

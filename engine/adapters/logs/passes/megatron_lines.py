@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids, text_lines
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, widened
+from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, number_of, widened
 from tokenpaths.engine.base.errors import UserError
 
 _RANK = re.compile(rb'"rank"\s*:\s*("[^"]*"|[^,}\s]+)')
@@ -61,8 +61,8 @@ def rank_passes(file: Path) -> Iterator[RankPass]:
             held = open_[rank] = RankPass(f"{where} (step {step}, rank {rank})", step, rank, file)
         elif ids.shape != held.parts[0].shape:
             raise UserError(
-                f"{where}: {layer} has {ids.shape[0]} tokens × {ids.shape[1]} experts, the layer before it in this "
-                f"step {held.parts[0].shape[0]} × {held.parts[0].shape[1]}",
+                f"{where}: {layer} has {number_of(ids.shape[0], 'token')} × {number_of(ids.shape[1], 'expert')}, the "
+                f"layer before it in this step {held.parts[0].shape[0]} × {held.parts[0].shape[1]}",
                 field="file",
             )
         held.names.append(layer)

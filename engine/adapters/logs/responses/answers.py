@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, widened
+from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, number_of, widened
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     CUT_PREFIX,
     answer_text,
@@ -102,8 +102,9 @@ def open_engine(file: Path, announced: Announced) -> Log:
                         fewer = piece.ids.shape[2] < whole.shape[2]
                         if piece.ids.shape[1] != whole.shape[1] or not fewer:
                             raise UserError(
-                                f"{piece.where}: has {piece.ids.shape[1]} layers of {piece.ids.shape[2]} experts, the "
-                                f"first response had {whole.shape[1]} of {whole.shape[2]}"
+                                f"{piece.where}: has {number_of(piece.ids.shape[1], 'layer')} of "
+                                f"{number_of(piece.ids.shape[2], 'expert')}, the first response had {whole.shape[1]} "
+                                f"of {whole.shape[2]}"
                                 + ("" if piece.ids.shape[1] != whole.shape[1] else "; if k varies, say --top-k"),
                                 field="file",
                             )

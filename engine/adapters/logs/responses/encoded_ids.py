@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, nested_ids
-from tokenpaths.engine.adapters.logs.pieces import Announced, widened
+from tokenpaths.engine.adapters.logs.pieces import MOST_TOP_K, Announced, widened
 from tokenpaths.engine.adapters.logs.responses.answer_fields import STARTS, prompt_tokens, start_of
 from tokenpaths.engine.adapters.logs.responses.envelopes import PARTS
 from tokenpaths.engine.base.errors import UserError
@@ -16,8 +16,6 @@ from tokenpaths.engine.base.errors import UserError
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 RAW_DTYPE = "int32"
 """dtype of base64 data without one: as sent by SGLang"""
-MOST_TOP_K = 32
-"""largest top-k that is proposed"""
 
 
 def ids_of(value: Any, where: str, what: str, beside: dict[str, Any], announced: Announced) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import without_fills
-from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, parsed
+from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, no_text, parsed
 from tokenpaths.engine.adapters.logs.pieces import (
     MOST_EXPERTS,
     MOST_MODULES,
@@ -42,7 +42,7 @@ from tokenpaths.engine.adapters.logs.responses.envelopes import (
     body_of,
     in_envelope,
 )
-from tokenpaths.engine.adapters.logs.routing_log import NOTHING_CAPTURED
+from tokenpaths.engine.adapters.logs.routing_log import nothing_captured
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.confined.limits import Limits
 from tokenpaths.engine.confined.parent import ReaderEnded, ReaderPool
@@ -108,8 +108,11 @@ def read_received(body: bytes, announced: Announced) -> list[Received]:
     """What came in one request.
 
     Raises:
-        UserError: reading it takes too much time or memory, or an event of a stream cannot be read.
+        UserError: it is packed or UTF-16, reading it takes too much time or memory, or an event of a stream cannot be
+            read.
     """
+    if problem := no_text(body):
+        raise UserError(f"what came is {problem}, and send it again", field="body")
     about = json.dumps({"layers": announced.layers, "top_k": announced.top_k, "experts": announced.experts})
     found: list[Received] = []
     room = MOST_GROWTH * len(body) + MOST_MARK * MOST_LINES
@@ -324,7 +327,7 @@ def _told(where: str, value: Any, held: list[tuple[str, dict[str, Any]]], announ
         check_piece(piece, shape, announced.experts)
     ids = [piece.ids for piece in kept]
     if not any((part >= 0).any() for part in ids):
-        raise UserError(f"{where}: {NOTHING_CAPTURED}", field="body")
+        raise UserError(f"{where}: {nothing_captured(piece.ids for piece in pieces)}", field="body")
     most = max(int(part.max()) for part in ids)
     if layers * (most + 1) > MOST_MODULES:
         raise UserError(

@@ -29,7 +29,16 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNRECORDED, UNUSED, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces import (
+    MOST_EXPERTS,
+    UNRECORDED,
+    UNUSED,
+    Announced,
+    LogShape,
+    Piece,
+    number_of,
+    shortened,
+)
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
@@ -63,16 +72,23 @@ def read_map(file: Path) -> ColumnMap:
     if not isinstance(columns, dict) or not isinstance(about, dict) or value:
         raise UserError(f"{file}: should hold [columns], and [log] if it must; for example {EXAMPLE}", field="map")
     for name, path in columns.items():
-        if name not in COLUMNS or not isinstance(path, str) or not path:
+        if name not in COLUMNS:
             raise UserError(
                 f"{file}: [columns] has {name[:60]}; it may name {', '.join(COLUMNS)}, each as a column or path",
                 field="map",
             )
+        if not isinstance(path, str) or not path:
+            raise UserError(
+                f"{file}: [columns] {name} is {shortened(repr(path))}, it should be the name of a column or a path in "
+                'quotes, for example "position"',
+                field="map",
+            )
     for name, found in about.items():
-        if name not in ABOUT or type(found) is not ABOUT[name]:
+        if name not in ABOUT:
             raise UserError(f"{file}: [log] has {name[:60]}; it may hold {', '.join(ABOUT)}", field="map")
-        if type(found) is int and not 1 <= found <= MOST_EXPERTS:
-            raise UserError(f"{file}: [log] {name} is {found}, it should be from 1 to {MOST_EXPERTS}", field="map")
+        right = f"a whole number from 1 to {MOST_EXPERTS}" if ABOUT[name] is int else "a name in quotes"
+        if type(found) is not ABOUT[name] or (isinstance(found, int) and not 1 <= found <= MOST_EXPERTS):
+            raise UserError(f"{file}: [log] {name} is {shortened(repr(found))}, it should be {right}", field="map")
     if "expert" not in columns:
         raise UserError(f"{file}: [columns] does not say which column is the expert", field="map")
     return ColumnMap(columns, about)
@@ -171,7 +187,7 @@ def _other_counts(rows: Decisions, top_k: int, varies: bool) -> tuple[np.ndarray
     def reason(decision: int) -> str:
         count = int(counts[np.searchsorted(starts, decision)])
         return (
-            f"{rows.place(decision)}: token {int(rows.token[decision])} has {count} experts at layer "
+            f"{rows.place(decision)}: token {int(rows.token[decision])} has {number_of(count, 'expert')} at layer "
             f"{int(rows.layer[decision])}, others {top_k}; rows are missing, or a sequence comes twice under one name; "
             "if k varies, say --top-k"
         )

@@ -259,29 +259,46 @@ def _at(record: Any, path: str, where: str) -> Any:
 def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
     number = 0
     """line that was read last: a row may go over several, and comments stand between"""
+    undecoded: UserError | None = None
+    """of a line of the row that was read last"""
 
     def lines(stream: TextIO) -> Iterator[str]:
-        nonlocal number
+        nonlocal number, undecoded
         for line in stream:
             number += 1
-            if not line.startswith("#"):
-                yield line
+            if line.startswith("#"):
+                continue
+            if not _is_decoded(line):
+                undecoded = UserError(f"{file}, line {number}: not UTF-8; save the table as UTF-8", field="file")
+            yield line
 
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+    # What is no UTF-8 must not be replaced: names that differ there only would be one.
+    with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         rows = lines(stream)
         header = next(rows, "")
         delimiter = max(DELIMITERS, key=lambda mark: _named(header, mark, columns))
         reader = csv.reader(chain([header], rows), delimiter=delimiter)
         try:
             names = [name.strip() for name in next(reader, [])]
+            if undecoded is not None:
+                raise undecoded
             for path in columns.values():
                 if path not in names:
                     raise UserError(
                         f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(path)!r}", field="map"
                     )
-            places = {name: len(names) - 1 - names[::-1].index(path) for name, path in columns.items()}
+                _check_once(file, path, names)
+            places = {name: names.index(path) for name, path in columns.items()}
             for cells in reader:
-                if len(cells) == len(names) or (len(cells) > len(names) and not any(cells[len(names) :])):
+                if undecoded is not None:
+                    # The line is refused whatever column it is in; its token may be known all the same.
+                    row: Row = {
+                        name: cells[at] if at < len(cells) and _is_decoded(cells[at]) else undecoded
+                        for name, at in places.items()
+                    }
+                    yield number, row | {"expert": undecoded}
+                    undecoded = None
+                elif len(cells) == len(names) or (len(cells) > len(names) and not any(cells[len(names) :])):
                     yield number, {name: cells[place] for name, place in places.items()}
                 elif cells:
                     error = UserError(
@@ -294,6 +311,17 @@ def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
                     yield number, {name: cells[at] if at < whole else error for name, at in places.items()}
         except csv.Error as error:
             raise UserError(f"{file}, line {number}: is no CSV ({error})", field="file") from None
+
+
+def _is_decoded(text: str) -> bool:
+    """Whether no byte of a text stands for itself, as it was no UTF-8."""
+    return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
+
+
+def _check_once(file: Path, column: str, names: list[str]) -> None:
+    """UserError if a column that is read has the name of another one: which of them is meant, nobody knows."""
+    if (count := names.count(column)) > 1:
+        raise UserError(f"{file}: has {count} columns {shortened(column)!r}; rename all but one", field="map")
 
 
 def _named(header: str, delimiter: str, columns: dict[str, str]) -> int:
@@ -316,6 +344,7 @@ def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
                         f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(columns[name])!r}",
                         field="map",
                     )
+                _check_once(file, columns[name] if columns[name] in names else top, names)
             start = 0
             for batch in opened.iter_batches(4096):
                 for place, row in enumerate(batch.to_pylist(), start):
@@ -372,8 +401,11 @@ def _whole(value: Any, where: str, what: str) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(text := value.strip()):
         value = int(text)
     if type(value) is not int or not 0 <= value <= _MOST:
+        pointed = re.fullmatch(r"\s*([0-9]{1,10})\.0*\s*", str(value))
+        # pandas writes 5.0 for 5 in every column that has gaps.
+        how = f" without a point: {pointed[1]} (of pandas: astype('Int64'))" if pointed else ""
         raise UserError(
-            f"{where}: {what} is {repr(value)[:40]}, it should be a whole number from 0 to {_MOST}", field="file"
+            f"{where}: {what} is {repr(value)[:40]}, it should be a whole number from 0 to {_MOST}{how}", field="file"
         )
     return value
 

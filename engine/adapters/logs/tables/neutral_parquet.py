@@ -24,6 +24,8 @@ from tokenpaths.engine.adapters.logs.pieces import (
     LogShape,
     Piece,
     layer_names,
+    number_of,
+    shortened,
     unread_note,
 )
 from tokenpaths.engine.adapters.logs.routing_log import Log
@@ -61,7 +63,7 @@ def open_parquet(file: Path, announced: Announced) -> Log:
     steps, top_k = announced.ids_shape(ids.shape, ids.dtype, str(file))
     names = tuple(about.get("layers") or layer_names(steps))
     if len(names) != steps:
-        raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
+        raise UserError(f"{file}: names {number_of(len(names), 'layer')}, but the ids have {steps}", field="file")
     has_weights = "weights" in schema.names
     wanted = [name for name in ("ids", "weights", "token_id", "sample", "label", "text") if name in schema.names]
 
@@ -76,8 +78,10 @@ def open_parquet(file: Path, announced: Announced) -> Log:
             ids = _shaped(ids, (n, steps, top_k), file, "ids", start)
             weights = None
             if has_weights:
-                weights = list_numbers(columns["weights"], file, "weights", start, wide, 0)
+                # NaN, so that a weight that is missing is refused, but in a slot without an expert.
+                weights = list_numbers(columns["weights"], file, "weights", start, wide, np.nan)
                 weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
+                weights = weights if weights.dtype.kind == "f" else weights.astype(np.float32)
             token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
             words.add(columns, sample, start)
             yield from rows.add(ids, weights, token_id, sample, start)
@@ -140,7 +144,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def list_numbers(
-    column: pa.Array, file: Path, name: str, start: int, wide: int | None = None, fill: int = UNUSED
+    column: pa.Array, file: Path, name: str, start: int, wide: int | None = None, fill: float = UNUSED
 ) -> np.ndarray:
     """A column of lists, or of lists of lists, as an array; UserError that names a row of another length.
 
@@ -171,13 +175,15 @@ def list_numbers(
     return column.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _filled_lists(column: pa.Array, wide: int, fill: int) -> pa.Array:
+def _filled_lists(column: pa.Array, wide: int, fill: float) -> pa.Array:
     """Lists of lists of which the inner ones are ``wide``, with ``fill`` for nulls and behind shorter ones."""
     inner = column.flatten()
     values = inner.flatten()
     lengths = pc.fill_null(inner.value_lengths(), 0).to_numpy(zero_copy_only=False)
     if not len(lengths) or ((lengths == wide).all() and not values.null_count) or lengths.max() > wide:
         return column
+    if isinstance(fill, float) and pa.types.is_integer(values.type):
+        values = values.cast(pa.float64())
     flat = pc.fill_null(values, fill if pa.types.is_floating(values.type) else pa.scalar(fill, pa.int64()))
     numbers = flat.to_numpy(zero_copy_only=False)
     spread = np.full((len(lengths), wide), fill, dtype=numbers.dtype if numbers.dtype.kind == "f" else np.int64)
@@ -210,11 +216,11 @@ def _whole(column: pa.Array | None, file: Path, name: str, start: int) -> np.nda
 
 
 class _Words:
-    """Label and text of each sample, taken from its first token; UserError if other tokens differ."""
+    """Label (as ``read_label`` takes it) and text of each sample, from its first token; UserError if others differ."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._of_sample: dict[int, dict[str, str | None]] = {}
+        self._of_sample: dict[int, dict[str, Any]] = {}
         self._position = -1
         self._number: int | None = None
 
@@ -224,39 +230,48 @@ class _Words:
             return
         if sample is None:
             raise UserError(f"{self.where}: {names[0]!r} goes with 'sample', the sample of each token", field="file")
-        for name in names:
-            kind = columns[name].type
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
-                raise UserError(f"{self.where}: the column {name!r} holds {kind}, it should hold words", field="file")
+        kind = columns["text"].type if "text" in names else pa.null()
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+            raise UserError(f"{self.where}: the column 'text' holds {kind}, it should hold words", field="file")
         for low, high in sample_bounds(sample):
-            words: dict[str, str | None] = {}
-            for name in names:
-                try:
-                    values = columns[name][low:high].unique().to_pylist()
-                except UnicodeDecodeError:  # Arrow reads text from Parquet without looking whether it is UTF-8
-                    raise UserError(
-                        f"{self.where}, row {start + low}: {name!r} holds bytes that are not UTF-8; it is damaged",
-                        field="file",
-                    ) from None
-                if len(values) != 1 or not isinstance(values[0], str | None):
-                    raise UserError(
-                        f"{self.where}, row {start + low}: the tokens of sample {int(sample[low])} should have one "
-                        f"{name}, a string",
-                        field="file",
-                    )
-                words[name] = values[0]
             if int(sample[low]) != self._number:
                 self._position += 1
-                self._of_sample[self._position] = words
                 self._number = int(sample[low])
-            elif words != self._of_sample[self._position]:
+                self._of_sample[self._position] = {
+                    name: self._values(columns[name][low : low + 1], start + low, name)[0] for name in names
+                }
+            for name in names:
+                first = self._of_sample[self._position][name]
+                self._check_same(columns[name][low:high], first, start + low, name)
+
+    def _check_same(self, column: pa.Array, first: Any, start: int, name: str) -> None:
+        """UserError that names the first row of ``column`` with another value than ``first``."""
+        try:
+            if len(column.unique()) == 1:
+                column = column[:1]  # the sample may have begun in the batch before, with another value
+        except pa.ArrowNotImplementedError:  # of lists and objects, which are no labels
+            pass
+        for place, value in enumerate(self._values(column, start, name)):
+            if value != first and (value == value or first == first):  # NaN is like NaN
+                shown = "null" if value is None else shortened(repr(value))
                 raise UserError(
-                    f"{self.where}, row {start + low}: sample {self._number} has another label or text than before",
+                    f"{self.where}, row {start + place}: the tokens of sample {self._number} should have one {name}, "
+                    f"which was {'null' if first is None else shortened(repr(first))} before and is {shown} here",
                     field="file",
                 )
 
-    def of(self, position: int) -> dict[str, str | None]:
+    def _values(self, column: pa.Array, start: int, name: str) -> list[Any]:
+        try:
+            return list(column.to_pylist())
+        except UnicodeDecodeError:  # Arrow reads text from Parquet without looking whether it is UTF-8
+            raise UserError(
+                f"{self.where}, row {start}: {name!r} holds bytes that are not UTF-8; it is damaged", field="file"
+            ) from None
+        except (ValueError, OverflowError):  # times with nanoseconds or far from now, which Python's are not
+            return list(column.cast(pa.string()).to_pylist())
+
+    def of(self, position: int) -> dict[str, Any]:
         """Label and text of one sample; those of earlier samples are released."""
         for passed in [other for other in self._of_sample if other < position]:
             del self._of_sample[passed]

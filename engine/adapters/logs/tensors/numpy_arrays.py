@@ -10,14 +10,23 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, layer_names, unread_note
+from tokenpaths.engine.adapters.logs.pieces import (
+    CUT_TOKENS,
+    Announced,
+    LogShape,
+    Piece,
+    layer_names,
+    number_of,
+    unread_note,
+)
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
 from tokenpaths.engine.base.errors import UserError
@@ -26,7 +35,9 @@ from tokenpaths.engine.data.sources.declared_sizes import check_unfolded
 MOST_AT_ONCE = 512 << 20
 """bytes of an array that are read at once"""
 NPY_MAGIC = b"\x93NUMPY"
-IDS = ("ids", "routed_experts", "expert_ids", "topk_ids")
+PROMPT_IDS, ROLLOUT_IDS = "prompt_routed_experts", "rollout_routed_experts"
+IDS = ("routed_experts", ROLLOUT_IDS, "ids", "expert_ids", "topk_ids")
+"""names that say that an array holds ids: it is never taken for scores, whatever kind of number it holds"""
 OPTIONAL = ("weights", "token_id", "sample", "label", "text", "num_experts", "model", "layers")
 BROKEN_ARCHIVE = (OSError, EOFError, RuntimeError, NotImplementedError, ValueError, zipfile.BadZipFile, zlib.error)
 """errors of the standard library for archives that are damaged, encrypted or packed by an unsupported method"""
@@ -161,16 +172,30 @@ class _Archive:
         if values is None:
             return None
         if values.size != 1 or values.dtype.kind not in kinds:
-            kind = "text" if values.dtype.kind == "U" else values.dtype.name
-            held = f"{values.size} values" if values.size != 1 else kind
+            held = f"{values.size} values" if values.size != 1 else _kind(values.dtype)
             raise UserError(f"{self.file}, array {name!r}: holds {held}, it should be {what}", field="file")
         return values.reshape(-1)[0].item()
+
+
+def _kind(dtype: np.dtype) -> str:
+    """What an array holds, in words of a person."""
+    return {"U": "text", "S": "bytes", "O": "objects", "V": "records"}.get(dtype.kind, dtype.name)
+
+
+def _label(value: np.generic) -> Any:
+    """A value of an array as ``read_label`` knows it."""
+    if not isinstance(value, np.datetime64):
+        return value.item()
+    micros = value.astype("datetime64[us]")
+    # NumPy gives times that are finer than microseconds, or far from now, as numbers.
+    found = next((one for one in (value.item(), micros.item()) if one is None or isinstance(one, date)), value)
+    return str(value).replace("T", " ") if found is value or micros != value and not np.isnat(value) else found
 
 
 def open_npz(file: Path, announced: Announced) -> Log:
     """Open the neutral archive (``ids`` and its companions), or the two arrays of an engine's request."""
     with _Archive(file) as archive:
-        prompt = "prompt_routed_experts" in archive.names
+        prompt = PROMPT_IDS in archive.names
         named = [name for name in IDS if name in archive.names]
         if not named and not prompt:
             raise UserError(
@@ -182,7 +207,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
                 f"{file}: has {' and '.join(map(repr, named))}; ids are one array, remove the other", field="file"
             )
         _refuse_near_misses(file, archive.names)
-        id_names = ([] if not prompt else ["prompt_routed_experts"]) + named
+        id_names = ([] if not prompt else [PROMPT_IDS]) + named
         shapes = {}
         for name in id_names:
             array = archive.array(name)
@@ -199,7 +224,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
         raise UserError(f"{file}, array 'layers': should be a row of names, one a layer", field="file")
     names = layer_names(steps) if layers is None else tuple(map(str, layers.tolist()))
     if len(names) != steps:
-        raise UserError(f"{file}: names {len(names)} layers, but the ids have {steps}", field="file")
+        raise UserError(f"{file}: names {number_of(len(names), 'layer')}, but the ids have {steps}", field="file")
 
     def read() -> Iterator[Piece]:
         with _Archive(file) as archive:
@@ -217,7 +242,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
 
 def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
     """Refuse arrays whose names nearly match a known one: they would be ignored silently."""
-    read = (*IDS, "prompt_routed_experts", *OPTIONAL)
+    read = (*IDS, PROMPT_IDS, *OPTIONAL)
     for name in names:
         if name not in read and (close := get_close_matches(name.lower(), read, n=1, cutoff=0.8)):
             raise UserError(
@@ -232,38 +257,47 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
     columns = {other: archive.array(other) for other in ("weights", "token_id", "sample") if other in archive.names}
     for other, array in columns.items():
         if len(array) != count:
-            raise UserError(f"{array.where}: has {len(array)} rows, but there are {count} tokens", field="file")
+            tokens = "is 1 token" if count == 1 else f"are {count} tokens"
+            raise UserError(f"{array.where}: has {number_of(len(array), 'row')}, but there {tokens}", field="file")
         right = ((steps, top_k), (steps * top_k,)) if other == "weights" else ((),)
         if array.shape[1:] not in right:
             wanted = (count, *right[0])
             raise UserError(f"{array.where}: has shape {array.shape}, it should be {wanted}", field="file")
-        if array.dtype.kind not in ("f" if other == "weights" else "iu"):
-            raise UserError(f"{array.where}: is {array.dtype}, the wrong kind of number", field="file")
+        if array.dtype.kind not in ("fiub" if other == "weights" else "iu"):
+            numbers = "numbers from 0 to 1" if other == "weights" else "whole numbers, one a token"
+            raise UserError(f"{array.where}: is {_kind(array.dtype)}, it should be {numbers}", field="file")
     texts = {other: values for other in ("label", "text") if (values := archive.whole(other)) is not None}
     for column, values in texts.items():
-        if values.ndim != 1 or values.dtype.kind not in "Uiu":
-            raise UserError(f"{archive.file}, array {column!r}: should be a row of words, one a sample", field="file")
+        if values.ndim != 1 or values.dtype.kind not in ("UiufbMS" if column == "label" else "Uiu"):
+            held = f"holds {_kind(values.dtype)} of shape {values.shape}"
+            entries = "words, numbers or dates" if column == "label" else "words"
+            raise UserError(
+                f"{archive.file}, array {column!r}: {held}, it should be a row of {entries}, one a sample", field="file"
+            )
     if "sample" not in columns and texts:
         raise UserError(f"{archive.file}: label and text go with 'sample', the sample of each token", field="file")
     samples = SampleRows(str(archive.file))
 
-    def words(position: int) -> dict[str, str | None]:
+    def words(position: int) -> dict[str, Any]:
         for name, values in texts.items():
             if position >= len(values):
-                raise UserError(
-                    f"{archive.file}: has {len(values)} entries in {name!r}, but more samples", field="file"
-                )
-        return {name: str(values[position]) for name, values in texts.items()}
+                there = "1 entry" if len(values) == 1 else f"{len(values)} entries"
+                raise UserError(f"{archive.file}: has {there} in {name!r}, but more samples", field="file")
+        read: dict[str, Callable[[Any], Any]] = {"label": _label, "text": str}
+        return {name: read[name](values[position]) for name, values in texts.items()}
 
     for start in range(0, count, CUT_TOKENS):
         n = min(CUT_TOKENS, count - start)
         part: dict[str, Any] = {other: array.rows(n) for other, array in columns.items()}
         rows = ids.rows(n).reshape(n, steps, top_k)
         weights = part["weights"].reshape(n, steps, top_k) if has_weights else None
+        if weights is not None and weights.dtype.kind != "f":  # 0 and 1 may be saved as whole numbers
+            weights = weights.astype(np.float32)
         yield from samples.add(rows, weights, part.get("token_id"), part.get("sample"), start)
         yield from samples.ready(words)
     yield from samples.ready(words, end=True)
     for name, values in texts.items():
         if len(values) != samples.num_samples:
-            there = f"{len(values)} entries in {name!r}"
-            raise UserError(f"{archive.file}: has {there}, but {samples.num_samples} samples", field="file")
+            there = "1 entry" if len(values) == 1 else f"{len(values)} entries"
+            held = number_of(samples.num_samples, "sample")
+            raise UserError(f"{archive.file}: has {there} in {name!r}, but {held}", field="file")

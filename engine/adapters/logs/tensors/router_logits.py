@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, few_names
+from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, few_names, number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
@@ -22,6 +22,9 @@ NOTE = (
     "the log holds scores: the experts are the largest {k} of each, the weights their softmax over all experts, which "
     "the model may have divided by their sum"
 )
+
+LOOK_AT = 1 << 16
+"""numbers that are looked at together"""
 
 
 def entropy_of(probs: np.ndarray) -> np.ndarray:
@@ -63,6 +66,13 @@ def _is_scores(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.ndim in (2, 3) and array.size > 0
 
 
+def _are_whole(array: np.ndarray) -> bool:
+    """Whether all numbers of an array that is not stored as whole numbers are such; it is read as far as they are."""
+    flat = array.reshape(-1)
+    parts = (flat[start : start + LOOK_AT] for start in range(0, len(flat), LOOK_AT))
+    return all(bool((part == np.rint(part)).all()) for part in parts)
+
+
 def _in_order(names: list[str]) -> list[str]:
     """Names by the numbers in them, from the left; what stands between comes in the order in which the file has it."""
     texts: dict[str, int] = {}
@@ -78,6 +88,12 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
     """The log of the largest K scores of each layer."""
     first_name, first = next(iter(scores.items()))
     experts, top_k = first.shape[-1], announced.top_k
+    if all(map(_are_whole, scores.values())):
+        raise UserError(
+            f"{file}: {first_name} holds whole numbers only, stored as {first.dtype}: ids do, scores of routers do "
+            "not; save ids as whole numbers, under the name 'ids' (tokens, layers, top-k)",
+            field="file",
+        )
     for name, array in scores.items():
         if array.shape != first.shape:
             raise UserError(
@@ -87,8 +103,8 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
             )
     if top_k is None or top_k > experts:
         raise UserError(
-            f"{file}: holds the scores of {experts} experts at {len(scores)} layers, but not how many of them a token "
-            f"uses; say --top-k of the model (num_experts_per_tok): 1 to {experts} would fit",
+            f"{file}: holds the scores of {experts} experts at {number_of(len(scores), 'layer')}, but not how many of "
+            f"them a token uses; say --top-k of the model (num_experts_per_tok): 1 to {experts} would fit",
             field="top_k",
         )
     announced.check(str(file), layers=len(scores))

@@ -37,6 +37,8 @@ STORAGES = {
     "ByteStorage": "u1",
     "BoolStorage": "?",
 }
+_LOCAL_HEADER = 30
+"""bytes before the name of a part of a zip archive"""
 UNSIGNED = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8"}
 """dtypes without a storage of their own"""
 NOT_KNOWN = (
@@ -205,6 +207,15 @@ def names_in(file: Path) -> list[str]:
         return []
 
 
+def first_name(file: Path) -> list[str]:
+    """The name of the first part of an archive, as its beginning says it; nothing if it does not say it."""
+    with file.open("rb") as stream:
+        head = stream.read(_LOCAL_HEADER + 2**16)
+    length = int.from_bytes(head[26:28], "little")
+    name = head[_LOCAL_HEADER : _LOCAL_HEADER + length]
+    return [name.decode("utf-8", "replace")] if head.startswith(b"PK\x03\x04") and 0 < length == len(name) else []
+
+
 def is_torch_archive(names: list[str]) -> bool:
     """Whether an archive with these names is one of ``torch.save``."""
     return any(name == "data.pkl" or name.endswith("/data.pkl") for name in names)
@@ -272,7 +283,14 @@ def load_tensors(file: Path) -> Any:
 
 
 def _load_zip(file: Path) -> Any:
-    with zipfile.ZipFile(file) as archive:
+    try:
+        opened = zipfile.ZipFile(file)
+    except BROKEN_ARCHIVE as error:
+        raise UserError(
+            f"{file}: is cut off or damaged, no whole archive of torch.save ({str(error)[:120].rstrip('.')})",
+            field="file",
+        ) from None
+    with opened as archive:
         names = archive.namelist()
         pickles = [name for name in names if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:

@@ -22,12 +22,12 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, unread_note
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS
 from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
 from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
 
-IDS = ("routed_experts", "rollout_routed_experts", "ids", "expert_ids", "topk_ids")
 WORDS = "input_ids"
 BESIDE_SCORES = (WORDS, "attention_mask", "position_ids", "token_type_ids", "labels")
 """arrays of a model's inputs, which are saved with the scores of its routers"""
@@ -86,7 +86,7 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
         return _open_ids(file, *found, announced)
     if (scores := find_scores(value)) is not None:
         return _open_scores(file, value, scores, announced)
-    raise UserError(f"{file}: holds {_described(value)}, and neither routed_experts nor router_logits", field="file")
+    raise UserError(f"{file}: {_unusable(value)}", field="file")
 
 
 def _logical(file: Path, counts: Any) -> np.ndarray:
@@ -146,13 +146,14 @@ def _is_pair(key: Any) -> bool:
 
 
 def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Whole numbers (tokens, layers, K) or (samples, tokens, layers, K), and what stands beside them."""
+    """Ids (tokens, layers, K) or (samples, tokens, layers, K), and what stands beside them; where a name says that they
+    are ids, of any kind of number, which ``Announced.ids_shape`` refuses if they are no whole ones."""
     if isinstance(value, np.ndarray):
         return (value, {}) if value.dtype.kind in "iu" and value.ndim in (3, 4) else None
     if not isinstance(value, dict):
         return None
     for name in IDS:
-        if isinstance(value.get(name), np.ndarray) and value[name].dtype.kind in "iu":
+        if isinstance(value.get(name), np.ndarray):
             return value[name], value
     for inner in value.values():
         if isinstance(inner, dict) and (found := _ids(inner)) is not None:
@@ -162,7 +163,8 @@ def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
 
 def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
     batch = ids if ids.ndim == 4 else ids[None]
-    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, str(file))
+    name = next((f"{file}, {name}" for name in IDS if beside.get(name) is ids), str(file))
+    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, name)
     vocabulary = _vocabulary(beside, batch.shape[:2])
 
     def read() -> Iterator[Piece | tuple[str, int]]:
@@ -244,7 +246,7 @@ def _open_rollouts(file: Path, samples: list[Any], announced: Announced) -> Log:
 
 def _rows_of(sample: Any) -> np.ndarray | None:
     """The decisions of a rollout, if it has any."""
-    ids = sample.get(IDS[1]) if isinstance(sample, dict) else None
+    ids = sample.get(ROLLOUT_IDS) if isinstance(sample, dict) else None
     return ids if isinstance(ids, np.ndarray) and ids.size else None
 
 
@@ -265,6 +267,19 @@ def _rollout(sample: dict[str, Any], place: int, ids: np.ndarray, where: str) ->
         remarks=tuple(remarks),
         prompt=len(words) - answer if words is not None and known is not None and type(answer) is int else None,
     )
+
+
+def _unusable(value: Any) -> str:
+    """What is wrong with a value that is none of the known."""
+    held = value if isinstance(value, dict) else {}
+    if (name := next((name for name in IDS if name in held), None)) is not None:
+        return f"{name} is {_described(held[name])}, it should be one array of whole numbers (tokens, layers, top-k)"
+    if "router_logits" in held:
+        return (
+            f"router_logits is {_described(held['router_logits'])}, it should be an array (tokens, experts) of numbers "
+            "with a fraction for each layer"
+        )
+    return f"holds {_described(value)}, and neither routed_experts nor router_logits"
 
 
 def _described(value: Any) -> str:

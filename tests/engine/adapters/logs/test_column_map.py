@@ -105,7 +105,14 @@ MAPS = {
     "no columns": ('[log]\nmodel="m"\n', r"should hold \[columns\]"),
     "another name": ('[columns]\nexperts="e"\n', "may name sequence, phase, token, layer, slot, expert, weight"),
     "no expert": ('[columns]\ntoken="at"\n', "does not say which column is the expert"),
-    "another size": ('[columns]\nexpert="e"\n[log]\nexperts="8"\n', "may hold experts, layers, top_k, model"),
+    "another size": ('[columns]\nexpert="e"\n[log]\nexpert=8\n', "may hold experts, layers, top_k, model"),
+    "a size in quotes": (
+        '[columns]\nexpert="e"\n[log]\nexperts="8"\n',
+        r"\[log\] experts is '8', it should be a whole number from 1 to 65536",
+    ),
+    "true for a size": ('[columns]\nexpert="e"\n[log]\nlayers=true\n', "layers is True, it should be a whole number"),
+    "a number for a name": ('[columns]\nexpert="e"\n[log]\nmodel=8\n', "model is 8, it should be a name in quotes"),
+    "a number for a column": ('[columns]\nexpert="e"\ntoken=3\n', "token is 3, it should be the name of a column"),
     "no such column": ('[columns]\ntoken="at"\nlayer="blk"\nexpert="x"\n', "has nothing at 'x'"),
     "no token": ('[columns]\nlayer="blk"\nexpert="e"\n', "names no column for the token"),
     "no layer": ('[columns]\ntoken="at"\nexpert="e"\n', "line 1: the map names no layer"),
@@ -131,7 +138,7 @@ def test_wrong_maps(fault: str, tmp_path: Path):
 
 def test_missing_rows_are_named(tmp_path: Path):
     records = [dict(zip(NAMES, row, strict=True)) for row in ROWS[:21] + ROWS[22:]]
-    with pytest.raises(UserError, match="line 21: token 2 has 1 experts at layer 2, others 2; rows are missing"):
+    with pytest.raises(UserError, match="line 21: token 2 has 1 expert at layer 2, others 2; rows are missing"):
         mapped(tmp_path, lines(tmp_path / "table", records), COLUMNS)
 
 
@@ -166,6 +173,8 @@ def test_a_table_may_be_one_json_array(tmp_path: Path) -> None:
         ("a,0,0,5\na,0,1,6\na,0,1,6", "line 4: token 0 has expert 6 at layer 1 a second time"),
         ("a,100000000000,0,5", "should be a whole number from 0 to 2147483647"),
         ("a,--3,0,5", "token is '--3'"),
+        ("a,0,0,5.0", r"line 2: expert is '5.0', it should be .* without a point: 5 \(of pandas: astype\('Int64'\)\)"),
+        ("a,0,0,5.5", r"line 2: expert is '5.5', it should be a whole number from 0 to 2147483647$"),
     ],
 )
 def test_rows_that_are_none(tmp_path: Path, row: str, said: str) -> None:
@@ -176,7 +185,7 @@ def test_rows_that_are_none(tmp_path: Path, row: str, said: str) -> None:
 
 def test_sizes_of_a_map_are_sizes(tmp_path: Path) -> None:
     (tmp_path / "map.toml").write_text('[columns]\nexpert = "expert"\n[log]\nexperts = -3\n')
-    with pytest.raises(UserError, match="experts is -3, it should be from 1 to 65536"):
+    with pytest.raises(UserError, match="experts is -3, it should be a whole number from 1 to 65536"):
         read_map(tmp_path / "map.toml")
 
 
@@ -249,6 +258,52 @@ def test_lines_of_comments_and_of_several_lines_are_counted(tmp_path: Path) -> N
     (tmp_path / "log").write_text('# a\n# b\nt,l,e,text\n0,0,1,"two\nlines"\n# c\n\n0,0,x,\n')
     with pytest.raises(UserError, match="line 8: expert is 'x'"):
         mapped(tmp_path, tmp_path / "log", LISTS)
+
+
+@pytest.mark.parametrize("column", ["request", "note"])
+def test_a_table_that_is_no_utf8_is_refused_and_makes_no_two_names_one(tmp_path: Path, column: str) -> None:
+    cells = {"request": "a", "position": "0", "blk": "0", "expert": "5", "note": ""}
+    rows = [cells | {column: name, "position": place} for place, name in (("0", "caf\xe9"), ("1", "caf\xe8"))]
+    text = "".join(",".join(row) + "\n" for row in (list(cells), *(row.values() for row in rows)))
+    (tmp_path / "log").write_text("# caf\xe9\n" + text, encoding="latin-1")
+    with pytest.raises(UserError, match="log, line 3: not UTF-8; save the table as UTF-8"):
+        mapped(tmp_path, tmp_path / "log", PLAIN)
+    (tmp_path / "log").write_text(text, encoding="utf-8")
+    assert len(mapped(tmp_path, tmp_path / "log", PLAIN)) == (2 if column == "request" else 1)
+    (tmp_path / "log").write_text(text.replace("blk", "bl\xf6ck"), encoding="latin-1")
+    with pytest.raises(UserError, match="log, line 1: not UTF-8"):
+        mapped(tmp_path, tmp_path / "log", PLAIN)
+
+
+def test_a_line_that_is_no_utf8_takes_its_token_with_it(tmp_path: Path) -> None:
+    rows = [f"{token},0,{2 * token + slot}," for token in range(5) for slot in range(2)]
+    rows[4] += "\xe9"  # beside the columns that are read
+    (tmp_path / "map.toml").write_text(LISTS)
+    (tmp_path / "log").write_text("\n".join(["t,l,e,note", *rows]), encoding="latin-1")
+    log = open_log(tmp_path / "log", column_map=tmp_path / "map.toml", skip_bad=True).counted()
+    found = list(log.pieces())
+    assert [token[0] for piece in found for token in piece.ids.tolist()] == [[0, 1], [2, 3], [6, 7], [8, 9]]
+    assert [kind.split("log, ")[1] for piece in found for kind, _ in piece.counted] == [
+        "line 6: not UTF-8; save the table as UTF-8"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str) -> None:
+    header, row = ["request", "position", "blk", "expert", "note", "note", "expert"], ["a", 0, 0, 5, "x", "y", 6]
+
+    def write(columns: list[int]) -> None:
+        names, cells = [header[n] for n in columns], [row[n] for n in columns]
+        if kind == "csv":
+            (tmp_path / "log").write_text(",".join(names) + "\n" + ",".join(map(str, cells)) + "\n")
+        else:
+            pq.write_table(pa.Table.from_arrays([pa.array([cell]) for cell in cells], names), tmp_path / "log")
+
+    write([0, 1, 2, 3, 4, 5, 6])
+    with pytest.raises(UserError, match="log: has 2 columns 'expert'; rename all but one"):
+        mapped(tmp_path, tmp_path / "log", PLAIN)
+    write([0, 1, 2, 3, 4, 5])  # a column that is not read may stand twice
+    assert mapped(tmp_path, tmp_path / "log", PLAIN)[0].ids.tolist() == [[[5]]]
 
 
 def sound(

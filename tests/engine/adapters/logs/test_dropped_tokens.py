@@ -65,7 +65,7 @@ def test_without_numbers_of_tokens_a_missing_row_cannot_be_placed(tmp_path: Path
 def test_the_last_decision_with_fewer_experts_is_cut_off_or_left_out(tmp_path: Path) -> None:
     file = forked(tmp_path / "log", cut=1)
     line = len(file.read_text().splitlines())
-    said = f"line {line}: the last token of the log, {ROWS - 1}, has 1 experts at layer 3, others 2; .*--skip-bad"
+    said = f"line {line}: the last token of the log, {ROWS - 1}, has 1 expert at layer 3, others 2; .*--skip-bad"
     refused(tmp_path, file, said)
     refused(tmp_path, file, said, top_k=TOP_K)
     refused(tmp_path, make.fork_csv(tmp_path / "whole"), "has 2 top-k, not 6 as announced", top_k=6)

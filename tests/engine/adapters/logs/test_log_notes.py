@@ -209,6 +209,19 @@ def test_wrong_archives(fault: str, tmp_path: Path):
     refused(tmp_path, tmp_path / "log.npz", message)
 
 
+@pytest.mark.parametrize("text", [None, "whole"])
+def test_pieces_lack_the_text_only_where_there_is_one(tmp_path: Path, text: str | None):
+    n = CUT_TOKENS + 5
+    said = ["2 pieces of samples longer than 2,048 tokens are a sample each" + (", without the text" if text else "")]
+    given = {} if text is None else {"text": np.array([text])}
+    np.savez(tmp_path / "log.npz", ids=some_ids(n), sample=np.zeros(n, int), **given)
+    choice = {"routed_experts": some_ids(n).tolist()} | ({} if text is None else {"text": text})
+    write_lines(tmp_path / "log.jsonl", [{"choices": [choice]}])
+    for name in ("log.npz", "log.jsonl"):
+        with imported(tmp_path, tmp_path / name) as run:
+            assert [note.split(" (")[0] for note in notes(run) if "longer than" in note] == said
+
+
 def test_a_long_sample_is_handed_out_in_pieces(tmp_path: Path):
     ids = some_ids(2 * CUT_TOKENS + 9)
     sample = np.repeat([0, 7], [5, 2 * CUT_TOKENS + 4])

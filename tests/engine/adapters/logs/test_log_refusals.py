@@ -159,10 +159,45 @@ ARCHIVES: dict[str, tuple[dict, str]] = {
     "order": ({"ids": IDS, "sample": SAMPLE[::-1]}, "row 20: sample 4 comes after sample 9"),
     "labels": ({"ids": IDS, "sample": SAMPLE, "label": np.array(["a", "b"])}, "2 entries in 'label', but more samples"),
     "no samples": ({"ids": IDS, "label": np.array(["a"])}, "label and text go with 'sample'"),
-    "weights": ({"ids": IDS, "weights": IDS}, "array 'weights': is int64, the wrong kind"),
-    "layers": ({"ids": IDS, "layers": np.array(["a"])}, "names 1 layers, but the ids have 3"),
+    "weights": ({"ids": IDS, "weights": WEIGHTS.astype(str)}, "'weights': is text, it should be numbers from 0 to 1"),
+    "whole weights": (
+        {"ids": IDS, "weights": np.full(IDS.shape, 3)},
+        "row 0: weight 3 at layer 0, slot 0; weights are",
+    ),
+    "sample of text": (
+        {"ids": IDS, "sample": SAMPLE.astype(str)},
+        "'sample': is text, it should be whole numbers, one",
+    ),
+    "sample": ({"ids": IDS, "sample": SAMPLE / 1}, "'sample': is float64, it should be whole numbers, one a token"),
+    "layers": ({"ids": IDS, "layers": np.array(["a"])}, "names 1 layer, but the ids have 3"),
     "token ids": ({"ids": IDS, "token_id": np.full(TOKENS, -1)}, "token ids should be"),
+    "token id": ({"ids": IDS, "token_id": np.ones(TOKENS)}, "'token_id': is float64, it should be whole numbers, one"),
+    "a label": (
+        {"ids": IDS, "sample": SAMPLE, "label": np.ones(3) * 1j},
+        "'label': holds complex128 of shape .3,., it",
+    ),
+    "a text": ({"ids": IDS, "sample": SAMPLE, "text": np.ones(3)}, "it should be a row of words, one a sample"),
 }
+
+
+def test_weights_that_are_whole_numbers_are_weights(tmp_path: Path):
+    weights = np.zeros(IDS.shape, np.int64)
+    weights[:, :, 0] = 1
+    for kind in (np.int64, np.uint8, bool):
+        np.savez(tmp_path / "log.npz", ids=IDS, weights=weights.astype(kind))
+        found = list(open_log(tmp_path / "log.npz").counted().pieces())
+        assert np.array_equal(np.concatenate([piece.weights for piece in found]), weights)
+    log = open_log(write_parquet(tmp_path / "log.parquet", weights=weights.tolist())).counted()
+    assert np.array_equal(np.concatenate([piece.weights for piece in log.pieces()]), weights)
+
+
+def test_a_slot_that_is_not_used_needs_no_weight(tmp_path: Path):
+    ids, weights = IDS.tolist(), WEIGHTS.tolist()
+    ids[6][1][1] = weights[6][1][1] = None
+    ids[8][2], weights[8][2] = ids[8][2][:1], weights[8][2][:1]
+    log = open_log(write_parquet(tmp_path / "log.parquet", ids=ids, weights=weights)).counted()
+    found = np.concatenate([piece.weights for piece in log.pieces()])
+    assert (found[6, 1, 1], found[8, 2, 1], np.isfinite(found).all()) == (0, 0, True)
 
 
 @pytest.mark.parametrize("fault", ARCHIVES)
@@ -178,13 +213,36 @@ def ragged() -> list:
     return ids
 
 
+def weights_without(*slots: slice | int) -> list:
+    """The weights of token 6 at layer 1 null, one of them null, or fewer than there are experts."""
+    weights = WEIGHTS.tolist()
+    if slots == (slice(None),):
+        weights[6][1] = None
+    elif slots:
+        weights[6][1][slots[0]] = None
+    else:
+        del weights[6][1][1:]
+    return weights
+
+
 PARQUETS: dict[str, tuple[dict, str]] = {
     "ragged": ({"ids": ragged()}, "row 11: the list in 'ids' is missing or longer or shorter"),
     "missing": ({"ids": [*IDS.tolist()[:-1], None]}, "row 39: the list in 'ids' is missing"),
     "no ids": ({"ids": None}, "but no 'ids'"),
     "words": ({"ids": [[["a"] * 2] * 3] * TOKENS}, "holds string, not numbers"),
     "sample": ({"sample": [None] * 3 + SAMPLE.tolist()[3:]}, "row 0: 'sample' is missing"),
-    "labels": ({"label": ["a"] * 14 + ["b"] * 26}, "row 0: the tokens of sample 3 should have one label"),
+    "labels": ({"label": ["a"] * 14 + ["b"] * 26}, "row 14: the tokens of sample 3 should have one label, .*'b' here"),
+    "later labels": (
+        {"label": ["a"] * 33 + [None] * 7},
+        "row 33: the tokens of sample 9 should have one label, which was 'a' before and is null here",
+    ),
+    "no text": ({"text": [1.5] * TOKENS}, "the column 'text' holds double, it should hold words"),
+    "weights of a layer": (
+        {"weights": weights_without(slice(None))},
+        "row 6: weight nan at layer 1, slot 0; .* missing",
+    ),
+    "one weight": ({"weights": weights_without(1)}, "row 6: weight nan at layer 1, slot 1"),
+    "a shorter list": ({"weights": weights_without()}, "row 6: weight nan at layer 1, slot 1"),
     "no UTF-8": (
         {"label": pa.array([b"\x80"] * 14 + [b"b"] * 26).view(pa.string())},
         "'label' holds bytes that are not",
@@ -228,6 +286,32 @@ ENGINE: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
         "line 1: has no routed_experts; start the engine with",
     ),
     "words": (with_experts([[["a", "b"]]]), "line 2: routed_experts holds text"),
+    "a point": (
+        with_experts([[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]]),
+        r"holds whole numbers written with a point \(0.0\), it should hold whole numbers without one \(0\)",
+    ),
+    "a point, ragged": (with_experts([[[0.0, 1.0], [2.0], [4.0, 5.0]]]), "holds whole numbers written with a point"),
+    "a point and null": (with_experts([[[0.0, None], [2.0, 1.0]]]), "holds whole numbers written with a point"),
+    "nested deep": (with_experts(json.loads("[" * 900 + "1" + "]" * 900)), "line 2: routed_experts is ragged"),
+    "a fraction": (with_experts([[[0.0, 1.5], [2, 3], [4, 5]]]), r"holds numbers with a fraction \(1.5\), it should"),
+    "no number": (with_experts([[[0.0, float("nan")], [2, 3]]]), "holds nan, it should hold whole numbers"),
+    "huge": (
+        with_experts([[[2**70, 1], [2, 3]]]),
+        "holds 1180591620717411303424, which is too large; .* from 0 to 65535",
+    ),
+    "huge, ragged": (with_experts([[[2**70], [2, 3]]]), "holds 1180591620717411303424, which is too large"),
+    "negative and null": (
+        lambda lines: [with_experts([[[-1, -1], [None, None], [-1, -1]]], n)(lines)[n] for n in range(3)],
+        "line 1: every id is −1, so no decision was captured",
+    ),
+    "unused": (
+        lambda lines: [with_experts([[[None, None]] * 3, [[0, 0]] * 3], n)(lines)[n] for n in range(3)],
+        "line 1: every id is 0, so no decision was captured",
+    ),
+    "null alone": (
+        lambda lines: [with_experts([[[None, None]] * 3], n)(lines)[n] for n in range(3)],
+        "line 1: every id is null or missing, so no decision was captured",
+    ),
     "mixed models": (
         lambda lines: [*lines[:2], lines[2] | {"model": "other/m"}],
         "line 3: is of the model 'other/m', the log began with 'org/m'",
@@ -261,7 +345,7 @@ MEGATRON: dict[str, tuple[Callable[[list[dict]], list[dict]], str]] = {
     "layers": (lambda lines: [*lines, lines[-1] | {"layer": 9}], r"this step has 4 layers, .*\(layer 9 is new\)"),
     "sizes": (
         lambda lines: [lines[0], lines[1] | {"top_indices": [[1, 2]], "num_tokens": 1}, *lines[2:]],
-        "line 2: layer 3 has 1 tokens",
+        "line 2: layer 3 has 1 token × 2 experts, the layer before it in this step 15 × 2",
     ),
     "a list": (lambda lines: [*lines, [1]], "line 10: is a JSON list"),
     "something else": (lambda lines: [*lines, {"loss": 1}], "line 10: is no record of a router"),
