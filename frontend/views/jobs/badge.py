@@ -23,7 +23,8 @@ def draw(selection: Selection) -> None:
 
     Always a fragment of the same name: a click on a button of a fragment that is none in the next drawing does nothing.
     """
-    st.fragment(_badge, run_every=REFRESH_SECONDS if _alive() else None, key="badge_live")(selection)
+    counted = [_alive()]
+    st.fragment(_badge, run_every=REFRESH_SECONDS if counted[0] else None, key="badge_live")(selection, counted)
 
 
 def _alive() -> int:
@@ -40,9 +41,10 @@ def _label(alive: int) -> str:
     return str(st.session_state[LABEL])
 
 
-def _badge(selection: Selection) -> None:
+def _badge(selection: Selection, counted: list[int]) -> None:
+    """``counted``: jobs alive, where they were counted just now; taken by the first drawing."""
     drawer = st.popover(
-        _label(_alive()),
+        _label(counted.pop() if counted else _alive()),
         icon=":material/pending_actions:",
         type="tertiary",
         width="content",
