@@ -25,7 +25,7 @@ router = APIRouter(prefix="/runs/{run}", tags=["runs"], responses=ABOUT_A_RUN)
 MEDIA_TYPES = {
     "csv": "text/csv; charset=utf-8",
     "parquet": "application/vnd.apache.parquet",
-    "arrow": "application/vnd.apache.arrow.stream",
+    "arrow": "application/vnd.apache.arrow.file",
 }
 
 
@@ -86,7 +86,7 @@ async def _until_disconnect(receive: Receive) -> None:
 async def export_table(
     request: Request, services: Shared, run: RunName, table: str, format: Literal["csv", "parquet", "arrow"]
 ) -> Response:
-    """One table of the run as CSV, Parquet or an Arrow stream."""
+    """One table of the run as CSV, Parquet or an Arrow file (IPC file format, Feather 2)."""
     filename = f"{run}-{table[:64]}.{format}"
     return await _stream(
         request, services, run, lambda opened: opened.export(table, format), MEDIA_TYPES[format], filename

@@ -80,12 +80,12 @@ def pair_statistics(answer: Mapping[str, Any]) -> str:
 
 
 def mean_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
-    """Which of the two runs has the higher mean."""
+    """The means of both runs: over samples, of which each counts once however many tokens it has."""
     row = correlation_of(answer)
     if row["mean_a"] is None or row["mean_b"] is None:
         return ""
     first, second = numbers.apart([row["mean_a"], row["mean_b"]])
-    return f"Mean {row['measure']}: {first} in {names[0]}, {second} in {names[1]}."
+    return f"Mean {row['measure']} per sample: {first} in {names[0]}, {second} in {names[1]}."
 
 
 @redrawable

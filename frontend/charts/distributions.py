@@ -26,6 +26,10 @@ MEASURES = {
 """measure → its name, and its unit or the meaning of its extreme"""
 
 
+NARROWEST = 1e-6
+"""range of shares below which they are all one"""
+
+
 @redrawable
 def histogram_chart(
     distribution: Mapping[str, Any],
@@ -165,8 +169,9 @@ def skip_reuse_chart(
     """Scatter of skip (1 − compute) against reuse, one point a sample, with Pearson's r and its 95 % interval."""
     look = theme_named(theme)
     table = [row | {"label": row["label"] or "no label"} for row in skip_rows(samples)]
-    x = alt.X("skip:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
-    y = alt.Y("reuse:Q", scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(title="reuse", tickCount=5))
+    scales = {name: _share_scale([row[name] for row in table]) for name in ("skip", "reuse")}
+    x = alt.X("skip:Q", scale=scales["skip"], axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
+    y = alt.Y("reuse:Q", scale=scales["reuse"], axis=alt.Axis(title="reuse", tickCount=5))
     chart = alt.layer(
         alt.Chart(rows(table))
         .mark_point(
@@ -176,6 +181,14 @@ def skip_reuse_chart(
         .add_params(click_selection("sample", "sample"))
     )
     return finish(chart, look, title, correlation_words(table), height=height)
+
+
+def _share_scale(shares: Sequence[float]) -> alt.Scale:
+    """The scale of shares in [0, 1]; around one that all have, Vega's own would be of width 0 with a single tick."""
+    scale = alt.Scale(zero=False, padding=10)
+    if shares and max(shares) - min(shares) < NARROWEST:
+        scale.domain = [max(0.0, min(shares) - 0.1), min(1.0, max(shares) + 0.1)]
+    return scale
 
 
 def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:

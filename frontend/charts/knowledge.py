@@ -31,6 +31,7 @@ OVER = {"samples": "whole samples", "sequences": "sequences of samples", "maps":
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
+AXIS = ["NMI of path and property", "(compare distances from grey)"]
 SHOWN = 14
 _ROW = 30
 
@@ -68,18 +69,32 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _twin_words(answer: Mapping[str, Any]) -> str:
-    """The properties that the untrained twin's paths predict; empty without a twin."""
+    """Whether the untrained twin's paths predict the same, and whether they tell more of it; empty without a twin.
+
+    Compared is what NMI exceeds the mean of its shuffles by: paths that are rare have a high NMI with everything, and
+    so have their shuffles.
+    """
     pairs = [(row, twin) for row in answer["properties"] if (twin := twin_of(row)) is not None]
     if not pairs:
         return ""
+    own = [PROPERTIES[row["property"]] for row, _ in pairs if known(row)]
     yes = [PROPERTIES[twin["property"]] for _, twin in pairs if known(twin)]
     if not yes:
-        return " The untrained model's predict none of these."
-    as_much = [PROPERTIES[row["property"]] for row, twin in pairs if known(twin) and _beyond(twin) >= _beyond(row)]
-    if not any(known(row) for row in answer["properties"]):
-        return f" The untrained model's predict {_listed(yes)}."
-    text = f" The untrained model's also predict {_listed(yes)}"
-    return text + (f"; {_listed(as_much)} no worse than this run." if as_much else ", but less well.")
+        return " The untrained model's paths predict none of these."
+    extra = [name for name in yes if name not in own]
+    same = bool(own) and len(yes) - len(extra) == len(own)
+    text = f" The untrained model's paths predict {_listed(['the same', *extra] if same else yes)}."
+    gaps = {PROPERTIES[row["property"]]: _beyond(twin) - _beyond(row) for row, twin in pairs}
+    both = [name for name in yes if name in own]
+    less, more = [name for name in both if gaps[name] < 0], [name for name in both if gaps[name] >= 0]
+    if not both:
+        return text
+    of = "each" if len(both) > 1 else both[0]
+    if not less or not more:
+        beyond = f"{'less than' if less else 'at least as much as'} this run of {of}"
+    else:
+        beyond = f"less than this run of {_listed(less)}, and at least as much of {_listed(more)}"
+    return f"{text} Beyond what shuffling gives, they tell {beyond}."
 
 
 def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -135,11 +150,11 @@ def knowledge_chart(
     y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     beside = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twins else {}
     scale = alt.Scale(domainMin=0, nice=True)
-    x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title="NMI of path and property", tickCount=5))
+    x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title=AXIS, tickCount=5))
     domain = [KNOWN, UNKNOWN, NULL]
     base = alt.Chart(rows(table))
-    across = 1 if look.name == "print" else 2  # a column in print is narrow
-    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=across, columnPadding=10)
+    # One below the other: names of properties leave too little room for two on a telephone, or in a printed column.
+    legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=1)
     colour = alt.Color(
         "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
     )

@@ -50,7 +50,7 @@ def rank_frequency_chart(
     look, observed = theme_named(theme), fit["observed"]
     parts = [fit[key] for key in ("observed", "untrained", "independent") if fit.get(key)]
     points = [point for part in parts for point in part["points"] if point["share"] > 0]
-    ranks = _decades([p["rank"] for p in points])
+    ranks = _rank_ticks([p["rank"] for p in points])
     x = alt.X(
         "rank:Q",
         scale=alt.Scale(type="log", nice=False, padding=8),
@@ -279,6 +279,20 @@ def _decades(values: list[float]) -> list[float]:
         return [1]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return [float(f"1e{power}") for power in range(low, high + 1)]
+
+
+def _rank_ticks(ranks: list[float]) -> list[float]:
+    """Powers of ten; of few paths also 2 and 5 of each, and of the fewest all ranks: 1 alone would say nothing.
+
+    >>> _rank_ticks([1, 4]), _rank_ticks([1, 8]), _rank_ticks([1, 77]), _rank_ticks([1, 500])
+    ([1, 2, 3, 4], [1, 2, 3, 5, 8], [1, 2, 5, 10, 20, 50], [1.0, 10.0, 100.0, 1000.0])
+    """
+    last = int(max(ranks, default=1))
+    if last <= 5:
+        return list(range(1, last + 1))
+    if last < 10:
+        return [1, 2, 3, 5, *([last] if last > 6 else [])]
+    return [tick for tick in (1, 2, 5, 10, 20, 50) if tick <= last] if last < 100 else _decades(ranks)
 
 
 def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | None = None) -> list[dict[str, Any]]:

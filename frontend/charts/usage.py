@@ -163,7 +163,7 @@ def load_chart(
             f"module {row['module']} at step {row['step']}, {numbers.number(row['utilisation'])} times a fair share"
         ),
     )
-    drawn = finish(chart, look, title, [words + "no token ever came (dead)."], height=height, summary=summary)
+    drawn = finish(chart, look, title, [words + "no token came."], height=height, summary=summary)
     return as_vectors(drawn, len(cells))
 
 
@@ -288,6 +288,24 @@ def dead_modules(usage: Mapping[str, Any]) -> list[tuple[int, str, int]]:
         entry[1] += row["count"]
         entry[2] += 1
     return [(module, name, steps) for module, (name, count, steps) in sorted(total.items()) if count == 0]
+
+
+def stand_in_words(usage: Mapping[str, Any]) -> str:
+    """The stand-ins for a module that does nothing (“left alone”, “silent”) to which no token came, where each step has
+    modules of its own: a × in the heat map, though nothing there is dead. Empty if there are none.
+
+    >>> alone = {"step": 0, "name": "L0 left alone", "kind": "identity", "count": 0}
+    >>> stand_in_words({"usage": [{"step": 0, "name": "L0", "kind": "direction", "count": 9}, alone]})
+    'Not counted: 1 stand-in for a module that does nothing, such as “L0 left alone” at step 0, to which no token came.'
+    """
+    known = _known_steps(usage["usage"])
+    empty = [row for row in usage["usage"] if row["kind"] == "identity" and row["count"] == 0 and row["step"] in known]
+    if not empty:
+        return ""
+    return (
+        f"Not counted: {numbers.plural(len(empty), 'stand-in')} for a module that does nothing, such as "
+        f"“{empty[0].get('name') or empty[0]['module']}” at step {empty[0]['step']}, to which no token came."
+    )
 
 
 def overloaded(usage: Mapping[str, Any], most: int = 5) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ GROUPS = {"region": "region", "patch": "kind of patch", "word": "kind of word"}
 MEASURE_NAMES = {"compute": "compute", "reuse": "reuse", "loss": "loss"}
 RUN, TWIN = "this run", "untrained twin"
 MOST_KINDS = 3
+FAINT = 0.05
+"""likeness beyond chance below which it is surely there, but hardly to be seen"""
 LOWEST = -1.0
 """likeness at which points and bars end"""
 _ROW = 26
@@ -243,24 +245,37 @@ def _signed(value: float) -> str:
     return ("+" if value > 0 else "") + numbers.number(value).replace("-", "−")
 
 
-def likeness_words(answer: Mapping[str, Any]) -> str:
-    """“Patches of one path are alike in colour: 0.57 (1 = equal); places alone would give 0.01, …”"""
+def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
+    """“Patches of one path are alike in colour: 0.57 (1 = equal); places alone would give 0.01, …”
+
+    ``whole``: each image is one token (``thing_names.whole_images``), so chance is not that of places in it.
+    """
     if not answer["looks"]:
         return ""
     row = answer["looks"][0]
     what, how = LOOKS.get(row["look"], ("Tokens", f"in {row['look']}"))
-    beyond = row["p_value"] is not None and row["p_value"] <= 0.05
-    text = (
-        f"{what} of one path are {'alike' if beyond else 'no more alike than chance'} {how}: "
-        f"{numbers.number(row['likeness'])}, where 1 is equal and places alone give {numbers.number(row['null_mean'])}"
-    )
+    what, chance = ("Images", "chance alone gives") if whole else (what, "places alone give")
+    said = _plain(row["likeness"])
+    if row["p_value"] is None or row["p_value"] > 0.05:
+        # The mean alone would read as a contradiction: 0.234 is above it, but so are many exchanges.
+        text = f"{what} of one path are not surely more alike {how} than by chance: {said} (1 = equal), and {chance} "
+        known = row["null_low"] is not None and row["null_high"] is not None
+        text += f"{_plain(row['null_low'])} to {_plain(row['null_high'])}" if known else _plain(row["null_mean"])
+    else:
+        faint = row["likeness"] - row["null_mean"] < FAINT
+        way = f"only a trace more alike {how} than by chance" if faint else f"alike {how}"
+        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {_plain(row['null_mean'])}"
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (
-            f"; before training they were {'more' if more else 'less'} so "
-            f"({numbers.number(row['untrained'])}, now {numbers.number(row['trained'])} on the same tokens)"
+            f"; before training they were {'more' if more else 'less'} alike "
+            f"({_plain(row['untrained'])}, now {_plain(row['trained'])} on the same tokens)"
         )
     return text + "."
+
+
+def _plain(value: float | None) -> str:
+    return numbers.number(value).replace("-", "−")
 
 
 def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
@@ -292,10 +307,11 @@ def likeness_chart(
     title: str | None = "",
     height: int = 240,
     offered: Collection[int] | None = None,
+    whole: bool = False,
 ) -> alt.LayerChart:
     """Likeness of the most frequent paths of a response of ``/paths/alikeness``, beside 95 % of its null.
 
-    ``offered``: ids of the run's modules (``drawing.slots``).
+    ``offered``: ids of the run's modules (``drawing.slots``). ``whole``: as in ``likeness_words``.
     """
     look = theme_named(theme)
     row = answer["looks"][0]
@@ -338,11 +354,11 @@ def likeness_chart(
             y=y, color=colour, tooltip=tips("rank:Q", "said:N likeness", "null:N of exchanges", "path:N", "tokens:N")
         )
     )
-    whole = alt.Chart(rows([{"y": row["likeness"]}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="y:Q")
-    words = likeness_words(answer)
+    mean = alt.Chart(rows([{"y": row["likeness"]}])).mark_rule(color=look.muted, strokeDash=[5, 3]).encode(y="y:Q")
+    words = likeness_words(answer, whole=whole)
     heading = words.rstrip(".") if title == "" else title
     return finish(
-        alt.layer(spans, whole, dots), look, heading, "Dashed: all paths together.", height=height, summary=words
+        alt.layer(spans, mean, dots), look, heading, "Dashed: all paths together.", height=height, summary=words
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tokenpaths.frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.figures import common, walls
 from tokenpaths.frontend.figures.figure import Figure, NotHere, Source, Wishes
 
@@ -33,7 +34,7 @@ def compute_per_sample(source: Source, wishes: Wishes) -> list[Figure]:
 def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
     """Figures 16 and 20: compute per patch or token, and patches or tokens of high, middle and low compute."""
     info, distribution = source.info(), _spread(source, "compute", "token")
-    what = "patch" if common.is_vision(info) else "token"
+    vision, (what, plural) = common.is_vision(info), token_nouns(info)
     figures = [
         _histogram("fig16-compute", distribution, f"Compute per {what} (1 = never skipped a module).", ("compute",))
     ]
@@ -48,20 +49,20 @@ def compute_per_token(source: Source, wishes: Wishes) -> list[Figure]:
         for example in members
     ]
     heads = [(f"{name}: compute {numbers.number(compute)}", members) for name, compute, members in groups]
-    whose = "Tokens" if what == "token" else "Patches"
-    words = f"{whose} drawn at random (seed {wishes.seed}) from all of the most, the median and the least compute. "
+    drawn = f"{plural.capitalize()} drawn at random (seed {wishes.seed})"
+    words = f"{drawn} from all of the most, the median and the least compute. "
     words = " ".join([words + "; ".join(head for head, _ in heads) + ".", *filter(None, dict.fromkeys(searched))])
     common_parts = (
-        "Which tokens get more work?" if what == "token" else "Which patches get more work?",
+        f"Which {plural} get more work?",
         words,
         {name: compute for name, compute, _ in groups},
         {"tokens": table},
         ("compute",),
     )
-    if what == "patch" and all(example.get("patch") for _, _, members in groups for example in members):
+    if vision and all(example.get("patch") for _, _, members in groups for example in members):
         sheet = walls.blocks_of_patches([(head, None, members) for head, members in heads])
         figures.append(Figure("fig16-patches", *common_parts, sheet=sheet, columns=2))
-    elif what == "token":
+    elif not vision:
         blocks = [
             (head, None, [example.get("text") or f"#{example.get('token_id')}" for example in members])
             for head, members in heads

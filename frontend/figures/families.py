@@ -35,7 +35,7 @@ def knows(source: Source, wishes: Wishes) -> list[Figure]:
     rows = answer["properties"]
     twins = any(row["untrained_nmi"] is not None for row in rows)
     beside = (
-        " Diamonds: the untrained twin’s paths."
+        " Diamonds: the untrained twin’s paths. What counts is how far a mark lies beyond its own grey."
         if twins
         else f" No untrained twin beside it: {answer['untrained_reason']}."
     )

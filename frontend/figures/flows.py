@@ -97,7 +97,7 @@ def _top_k(usage: Mapping[str, Any]) -> list[Figure]:
 def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     """Figure 13: tokens per module with dead ones marked; per step as a heat map."""
     from tokenpaths.frontend.charts import load_chart
-    from tokenpaths.frontend.charts.usage import MOST_MARKED, module_count_chart
+    from tokenpaths.frontend.charts.usage import MOST_MARKED, module_count_chart, stand_in_words
 
     usage = source.usage()
     own = any(module["step"] is not None for module in source.info()["modules"])
@@ -117,12 +117,13 @@ def module_counts(source: Source, wishes: Wishes) -> list[Figure]:
     cells = numbers.plural(len(usage["usage"]), "cell")
     mark = "page colour" if len(table) > MOST_MARKED else "×"
     at_steps = f"{mark}: no token came, as at {numbers.count(empty)} of {cells}. " if empty else ""
+    alive = f"No module is dead: each got a token at {'its' if own else 'some'} step."
     figures = [
         Figure(
             "fig13-load-per-step",
             "How is the work shared between modules, step by step?",
             f"Utilisation of each module at each step (1 = a fair share). {at_steps}{busiest}"
-            + (listed or "No module is dead: each got a token at some step."),
+            + " ".join(filter(None, [listed or alive, stand_in_words(usage) if own else ""])),
             {"dead": dead, "max_violation": [row["max_violation"] for row in usage["steps"]]},
             {"cells": usage["usage"], "steps": usage["steps"]},
             ("load",),

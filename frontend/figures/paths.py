@@ -7,6 +7,7 @@ from typing import Any
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import PRINT
 from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.charts.patches import patch_rows
 from tokenpaths.frontend.charts.paths import fit_words, law_words
 from tokenpaths.frontend.figures import common, walls
@@ -147,13 +148,15 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
     info = source.info()
     common.need_pictures(source, info, "Figure 3")
     blocks, table = [], []
-    for rank in common.ranks_shown(source, info["num_paths"], wishes.ranks, 6, _LEAST):
+    ranks = common.ranks_shown(source, info["num_paths"], wishes.ranks, 6, _LEAST)
+    _, plural = token_nouns(info)
+    for rank in ranks:
         answer = source.examples(rank, limit=PATCHES, seed=wishes.seed)
         patches = [example for example in answer["examples"] if example.get("patch")]
         if not patches:
             continue
         head = (
-            f"rank {numbers.count(rank)}, {numbers.percent(answer['share'])} of patches; "
+            f"rank {numbers.count(rank)}, {numbers.percent(answer['share'])} of {plural}; "
             f"modules {numbers.ribbon_words(answer['ribbon'], most=24)}"
         )
         blocks.append((head, answer, patches))
@@ -164,10 +167,9 @@ def patches_of_ranks(source: Source, wishes: Wishes) -> list[Figure]:
     return [
         Figure(
             "fig3-patches",
-            "Which patches share a path?",
-            f"Up to {PATCHES} patches drawn at random (seed {wishes.seed}) from all that follow the path of each rank: "
-            + "; ".join(head for head, _, _ in blocks)
-            + ".",
+            f"Which {plural} share a path?",
+            f"Up to {PATCHES} {plural} drawn at random (seed {wishes.seed}) from all that follow the path of each "
+            "rank: " + "; ".join(head for head, _, _ in blocks) + ".",
             {"ranks": sorted({row["rank"] for row in table})},
             {"patches": table},
             ("paths", "cdf"),

@@ -151,7 +151,7 @@ def test_image(api: Served) -> None:
 @pytest.mark.parametrize("run", ["vision", "text", "top2"])
 def test_exports_hold_the_same_rows(api: Served, run: str) -> None:
     parquet = pa.parquet.read_table(io.BytesIO(api.get(f"/runs/{run}/export/path.parquet").content))
-    arrow = pa.ipc.open_stream(api.get(f"/runs/{run}/export/path.arrow").content).read_all()
+    arrow = pa.ipc.open_file(api.get(f"/runs/{run}/export/path.arrow").content).read_all()
     answer = api.get(f"/runs/{run}/export/path.csv")
     assert answer.headers["content-disposition"] == f'attachment; filename="{run}-path.csv"'
     assert answer.headers["content-type"].startswith("text/csv")

@@ -238,7 +238,7 @@ def test_all_pages_come_and_a_limit_ends_them(served: Served, monkeypatch: pytes
 
 @pytest.mark.parametrize("table", ["token", "path", "sample", "flow", "module"])
 def test_a_whole_table_is_the_exported_one(served: Served, table: str) -> None:
-    exported = pa.ipc.open_stream(io.BytesIO(served.get(f"/runs/text/export/{table}.arrow").content)).read_all()
+    exported = pa.ipc.open_file(io.BytesIO(served.get(f"/runs/text/export/{table}.arrow").content)).read_all()
     with opened(served, "text") as run:
         assert run.frames.arrow(table).equals(exported)
         pd.testing.assert_frame_equal(run.frames.table(table), exported.to_pandas())

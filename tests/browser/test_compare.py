@@ -108,6 +108,11 @@ def test_the_same_on_a_telephone_by_its_address(visit, pairs: Site, dark: bool) 
     here.open(view="compare", run="pictures", against="pictures-moved", part="samples", measure="reuse", label="circle")
     here.heading("Which samples differ most in reuse?")
     here.no_sideways_scroll()
+    here.open(view="compare", run="pictures", against="pictures-moved", part="numbers")
+    table = here.page.get_by_role("region", name="Runs in numbers")
+    expect(table).to_be_visible()
+    wide, shown = table.evaluate("table => [table.scrollWidth, table.clientWidth]")
+    assert wide <= shown, f"the second of two runs is out of sight: {wide} of {shown} pixels"
     for part, heading in (
         ("numbers", "How do the runs compare?"),
         ("routes", "Where do two of them part?"),

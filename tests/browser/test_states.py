@@ -40,6 +40,43 @@ def test_nothing_scrolls_sideways_at_400_pixels(visit, run):
         here.no_sideways_scroll()
 
 
+def test_at_400_pixels_no_number_is_cut_and_no_count_lies_on_a_placeholder(visit):
+    here = visit(width=400).open(view="samples", run="pictures", sample=1)
+    first = here.page.locator(".tp-flow .tp-words text").first
+    expect(first).to_be_visible()
+    flow, text, legend = (
+        box.evaluate("box => { const r = box.getBoundingClientRect(); return [r.top, r.bottom]; }")
+        for box in (here.page.locator(".tp-flow").first, first, here.page.locator(".tp-legend").first)
+    )
+    clipped = here.page.locator(".tp-flow").first.evaluate("flow => getComputedStyle(flow).overflowY !== 'visible'")
+    assert not clipped or text[0] >= flow[0], "a step number is cut off"
+    assert text[0] >= legend[1], "a step number lies on the legend"
+    field = here.page.locator(".st-key-find_box input")
+    field.focus()
+    field.press("a")
+    expect(here.page.locator(".st-key-find_box [data-testid=InputInstructions]")).to_be_hidden()
+    here.no_sideways_scroll()
+
+
+SCROLLED = """document.querySelector('[data-testid="stMain"]').scrollTop"""
+
+
+def test_a_view_opens_at_its_top_and_a_button_that_names_a_heading_leads_there(visit):
+    """The browser stays where it was scrolled to: a question at the end of Home opened the middle of Paths."""
+    here = visit(width=400).open()
+    question = here.page.get_by_role("button", name="Which paths do ends of sentences take?")
+    question.scroll_into_view_if_needed()
+    assert here.page.evaluate(SCROLLED) > 200
+    question.click()
+    here.heading("Which paths exist?")
+    here.settled()
+    assert here.page.evaluate(SCROLLED) == 0
+    here.open(view="modules", run="texts")
+    here.page.get_by_role("button", name="What do paths know?").click()
+    expect(here.page.get_by_role("heading", name="What do paths know?")).to_be_in_viewport()
+    assert here.page.evaluate(SCROLLED) > 200
+
+
 COUNT_SENT = """() => {
   window.tpSent = 0;
   const send = WebSocket.prototype.send;

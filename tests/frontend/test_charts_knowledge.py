@@ -121,17 +121,39 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
         ("label of the sample", "untrained twin", 0.2, 0.1),
     ]
     assert knowledge.knowledge_words(both).endswith(
-        "The untrained model's also predict token id and label of the sample; label of the sample no worse than this "
-        "run."
+        "The untrained model's paths predict the same and label of the sample. Beyond what shuffling gives, they tell "
+        "less than this run of token id."
     )
     assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
     blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
-    assert knowledge.knowledge_words(blind).endswith("The untrained model's predict none of these.")
+    assert knowledge.knowledge_words(blind).endswith("The untrained model's paths predict none of these.")
     alone = {**KNOWN, "properties": [{**first, **TWIN, "p_value": 0.5, "nmi": first["null_mean"]}]}
     assert knowledge.knowledge_words(alone) == (
-        "Paths predict none of these better than chance. The untrained model's predict token id."
+        "Paths predict none of these better than chance. The untrained model's paths predict token id."
     )
     assert "untrained NMI" not in knowledge.knowledge_rows(KNOWN)[0]
+
+
+def test_the_sentence_about_the_twin_compares_what_the_chart_lets_one_compare():
+    """Rare paths have a high NMI with everything, and so have their shuffles: compared is the distance from them."""
+    right = {**TWIN, "untrained_nmi": 0.8, "untrained_null_mean": 0.75}  # right of the run's, nearer to its shuffles
+    rows = [{**PROPERTY, "property": name, "shuffled": "sequences", **right} for name in ("token_id", "word_class")]
+    assert knowledge.knowledge_words({"properties": rows}) == (
+        "Paths predict token id and kind of word better than chance. The untrained model's paths predict the same. "
+        "Beyond what shuffling gives, they tell less than this run of each."
+    )
+    as_much = {**right, "untrained_null_mean": 0.5}
+    mixed = {"properties": [{**rows[0], **as_much}, rows[1]]}
+    assert knowledge.knowledge_words(mixed).endswith(
+        "they tell less than this run of kind of word, and at least as much of token id."
+    )
+    assert knowledge.knowledge_words({"properties": [{**rows[0], **as_much}]}).endswith(
+        "they tell at least as much as this run of token id."
+    )
+    some = {"properties": [rows[0], {**rows[1], "untrained_p_value": 0.5}]}
+    assert "The untrained model's paths predict token id. " in knowledge.knowledge_words(some)
+    titles = json.dumps(charts.knowledge_chart(mixed).to_dict())
+    assert "distances from grey" in titles
 
 
 LAW = {"alpha": 2.0, "alpha_error": 0.1, "x_min": 3, "num_tail": 60, "num_paths": 100}

@@ -69,6 +69,16 @@ def show(api: str, monkeypatch: pytest.MonkeyPatch):
         yield draw
 
 
+def test_what_has_no_router_is_not_said_to_have_one(show):
+    page = show(view="dream", run="lights")
+    assert page.header[0].value == "What image would light this block most?"
+    assert "An image optimised so that this block fires as strongly as it can." in words(page)
+    assert "routers" not in words(page)
+    told = words(show(view="change", run="lights"))
+    assert "the Lights view shows what is said at each threshold" in told
+    assert "theta" not in told
+
+
 def questions(page: AppTest) -> str:
     """Headings of a page without an error."""
     assert not page.error, [error.value for error in page.error]
@@ -317,3 +327,16 @@ def test_views_read_only_what_the_api_gives(api, data_dir):
     assert len(found["lights"]["lit_share_by_step"]) == len(found["lights"]["steps_until_fired"]["counts"]) - 1
     assert {"pearson", "pearson_low", "pearson_high", "num_samples"} <= set(found["lights"]["correlation"])
     assert found["validation"]["mlp_twin"]["accuracy"] == 0.9639
+
+
+@pytest.mark.parametrize("query", [{"view": "paths", "inspect": "path:1"}, {"view": "work", "inspect": "token:0.0"}])
+def test_an_image_that_is_one_token_has_no_patches(show, query):
+    page = show(run="lights", **query)
+    kinds = ("markdown", "caption", "header", "subheader", "info")
+    values = [str(element.value) for kind in kinds for element in page.get(kind)]
+    told = " ".join(value for value in values if "**arrows**" not in value)  # the list of keys is of all runs
+    told += " ".join(str(box.label) for box in page.selectbox)
+    assert not page.error
+    assert "image" in told.lower()
+    found = told.lower().find("patch")
+    assert found < 0, told[max(0, found - 80) : found + 80]

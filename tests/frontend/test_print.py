@@ -15,8 +15,9 @@ import pytest
 import tokenpaths.frontend.charts as charts
 from tests.support.runs import open_run
 from tokenpaths.frontend.charts.drawing.palette import DARK, PRINT
-from tokenpaths.frontend.charts.drawing.printing import points, printed
+from tokenpaths.frontend.charts.drawing.printing import points, print_spec, printed
 from tokenpaths.frontend.charts.drawing.redraw import call_of
+from tokenpaths.frontend.charts.drawing.svg_sheet import text_width
 from tokenpaths.frontend.charts.drawing.tables import csv_files, csv_of, zip_of
 
 MODULES = [
@@ -80,3 +81,22 @@ def test_the_data_are_the_answers():
 def test_csv_has_no_nan_no_pictures_and_ribbons_in_one_cell():
     text = csv_of([{"a": float("nan"), "ribbon": [[1, 2], [3, 4]], "patch": "data:…", "b": None, "t": 'x,"y"\n'}])
     assert list(csv.DictReader(io.StringIO(text))) == [{"a": "", "ribbon": "1+2 → 3+4", "b": "", "t": 'x,"y"\n'}]
+
+
+def test_the_legend_of_paths_fits_a_column_of_a_third_of_a_page():
+    """Its words lay on each other where tokens stand in three columns, and what is neutral left the sheet."""
+    chart = charts.token_flow_chart(open_run("text", modules=8).sample(0), theme="print", title=None)
+    for width, across in ((points(60), False), (points(183), True)):
+        spec = print_spec(chart, width)
+        (legend,) = [one for one in _legends(spec) if "gradientLength" in one]
+        words = re.findall(r"'([^']+)'", legend["labelExpr"])
+        assert words == ["few", "many"]
+        assert sum(text_width(one, PRINT.font_size) for one in words) < legend["gradientLength"]
+        assert ("layout" in spec["config"]["legend"]) != across
+
+
+def _legends(part):
+    if isinstance(part, dict) and isinstance(part.get("legend"), dict):
+        yield part["legend"]
+    for child in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _legends(child)

@@ -80,7 +80,21 @@ def test_runs_of_counts_have_no_samples_to_compare() -> None:
 
     assert words("A", "B") == "Runs of counts have no samples to compare, so no difference can be told."
     assert words("A").startswith("A is a run of counts: it has no samples that others could be compared on")
-    assert words("B").startswith("0 of 1 other runs are over the 9 samples of A; B has none.")
+    assert words("B").startswith("B has none of the 9 samples of A.")
+
+
+def test_what_samples_the_others_have_is_said_in_plain_words() -> None:
+    labels = {name: name for name in "ABC"}
+    some = answer_of_numbers(None, None, None)
+    some["runs"][1] |= {"same_samples": False, "num_common": 4}
+    assert table.runs_words(some, labels).startswith(
+        "1 of the 2 other runs is over exactly the 9 samples of A; B has 4 of them."
+    )
+    some["runs"][2] |= {"same_samples": False, "num_common": 0}
+    assert table.runs_words(some, labels).startswith(
+        "None of the 2 other runs is over exactly the 9 samples of A; B has 4 of them, C has none."
+    )
+    assert table.name_words("mean_reuse") == "reuse per token"  # Samples gives means per sample
 
 
 def test_the_untrained_column_has_shares_of_tokens_as_every_checkpoint_has() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.support.runs import make
+from tests.frontend.test_charts import FIT
+from tests.support.runs import make, open_run
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
+from tokenpaths.frontend import charts as package
 from tokenpaths.frontend.charts.drawing.tables import csv_files, tables_of, zip_of
 from tokenpaths.frontend.charts.knowledge import (
     knowledge_chart,
@@ -20,7 +23,7 @@ from tokenpaths.frontend.charts.knowledge import (
     search_words,
 )
 from tokenpaths.frontend.charts.usage import top_k_chart
-from tokenpaths.frontend.figures import KINDS, Wishes, draw_figures
+from tokenpaths.frontend.figures import KINDS, Wishes, draw_figures, flows
 from tokenpaths.frontend.figures.files import files_of
 from tokenpaths.frontend.views.modules.modules import balance_words
 
@@ -84,7 +87,7 @@ def test_answers_hold_no_nan_and_say_what_is_missing(run):
     if run.called == "a twin of one path":
         assert {row["untrained_nmi"] for row in told["properties"]} == {0.0}
         assert {row["untrained_p_value"] for row in told["properties"]} == {1.0}
-        assert "The untrained model's predict none of these." in knowledge_words(told)
+        assert "The untrained model's paths predict none of these." in knowledge_words(told)
     words = balance_words(usage)
     assert words.endswith((".", "(0 = even)."))
     assert "nan" not in words.lower()
@@ -122,3 +125,29 @@ def test_a_search_that_leaves_nothing_to_compare_is_a_sentence(run):
     files = csv_files(tables_of({"search": found}))
     assert all("nan" not in content.lower().split(",") for content in files.values())
     assert zip_of(files)[:2] == b"PK"
+
+
+def test_the_axes_of_few_paths_and_of_equal_shares_have_more_than_one_tick():
+    few = [{**point, "rank": rank} for rank, point in enumerate(FIT["observed"]["points"][:4], 1)]
+    chart = package.rank_frequency_chart({"observed": FIT["observed"] | {"points": few}}).to_dict()
+    axes = [
+        layer["encoding"]["x"]["axis"] for layer in chart["layer"] if "axis" in layer.get("encoding", {}).get("x", {})
+    ]
+    assert {tuple(axis["values"]) for axis in axes} == {(1, 2, 3, 4)[: len(few)]}
+    samples = [{"sample": i, "label": None, "compute": 0.5 + i / 10, "reuse": 0.0} for i in range(4)]
+    (layer,) = package.skip_reuse_chart(samples).to_dict()["layer"]
+    assert layer["encoding"]["y"]["scale"]["domain"] == [0.0, 0.1]
+    assert "domain" not in layer["encoding"]["x"]["scale"]
+
+
+def test_a_stand_in_without_a_token_is_neither_dead_nor_passed_over():
+    """Where each step has its own modules, a stand-in for doing nothing is marked like a dead module, but is none."""
+    run = open_run(samples=4)
+    usage, info = run.usage(), run.info()
+    own = {**info, "modules": [{**module, "step": 0} for module in info["modules"]]}
+    cells = [row | {"kind": "identity" if row["module"] == 1 else "mlp"} for row in usage["usage"]]
+    cells = [row | {"count": 0 if row["module"] == 1 and row["step"] == 0 else 5} for row in cells]
+    source = types.SimpleNamespace(usage=lambda: {**usage, "usage": cells}, info=lambda: own)
+    (per_step,) = flows.module_counts(source, Wishes())
+    assert f"×: no token came, as at 1 of {len(cells)} cells." in per_step.caption
+    assert "No module is dead: each got a token at its step. Not counted: 1 stand-in for" in per_step.caption

@@ -11,6 +11,7 @@ import vl_convert
 from tests.frontend.test_charts import data_of
 from tests.support.runs import open_run
 from tokenpaths.frontend.charts import training_curve, work
+from tokenpaths.frontend.views.work import sections
 
 IMAGES = open_run(samples=12, modules=8, identities=2, top_k=2)
 TEXTS = open_run("text", samples=12, modules=8)
@@ -110,10 +111,27 @@ def test_likeness_says_what_places_and_the_untrained_model_give():
     told = {**row, "likeness": 0.567, "null_mean": 0.01, "p_value": 0.01, "untrained": 0.85, "trained": 0.53}
     assert work.likeness_words({"looks": [told]}) == (
         "Patches of one path are alike in colour: 0.567, where 1 is equal and places alone give 0.0100; "
-        "before training they were more so (0.850, now 0.530 on the same tokens)."
+        "before training they were more alike (0.850, now 0.530 on the same tokens)."
     )
-    told |= {"p_value": 0.3, "untrained": None}
-    assert "no more alike than chance" in work.likeness_words({"looks": [told]})
+    # Above the mean of the exchanges, but not above them all: the sentence says between what they lie.
+    told |= {"p_value": 0.1, "untrained": None, "likeness": 0.234, "null_mean": 0.134, "null_low": -0.02}
+    assert work.likeness_words({"looks": [{**told, "null_high": 0.3}]}) == (
+        "Patches of one path are not surely more alike in colour than by chance: 0.234 (1 = equal), and places alone "
+        "give −0.0200 to 0.300."
+    )
+    trace = {**told, "look": "word_class", "p_value": 0.01, "likeness": 0.00121, "null_mean": 0.0002}
+    assert work.likeness_words({"looks": [trace]}) == (
+        "Words of one path are only a trace more alike in kind than by chance: 0.00121, where 1 is equal and places "
+        "alone give 0.000200."
+    )
+
+
+def test_whole_images_are_not_called_patches():
+    told = {**IMAGES.alikeness()["looks"][0], "likeness": 0.5, "null_mean": -0.001, "p_value": 0.01, "untrained": None}
+    whole = work.likeness_words({"looks": [told]}, whole=True)
+    assert whole == "Images of one path are alike in colour: 0.500, where 1 is equal and chance alone gives −0.00100."
+    kinds = [{"by": "patch", "kind": "edge"}, {"by": "region", "kind": "sky"}]
+    assert sections.of_images({"kinds": kinds})["kinds"] == kinds[1:]
 
 
 def test_of_two_kinds_of_modules_one_is_drawn_and_of_many_three():

@@ -95,7 +95,7 @@ def dataset_files(run: RunFile) -> Generator[tuple[str, Generator[bytes, None, N
             about = json.dumps({"info": {"features": features[split]}})
             for name in names:
                 part = (rows.replace_schema_metadata({"huggingface": about}) for rows in islice(batches, SHARD_RANGES))
-                yield f"{split}/{name}", export.encode(part, "arrow")
+                yield f"{split}/{name}", export.encode(part, export.STREAM)
         num_rows[split] = counted.num_rows
         info = {"citation": "", "description": "", "features": features[split], "homepage": "", "license": ""}
         yield f"{split}/dataset_info.json", _json(info)

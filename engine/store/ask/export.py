@@ -32,6 +32,8 @@ from tokenpaths.engine.store.file.text_pieces import WITHOUT_PIECES
 from tokenpaths.engine.store.file.weight_codes import MARGIN_COLUMNS
 
 FORMATS = ("csv", "parquet", "arrow")
+STREAM = "arrow stream"
+"""of ``encode`` alone: the IPC stream that the shards of a Hugging Face data set are"""
 TABLES = {
     "run": "the run itself, one row",
     "module": "what a router can pick: step, name, kind, parameters, FLOPs",
@@ -297,7 +299,9 @@ def _writer(file_format: str, sink: io.BytesIO, schema: pa.Schema) -> Any:
     kinds: dict[str, Callable[..., Any]] = {
         "csv": csv.CSVWriter,
         "parquet": parquet.ParquetWriter,
-        "arrow": pa.ipc.new_stream,
+        # What is called .arrow is the IPC file format: it is what pyarrow.ipc.open_file, Feather and polars read.
+        "arrow": pa.ipc.new_file,
+        STREAM: pa.ipc.new_stream,
     }
     # The writers must not seek or close: what they wrote is taken away while they go on.
     return kinds[file_format](AppendOnly(sink), schema)

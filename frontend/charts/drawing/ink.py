@@ -79,9 +79,16 @@ def ink_encoding(channel: type[alt.Fill] | type[alt.Color], theme: str | Theme, 
 
 
 def ink_legend() -> alt.Legend:
-    """The legend of the scale, with words at its ends."""
+    """The legend of the scale, with words at its ends; those that both have stand in the title, because a scale in
+    print may be as short as a few words.
+    """
+    (start, many), (_, few) = MANY.rsplit(" ", 1), FEW.rsplit(" ", 1)
     return gradient_legend(
-        "path", direction="horizontal", gradientOpacity=1, values=[0, 1], labelExpr=f"datum.value ? '{FEW}' : '{MANY}'"
+        f"path {start}",
+        direction="horizontal",
+        gradientOpacity=1,
+        values=[0, 1],
+        labelExpr=f"datum.value ? '{few}' : '{many}'",
     )
 
 

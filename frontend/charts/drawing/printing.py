@@ -33,11 +33,15 @@ def print_spec(chart: Any, width: float, height: float | None = None) -> dict[st
     spec.pop("usermeta", None)
     spec["padding"] = 2
     _finer(spec, 0.45 * width)
+    if width < _NARROW:  # side by side, legends would leave the sheet
+        spec.setdefault("config", {}).setdefault("legend", {})["layout"] = {"bottom": {"direction": "vertical"}}
     lines = dict.fromkeys(("gridWidth", "domainWidth", "tickWidth"), 0.5)
     spec.setdefault("config", {}).setdefault("axis", {}).update(lines)
     return spec
 
 
+_NARROW = 240
+"""points of width below which legends stand one below the other"""
 _SMALLER = 0.4
 """ratio of a point mark's area in print to that on screen: the font size is 8 there and 12 here"""
 _THINNER = 0.6

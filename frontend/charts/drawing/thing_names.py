@@ -1,4 +1,6 @@
-"""Display names of modules and paths: the user's own name, else the automatic one, after what the thing is called."""
+"""Display names of modules and paths: the user's own name, else the automatic one, after what the thing is called; and
+the noun for a token of a run: token, patch or image.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,24 @@ def thing_names(summaries: Mapping[str, Any] | None, own: Mapping[str, Mapping[s
             words[thing] = str(entry["name"])
             called.setdefault(thing, f"path {number}")
     return {thing: called[thing] + SEPARATOR + text for thing, text in words.items()}
+
+
+def whole_images(run: Mapping[str, Any]) -> bool:
+    """Whether each image of the run is one token (RayTracing), so that it has no patches."""
+    return bool(run["modality"] == "vision" and run["num_tokens"] == run["num_samples"])
+
+
+def token_nouns(run: Mapping[str, Any]) -> tuple[str, str]:
+    """What a token of a run is, in the singular and the plural.
+
+    >>> token_nouns({"modality": "vision", "num_tokens": 640, "num_samples": 10})
+    ('patch', 'patches')
+    >>> token_nouns({"modality": "vision", "num_tokens": 10, "num_samples": 10})
+    ('image', 'images')
+    """
+    if run["modality"] != "vision":
+        return "token", "tokens"
+    return ("image", "images") if whole_images(run) else ("patch", "patches")
 
 
 def called(names: Mapping[str, str] | None, thing: str, otherwise: str) -> str:

@@ -31,8 +31,11 @@ WORDS = {
     "num_tokens": ("tokens", "Patches of images, tokens of texts."),
     "loss": ("loss (nats)", "Mean cross-entropy of the right answer; lower is better."),
     "accuracy": ("accuracy", "Share of samples whose prediction is their label."),
-    "mean_compute": ("compute", "Active slots / all slots of a token: 1 = nothing was skipped. Mean over tokens."),
-    "mean_reuse": ("reuse", "1 − distinct modules / visits on a token’s path. Mean over tokens."),
+    "mean_compute": (
+        "compute per token",
+        "Active slots / all slots of a token: 1 = nothing was skipped. Mean over tokens.",
+    ),
+    "mean_reuse": ("reuse per token", "1 − distinct modules / visits on a token’s path. Mean over tokens."),
     "num_paths": ("different paths", "Grows with the number of tokens."),
     "effective_paths": ("effective paths", "exp H of the paths’ shares. Grows with the number of tokens."),
     "equal_paths": ("different paths, equal tokens", "Of as many tokens of each run as the smallest has."),
@@ -70,7 +73,12 @@ STYLE = """<style>
 .tp-runs small { display: block; opacity: .78; font-size: .78rem; }
 .tp-runs strong { font-weight: 700; }
 .tp-runs td.tp-words { white-space: normal; min-width: 8rem; overflow-wrap: anywhere; }
-@media (max-width: 640px) { .tp-runs th[scope=row] { min-width: 8.5rem; max-width: 9.5rem; white-space: normal; } }
+@media (max-width: 640px) {
+  .tp-runs th, .tp-runs td { padding-inline: .4rem; }
+  .tp-runs th[scope=row] { min-width: 6.4rem; max-width: 7.4rem; white-space: normal; }
+  .tp-runs thead th:not(:first-child), .tp-runs small { white-space: normal; overflow-wrap: anywhere; min-width: 5rem; }
+  .tp-runs td.tp-words { min-width: 5rem; }
+}
 </style>"""
 
 
@@ -131,15 +139,7 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
         over = f"All {len(runs)} runs are over the same {numbers.plural(first['num_samples'], 'sample')}."
         over = over.replace("All 2 runs", "Both runs")
     else:
-        apart = [run for run in others if not run["same_samples"]]
-        some = [f"{labels[run['run']]} has {run['num_common']:,} of them" for run in apart if run["num_common"]]
-        none = [labels[run["run"]] for run in apart if not run["num_common"]]
-        if none:
-            some.append(f"{_some(none)} {'has' if len(none) == 1 else 'have'} none")
-        over = (
-            f"{same} of {len(others)} other runs {'is' if same == 1 else 'are'} over the "
-            f"{numbers.plural(first['num_samples'], 'sample')} of {labels[first['run']]}; {', '.join(some)}."
-        )
+        over = _samples_words(first, others, labels)
     said = [_extreme_words(row, runs, labels) for row in clear_rows(answer)[:MOST_SAID]]
     if said:
         return f"{over} Compared with {labels[first['run']]}: {'; '.join(said)}."
@@ -147,6 +147,25 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     if told:
         return f"{over} No number differs clearly from {labels[first['run']]}: every 95 % interval includes zero."
     return f"{over} So no difference can be told."
+
+
+def _samples_words(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
+    """How many samples of the first run the others have, where some have not the same."""
+    whose = f"the {numbers.plural(first['num_samples'], 'sample')} of {labels[first['run']]}"
+    apart = [run for run in others if not run["same_samples"]]
+    if len(others) == 1:
+        (run,) = apart
+        return (
+            f"{labels[run['run']]} has {numbers.count(run['num_common']) if run['num_common'] else 'none'} of {whose}."
+        )
+    some = [f"{labels[run['run']]} has {run['num_common']:,} of them" for run in apart if run["num_common"]]
+    none = [labels[run["run"]] for run in apart if not run["num_common"]]
+    if none:
+        some.append(f"{_some(none)} {'has' if len(none) == 1 else 'have'} none")
+    same = len(others) - len(apart)
+    how_many = "None" if not same else f"{same:,}"
+    verb = "is" if same <= 1 else "are"
+    return f"{how_many} of the {len(others):,} other runs {verb} over exactly {whose}; {', '.join(some)}."
 
 
 def _extreme_words(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:

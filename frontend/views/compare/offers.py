@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.charts.several_runs.run_labels import MOST_CHARACTERS, without_middle
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.jobs import panel
@@ -30,12 +31,12 @@ def offer_twin(run: Mapping[str, Any] | None, cards: Sequence[Mapping[str, Any]]
         return
     panel.refusal()
     at_click.button(
-        "Trace its untrained twin to compare with",
+        f"Trace the untrained twin of {widgets.escape(without_middle(run['run'], MOST_CHARACTERS))}",
         lambda: _trace_twin(common.model_name(run), run),
         icon=":material/casino:",
         key="trace_twin",
-        help="The same architecture with fresh weights over the same samples, as a run of its own. A job of seconds "
-        "to minutes.",
+        help="The same architecture with fresh weights over the same samples, as a run of its own to compare with. A "
+        "job of seconds to minutes.",
     )
 
 

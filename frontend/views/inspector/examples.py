@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.views.walls import token_wall
 
@@ -16,7 +17,7 @@ NOTHING = "This run keeps neither pictures nor texts to show."
 
 def strongest(run: Mapping[str, Any], answer: Mapping[str, Any], key: str, by: str) -> None:
     """The strongest examples of an answer of ``modules/{node}`` or ``paths/{rank}``; ``by`` says what makes them so."""
-    what = "patches" if run["modality"] == "vision" else "tokens"
+    _, what = token_nouns(run)
     reason, compared = answer["strongest_reason"], answer["compared"]
     among = ""
     if not compared["exact"]:

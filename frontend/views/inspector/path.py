@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.slots import offered_ids, taken
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_PATHS, Selection, without
 from tokenpaths.frontend.views import common
@@ -43,7 +44,7 @@ def _nearest(run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
     if answer["compared_paths"] < run["num_paths"]:
         drawn, every = (numbers.count(num) for num in (answer["compared_paths"], run["num_paths"]))
         st.caption(f"Among {drawn} paths drawn of {every}.")
-    what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
+    what = token_nouns(run)
     for near in answer["nearest"]:
         steps = ", ".join(map(str, near["differs"]))
         st.button(
@@ -59,7 +60,7 @@ def _nearest(run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
 
 
 def _facts(run: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
-    what = ("patch", "patches") if run["modality"] == "vision" else ("token",)
+    what = token_nouns(run)
     take = "takes" if answer["count"] == 1 else "take"
     return (
         f"{numbers.plural(answer['count'], *what)} ({numbers.percent(answer['share'])} of all) {take} this path, "

@@ -9,6 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.slots import known, offered_ids, taken
+from tokenpaths.frontend.charts.drawing.thing_names import whole_images
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
 from tokenpaths.frontend.components.explorer_data import taken_words
 from tokenpaths.frontend.page import widgets
@@ -38,6 +39,8 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
         return
     patch = token.get("row") is not None
     what = f"Patch {token_label(token)}" if patch else f"Token {place:,}"
+    if whole_images(run):
+        what = "The whole image"
     if token.get("text"):
         what += f" “{visible(token['text'])}”"
     actions.title(what, _facts(run, ranked, token, patch))
@@ -55,7 +58,9 @@ def _facts(run: Mapping[str, Any], ranked: reference.Ranked, token: Mapping[str,
     parts = [
         f"Sample {sample['sample']:,}" + (f", {sample['label']}" if sample.get("label") else "") + ".",
         taken_words(token, ranked.num_paths(run), reference=ranked.name),
-        f"Of this sample {numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} on it.",
+        ""
+        if whole_images(run)
+        else f"Of this sample {numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} on it.",
         f"Compute {numbers.percent(token['compute'])}, reuse {numbers.percent(token['reuse'])}.",
     ]
     if token.get("region"):
@@ -64,7 +69,7 @@ def _facts(run: Mapping[str, Any], ranked: reference.Ranked, token: Mapping[str,
         parts.append(f"Loss {numbers.number(token['loss'])} nats.")
     if token.get("gate_entropy") is not None:
         parts.append(f"Gate entropy {numbers.number(token['gate_entropy'])} nats.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 def _actions(run: Mapping[str, Any], number: int, token: Mapping[str, Any], ranked: reference.Ranked) -> list[Action]:
@@ -120,4 +125,7 @@ def _steps(run: Mapping[str, Any], token: Mapping[str, Any]) -> None:
     else:
         widgets.numbers_behind(rows, "its modules and weights, step by step")
     if token.get("margins") is None:
-        st.caption("How close these decisions were is not known: the run holds no scores of what was not chosen.")
+        # At once, without a look at tokens: there are no margins to count.
+        reason = widgets.client().ask(run["run"], "margins")["reason"]
+        if reason:
+            st.caption(widgets.escape(common.as_sentence(reason)))

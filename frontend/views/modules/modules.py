@@ -10,7 +10,15 @@ import streamlit as st
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import DARKER
 from tokenpaths.frontend.charts.load_over_time import is_load_only
-from tokenpaths.frontend.charts.usage import MOST_MARKED, OVERLOADED, dead_modules, load_chart, overloaded, top_k_chart
+from tokenpaths.frontend.charts.usage import (
+    MOST_MARKED,
+    OVERLOADED,
+    dead_modules,
+    load_chart,
+    overloaded,
+    stand_in_words,
+    top_k_chart,
+)
 from tokenpaths.frontend.formulas import OF_TOKENS
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
@@ -145,7 +153,9 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool, label
     if own:
         # The twin of an always-active block is never chosen: it has no function, so it is not dead either.
         idle = {(one["step"], one["module"]) for one in run["modules"] if one["kind"] == "identity"}
-        st.write(widgets.escape(dead_words(usage, idle, label)))
+        words = dead_words(usage, idle, label)
+        # Marked in the heat map like dead modules, so what they are is said.
+        st.write(widgets.escape(" ".join(filter(None, [words, stand_in_words(usage)]))))
     elif dead:
         names = ", ".join(f"{module} ({name})" for module, name, _steps in dead[:12]) + (" …" if len(dead) > 12 else "")
         st.write(widgets.escape(f"{numbers.plural(len(dead), 'module')} {_no_token(label)}: {names}."))

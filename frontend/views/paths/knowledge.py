@@ -31,7 +31,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.heading(
         "What do paths know?",
         "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything); diamond: "
-        "the path in the same model before training. Grey: what each seems to tell when the property is shuffled.",
+        "the path in the same model before training. Grey: what each seems to tell when the property is shuffled. What "
+        "counts is how far a mark lies beyond its own grey, not how far to the right: rarer paths move both.",
         "nmi",
     )
     if answer["reason"]:

@@ -10,6 +10,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns, whole_images
 from tokenpaths.frontend.charts.knowledge import (
     contrast_chart,
     contrast_words,
@@ -97,7 +98,9 @@ def query_words(selection: Selection) -> str:
 def bar(run: Mapping[str, Any], selection: Selection) -> None:
     """The fields of the search, and saved searches."""
     text = run["modality"] == "text"
-    kinds = WORD_KINDS if text else PATCH_KINDS
+    kinds: Mapping[str, str] = WORD_KINDS if text else PATCH_KINDS
+    if whole_images(run):
+        kinds = {}
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="search"):
         if text:
             address.bound(
@@ -111,16 +114,17 @@ def bar(run: Mapping[str, Any], selection: Selection) -> None:
                 help="Case is ignored; * stands for any letters, ? for one. All tokens of the word are found.",
             )
         options = ["", *kinds] + ([selection.kind] if selection.kind and selection.kind not in kinds else [])
-        words = "Kind of word" if text else "Which paths do these patches take?"
-        address.bound(
-            st.selectbox,
-            "kind",
-            words,
-            selection.kind or "",
-            options,
-            format_func=lambda kind: KINDS.get(kind, "any"),
-            read=lambda kind: kind or None,
-        )
+        words = "Kind of word" if text else f"Which paths do these {token_nouns(run)[1]} take?"
+        if len(options) > 1:  # images that are one token each have no kinds, unless an address asks for one
+            address.bound(
+                st.selectbox,
+                "kind",
+                words,
+                selection.kind or "",
+                options,
+                format_func=lambda kind: KINDS.get(kind, "any"),
+                read=lambda kind: kind or None,
+            )
         with st.popover("More", icon=":material/tune:", help="Filters by rank, compute and reuse"):
             _more(run, selection, text)
         _saved_popover()

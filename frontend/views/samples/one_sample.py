@@ -21,6 +21,11 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.samples import reference, similar
 
 LISTED = 300
+ARROWS = """<style>
+:is(.st-key-sample_previous, .st-key-sample_next) button [data-testid="stMarkdownContainer"] {
+  position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+</style>"""
+"""the words of the two buttons are for screen readers; there is room for the arrows only"""
 CELLS: dict[Shade, str] = {
     "path": "the cell names the module, its colour says how many tokens take the token’s whole path. Grey: skipped.",
     "module": "the cell names the module and has its colour, of several that of the first that does work. Grey: "
@@ -90,6 +95,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
         return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
 
+    st.html(ARROWS)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):
         address.bound(
             st.selectbox,
@@ -103,7 +109,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         )
         for side, name in enumerate(("previous", "next")):
             st.button(
-                "",
+                f"{name.capitalize()} sample",
                 key=f"sample_{name}",
                 icon=":material/chevron_left:" if name == "previous" else ":material/chevron_right:",
                 help=f"{name} sample, key {name[0].upper()}",

@@ -12,6 +12,7 @@ from tokenpaths.frontend.api.client import Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import token_name
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
@@ -23,7 +24,7 @@ FEW = 4
 """maximum number of tokens in context, which take a line or two each"""
 CONTEXT = 34
 """characters of context on each side of a token"""
-ONE = {"patches": "patch", "tokens": "token"}
+ONE = {"patches": "patch", "tokens": "token", "images": "image"}
 SAMPLES_HELP = (
     "Path profile of a sample: share of its choices that went to each module, step by step. Distance of two: "
     "Hellinger, √(mean over steps of (1 − Σ √(p·q))); 0 = the same load, 1 = no module in common."
@@ -79,10 +80,10 @@ def sample_words(answer: Mapping[str, Any]) -> str:
 
 def like_this_token(run: Mapping[str, Any], sample: int, token: int, key: str = "near") -> None:
     """The ribbons nearest to the selected token's, and tokens that take them."""
-    what = "patches" if run["modality"] == "vision" else "tokens"
+    _, what = token_nouns(run)
     st.subheader(f"Which {what} take nearly the same path?", anchor=False, help=TOKENS_HELP)
     try:
-        each = EACH if what == "patches" else FEW
+        each = FEW if what == "tokens" else EACH
         answer = widgets.client().ask(run["run"], "tokens/similar", sample=sample, token=token, limit=PATHS, each=each)
     except Refused as error:
         widgets.show_error(error)

@@ -10,6 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.charts import work
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
+from tokenpaths.frontend.charts.drawing.thing_names import whole_images
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -98,6 +99,11 @@ def kinds(run: Mapping[str, Any], selection: Selection) -> None:
     if answer["reason"]:
         widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
+    if whole_images(run):
+        answer = of_images(answer)
+        if not answer["kinds"]:
+            widgets.empty("Each image is one token here, so there are no kinds of tokens to tell apart.")
+            return
     twin = twin_run(run)
     beside = widgets.client().ask(twin, "means/{measure}", measure=measure) if twin else None
     beside = beside if beside and beside["kinds"] else None
@@ -118,6 +124,11 @@ def kinds(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.numbers_behind(answer["kinds"], f"{measure} by kind")
 
 
+def of_images(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """A response of ``/means/{measure}`` without kinds of patches: a whole image is at the border and in the middle."""
+    return {**answer, "kinds": [row for row in answer["kinds"] if row["by"] != "patch"]}
+
+
 def likeness(run: Mapping[str, Any], selection: Selection) -> None:
     """Whether tokens of one path look alike; ``selection`` is not looked at: the answer is about all tokens."""
     del selection
@@ -127,9 +138,11 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
     row = answer["looks"][0]
-    st.markdown(f"**{widgets.escape(work.likeness_words(answer))}**")
+    whole = whole_images(run)
+    st.markdown(f"**{widgets.escape(work.likeness_words(answer, whole=whole))}**")
     if row["paths"]:
-        widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None, offered=offered_ids(run)))
+        options = {"offered": offered_ids(run), "whole": whole}
+        widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None, **options))
     with st.expander("How sure is this? (likeness)"):
         text = f"{_counted(answer['counted'])} {numbers.percent(answer['shared'])} are on a path of several samples."
         if row["low"] is not None:

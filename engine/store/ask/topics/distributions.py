@@ -112,10 +112,19 @@ CLOSE = 0.05
 """margin below which a decision counts as close, by default"""
 MARGIN_EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 MARGIN_QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
-NO_SCORES = (
-    "this run holds no scores of what was not chosen, so how close its decisions were is not known: a log of ids and "
-    "weights cannot tell; trace the model, or import the scores of its routers"
-)
+NO_SCORES = "this run holds no scores of what was not chosen, so how close its decisions were is not known"
+NO_RUNNER_UP = {
+    "moe": f"{NO_SCORES}: a log of ids and weights cannot tell; trace the model, or import the scores of its routers",
+    "directional": "in this family no module is chosen before another: each head removes as much of each direction as "
+    "its own gate says, so there is no runner-up and no margin",
+    "raytracing": "in this family no module is chosen before another: each block is active where enough signal reaches "
+    "it, so there is no runner-up and no margin",
+    "hmodel": "in this family no module is chosen before another: each layer sends to each of the others as much as a "
+    "weight of their own says, so there is no runner-up and no margin",
+    "dipaco": "a DiPaCo router scores whole paths, once for a document, and not the modules of a step, so a step has "
+    "no margin of its own",
+}
+"""why there are no margins, by family; ``NO_SCORES`` of others"""
 
 
 @question(
@@ -145,7 +154,13 @@ def margins(
     head = {"run": run.run_id, "label": label, "close": float(close), "edges": list(MARGIN_EDGES)}
     label_id = run.label_id(label)
     if MARGIN_COLUMNS[0] not in run.token_columns:
-        return {**head, "counted": None, "steps": [], "pairs": [], "reason": NO_SCORES}
+        return {
+            **head,
+            "counted": None,
+            "steps": [],
+            "pairs": [],
+            "reason": NO_RUNNER_UP.get(run.row["family"], NO_SCORES),
+        }
     drawn = draw_tokens(run, None, label_id, extra=MARGIN_COLUMNS)
     margin_nS = decode_margins(_joined(drawn.extra[MARGIN_COLUMNS[0]], "<u2", run.layout.num_steps))
     runner_nS = _joined(drawn.extra[MARGIN_COLUMNS[1]], run.layout.id_dtype, run.layout.num_steps)

@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import csv, feather, parquet
 
 from tests.support.runs import make_experts, make_run, make_soft
 from tokenpaths.engine.base.errors import NoSuchThing
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 def arrow(run: Run, table: str) -> pa.Table:
-    return pa.ipc.open_stream(b"".join(run.export(table, "arrow"))).read_all()
+    return pa.ipc.open_file(b"".join(run.export(table, "arrow"))).read_all()
 
 
 @pytest.mark.parametrize("name", ["vision", "text", "experts", "soft"])
@@ -46,7 +46,16 @@ def test_small_ranges_give_the_same_table(runs, name, monkeypatch):
     for table, rows in whole.items():
         pieces = list(run.export(table, "arrow"))
         assert len(pieces) >= rows.num_rows // 7
-        assert pa.ipc.open_stream(b"".join(pieces)).read_all().equals(rows)
+        assert pa.ipc.open_file(b"".join(pieces)).read_all().equals(rows)
+
+
+def test_an_arrow_file_is_one_that_its_suffix_promises(runs, tmp_path, monkeypatch):
+    """The IPC file format: what Feather, polars and ``open_file`` read; of several ranges too."""
+    monkeypatch.setattr(export, "BATCH_ROWS", 7)
+    file = tmp_path / "path.arrow"
+    file.write_bytes(b"".join(runs["text"].export("path", "arrow")))
+    assert feather.read_table(file).equals(pa.ipc.open_file(file).read_all())
+    assert pa.ipc.open_file(file).num_record_batches > 1
 
 
 @pytest.mark.parametrize("name", ["vision", "text", "experts", "soft"])
@@ -159,5 +168,5 @@ def test_no_cell_of_a_csv_file_is_a_formula(runs, monkeypatch):
     assert [text or None for text in read["text"].to_pylist()] == [text or None for text in expected]
     assert set(read["number"].to_pylist()) == {-1.5}
     assert [spreadsheet_text(text or "") for text in texts] == [text or "" for text in expected[: len(texts)]]
-    plain = pa.ipc.open_stream(b"".join(runs["vision"].export("sample", "arrow"))).read_all()
+    plain = pa.ipc.open_file(b"".join(runs["vision"].export("sample", "arrow"))).read_all()
     assert plain["text"].to_pylist()[: len(texts)] == texts

@@ -187,7 +187,7 @@ def test_its_tables_are_exported(folder: Path) -> None:
     counts = make_counts()
     with opened(folder, "timed") as run:
         assert [row["table"] for row in run.tables()["tables"]] == ["run", "module", "usage", "load", "finding"]
-        table = pa.ipc.open_stream(io.BytesIO(b"".join(run.export("load", "arrow")))).read_all()
+        table = pa.ipc.open_file(io.BytesIO(b"".join(run.export("load", "arrow")))).read_all()
         assert len(run.frames.table("usage")) == STEPS * (EXPERTS - 1)
     total = np.zeros_like(counts.parts)
     for row in table.to_pylist():

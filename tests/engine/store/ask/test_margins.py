@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,25 @@ def test_a_run_without_scores_says_so_in_a_sentence(tmp_path: Path):
         assert "holds no scores" in answer["reason"]
         assert run.sample(0)["tokens"][0]["margins"] is None
         assert "margins" not in run.token_columns
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("moe", "trace the model, or import the scores"),
+        ("directional", "no module is chosen before another: each head"),
+        ("raytracing", "each block is active where enough signal"),
+        ("hmodel", "each layer sends to each of the others"),
+        ("dipaco", "scores whole paths, once for a document"),
+    ],
+)
+def test_the_reason_fits_where_the_run_comes_from(tmp_path: Path, family: str, said: str):
+    """A run that was traced here is not told to be a log, nor to be traced."""
+    made = make("bare", "text", samples=3)
+    with Run.open(replace(made, info=replace(made.info, family=family)).write(tmp_path)) as run:
+        reason = run.margins()["reason"]
+    assert said in reason
+    assert ("log" in reason or "trace the model" in reason) == (family == "moe")
 
 
 def test_margins_without_their_runners_up_are_refused(tmp_path: Path):

@@ -256,7 +256,7 @@ def test_every_table_leaves_in_every_format(case: Case, file_format: str):
         elif file_format == "parquet":
             rows = parquet.read_table(io.BytesIO(data))
         else:
-            rows = pa.ipc.open_stream(data).read_all()
+            rows = pa.ipc.open_file(data).read_all()
         sizes = {"token": len(case.naive.keys), "path": len(case.naive.ranked), "run": 1}
         assert rows.num_rows == sizes.get(table, rows.num_rows)
         assert not {"search", "label_id"} & set(rows.column_names) or table == "label"
@@ -264,7 +264,7 @@ def test_every_table_leaves_in_every_format(case: Case, file_format: str):
 
 
 def test_exported_tokens_are_the_tokens(text: Case):
-    rows = pa.ipc.open_stream(b"".join(text.run.export("token", "arrow"))).read_all()
+    rows = pa.ipc.open_file(b"".join(text.run.export("token", "arrow"))).read_all()
     ids = np.stack([rows[f"m{s}"].to_numpy() for s in range(5)], axis=1)
     np.testing.assert_array_equal(ids, text.naive.ids[:, :, 0])
     weights = np.stack([rows[f"w{s}"].to_numpy() for s in range(5)], axis=1)
