@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TEXT, CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TEXT, CUT_TOKENS, Piece, shortened
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -18,14 +18,53 @@ def sample_bounds(sample: np.ndarray) -> Iterator[tuple[int, int]]:
     return zip(bounds[:-1], bounds[1:], strict=True)
 
 
+class SampleNames:
+    """Numbers samples that have names, 0, 1, … as they come; their tokens stand together."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._known: set[str] = set()
+        self.names: list[str] = []
+
+    def numbers(self, names: np.ndarray, start: int) -> np.ndarray:
+        """(n,) numbers of the samples of rows that are called so, from row ``start`` of the file; UserError for an
+        empty name, or one that comes again after another."""
+        number = np.empty(len(names), dtype=np.int64)
+        same = np.concatenate([[False], names[1:] == names[:-1]]) if len(names) else np.zeros(0, dtype=bool)
+        bounds = np.flatnonzero(~same).tolist()
+        for low, high in zip(bounds, [*bounds[1:], len(names)], strict=True):
+            name = self._text(names[low], start + low)
+            if not self.names or name != self.names[-1]:
+                if not name.strip():
+                    raise UserError(f"{self.where}, row {start + low}: the name in 'sample' is empty", field="file")
+                if name in self._known:
+                    raise UserError(
+                        f"{self.where}, row {start + low}: sample {shortened(repr(name))} comes again after others; "
+                        "the tokens of a sample stand together",
+                        field="file",
+                    )
+                self._known.add(name)
+                self.names.append(name)
+            number[low:high] = len(self.names) - 1
+        return number
+
+    def _text(self, name: object, row: int) -> str:
+        try:
+            return name.decode() if isinstance(name, bytes) else str(name)
+        except UnicodeDecodeError:
+            raise UserError(f"{self.where}, row {row}: 'sample' holds bytes that are not UTF-8", field="file") from None
+
+
 class SampleRows:
     """Collects rows into pieces: tokens with the same number in ``sample`` are one sample; numbers ascend.
 
-    A sample of more than ``CUT_TOKENS`` is returned in pieces of that size, so that it is never held whole.
+    A sample of more than ``CUT_TOKENS`` is returned in pieces of that size, so that it is never held whole. A column of
+    names is numbered first (``numbered``).
     """
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self._names = SampleNames(where)
         self._parts: list[tuple[np.ndarray | None, ...]] = []
         self._held = 0
         self._number: int | None = None
@@ -38,6 +77,10 @@ class SampleRows:
     def num_samples(self) -> int:
         """Number of samples begun so far."""
         return self._position + 1
+
+    def numbered(self, sample: np.ndarray | None, start: int) -> np.ndarray | None:
+        """``sample`` as whole numbers, names by ``SampleNames``."""
+        return sample if sample is None or sample.dtype.kind in "iu" else self._names.numbers(sample, start)
 
     def add(
         self,
@@ -80,7 +123,8 @@ class SampleRows:
         ids, weights, token_id = (None if column is None else column[:count] for column in columns)
         assert ids is not None, "every token has ids"
         row = self._start + self._taken
-        source = f"sample {self._number}"
+        assert self._number is not None, "there are rows"
+        source = self._names.names[self._number] if self._names.names else f"sample {self._number}"
         if cut:
             source = f"{source}, tokens {self._taken} to {self._taken + count - 1}"
         piece = Piece(ids, f"{self.where}, row {row}", weights, token_id, source=source, rows_from=row)

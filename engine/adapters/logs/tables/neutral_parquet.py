@@ -82,7 +82,8 @@ def open_parquet(file: Path, announced: Announced) -> Log:
                 weights = list_numbers(columns["weights"], file, "weights", start, wide, np.nan)
                 weights = _shaped(weights, (n, steps, top_k), file, "weights", start)
                 weights = weights if weights.dtype.kind == "f" else weights.astype(np.float32)
-            token_id, sample = (_whole(columns.get(name), file, name, start) for name in ("token_id", "sample"))
+            token_id = _whole(columns.get("token_id"), file, "token_id", start)
+            sample = rows.numbered(_sample(columns.get("sample"), file, start), start)
             words.add(columns, sample, start)
             yield from rows.add(ids, weights, token_id, sample, start)
             yield from rows.ready(words.of)
@@ -204,15 +205,35 @@ def _shaped(values: np.ndarray, shape: tuple[int, int, int], file: Path, name: s
     return values.reshape(shape)
 
 
-def _whole(column: pa.Array | None, file: Path, name: str, start: int) -> np.ndarray | None:
+def _whole(
+    column: pa.Array | None, file: Path, name: str, start: int, right: str = "whole numbers"
+) -> np.ndarray | None:
     if column is None:
         return None
     if not pa.types.is_integer(column.type):
-        raise UserError(f"{file}: the column {name!r} holds {column.type}, it should be whole numbers", field="file")
+        raise UserError(f"{file}: the column {name!r} holds {column.type}, it should be {right}", field="file")
+    return _present(column, file, name, start).to_numpy(zero_copy_only=False)
+
+
+def _present(column: pa.Array, file: Path, name: str, start: int) -> pa.Array:
+    """The column; UserError if a value is missing."""
     if column.null_count:
         row = start + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise UserError(f"{file}, row {row}: {name!r} is missing", field="file")
-    return column.to_numpy(zero_copy_only=False)
+    return column
+
+
+def _sample(column: pa.Array | None, file: Path, start: int) -> np.ndarray | None:
+    """Numbers or names of samples."""
+    if column is not None and pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column is None or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return _whole(column, file, "sample", start, "whole numbers or names")
+    try:
+        names: np.ndarray = _present(column, file, "sample", start).to_numpy(zero_copy_only=False)
+    except UnicodeDecodeError:  # Arrow reads text from Parquet without looking whether it is UTF-8
+        raise UserError(f"{file}: 'sample' holds bytes that are not UTF-8; it is damaged", field="file") from None
+    return names
 
 
 class _Words:

@@ -250,6 +250,14 @@ def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:
             )
 
 
+KINDS = {
+    "weights": ("fiub", "numbers from 0 to 1"),
+    "token_id": ("iu", "whole numbers, one a token"),
+    "sample": ("iuUS", "whole numbers or names, one a token"),
+}
+"""kinds of numpy's types that an array beside the ids may have, in letters and in words"""
+
+
 def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: bool) -> Iterator[Piece]:
     """Group tokens with the same number in ``sample``; without it they are cut into samples."""
     ids = archive.array(name)
@@ -263,9 +271,9 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
         if array.shape[1:] not in right:
             wanted = (count, *right[0])
             raise UserError(f"{array.where}: has shape {array.shape}, it should be {wanted}", field="file")
-        if array.dtype.kind not in ("fiub" if other == "weights" else "iu"):
-            numbers = "numbers from 0 to 1" if other == "weights" else "whole numbers, one a token"
-            raise UserError(f"{array.where}: is {_kind(array.dtype)}, it should be {numbers}", field="file")
+        kinds, values = KINDS[other]
+        if array.dtype.kind not in kinds:
+            raise UserError(f"{array.where}: is {_kind(array.dtype)}, it should be {values}", field="file")
     texts = {other: values for other in ("label", "text") if (values := archive.whole(other)) is not None}
     for column, values in texts.items():
         if values.ndim != 1 or values.dtype.kind not in ("UiufbMS" if column == "label" else "Uiu"):
@@ -293,7 +301,8 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
         weights = part["weights"].reshape(n, steps, top_k) if has_weights else None
         if weights is not None and weights.dtype.kind != "f":  # 0 and 1 may be saved as whole numbers
             weights = weights.astype(np.float32)
-        yield from samples.add(rows, weights, part.get("token_id"), part.get("sample"), start)
+        sample = samples.numbered(part.get("sample"), start)
+        yield from samples.add(rows, weights, part.get("token_id"), sample, start)
         yield from samples.ready(words)
     yield from samples.ready(words, end=True)
     for name, values in texts.items():

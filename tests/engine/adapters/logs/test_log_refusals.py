@@ -164,11 +164,10 @@ ARCHIVES: dict[str, tuple[dict, str]] = {
         {"ids": IDS, "weights": np.full(IDS.shape, 3)},
         "row 0: weight 3 at layer 0, slot 0; weights are",
     ),
-    "sample of text": (
-        {"ids": IDS, "sample": SAMPLE.astype(str)},
-        "'sample': is text, it should be whole numbers, one",
+    "sample of fractions": (
+        {"ids": IDS, "sample": SAMPLE / 1},
+        "'sample': is float64, it should be whole numbers or names, one a token",
     ),
-    "sample": ({"ids": IDS, "sample": SAMPLE / 1}, "'sample': is float64, it should be whole numbers, one a token"),
     "layers": ({"ids": IDS, "layers": np.array(["a"])}, "names 1 layer, but the ids have 3"),
     "token ids": ({"ids": IDS, "token_id": np.full(TOKENS, -1)}, "token ids should be"),
     "token id": ({"ids": IDS, "token_id": np.ones(TOKENS)}, "'token_id': is float64, it should be whole numbers, one"),
