@@ -6,6 +6,14 @@ import json
 import re
 
 BUSY = (429, 503)
+ELSEWHERE = {
+    "node": "*Modules* shows what each step offers.",
+    "rank": "*Paths* lists the paths.",
+    "sample": "*Samples* lists the samples.",
+    "label": "Choose another label, or clear it above.",
+    "job": "*Jobs* lists the jobs that there are.",
+}
+"""field at fault → what to do if it names what a run, or the list of jobs, does not have"""
 
 
 class ApiError(Exception):
@@ -50,6 +58,7 @@ def _as_error(status: int, body: bytes) -> ApiError:
         problem = {}
     problem = problem if isinstance(problem, dict) else {}
     detail = str(problem.get("detail") or problem.get("title") or "").strip()
+    field = str(problem.get("field") or "").rpartition(".")[2]
     if status in (401, 403):
         return Refused(
             detail or "The API did not accept this page's access token.",
@@ -59,7 +68,7 @@ def _as_error(status: int, body: bytes) -> ApiError:
     if status == 404:
         return NotFound(
             detail or "The API does not know this address.",
-            "Choose another one; *Home* shows what there is.",
+            ELSEWHERE.get(field, "Choose another one; *Home* shows what there is."),
             status=status,
         )
     if status in BUSY:
@@ -67,7 +76,8 @@ def _as_error(status: int, body: bytes) -> ApiError:
     if status == 507:
         return ApiError(detail or "The disk is full.", "Free some space, then try again.", status=status)
     if 400 <= status < 500:
-        return Refused(detail or f"The API refused the question (HTTP {status}).", status=status)
+        todo = ELSEWHERE["label"] if field == "label" else ""
+        return Refused(detail or f"The API refused the question (HTTP {status}).", todo, status=status)
     return ApiError(
         detail or f"The API failed while answering (HTTP {status}).",
         "The other runs go on working; the API's log says why.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [class*="st-key-under_"] [class*="st-key-save_"] { margin-top: 0; }
 [class*="st-key-save_"] button, [class*="st-key-under_"] button { min-height: 1.4rem; padding: 0 .25rem; }
 [class*="st-key-save_"] button p, [class*="st-key-under_"] button p { font-size: .78rem; }
-.st-key-keys { position: absolute; left: 0; width: 0 !important; }
+.st-key-keys, .st-key-to_top { position: absolute; left: 0; width: 0 !important; }
 .st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
 .st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
 .st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
@@ -246,13 +247,20 @@ def show_error(error: ApiError) -> None:
 
 
 def error_text(error: ApiError) -> str:
-    """The sentence of an error as Markdown."""
-    return escape(with_full_stop(error.sentence))
+    """The sentence of an error as Markdown, with a capital; a name that it begins with keeps its case."""
+    words = with_full_stop(error.sentence)
+    return escape(words[:1].upper() + words[1:] if re.match(r"[a-z]+[ ,]", words) else words)
+
+
+def may_change(error: ApiError) -> bool:
+    """Whether the same question may have another answer soon; what was refused as it stands is refused again."""
+    return error.status is None or error.status in (408, 429) or not 400 <= error.status < 500
 
 
 @contextmanager
 def error_boundary(what: str) -> Iterator[None]:
-    """Show exceptions raised inside as a message with a retry button; the rest of the page is drawn.
+    """Show exceptions raised inside as a message, with a retry button unless trying again changes nothing; the rest of
+    the page is drawn.
 
     Args:
         what: Name of the part of the page, for the message and the log.
@@ -261,7 +269,8 @@ def error_boundary(what: str) -> Iterator[None]:
         yield
     except ApiError as error:
         show_error(error)
-        st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+        if may_change(error):
+            st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
     except Exception:
         log.exception("drawing %s failed", what)
         st.error(

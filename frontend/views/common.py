@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.api.client import Refused
+from tokenpaths.frontend.api.client import NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.layout import least_share
 from tokenpaths.frontend.charts.load_over_time import is_load_only
@@ -79,6 +79,25 @@ def model_name(run: Mapping[str, Any]) -> str:
     """
     name = str(run["model"])
     return "hf:" + name.rsplit("/", 1)[-1] if of_huggingface(run) else name
+
+
+def without_model(run: Mapping[str, Any]) -> bool:
+    """Whether a run was imported from a log and no model of its name is here."""
+    if "import" not in (run.get("config") or {}):
+        return False
+    try:
+        widgets.client().model(model_name(run))
+    except NotFound:
+        return True
+    return False
+
+
+def say_no_model() -> None:
+    """Say it of a run that is ``without_model``."""
+    widgets.empty(
+        "This run was imported from a log: there is no model here that could be changed, measured or dreamed with.",
+        "*Explore* shows all that the log holds. To experiment, choose a run of a model that is here.",
+    )
 
 
 def is_try(card: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import streamlit as st
@@ -16,8 +17,40 @@ from tokenpaths.frontend.views.family.family import view_of
 
 OF_COUNTS = ("modules", "paths", "samples")
 """views offered for a run of counts: its load, and why it has no paths and samples"""
+TO_TOP = """
+const PATIENCE_MS = 10000;
+export default ({ data }) => {
+  const main = document.querySelector('[data-testid="stMain"]');
+  if (!window.tokenpathsAt) {
+    window.tokenpathsAt = { view: data.view, clicked: "" };
+    document.addEventListener("click", (event) => {
+      window.tokenpathsAt.clicked = event.target.closest?.('[class*="st-key-to_"] button')?.innerText ?? "";
+    }, true);
+  }
+  const at = window.tokenpathsAt, until = performance.now() + PATIENCE_MS;
+  if (!main || at.view === data.view) return;
+  at.view = data.view;
+  main.scrollTo(0, 0);
+  const words = at.clicked;
+  const look = () => {
+    if (!words || at.view !== data.view || main.scrollTop > 0 || performance.now() > until) return;
+    const headings = [...main.querySelectorAll("h2, h3")];
+    const named = headings.find((one) => one.innerText.trim() && words.endsWith(one.innerText.trim()));
+    if (named) named.scrollIntoView();
+    else setTimeout(look, 100);
+  };
+  look();
+};"""
+"""A view opens at its top: the browser stays where it was scrolled to while Streamlit replaces one view by the next, so
+a link far down on *Home* opened the middle of a long view. A button with a key ``to_…`` that has the words of a heading
+of the other view leads to that heading, once it is there and unless somebody scrolls."""
 LAST = "last_view_of_place"
 """session state: place → the view of it that was seen last"""
+
+
+@lru_cache(maxsize=1)
+def _to_top() -> Any:
+    return st.components.v2.component("tokenpaths.to_top", html="<span hidden></span>", js=TO_TOP)
 
 
 def window_title(selection: Selection) -> str:
@@ -36,6 +69,7 @@ def window_title(selection: Selection) -> str:
 
 def bar(selection: Selection) -> Any:
     """Draw the bar; returns the container of the badge, which waits for the view: it asks the API too."""
+    _to_top()(data={"view": selection.view}, key="to_top")
     place = PLACE_OF.get(selection.view)
     if place is not None:
         st.session_state.setdefault(LAST, {})[place] = selection.view

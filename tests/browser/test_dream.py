@@ -46,4 +46,4 @@ def test_a_model_of_nobody_cannot_dream_and_the_page_says_why(visit):
     here = visit().open(view="dream", run="texts", dream="of:module,module:1")
     here.page.get_by_role("button", name="Dream", exact=True).last.click()
     expect(here.page.locator('[data-testid="stAlert"]').first).to_be_visible()
-    here.heading("What input would follow this path best?")
+    here.heading("What input would go to this module?")

@@ -127,7 +127,8 @@ def test_two_quick_clicks_submit_one_job(monkeypatch: pytest.MonkeyPatch) -> Non
 
     gone: list[str] = []
     monkeypatch.setattr(st, "session_state", {})
-    monkeypatch.setattr(panel.widgets, "client", lambda: SimpleNamespace(submit_job=submit_job))
+    client = SimpleNamespace(submit_job=submit_job, jobs=lambda **_: {"jobs": []})
+    monkeypatch.setattr(panel.widgets, "client", lambda: client)
     monkeypatch.setattr(panel.address, "go_changed", lambda *, job: gone.append(job))
     for request in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 2, "b": [2]}):
         panel.submit("dream", request)

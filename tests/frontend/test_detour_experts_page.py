@@ -102,7 +102,7 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
     page = draw(api, monkeypatch, view="importance", run="mixtral")
     assert not page.error, words(page)
     told = words(page, "caption")
-    assert "2 layers with 8 experts each: 16 bans, each measured over at most 64 texts of this run" in told
+    assert "2 layers with 8 experts each: 16 bans, each measured over at most 4 texts of this run" in told
     assert "Nobody has measured this run yet" in told
     page.button(key="sweep_start").click().run()
     job = page.query_params["job"]
@@ -110,7 +110,7 @@ def test_a_sweep_over_experts_is_started_found_again_and_drawn(api: str, monkeyp
     done = finished(job)
     assert (done["state"], done["request"]["model"]) == ("succeeded", "hf:tiny-mixtral.v1"), done["problem"]
     assert (done["progress"]["done"], done["progress"]["total"], done["progress"]["unit"]) == (16, 16, "edits")
-    assert done["title"] == "Each module banned in turn: hf:tiny-mixtral.v1 over 64 samples of mixtral"
+    assert done["title"] == "Each module banned in turn: hf:tiny-mixtral.v1 over 4 samples of mixtral"
     again = draw(api, monkeypatch, view="importance", run="mixtral")  # tomorrow: without the job in the address
     assert not again.error
     assert "4 samples of toy" in words(again, "caption")

@@ -14,9 +14,21 @@ from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, api_for, serving
 from tests.support.pages import showing
+from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
+from tokenpaths.engine.models.family import family_class
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.detour import before_after as compare
-from tokenpaths.frontend.views.detour.edits import added, in_address, link_of, on_path_of, read_edits, said, takes
+from tokenpaths.frontend.views.detour.edits import (
+    KINDS,
+    added,
+    in_address,
+    link_of,
+    on_path_of,
+    read_edits,
+    said,
+    takes,
+    why_not,
+)
 from tokenpaths.frontend.views.detour.result import change_words, moved_words
 
 SAMPLE = {
@@ -346,6 +358,7 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
     page = show(view="importance", run="pictures")
     assert "Nobody has measured this run yet" in words(page, "caption")
     assert "in_label" not in [one.key for one in page.selectbox]  # every sample is measured, whatever its label
+    assert page.select_slider(key="sweep_samples_pictures").options == ["3"], "it has no more samples"
     page.button(key="sweep_start").click().run()
     job = page.query_params["job"]
     job = job[0] if isinstance(job, list) else job
@@ -353,7 +366,27 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
     while widgets.client().job(job)["state"] not in ("succeeded", "failed") and time.monotonic() < until:
         time.sleep(0.2)
     assert widgets.client().job(job)["state"] == "succeeded", widgets.client().job(job)["problem"]
+    assert "over 3 samples" in widgets.client().job(job)["title"]
     again = show(view="importance", run="pictures")  # tomorrow: without the job in the address
     assert not again.error
     assert "3 samples of toy" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)
+    opened = {view: show(view=view, run="pictures", job=job) for view in ("jobs", "importance")}
+    places = {view: [one.label for one in page.button if "_open_" in one.key] for view, page in opened.items()}
+    assert places["jobs"][:1] == ["Open in Importance"]
+    assert "Open in Importance" not in places["importance"]
+    gone = show(view="importance", run="pictures", job="reroute-20200101-000000-000000")
+    assert "There is no job" in words(gone, "warning")
+    assert "3 samples of toy" in words(gone, "caption")
+    assert "Nobody has measured" not in words(gone, "caption")
+
+
+@pytest.mark.parametrize("family", FAMILY_CONTROLS)
+def test_why_an_edit_is_missing_names_no_field_of_the_api(family):
+    controls = family_class(family).Controls
+    fields = set(controls.model_fields) - {"path", "gate", "gates", "connections"} - set(KINDS)  # words of the language
+    for kind, why in why_not(family, controls.WHY_NOT).items():
+        assert kind in controls.WHY_NOT
+        assert "give " not in why
+        assert "control" not in why
+        assert not [name for name in fields if name in why], why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +17,20 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.support.checkpoints import save_tiny
 from tests.support.pages import showing
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.dream.dream_request import ConnectionTarget
 from tokenpaths.engine.jobs.dream import DreamJob
+from tokenpaths.engine.jobs.dream_check import _check_connection
 from tokenpaths.engine.jobs.registry import read_request
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
 from tokenpaths.frontend.charts.dreams import figure_html, figure_rows, match_chart, match_rows, top_chart, top_rows
 from tokenpaths.frontend.charts.job_curve import curve_chart, curve_rows, name_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
+from tokenpaths.frontend.views.dream import connection
 from tokenpaths.frontend.views.dream import request as dream_request
-from tokenpaths.frontend.views.dream.request import cost_words, expected_of, pace, selection_of, text_seconds
+from tokenpaths.frontend.views.dream.request import AT, cost_words, expected_of, pace, selection_of, text_seconds
 from tokenpaths.frontend.views.dream.result import gallery_item, marked, names_of, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +127,11 @@ def test_the_request_says_what_was_wished() -> None:
         "context": "both",
         "until": [2],
     }
-    assert (request["run"], request["sample"], request["image"]) == ("seen", 1, {"iterations": 512})
+    assert (request["run"], request["sample"], request["image"]) == (
+        "seen",
+        1,
+        {"iterations": 512, "precision": "float32"},
+    )
     direction = {**RUN, "family": "directional", "modality": "text"}
     wishes = dream_request.dream_options(Selection(dream=("at:1.2.3",)), direction)
     assert dream_request.request_of(direction, wishes, None, None)["target"] == {
@@ -214,6 +223,51 @@ def test_an_earlier_dream_brings_its_sample_and_wishes_back(run: dict, given: tu
     assert at.sample == (2 if wished["of"] == "choices" else None)
     assert from_query(to_query(at)) == (at, [])
     assert dream_request.request_of(run, dream_request.dream_options(at, run), 2, at.token) == request
+
+
+CONNECTED = RUN | {
+    "family": "hmodel",
+    "modality": "text",
+    "config": {"hidden": [{}, {}, {}], "iterations": 2, "inputs": ["text", "image"], "outputs": ["predict"]},
+    "modules": [{"module": module, "name": f"transformer {module}", "step": None} for module in range(3)],
+}
+
+
+def exists(*at: int) -> bool:
+    """Whether a dream of this connection is taken."""
+    target = ConnectionTarget(of="connection", **dict(zip(AT["connection"], at, strict=True)))
+    try:
+        _check_connection(target, CONNECTED["config"])
+    except UserError:
+        return False
+    return True
+
+
+def test_a_dream_of_a_connection_offers_those_that_exist_and_begins_with_one() -> None:
+    offered = {
+        (iteration, source, target)
+        for iteration in connection.choices(CONNECTED, 0)[0]
+        for source in connection.choices(CONNECTED, iteration)[1]
+        for target in connection.choices(CONNECTED, iteration)[2]
+    }
+    assert offered == {at for at in product(range(4), range(6), range(5)) if exists(*at)}
+    wishes = dream_request.dream_options(Selection(), CONNECTED)
+    assert dream_request.at_of(wishes, "connection") == [0, 3, 0]
+    target = dream_request.request_of(CONNECTED, wishes, None, None)["target"]
+    assert target == {"of": "connection", "iteration": 0, "source": 3, "target": 0}
+    for at in product(range(4), range(6), range(5)):
+        selection = Selection(dream=(f"at:{'.'.join(map(str, at))}",))
+        chosen = tuple(dream_request.at_of(dream_request.dream_options(selection, CONNECTED), "connection"))
+        assert chosen in offered
+        assert (chosen == at) == exists(*at)
+        told = dream_request.problems(selection, CONNECTED)
+        assert bool(told) != exists(*at)
+        assert all("does not exist" in sentence for sentence in told)
+    assert connection.names(CONNECTED, 1)[4] == "image input"
+    assert connection.names(CONNECTED, 2) == {
+        **{module: f"transformer {module}" for module in range(3)},
+        3: "next-token output",
+    }
 
 
 def test_a_text_says_which_tokens_are_dreamt_and_refuses_others() -> None:

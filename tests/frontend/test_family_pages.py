@@ -114,6 +114,19 @@ def test_a_slider_runs_the_sample_again_and_leaves_one_run_behind(show):
     assert run["run"] in {card["run"] for card in widgets.client().runs()}
 
 
+def test_a_dream_of_a_connection_is_taken_as_it_is_offered(api, show):
+    page = show(view="dream", run="hmodel")
+    assert "What text would use this connection most?" in headers(page)
+    page.button(key="dream_go").click().run()
+    assert not page.error, words(page)
+    job = page.query_params["job"]
+    job = job[0] if isinstance(job, list) else job
+    target = Client(api).job(job)["request"]["target"]
+    assert (target["iteration"], target["target"]) == (0, 0)
+    assert "has not been dreamt yet" not in words(page), "it is what is wished, whatever its job has so far"
+    Client(api).cancel_job(job)
+
+
 def test_the_unchanged_run_is_what_running_it_again_gives(show):
     """What stands on the left is not another computation than what stands on the right."""
     from tokenpaths.frontend.page import widgets

@@ -41,6 +41,14 @@ def job_of(page) -> str:
     return job[0] if isinstance(job, list) else job
 
 
+def scanned() -> dict:
+    """A finished scan of the run."""
+    from tokenpaths.frontend.page import widgets
+
+    request = {"model": "tiny-directional", "run": "directional", "limit": 12}
+    return finished(widgets.client().submit_job("gates", request)["job"])
+
+
 def test_a_scan_is_started_and_found_again(show) -> None:
     page = show()
     assert not page.error
@@ -61,6 +69,43 @@ def test_a_scan_is_started_and_found_again(show) -> None:
     assert "Bonferroni" not in words(page), "folded until it is opened"
     page.session_state["how_sure_gate_scan"] = True
     assert "all 4 heads together (Bonferroni)" in words(page.run())
+
+
+def test_a_job_that_was_removed_hides_no_results(show) -> None:
+    show()
+    scanned()
+    told = words(show(job="gates-20200101-000000-000000"))
+    assert "There is no job 'gates-20200101-000000-000000'" in told
+    assert "12 texts from “toy”" in told
+    assert "Nobody has measured" not in told
+
+
+def test_a_scan_that_runs_is_found_by_its_run_and_not_started_twice(show, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of jobs says that it runs, and its artifact holds three of its conditions."""
+    from tokenpaths.frontend.api.client import Client
+    from tokenpaths.frontend.page import widgets
+
+    show()
+    done = scanned()
+    running = done | {"state": "running", "finished_at": None, "result": None}
+    found = json.loads(widgets.client().artifact(done["job"], "gate_scan.json"))
+    partial = json.dumps(found | {"measured": 3}).encode()
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "jobs", lambda self, **query: {"jobs": [running], "workers": 1, "next": None})
+        patched.setattr(Client, "job", lambda self, job: running)
+        patched.setattr(Client, "artifact", lambda self, job, name: partial)
+        patched.delattr(Client, "submit_job")
+        page = show()
+        assert f"Partial results: 3 of {found['conditions']} conditions so far" in words(page)
+        assert page.button(key=f"gate_scan_cancel_{done['job']}").label == "Cancel"
+        assert not page.error
+        page.button(key="gate_scan_start").click().run()
+        assert not page.error
+        assert job_of(page) == done["job"]
+        running |= {"state": "running", "artifacts": []}
+        assert "Nobody has measured" not in words(show())
+        running |= {"state": "cancelled", "artifacts": done["artifacts"]}
+        assert f"the job ended after 3 of {found['conditions']} conditions" in words(show())
 
 
 def test_a_word_is_taken_apart_and_its_address_brings_it_back(show) -> None:

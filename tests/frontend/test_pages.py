@@ -81,6 +81,61 @@ def test_what_is_wrong_is_a_sentence(show, query, sentence):
     assert "fault of the page" not in told
 
 
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"view": "samples", "sample": 999}, "Run 'texts' has samples 0 to 5, not 999. *Samples* lists the samples."),
+        ({"view": "routes", "label": "zzz"}, "Run 'texts' has no label 'zzz'"),
+        ({"view": "routes", "label": "zzz"}, "Choose another label, or clear it above."),
+        ({"view": "routes", "inspect": "module:77.1"}, "so no module 77.1. *Modules* shows what each step offers."),
+    ],
+)
+def test_what_is_not_there_says_where_to_look_and_is_not_to_be_tried_again(show, query, sentence):
+    page = show(run="texts", **query)
+    assert sentence in words(page).replace("\\", "")
+    assert "Home" not in " ".join(error.value for error in page.error)
+    assert "Try again" not in [button.label for button in page.button]
+
+
+def test_what_may_be_otherwise_in_a_moment_can_be_tried_again(show, monkeypatch):
+    from tokenpaths.frontend.api.client import ApiError, Client
+
+    def busy(self, run, question, **arguments):
+        raise ApiError("The API is busy.", status=503)
+
+    monkeypatch.setattr(Client, "ask", busy)
+    assert "Try again" in [button.label for button in show(run="texts", view="routes").button]
+
+
+@pytest.mark.parametrize(
+    ("view", "question"),
+    [
+        ("change", "What if a route were changed?"),
+        ("importance", "How important is each module?"),
+        ("dream", "What input would follow this path best?"),
+    ],
+)
+def test_an_imported_run_has_no_model_to_experiment_with(show, monkeypatch, view, question):
+    from tokenpaths.frontend.api.client import Client, NotFound
+
+    ask = Client.ask
+
+    def imported(self, run, asked, **arguments):
+        answer = ask(self, run, asked, **arguments)
+        return answer | {"config": {"import": {"format": "npy"}}} if asked == "" else answer
+
+    def gone(self, model):
+        raise NotFound("There is no model 'my-log'; allowed: a, b", "Choose another one.", status=404)
+
+    monkeypatch.setattr(Client, "ask", imported)
+    monkeypatch.setattr(Client, "model", gone)
+    page = show(run="texts", view=view)
+    assert question in [header.value for header in page.header]
+    assert "This run was imported from a log: there is no model here" in words(page)
+    assert "allowed" not in words(page)
+    assert not {"find_box", "in_sample"} & {box.key for kind in ("text_input", "selectbox") for box in page.get(kind)}
+
+
 def test_files_that_cannot_be_read_are_one_folded_box(show):
     for _ in range(200):  # it is looked at in the background
         page = show()
@@ -124,7 +179,9 @@ def test_a_module_is_inspected(show):
     assert {"Strongest tokens", "Example tokens"} & asked
     page = page.button("inspector_inspect_Filter").click().run()
     assert page.query_params["through"] in ("1.1", ["1.1"])
-    assert "does not offer module 77" in words(show(view="modules", run="texts", inspect="module:1.77"))
+    page = show(view="modules", run="texts", inspect="module:1.77")
+    assert "Step 1 of run 'texts' does not offer module 77. It offers modules 0 to 5." in words(page).replace("\\", "")
+    assert "Try again" not in [button.label for button in page.button]
 
 
 def test_a_module_of_a_run_without_labels_is_inspected_too(show):

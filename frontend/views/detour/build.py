@@ -12,7 +12,18 @@ from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection, without
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.detour.edits import EVERY, KINDS, MOST_EDITS, WHAT, Link, added, link_of, on_link, said
+from tokenpaths.frontend.views.detour.edits import (
+    EVERY,
+    KINDS,
+    MOST_EDITS,
+    WHAT,
+    Link,
+    added,
+    link_of,
+    on_link,
+    said,
+    why_not,
+)
 
 CHOOSES_BY_TOKEN = ("dna", "moe")
 """families that route each token independently, so that single tokens can be forced"""
@@ -100,7 +111,7 @@ def builder(
                 icon=":material/alt_route:",
                 disabled=text is None,
             )
-        missing = (model.get("controls") or {}).get("no_edits") or {}
+        missing = why_not(run["family"], (model.get("controls") or {}).get("no_edits") or {})
         for name, why in missing.items():
             st.caption(widgets.escape(f"Not here: {KINDS.get(name, name).lower()}, because {why}."))
 

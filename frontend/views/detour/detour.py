@@ -18,7 +18,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.detour import before_after, detour_job, result
 from tokenpaths.frontend.views.detour.build import builder, chosen_edits
-from tokenpaths.frontend.views.detour.edits import KINDS, read_edits
+from tokenpaths.frontend.views.detour.edits import KINDS, read_edits, why_not
 from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.samples import reference, retrace
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
@@ -28,12 +28,20 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    with common.run_and_label(run, selection):
-        number = sample_picker(run, selection)
+    gone, number = common.without_model(run), None
+    if gone:
+        with widgets.controls():
+            common.run_picker(run)
+    else:
+        with common.run_and_label(run, selection):
+            number = sample_picker(run, selection)
     widgets.heading(
         "What if a route were changed?",
         "Ban a module, send a token somewhere else, freeze or shuffle a router, and see what that changes.",
     )
+    if gone:
+        common.say_no_model()
+        return
     model = retrace.model_of(run)
     if model is None:
         return
@@ -117,7 +125,7 @@ def _edits(
     )
     for problem in problems:
         st.warning(widgets.escape(problem), icon=":material/link_off:")
-    why = controls.get("no_edits") or {}
+    why = why_not(run["family"], controls.get("no_edits") or {})
     for edit in edits:
         if edit["edit"] not in kinds:
             reason = why.get(edit["edit"], "it has no such edit")

@@ -36,6 +36,29 @@ WHAT = {
     "bias": "Added to the module’s score when the best are picked; its weight stays the router’s.",
 }
 
+NOT_HERE = {
+    "raytracing": {
+        "top_k": "every block above the threshold fires; the Lights view shows what is said at each threshold",
+        "bias": "there is no choice that could be pushed; the Lights view shows what is said at each threshold",
+    },
+    "directional": {
+        "swap": "a route is a gate for each direction; the Gates view runs a text with the gates of another one",
+        "bias": "gates are set by hand in the Gates view",
+    },
+    "hmodel": {
+        "swap": "a route is a matrix of weights here, and taking that of another sample is for the API alone",
+        "freeze": "a route is a matrix of weights here, and holding it fixed is for the API alone",
+        "top_k": "how many connections are kept is chosen in the Connections view",
+    },
+}
+"""family → edit → why the page does not offer it, and the view that has what comes near. The API's own reasons, which
+stand for other edits, name fields of a request here, and no form of the page has those."""
+
+
+def why_not(family: str, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Why a model has not each of the edits that it has not, in words of the page; ``reasons`` are the API's."""
+    return {edit: NOT_HERE.get(family, {}).get(edit, reason) for edit, reason in reasons.items()}
+
 
 def read_edits(
     given: Sequence[str],

@@ -13,7 +13,14 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
+    if common.without_model(run):
+        with widgets.controls():
+            common.run_picker(run)
+        sweep.heading(run)
+        common.say_no_model()
+        return
     common.run_and_label(run, selection, label=False)
+    sweep.heading(run)
     model = retrace.model_of(run)
     if model is None:
         return

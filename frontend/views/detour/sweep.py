@@ -13,7 +13,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.effects import CELL_PICK, EVERY, MEASURES, importance_chart, share_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import alive, panel
 
 QUESTION = "How important is each module?"
 HELP = (
@@ -24,6 +24,7 @@ EXPERTS_HELP = (
     "Each expert of each layer is banned in turn: the layer's gate chooses among those that are left, and all texts "
     "are run again. ± one standard error of the change over samples."
 )
+TABLE = "importance.json"
 WORDS = {"modules": "each module in turn", "shares": "the busiest share of each step"}
 EXPERTS_WORDS = {"modules": "each expert in turn", "shares": "the busiest share of each layer"}
 SAMPLES = (32, 64, 128, 256)
@@ -31,11 +32,15 @@ FEW_ANSWERS = 30
 """with fewer correct answers, changes in loss are noise: the change of the answers is shown instead"""
 
 
+def heading(run: Mapping[str, Any]) -> None:
+    """The heading of the view, also above what says why nothing can be measured."""
+    st.header(QUESTION, anchor=False, help=EXPERTS_HELP if run["family"] == "moe" else HELP)
+
+
 def draw(run: Mapping[str, Any], selection: Selection, model: Mapping[str, Any]) -> None:
     """The form that starts a sweep of this run, and its heat map; ``model`` is the API's description of its model."""
     of_experts = model["family"] == "moe"
     words = EXPERTS_WORDS if of_experts else WORDS
-    st.header(QUESTION, anchor=False, help=EXPERTS_HELP if of_experts else HELP)
     name = model["model"]
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="sweep_fields"):
         sweep = st.segmented_control(
@@ -46,22 +51,39 @@ def draw(run: Mapping[str, Any], selection: Selection, model: Mapping[str, Any])
             required=True,
             format_func=lambda kind: words[kind],
         )
-        limit = st.select_slider("Samples of this run", SAMPLES, 64, key="sweep_samples")
+        offered = sample_counts(int(run["num_samples"]))
+        chosen = min(offered, key=lambda many: abs(many - 64))
+        # By run: the choice for a larger one may be none of these.
+        limit = st.select_slider(
+            "Samples of this run", offered, chosen, key=f"sweep_samples_{run['run']}", disabled=len(offered) < 2
+        )
         request = {"model": name, "run": run["run"], "sweep": sweep, "limit": limit}
         panel.start_button("Measure it", "reroute", request, key="sweep_start")
     if of_experts:
         st.caption(widgets.escape(_how_many(model, str(sweep), limit)))
-    job = _sweep_of(run, name, selection)
-    if job is None:
+    shown, of = alive.at_hand(sweeps_of(run, model=name), _named(selection), TABLE)
+    if shown is not None:
+        now = panel.job_panel(shown["job"], key="sweep")
+        of = now if TABLE in now["artifacts"] else of
+    else:
         panel.refusal()
-        st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+        if of is None:
+            st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+    if of is None:
         return
-    if selection.job == job["job"]:
-        job = panel.job_panel(job["job"], key="sweep")
-    if "importance.json" not in job["artifacts"]:
-        return
-    table = json.loads(widgets.client().artifact(job["job"], "importance.json"))
+    alive.say_others(shown, of)
+    table = json.loads(widgets.client().artifact(of["job"], TABLE))
+    alive.say_partial(of, len(table["rows"]), table["rows_in_all"], "rows")
     _sweep_charts(table, selection)
+
+
+def sample_counts(there: int) -> list[int]:
+    """How many samples of a run of so many are offered.
+
+    >>> sample_counts(6), sample_counts(100), sample_counts(5000)
+    ([6], [32, 64, 100], [32, 64, 128, 256])
+    """
+    return [many for many in SAMPLES if many < there] + ([there] if there <= SAMPLES[-1] else [])
 
 
 def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
@@ -76,33 +98,38 @@ def _how_many(model: Mapping[str, Any], sweep: str, limit: int) -> str:
     return f"{what}: {numbers.count(steps * modules)} bans, {over}."
 
 
-def _sweep_of(run: Mapping[str, Any], name: str, selection: Selection) -> dict[str, Any] | None:
-    """The sweep in the URL, else the newest one of this model and run."""
-    if selection.job is not None:
-        try:
-            job = widgets.client().job(selection.job)
-        except NotFound as error:
-            widgets.show_error(error)
-            return None
-        if job["kind"] == "reroute" and job["request"].get("sweep"):
-            return job
-        _not_a_sweep(job)
-    return newest_sweep(run, model=name)
+def _named(selection: Selection) -> dict[str, Any] | None:
+    """The sweep in the URL; None, with a message unless the URL names none, if it is gone or no sweep."""
+    if selection.job is None:
+        return None
+    try:
+        job = widgets.client().job(selection.job)
+    except NotFound as error:
+        st.warning(widgets.error_text(error), icon=":material/link_off:")
+        return None
+    if job["kind"] == "reroute" and job["request"].get("sweep"):
+        return job
+    _not_a_sweep(job)
+    return None
 
 
-def newest_sweep(run: Mapping[str, Any], **wanted: str) -> dict[str, Any] | None:
-    """The newest sweep of a run that has results and was requested with these values."""
+def sweeps_of(run: Mapping[str, Any], **wanted: str) -> list[dict[str, Any]]:
+    """The sweeps of a run that were requested with these values, newest first."""
     try:
         jobs = widgets.client().jobs(kind="reroute", most=50)["jobs"]
     except ApiError:
-        return None
+        return []
     wanted["run"] = run["run"]
-    for job in jobs:
-        request = job["request"]
-        fits = all(request.get(name) == value for name, value in wanted.items())
-        if fits and request.get("sweep") and "importance.json" in job["artifacts"]:
-            return dict(job)
-    return None
+    return [
+        job
+        for job in jobs
+        if job["request"].get("sweep") and all(job["request"].get(name) == value for name, value in wanted.items())
+    ]
+
+
+def newest_sweep(run: Mapping[str, Any], **wanted: str) -> Mapping[str, Any] | None:
+    """The newest sweep of a run that was requested with these values and has results."""
+    return alive.with_results(sweeps_of(run, **wanted), TABLE)
 
 
 def _not_a_sweep(job: Mapping[str, Any]) -> None:
@@ -142,8 +169,6 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
     caption = f"{samples_told(found)} of {found.get('data', 'the run')}"
     if found.get("num_targets") is not None and found["num_targets"] < found["num_samples"]:
         caption += f", {numbers.count(found['num_targets'])} of them with a label that the model knows"
-    if len(table) < found["rows_in_all"]:
-        caption += f"; {len(table)} of {found['rows_in_all']} rows so far"
     answers = found["num_targets"] if found.get("num_targets") is not None else found["num_samples"]
     losses = answers >= FEW_ANSWERS and any(row.get("loss_change") is not None for row in table)
     if found["sweep"] == "shares":

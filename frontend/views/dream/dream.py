@@ -18,9 +18,11 @@ from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explo
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.dream import connection
 from tokenpaths.frontend.views.dream.request import (
     AT,
     GROUPS,
+    SOUGHT,
     TOKEN_GROUPS,
     at_of,
     cost_words,
@@ -43,7 +45,6 @@ from tokenpaths.frontend.views.jobs.panel import job_panel, refusal, start_butto
 from tokenpaths.frontend.views.samples import reference
 from tokenpaths.frontend.views.samples.one_sample import sample_picker
 
-QUESTION = "What input would follow this path best?"
 KIND_WORDS = {"reroute": "a detour", "trace": "a trace", "import": "an import"}
 
 
@@ -54,7 +55,8 @@ def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
         return
-    kinds = kinds_of(run)
+    gone = common.without_model(run)
+    kinds = {} if gone else kinds_of(run)
     with widgets.controls():
         common.run_picker(run)
         options = dream_options(selection, run)
@@ -62,7 +64,11 @@ def draw(selection: Selection) -> None:
             _option(st.selectbox, "of", "Dream of", options["of"], list(kinds), format_func=kinds.get)
         number = sample_picker(run, selection) if kinds and options["of"] == "choices" else None
     what = "An image" if run["modality"] == "vision" else "A text"
-    widgets.heading(QUESTION, f"{what} optimised so that the routers make these choices.")
+    question, so_that = SOUGHT[options["of"] or "choices"]
+    widgets.heading(question, f"{what} optimised so that {so_that}.")
+    if gone:
+        common.say_no_model()
+        return
     for sentence in problems(selection, run):
         st.warning(widgets.escape(sentence), icon=":material/link_off:")
     earlier = _earlier(run)
@@ -105,10 +111,10 @@ def _dream_of(selection: Selection) -> dict[str, Any] | None:
 def _to_its_run(selection: Selection, job: Mapping[str, Any]) -> None:
     """If the URL names no run, or one of another model, redirect to a run that fits the dream."""
     model = job["request"].get("model")
-    runs = {card["run"]: card["model"] for card in widgets.client().runs()}
-    own = [run for run, of in runs.items() if of == model]
-    if runs.get(selection.run or "") != model and own:
-        address.go(selection_of(job, own[0]))
+    cards = widgets.client().runs()
+    own = [card for card in cards if card["model"] == model]
+    if own and selection.run not in [card["run"] for card in own]:
+        address.go(selection_of(job, own[0]["run"], image=own[0]["modality"] == "vision"))
         st.rerun()
 
 
@@ -125,7 +131,7 @@ def _earlier(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _job(selection: Selection, run: Mapping[str, Any], job: Mapping[str, Any], number: int | None) -> None:
     """The dream in the URL, with its figure on top once it is finished."""
     figure = st.container()
-    own = selection_of(job, run["run"])
+    own = selection_of(job, run["run"], image=run["modality"] == "vision")
     of_it = number if own.sample is None else own.sample
     now = (run["run"], request_of(run, dream_options(selection, run), number, selection.token))
     if now != (own.run, request_of(run, dream_options(own, run), of_it, own.token)):
@@ -317,29 +323,32 @@ def _class(run: Mapping[str, Any], options: Mapping[str, str]) -> None:
 
 def _at(run: Mapping[str, Any], options: Mapping[str, str], of: str) -> None:
     """Indices of a connection, a direction or a block, each with its own bounds."""
-    config = run["config"]
-    hidden, iterations = len(config.get("hidden") or ()), int(config.get("iterations") or 1)
+    config, values = run["config"], at_of(options, of)
     sizes = {
-        "connection": (
-            iterations + 1,
-            hidden + len(config.get("inputs") or "t"),
-            hidden + len(config.get("outputs") or "p"),
-        ),
+        "connection": (0, 0, 0),  # chosen from lists
         "direction": (config.get("layers") or 1, config.get("heads") or 1, config.get("directions") or 4),
         "block": (config.get("layers") or 4, config.get("blocks") or 16),
     }[of]
-    values = at_of(options, of)
     for place, (name, size) in enumerate(zip(AT[of], sizes, strict=True)):
 
         def read(value: int, place: int = place) -> tuple[str, ...]:  # the others may have been written just now
             now = address.current()
-            others = enumerate(at_of(dream_options(now, run), of))
-            return with_option(now.dream, "at", ".".join(str(int(value) if p == place else n) for p, n in others))
+            at = [int(value) if p == place else n for p, n in enumerate(at_of(dream_options(now, run), of))]
+            at = connection.existing(run, at) if of == "connection" else at
+            return with_option(now.dream, "at", ".".join(map(str, at)))
 
-        label = f"{name.capitalize()}, 0 to {int(size) - 1}"
-        address.bound(st.number_input, "dream", label, values[place], step=1, part=f"_at{place}", read=read)
+        part = f"_at{place}"
+        if of == "connection":
+            label, names = name.capitalize(), connection.names(run, place)
+            offered = connection.choices(run, values[0])[place]
+            address.bound(
+                st.selectbox, "dream", label, values[place], offered, part=part, read=read, format_func=names.get
+            )
+        else:
+            label = f"{name.capitalize()}, 0 to {int(size) - 1}"
+            address.bound(st.number_input, "dream", label, values[place], step=1, part=part, read=read)
     if of == "connection":
-        st.caption(f"Iteration 0 is the input step; sources and targets from {hidden} on are inputs and outputs.")
+        st.caption("At the last iteration only outputs still receive.")
 
 
 def _scores(options: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.dream.connection import existing
 
 GROUPS = {
     "all": "the whole image",
@@ -68,6 +69,20 @@ KINDS = {
     ("raytracing", "vision"): {"block": "a block", "class": "a class"},
 }
 """(family, modality) → supported objectives"""
+PATH_QUESTION = "What input would follow this path best?"
+SOUGHT = {
+    "choices": (PATH_QUESTION, "the routers make these choices"),
+    "path": (PATH_QUESTION, "the routers choose this path"),
+    "module": ("What input would go to this module?", "the routers choose this module"),
+    "class": ("What image would be of this class?", "the model sees this class in it"),
+    "connection": ("What text would use this connection most?", "this connection becomes as strong as it can"),
+    "direction": (
+        "What text has most of this direction taken out?",
+        "as much of this direction as possible is removed",
+    ),
+    "block": ("What image would light this block most?", "this block fires as strongly as it can"),
+}
+"""objective → the question of the view, and what the input is optimised for"""
 AT = {
     "connection": ("iteration", "source", "target"),
     "direction": ("layer", "head", "direction"),
@@ -104,6 +119,8 @@ def dream_options(selection: Selection, run: Mapping[str, Any]) -> dict[str, str
             values[name] = DEFAULTS[name]
     if not 0 < _number(values["iterations"]) <= MOST_ITERATIONS:
         values["iterations"] = str(iterations_of(run)[2 if run["modality"] == "vision" else 1])
+    if values["of"] == "connection":
+        values["at"] = ".".join(map(str, existing(run, at_of(values, "connection"))))
     values["length"] = str(min(max(1, _number(values["length"])), longest(run)))
     return values
 
@@ -125,6 +142,8 @@ def problems(selection: Selection, run: Mapping[str, Any]) -> list[str]:
             messages.append(f"{start}, which is none of {', '.join(words[name])}; in its place stands {instead}.")
         elif name in NUMBERS and not re.fullmatch(r"-?\d{1,9}", text):
             messages.append(f"{start}, which is no number; it was left out.")
+        elif name == "at" and values["of"] == "connection" and values["at"] != text:
+            messages.append(f"{start}, a connection that does not exist; in its place stands {values['at']}.")
     return messages
 
 
@@ -178,10 +197,11 @@ def options_of(request: Mapping[str, Any], image: bool) -> tuple[str, ...]:
     return options
 
 
-def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
+def selection_of(job: Mapping[str, Any], run: str | None = None, *, image: bool | None = None) -> Selection:
     """Selection that shows a dream: its run (``run`` if the job names none), sample and options.
 
-    Without a run the Dream view looks for one of the same model.
+    Without a run the Dream view looks for one of the same model. ``image``: whether it is one of images; None where
+    only the job is at hand, whose result tells, once it has one.
     """
     request = job["request"]
     dreams = (job.get("result") or {}).get("dreams") or [{}]
@@ -191,7 +211,7 @@ def selection_of(job: Mapping[str, Any], run: str | None = None) -> Selection:
         run=request.get("run") or run,
         sample=request.get("sample"),
         token=group.get("like"),
-        dream=options_of(request, "text" not in dreams[0]),
+        dream=options_of(request, "text" not in dreams[0] if image is None else image),
         job=job["job"],
     )
 
@@ -264,8 +284,7 @@ def request_of(
     if run["modality"] == "text":
         settings["length"] = int(options["length"])
     else:
-        if options["precision"] != DEFAULTS["precision"]:
-            settings["precision"] = options["precision"]
+        settings["precision"] = options["precision"]
         request["frame_every"] = max(64, int(options["iterations"]) // 16 // 64 * 64)
     if of in ("choices", "path", "module"):
         target["scores"] = options["scores"]

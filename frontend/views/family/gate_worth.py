@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.charts.effects import answer_words
@@ -31,7 +32,7 @@ from tokenpaths.frontend.charts.families.gate_worth import (
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import alive, panel
 
 SCAN, WORD = "gate_scan.json", "gate_word.json"
 TEXTS = (16, 32, 64, 128, 256)
@@ -84,22 +85,31 @@ def _jobs(run: Mapping[str, Any], selection: Selection) -> list[Mapping[str, Any
     try:
         if selection.job is not None:
             found.append(client.job(selection.job))
-        found += client.jobs(kind="gates", most=50)["jobs"]
+    except NotFound as error:
+        st.warning(widgets.error_text(error), icon=":material/link_off:")
     except ApiError:
         pass
+    with suppress(ApiError):
+        found += [job for job in client.jobs(kind="gates", most=50)["jobs"] if job["job"] != selection.job]
     return [job for job in found if job["kind"] == "gates" and job["request"].get("run") == run["run"]]
 
 
-def _results(job: Mapping[str, Any] | None, name: str, selection: Selection, key: str) -> dict[str, Any] | None:
-    """The artifact of a job, if it has it; a job of the URL that is not done is shown with its progress."""
-    if job is None:
-        return None
-    if job["state"] != "succeeded" and selection.job == job["job"]:
-        job = panel.job_panel(job["job"], key=key)
-    if name not in job["artifacts"]:
-        return None
-    found: dict[str, Any] = json.loads(widgets.client().artifact(job["job"], name))
-    return found
+def _results(
+    jobs: Sequence[Mapping[str, Any]], named: Mapping[str, Any] | None, name: str, key: str
+) -> tuple[Mapping[str, Any] | None, dict[str, Any] | None]:
+    """A job and what it has measured so far, after the panel of the one of the URL or of one that is not over.
+
+    Without measurements the job is the one of the panel; None, None if there is none.
+    """
+    shown, of = alive.at_hand(jobs, named, name)
+    if shown is not None and shown["state"] != "succeeded":
+        now = panel.job_panel(shown["job"], key=key)
+        of = now if name in now["artifacts"] else of
+    if of is None:
+        return shown, None
+    alive.say_others(shown, of)
+    found: dict[str, Any] = json.loads(widgets.client().artifact(of["job"], name))
+    return of, found
 
 
 def _scan(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: Selection) -> None:
@@ -113,12 +123,12 @@ def _scan(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
         panel.start_button("Measure heads and gates", "gates", request, key="gate_scan_start")
     scans = [job for job in jobs if job["request"].get("position") is None]
     named = next((job for job in scans if job["job"] == selection.job), None)
-    job = named or next((job for job in scans if SCAN in job["artifacts"]), None)
-    found = _results(job, SCAN, selection, "gate_scan")
-    if found is None or not found.get("trained"):
-        if job is None:
-            st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+    job, found = _results(scans, named, SCAN, "gate_scan")
+    if job is None:
+        st.caption("Nobody has measured this run yet. It takes minutes; the page may be closed meanwhile.")
+    if job is None or found is None or not found.get("trained"):
         return
+    alive.say_partial(job, found["measured"], found["conditions"], "conditions")
     st.caption(widgets.escape(_how_many(found)))
     left, right = st.columns(2, gap="large")
     with left:
@@ -145,10 +155,7 @@ def _how_many(found: Mapping[str, Any]) -> str:
     num, of = found["num_samples"], found.get("of_samples")
     texts = numbers.plural(num, "text") if of in (None, num) else f"{num:,} of {numbers.plural(of, 'text')}"
     words = f"{texts} from “{found['data']}”, {numbers.plural(found['trained']['num_targets'], 'prediction')}; loss as "
-    words += f"trained {numbers.number(found['trained']['loss'], 4)} nats."
-    if found["measured"] < found["conditions"]:
-        words += f" {found['measured']} of {found['conditions']} conditions so far."
-    return words
+    return words + f"trained {numbers.number(found['trained']['loss'], 4)} nats."
 
 
 def _sure(found: Mapping[str, Any]) -> None:
@@ -178,13 +185,11 @@ def _word(run: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], selection: 
     if request is None:
         return
     same = [job for job in words if _same(job["request"], request)]
-    shown = next((job for job in same if job is named or job["state"] not in ("failed", "cancelled")), None)
-    found = _results(shown, WORD, selection, "gate_word")
-    if found is None:
-        if shown is None:
-            st.caption("Takes seconds. The address then holds the answer.")
-        return
-    _told_word(found, f"text {number:,}")
+    job, found = _results(same, named if named in same else None, WORD, "gate_word")
+    if found is not None:
+        _told_word(found, f"text {number:,}")
+    elif job is None:
+        st.caption("Takes seconds. The address then holds the answer.")
 
 
 def _form(run: Mapping[str, Any], sample: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any] | None:

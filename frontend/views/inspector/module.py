@@ -8,18 +8,21 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.detour.build import modules_at
 from tokenpaths.frontend.views.detour.sweep import newest_sweep, samples_told
 from tokenpaths.frontend.views.inspector import actions, examples
 from tokenpaths.frontend.views.inspector.actions import Action
 
 MOST_WORDS = 24
+MOST_LISTED = 24
+"""modules that a step offers, listed for who asked for another one"""
 RANDOM = 24
 """examples drawn from all tokens of the module"""
 
@@ -31,7 +34,12 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
         _counted(run, selection, step, module, key)
         return
     # What is known at once comes first: looking for examples takes most of the time of a click.
-    answer = widgets.client().ask(run["run"], "modules/{node}", node=value, limit=0)
+    try:
+        answer = widgets.client().ask(run["run"], "modules/{node}", node=value, limit=0)
+    except NotFound as error:
+        if step < run["num_steps"] and (offered := modules_at(run, step)):
+            error.todo = f"It offers {_listed(offered)}."
+        raise
     about: Mapping[str, Any] = next(
         (m for m in run["modules"] if m["module"] == module and m["step"] in (None, step)), {}
     )
@@ -48,6 +56,18 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     _words(run, step, module)
     _neighbours(answer)
     _importance(run, step, module)
+
+
+def _listed(modules: Sequence[int]) -> str:
+    """Modules by number.
+
+    >>> _listed([0, 1, 2]), _listed([4, 6]), _listed([3])
+    ('modules 0 to 2', 'modules 4, 6', 'module 3')
+    """
+    if len(modules) > 1 and modules[-1] - modules[0] == len(modules) - 1:
+        return f"modules {modules[0]} to {modules[-1]}"
+    more = f" and {len(modules) - MOST_LISTED} more" if len(modules) > MOST_LISTED else ""
+    return f"module{'s' * (len(modules) > 1)} {', '.join(map(str, modules[:MOST_LISTED]))}{more}"
 
 
 def _counted(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:

@@ -17,12 +17,12 @@ from tokenpaths.frontend.page import address, at_click, refusals, repeats, widge
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.detour.edits import in_address
 from tokenpaths.frontend.views.dream.request import selection_of
-from tokenpaths.frontend.views.jobs import import_options
+from tokenpaths.frontend.views.jobs import alive, import_options
 
 REFRESH_SECONDS = 1.5
 SUBMITTED = "job_submitted"
 """session state: what was submitted last"""
-ALIVE = ("waiting", "running", "paused")
+ALIVE = alive.ALIVE
 FRAME = re.compile(r"frame-(\d{1,9})(?:-(\d{1,4}))?\.(?:png|webp)")
 CURVE = "curve.json"
 REFUSED = "job_refusal"
@@ -43,13 +43,18 @@ Link = tuple[str, Selection]
 def submit(kind: str, request: Mapping[str, Any], *, refused: str = REFUSED) -> str | None:
     """Queue a job and put its name into the URL (``job``), before the page is drawn again.
 
-    The second of two quick clicks leads to the job of the first. Returns None if the job is refused, for the reason
-    kept in the slot ``refused`` of ``refusals``: ``refusal()`` shows it at the next draw.
+    The second of two quick clicks leads to the job of the first, and so does any click while a job that does the same
+    is not over. Returns None if the job is refused, for the reason kept in the slot ``refused`` of ``refusals``:
+    ``refusal()`` shows it at the next draw.
     """
     refusals.forget(refused)
     asked = json.dumps([kind, request], sort_keys=True, default=str)
+
+    def queued() -> str:
+        return alive.same(kind, request) or str(widgets.client().submit_job(kind, request)["job"])
+
     try:
-        job = str(repeats.once(SUBMITTED, asked, lambda: widgets.client().submit_job(kind, request))["job"])
+        job = str(repeats.once(SUBMITTED, asked, queued))
     except ApiError as error:
         refusals.keep(refused, error)
         return None
@@ -145,7 +150,7 @@ def failure_text(job: Mapping[str, Any]) -> str:
 
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
     """Buttons that open the results of a finished job; at most ``most`` of them."""
-    for place, (words, selection) in enumerate(result_links(job)[:most]):
+    for place, (words, selection) in enumerate(_links_from_here(job)[:most]):
         run = f" {selection.run}" if selection.view == "routes" and most is None else ""
         st.button(
             widgets.escape(words + run),
@@ -336,7 +341,7 @@ def _curve(job: Mapping[str, Any], curve: Mapping[str, Any]) -> None:
 def _result(job: Mapping[str, Any], key: str) -> None:
     """The result: links to its views, and the remaining values as they are."""
     result = {name: value for name, value in (job["result"] or {}).items() if name not in ("run", "runs")}
-    if result_links(job):
+    if _links_from_here(job):
         with st.container(horizontal=True, gap="small"):
             open_buttons(job, key)
     if result:
@@ -388,6 +393,16 @@ def result_links(job: Mapping[str, Any]) -> list[Link]:
     if job["kind"] == "reroute":
         return _edited_run_links(request, str(run), [str(name) for name in result.get("runs") or ()], job["job"])
     return [("Open the run", Selection(view="routes", run=str(run)))]
+
+
+def _links_from_here(job: Mapping[str, Any]) -> list[Link]:
+    """``result_links`` without those to the view that shows the job already."""
+    here = address.current()
+
+    def is_here(to: Selection) -> bool:
+        return (to.view, to.job) == (here.view, here.job) and to.run in (None, here.run)
+
+    return [(words, to) for words, to in result_links(job) if not is_here(to)]
 
 
 def _edited_run_links(request: Mapping[str, Any], after: str, runs: Sequence[str], job: str) -> list[Link]:

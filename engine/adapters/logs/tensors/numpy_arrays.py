@@ -271,9 +271,9 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
         if array.shape[1:] not in right:
             wanted = (count, *right[0])
             raise UserError(f"{array.where}: has shape {array.shape}, it should be {wanted}", field="file")
-        kinds, values = KINDS[other]
+        kinds, held = KINDS[other]
         if array.dtype.kind not in kinds:
-            raise UserError(f"{array.where}: is {_kind(array.dtype)}, it should be {values}", field="file")
+            raise UserError(f"{array.where}: is {_kind(array.dtype)}, it should be {held}", field="file")
     texts = {other: values for other in ("label", "text") if (values := archive.whole(other)) is not None}
     for column, values in texts.items():
         if values.ndim != 1 or values.dtype.kind not in ("UiufbMS" if column == "label" else "Uiu"):
