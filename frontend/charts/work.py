@@ -242,7 +242,7 @@ def kind_means_chart(
 
 
 def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + numbers.number(value).replace("-", "−")
+    return ("+" if value > 0 else "") + _plain(value)
 
 
 def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:

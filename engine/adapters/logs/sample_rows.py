@@ -13,8 +13,8 @@ from tokenpaths.engine.base.errors import UserError
 
 
 def sample_bounds(sample: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first row, stop row) of each run of equal numbers in ``sample``."""
-    bounds = [0, *(np.flatnonzero(np.diff(sample)) + 1).tolist(), len(sample)]
+    """(first row, stop row) of each run of equal numbers or names in ``sample``."""
+    bounds = [0, *(np.flatnonzero(sample[1:] != sample[:-1]) + 1).tolist(), len(sample)]
     return zip(bounds[:-1], bounds[1:], strict=True)
 
 
@@ -30,9 +30,7 @@ class SampleNames:
         """(n,) numbers of the samples of rows that are called so, from row ``start`` of the file; UserError for an
         empty name, or one that comes again after another."""
         number = np.empty(len(names), dtype=np.int64)
-        same = np.concatenate([[False], names[1:] == names[:-1]]) if len(names) else np.zeros(0, dtype=bool)
-        bounds = np.flatnonzero(~same).tolist()
-        for low, high in zip(bounds, [*bounds[1:], len(names)], strict=True):
+        for low, high in sample_bounds(names):
             name = self._text(names[low], start + low)
             if not self.names or name != self.names[-1]:
                 if not name.strip():

@@ -289,8 +289,7 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
     def words(position: int) -> dict[str, Any]:
         for name, values in texts.items():
             if position >= len(values):
-                there = "1 entry" if len(values) == 1 else f"{len(values)} entries"
-                raise UserError(f"{archive.file}: has {there} in {name!r}, but more samples", field="file")
+                raise UserError(f"{archive.file}: has {_entries(values)} in {name!r}, but more samples", field="file")
         read: dict[str, Callable[[Any], Any]] = {"label": _label, "text": str}
         return {name: read[name](values[position]) for name, values in texts.items()}
 
@@ -307,6 +306,9 @@ def _samples(archive: _Archive, name: str, steps: int, top_k: int, has_weights: 
     yield from samples.ready(words, end=True)
     for name, values in texts.items():
         if len(values) != samples.num_samples:
-            there = "1 entry" if len(values) == 1 else f"{len(values)} entries"
             held = number_of(samples.num_samples, "sample")
-            raise UserError(f"{archive.file}: has {there} in {name!r}, but {held}", field="file")
+            raise UserError(f"{archive.file}: has {_entries(values)} in {name!r}, but {held}", field="file")
+
+
+def _entries(values: np.ndarray) -> str:
+    return "1 entry" if len(values) == 1 else f"{len(values)} entries"
