@@ -19,7 +19,7 @@ from tokenpaths.backend.runs.received_logs import Sealing
 from tokenpaths.backend.schemas.jobs import Job
 from tokenpaths.backend.schemas.received import ReceivedList, ReceivedLog, Taken
 from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced
 from tokenpaths.engine.adapters.logs.responses.received import read_received
 from tokenpaths.engine.base.files import NAME_PATTERN, is_disk_full
 from tokenpaths.engine.jobs.made_run import MADE_BY

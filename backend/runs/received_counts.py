@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from tokenpaths.backend.runs.received_file import Row
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, MOST_MODULES, Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, MOST_MODULES, Announced
 from tokenpaths.engine.adapters.logs.responses.received import Counted
 from tokenpaths.engine.analysis.load import load_entropy, max_violation
 

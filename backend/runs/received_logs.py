@@ -38,7 +38,7 @@ from tokenpaths.backend.runs.received_file import (
     write_about,
     writing,
 )
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced
 from tokenpaths.engine.adapters.logs.responses.received import Received
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock, atomic_file, check_free, check_name, is_name, make_folder, run_file

@@ -17,7 +17,8 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.formats import Format
 from tokenpaths.engine.adapters.logs.json_lines import text_lines
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 

@@ -21,7 +21,7 @@ from tokenpaths.backend.routes import received as route
 from tokenpaths.backend.routes.received import seal
 from tokenpaths.backend.services import Services
 from tokenpaths.engine.adapters.logs.formats import open_log
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.sending import lines
 

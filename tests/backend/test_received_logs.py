@@ -22,7 +22,7 @@ from tokenpaths.backend.routes import received as route
 from tokenpaths.backend.routes.received import look_after, seal, settle
 from tokenpaths.backend.services import Services
 from tokenpaths.engine.adapters.logs.formats import open_log
-from tokenpaths.engine.adapters.logs.pieces import Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced
 from tokenpaths.sending import lines
 
 

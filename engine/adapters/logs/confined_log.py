@@ -13,7 +13,9 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import FORMATS, IMPORTERS, UnknownLog
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, LogShape, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED, Piece, unrecorded
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import ROUNDING
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_rereadable

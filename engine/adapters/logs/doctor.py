@@ -17,7 +17,9 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
 from tokenpaths.engine.adapters.logs.layer_patterns import LEAST_TOKENS, LEAST_VARIED, SURE, LayerSets, StridedWindows
-from tokenpaths.engine.adapters.logs.pieces import UNUSED, LogShape, Piece, first_of, lowest, unrecorded
+from tokenpaths.engine.adapters.logs.pieces.announced import LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED, Piece, lowest, unrecorded
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.analysis.compiled.loops import loops
 from tokenpaths.engine.analysis.path_statistics import sorted_slots, word_hashes
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED, Piece, lowest, unrecorded
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED, Piece, lowest, unrecorded
 
 FILL_VALUES = (0, 255, 65_535, 2**32 - 1)
 EMPTY = "{n} token{s} without any decision {are} left out: every slot of every layer holds a fill value"

@@ -32,7 +32,8 @@ from tokenpaths.engine.adapters.logs.passes.layer_records import (
 )
 from tokenpaths.engine.adapters.logs.passes.llamacpp import open_csv
 from tokenpaths.engine.adapters.logs.passes.megatron import is_megatron_line, open_megatron, open_traces
-from tokenpaths.engine.adapters.logs.pieces import Announced, few_names, shortened, unread_note
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced
+from tokenpaths.engine.adapters.logs.pieces.wording import few_names, shortened, unread_note
 from tokenpaths.engine.adapters.logs.responses.answers import is_sglang_line, is_vllm_line, open_engine
 from tokenpaths.engine.adapters.logs.responses.envelopes import is_no_response
 from tokenpaths.engine.adapters.logs.routing_log import Log, one_log, without_dense_layers

@@ -22,7 +22,9 @@ from tokenpaths.engine.adapters.expert_runs import (
     even_weights,
     expert_modules,
 )
-from tokenpaths.engine.adapters.logs.pieces import MOST_MODULES, UNRECORDED, UNUSED, Piece, first_of, lowest
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_MODULES
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED, Piece, lowest
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.adapters.logs.routing_log import Log, few_reasons
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.progress import map_progress, run_with_progress, seal_in_stages

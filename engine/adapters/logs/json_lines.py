@@ -16,7 +16,9 @@ import numpy as np
 import pybase64
 
 from tokenpaths.engine.adapters.logs.long_values import parse_long
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, UNUSED, shortened
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED
+from tokenpaths.engine.adapters.logs.pieces.wording import shortened
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import NPY_MAGIC, PICKLE, read_header
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.validation import DISTINCT_KEYS

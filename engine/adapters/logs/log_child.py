@@ -12,7 +12,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import IMPORTERS, open_log
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 
 BATCH_BYTES = 4 << 20

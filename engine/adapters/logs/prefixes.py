@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.analysis.path_statistics import word_hashes
 
 BLOCK = 16

@@ -16,17 +16,10 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, joined
 from tokenpaths.engine.adapters.logs.doctor import Survey
 from tokenpaths.engine.adapters.logs.fill_values import EMPTY, without_fills
-from tokenpaths.engine.adapters.logs.pieces import (
-    UNUSED,
-    LogShape,
-    Piece,
-    check_piece,
-    faulty_tokens,
-    few_names,
-    number_of,
-    shortened,
-    with_counts,
-)
+from tokenpaths.engine.adapters.logs.pieces.announced import LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED, Piece, with_counts
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import check_piece, faulty_tokens
+from tokenpaths.engine.adapters.logs.pieces.wording import few_names, number_of, shortened
 from tokenpaths.engine.adapters.logs.prefixes import without_prefixes
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.base.errors import UserError

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TEXT, CUT_TOKENS, Piece, shortened
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece, cut_remark
+from tokenpaths.engine.adapters.logs.pieces.wording import shortened
 from tokenpaths.engine.base.errors import UserError
 
 
@@ -143,6 +144,6 @@ class SampleRows:
         for position, cut, piece in self._done:
             names = words(position)
             if cut:
-                names = {**names, "text": None, "remarks": (CUT if names.get("text") is None else CUT_TEXT,)}
+                names = {**names, "text": None, "remarks": (cut_remark(names.get("text")),)}
             yield replace(piece, **names)
         self._done = []

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT, CUT_TEXT, CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece, cut_remark
 
 MOST_OPEN = 4096
 """sequences that may be open at a time; then the one that was continued longest ago ends"""
@@ -95,7 +95,7 @@ class Sequences:
         whole = joined(parts)
         if held.taken or held.held > count:
             span = f"tokens {held.taken} to {held.taken + count - 1}"
-            cut = CUT if whole.text is None else CUT_TEXT
+            cut = cut_remark(whole.text)
             whole = replace(whole, source=f"{held.source}, {span}", text=None, remarks=(*whole.remarks, cut))
         held.held -= count
         held.taken += count

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Piece, lowest
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece, lowest
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_free
 

@@ -12,7 +12,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError

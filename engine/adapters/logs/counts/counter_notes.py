@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import first_of
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 
 LEAST_RISES = 20
 """counts that rise, where each would rise or fall by chance"""

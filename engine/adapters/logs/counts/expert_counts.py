@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.counter_notes import running_counters
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced, layer_names
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced, layer_names
 from tokenpaths.engine.analysis.load import effective_top_k, load_entropy, max_violation
 from tokenpaths.engine.base.errors import UserError
 

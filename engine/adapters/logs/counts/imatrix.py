@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts, counts_of
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, Announced
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenpaths.engine.adapters.logs.json_lines import text_lines
+from tokenpaths.engine.adapters.logs.pieces.wording import check_once
 from tokenpaths.engine.base.errors import UserError
 
 LAYER = ("layer", "layer_id", "layer_idx", "il")
@@ -110,7 +111,6 @@ def _named(file: Path, cells: list[str], skip: int, preamble: Preamble) -> Heade
             found[f"sample {cell}" if cell in SAMPLE else f"pass {cell}"] = cells.index(cell)
     token = cells[found["token"]] if "token" in found else None
     read = [place for key, place in found.items() if key != "width"]
-    if twice := next((cells[place] for place in read if cells.count(cells[place]) > 1), None):
-        raise UserError(f"{file}: has {cells.count(twice)} columns {twice!r}; rename all but one", field="file")
+    check_once(file, [cells[place] for place in read], cells)
     unread = tuple(cell for place, cell in enumerate(cells) if place not in read)
     return Header(found, skip, token if token in POSITIONS else None, unread, preamble)

@@ -14,7 +14,10 @@ from pyarrow import csv
 from tokenpaths.engine.adapters.logs.passes.csv_cleaning import BAD, NULLS, CleanedRows
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header
 from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, ROUNDING, UNUSED, Announced, number_of
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import ROUNDING
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS
 from tokenpaths.engine.base.errors import UserError
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece, number_of, widened
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, Piece, widened
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.adapters.logs.routing_log import skipped
 from tokenpaths.engine.adapters.logs.sequences import MOST_OPEN, Sequences
 from tokenpaths.engine.base.errors import UserError

@@ -12,7 +12,10 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_object, text_lines
 from tokenpaths.engine.adapters.logs.passes.layer_passes import BadPass, Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, UNUSED, Announced, LogShape, Piece, shortened, widened
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED, Piece, widened
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import ROUNDING
+from tokenpaths.engine.adapters.logs.pieces.wording import shortened
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 

@@ -18,7 +18,10 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.passes.csv_columns import Header, read_header
 from tokenpaths.engine.adapters.logs.passes.csv_rows import csv_blocks, csv_passes
 from tokenpaths.engine.adapters.logs.passes.layer_passes import Pass, outline, stitched
-from tokenpaths.engine.adapters.logs.pieces import ROUNDING, Announced, LogShape, Piece, unread_note
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import ROUNDING
+from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.base.errors import UserError
 

@@ -19,7 +19,9 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.passes.layer_passes import STITCHED
 from tokenpaths.engine.adapters.logs.passes.megatron_lines import RankPass, rank_passes, ranks_of
 from tokenpaths.engine.adapters.logs.passes.megatron_scores import kind_of_logits, of_layer, sidecar
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, number_of
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids, text_lines
-from tokenpaths.engine.adapters.logs.pieces import MOST_EXPERTS, number_of, widened
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS
+from tokenpaths.engine.adapters.logs.pieces.piece import widened
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.base.errors import UserError
 
 _RANK = re.compile(rb'"rank"\s*:\s*("[^"]*"|[^,}\s]+)')

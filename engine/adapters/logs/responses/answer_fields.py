@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import MOST_TOKEN_ID
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import MOST_TOKEN_ID
 from tokenpaths.engine.base.errors import UserError
 
 OTHER_IDS = "the token ids of {n} answer{s} {are} left out: they are not as many as decisions"

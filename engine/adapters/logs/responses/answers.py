@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, number_of, widened
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece, widened
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     CUT_PREFIX,
     answer_text,

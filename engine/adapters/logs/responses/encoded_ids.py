@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, nested_ids
-from tokenpaths.engine.adapters.logs.pieces import MOST_TOP_K, Announced, widened
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_TOP_K, Announced
+from tokenpaths.engine.adapters.logs.pieces.piece import widened
 from tokenpaths.engine.adapters.logs.responses.answer_fields import STARTS, prompt_tokens, start_of
 from tokenpaths.engine.adapters.logs.responses.envelopes import PARTS
 from tokenpaths.engine.base.errors import UserError

@@ -19,6 +19,8 @@ FAILED = "{n} failed or cancelled request{s} {are} left out"
 NO_ROWS = "{n} response{s} without decisions (cancelled requests, perhaps) {are} left out"
 LOOKED_AT = 100
 """lines that tell a broken one of JSON lines from a value over several lines"""
+MOST_OPEN = 64
+"""streams that are kept though they say that they are complete"""
 NO_NAME = str(None)
 """of a stream"""
 PARTS = "parts of a stream"
@@ -46,8 +48,14 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
         try:
             if text.startswith(EVENTS):
                 yield from streams.add(where, text)
+                continue
+            value = parsed(where, line, arrays=True)
+            if _is_chunk(value):  # of a client that writes chunks as it has parsed them
+                yield from streams.add(where, b"data:" + text)
+                if len(streams) > MOST_OPEN:  # no [DONE] ends them
+                    yield from streams.complete()
             else:
-                yield from in_envelope(where, parsed(where, line, arrays=True))
+                yield from in_envelope(where, value)
         except UserError as error:
             if not skip_bad:
                 raise
@@ -66,6 +74,9 @@ class Streams:
         """streams of which a chunk could not be read: half a response is none"""
         self._tell = False
         """whether streams say that they are complete"""
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def add(self, where: str, line: bytes) -> Iterator[Response]:
         """Take one line; yields the responses that it ends.
@@ -254,6 +265,11 @@ class _Stream:
                 held[key].extend(value)
             elif key not in ("text", "delta", "routed_experts") and (value is not None or key not in held):
                 held[key] = value
+
+
+def _is_chunk(value: Any) -> bool:
+    """Whether a JSON value says that it is a chunk of a stream, as those of chats do."""
+    return isinstance(value, dict) and str(value.get("object")).endswith(".chunk")
 
 
 def _is_usage(chunk: dict[str, Any]) -> bool:

@@ -18,15 +18,15 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import without_fills
 from tokenpaths.engine.adapters.logs.json_lines import BOM, is_json, no_text, parsed
-from tokenpaths.engine.adapters.logs.pieces import (
+from tokenpaths.engine.adapters.logs.pieces.announced import (
     MOST_EXPERTS,
     MOST_MODULES,
     Announced,
     LogShape,
-    Piece,
-    check_piece,
     layer_names,
 )
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import check_piece
 from tokenpaths.engine.adapters.logs.responses.answers import (
     NOT_THERE,
     identity_of,

@@ -29,21 +29,17 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
-from tokenpaths.engine.adapters.logs.pieces import (
-    MOST_EXPERTS,
-    UNRECORDED,
-    UNUSED,
-    Announced,
-    LogShape,
-    Piece,
-    number_of,
-    shortened,
-)
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED, Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
 
 ABOUT = {"experts": int, "layers": int, "top_k": int, "model": str}
+GAPS = (
+    "{n} position{s} between tokens of a sequence {are} not in the table: the tokens on either side count as neighbours"
+)
 EXAMPLE = '[columns] token = "position", layer = "layer", expert = "expert"'
 
 
@@ -119,6 +115,8 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         yield from rows.left_out.items()
+        if rows.gaps:
+            yield GAPS, rows.gaps
         bounds = np.flatnonzero(np.diff(rows.sequence, prepend=-1, append=-1))
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             yield _sequence(rows, slice(low, high), layers, top_k)

@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, ROUNDING, Announced, LogShape, Piece, first_of
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces.piece_checks import ROUNDING
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import list_numbers, parquet_batches
 from tokenpaths.engine.base.errors import UserError

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenpaths.engine.adapters.logs.json_lines import MAX_LINE_BYTES, json_object, no_text, parsed, text_lines
-from tokenpaths.engine.adapters.logs.pieces import UNUSED, shortened
+from tokenpaths.engine.adapters.logs.pieces.piece import UNUSED
+from tokenpaths.engine.adapters.logs.pieces.wording import check_once, shortened
 from tokenpaths.engine.adapters.logs.routing_log import MOST_REASONS, TOKENS, skipped
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.tables.delimited import DELIMITERS
@@ -62,6 +63,8 @@ class Decisions:
     """number of the slot, or place in the list; None where the table does not say it"""
     left_out: Counter[str] = field(default_factory=Counter)
     """remark -> tokens that are left out, as they cannot be read"""
+    gaps: int = 0
+    """positions that are missing between the tokens of a sequence"""
 
     def __len__(self) -> int:
         return len(self.expert)
@@ -179,12 +182,29 @@ def read_decisions(file: Path, columns: dict[str, str], skip_bad: bool = False) 
         sorted_["row"],
         lists,
         sorted_["slot"] if "slot" in columns or lists else None,
+        gaps=0 if counted else _gaps(sorted_, new),
     )
     bad = np.flatnonzero(decisions.expert == BAD)
     if not len(bad):
         return decisions
     other = f"{file}: has rows that cannot be read"
     return decisions.without(bad, lambda decision: reasons.get(int(decisions.row[decision]), other))
+
+
+def _gaps(sorted_: dict[str, np.ndarray], new: np.ndarray) -> int:
+    """Numbers that are missing between the tokens of a sequence and phase.
+
+    None where no two of them share a number: it then counts the tokens of the table, or the passes of a server.
+
+    Args:
+        sorted_: name -> values (r,) of decisions in order.
+        new: (r,) bool: the first decision of each token.
+    """
+    token, sequence, phase = (sorted_[name][new].astype(np.int64) for name in ("token", "sequence", "phase"))
+    if phase.any() and len(np.unique(token)) == len(token):
+        return 0
+    same = (np.diff(sequence) == 0) & (np.diff(phase) == 0)
+    return int((np.diff(token)[same] - 1).sum())
 
 
 def _rows(file: Path, columns: dict[str, str]) -> tuple[str, Iterator[tuple[int, Row]]]:
@@ -287,7 +307,7 @@ def _csv(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
                     raise UserError(
                         f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(path)!r}", field="map"
                     )
-                _check_once(file, path, names)
+            check_once(file, list(columns.values()), names, "map")
             places = {name: names.index(path) for name, path in columns.items()}
             for cells in reader:
                 if undecoded is not None:
@@ -318,12 +338,6 @@ def _is_decoded(text: str) -> bool:
     return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
 
 
-def _check_once(file: Path, column: str, names: list[str]) -> None:
-    """UserError if a column that is read has the name of another one: which of them is meant, nobody knows."""
-    if (count := names.count(column)) > 1:
-        raise UserError(f"{file}: has {count} columns {shortened(column)!r}; rename all but one", field="map")
-
-
 def _named(header: str, delimiter: str, columns: dict[str, str]) -> int:
     """How many of the columns a header has if this parts them."""
     try:
@@ -344,7 +358,7 @@ def _parquet(file: Path, columns: dict[str, str]) -> Iterator[tuple[int, Row]]:
                         f"{file}: has the columns {', '.join(names)[:300]}, but no {shortened(columns[name])!r}",
                         field="map",
                     )
-                _check_once(file, columns[name] if columns[name] in names else top, names)
+                check_once(file, [columns[name] if columns[name] in names else top], names, "map")
             start = 0
             for batch in opened.iter_batches(4096):
                 for place, row in enumerate(batch.to_pylist(), start):

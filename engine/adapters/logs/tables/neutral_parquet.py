@@ -17,17 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tokenpaths.engine.adapters.logs.pieces import (
-    CUT_TOKENS,
-    UNUSED,
-    Announced,
-    LogShape,
-    Piece,
-    layer_names,
-    number_of,
-    shortened,
-    unread_note,
-)
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, UNUSED, Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import check_once, number_of, shortened, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows, sample_bounds
 from tokenpaths.engine.base.errors import UserError
@@ -49,8 +41,7 @@ def open_parquet(file: Path, announced: Announced) -> Log:
         ) from None
     if "ids" not in schema.names:
         raise UserError(f"{file}: has the columns {', '.join(schema.names)}, but no 'ids'", field="file")
-    if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
-        raise UserError(f"{file}: has two columns {twice[0]!r}", field="file")
+    check_once(file, schema.names, schema.names)
     if not num_rows:
         raise UserError(f"{file}: holds no token", field="file")
     check_rows(num_rows, file.stat().st_size, str(file), "file")

@@ -18,15 +18,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import (
-    CUT_TOKENS,
-    Announced,
-    LogShape,
-    Piece,
-    layer_names,
-    number_of,
-    unread_note,
-)
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
 from tokenpaths.engine.base.errors import UserError

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Announced, LogShape, Piece, few_names, number_of
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import few_names, number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError

@@ -18,7 +18,8 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Announced, LogShape, Piece
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError

@@ -19,7 +19,9 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
     counts_of,
     table_of_rows,
 )
-from tokenpaths.engine.adapters.logs.pieces import Announced, LogShape, Piece, layer_names, unread_note
+from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
+from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS

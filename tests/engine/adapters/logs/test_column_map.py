@@ -12,8 +12,8 @@ import pytest
 
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, TOP_K, lines
 from tokenpaths.engine.adapters.logs.formats import open_log
-from tokenpaths.engine.adapters.logs.pieces import Piece
-from tokenpaths.engine.adapters.logs.tables.column_map import read_map
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
+from tokenpaths.engine.adapters.logs.tables.column_map import GAPS, read_map
 from tokenpaths.engine.base.errors import UserError
 
 WEIGHTS = np.round(np.random.default_rng(2).dirichlet(np.ones(TOP_K), IDS[0].shape[:2]), 4)
@@ -336,7 +336,8 @@ def test_a_row_of_an_unknown_token_takes_those_around_it(tmp_path: Path) -> None
     records = [json.dumps({"t": t, "l": 0, "e": [2 * t, 2 * t + 1]}) for t in range(6)]
     ids, said = sound(tmp_path, "\n".join([*records[:3], records[3][:9], *records[4:]]) + "\n")
     assert ids == [[0, 1], [2, 3], [10, 11]]
-    assert sum(n for _, n in said) == 2
+    assert sum(n for kind, n in said if kind != GAPS) == 2
+    assert (GAPS, 1) in said  # the token of the line that is cut off
 
 
 def test_tokens_with_another_number_of_experts_or_a_slot_twice_are_left_out(tmp_path: Path) -> None:
@@ -351,6 +352,20 @@ def test_tokens_with_another_number_of_experts_or_a_slot_twice_are_left_out(tmp_
     ids, said = sound(tmp_path, "\n".join(["t,l,s,e", *slots, "1,0,0,9"]), SLOTS)
     assert ids == [[0, 1], [4, 5], [6, 7]]
     assert "token 1 has slot 0 at layer 0 a second time" in said[0][0]
+
+
+def test_positions_that_are_missing_are_counted(tmp_path: Path) -> None:
+    toml = '[columns]\nsequence = "q"\nphase = "p"\ntoken = "t"\nlayer = "l"\nexpert = "e"\n'
+
+    def told(*tokens: str) -> list[tuple[str, int]]:
+        rows = [f"{token},0,{number}" for number, token in enumerate(tokens)]
+        ids, said = sound(tmp_path, "\n".join(["q,p,t,l,e", *rows]), toml)
+        assert [i for token in ids for i in token] == list(range(len(tokens)))
+        return said
+
+    assert told("a,x,0", "a,x,1", "a,x,5", "b,x,0", "b,x,2") == [(GAPS, 4)]
+    assert told("a,x,7", "a,x,8") == told("a,x,5", "a,x,6", "a,y,0", "a,y,1", "b,x,0", "b,x,1") == []
+    assert told("a,x,0", "a,x,2", "b,x,1", "b,x,3") == []  # a number for each token of the table
 
 
 def test_few_of_many_bad_rows_are_told_and_none_is_left_says_why(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, PROMPT, ROWS, TO
 from tests.engine.adapters.logs.test_engine_logs import kept, pieces
 from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.passes.layer_passes import LACKING, SHORT
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, UNUSED
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED
 from tokenpaths.engine.base.errors import UserError
 
 HEADER = "phase,token,layer,rank,expert\n"

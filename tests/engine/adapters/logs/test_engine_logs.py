@@ -28,7 +28,7 @@ from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.counts.expert_counts import OnlyCounts
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import UNRECORDED, Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.store.ask.run import Run
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from tokenpaths.engine.adapters.logs.responses.envelopes import Streams
+import pytest
+
+from tokenpaths.engine.adapters.logs.responses.envelopes import MOST_OPEN, Streams, records, responses
 
 
 def chunk(name: str, token: int, **more: Any) -> bytes:
@@ -43,6 +46,22 @@ def test_tokens_counted_behind_the_end_begin_no_stream() -> None:
 
 def test_where_no_stream_says_that_it_is_complete_all_end() -> None:
     assert put_together(chunk("s", 1), chunk("t", 1), DONE, chunk("s", 2)) == [("s", [1]), ("t", [1]), ("s", [2])]
+
+
+@pytest.mark.parametrize("num", [3, 2 * MOST_OPEN])
+def test_chunks_may_be_json_lines(num: int, tmp_path: Path) -> None:
+    """As a client writes them that has parsed the stream: two answers beside each other, nothing that ends them."""
+    lines = []
+    for pair in range(num):
+        for token in range(3):
+            for name in "ab":
+                choice = {"index": 0, "token_ids": [token], "finish_reason": "stop" if token == 2 else None}
+                record = {"id": f"{name}{pair}", "object": "chat.completion.chunk", "choices": [choice]}
+                lines.append(json.dumps(record))
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    found = {record["id"]: record["choices"] for _, record in records(responses(tmp_path / "log.jsonl"))}
+    assert len(found) == 2 * num
+    assert all(one["token_ids"] == [0, 1, 2] for (one,) in found.values())
 
 
 def test_a_chunk_copies_nothing_of_what_came_before() -> None:

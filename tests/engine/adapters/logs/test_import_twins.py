@@ -12,7 +12,8 @@ from tests.support.compiled_loops import run_loops
 from tokenpaths.engine.adapters.logs import doctor, importing
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import LogShape, Piece, layer_names
+from tokenpaths.engine.adapters.logs.pieces.announced import LogShape, layer_names
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table

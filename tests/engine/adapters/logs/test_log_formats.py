@@ -16,7 +16,7 @@ import pytest
 
 from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 

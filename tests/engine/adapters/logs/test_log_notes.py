@@ -32,7 +32,7 @@ from tests.engine.adapters.logs.test_log_formats import (
 from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS
 from tokenpaths.engine.store.ask.run import Run
 
 

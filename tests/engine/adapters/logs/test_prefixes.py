@@ -16,7 +16,7 @@ from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_refusals import refused
 from tests.engine.adapters.logs.test_sequences import total
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.prefixes import BLOCK, CONTAINED, REPEATED, SHARED, without_prefixes
 from tokenpaths.engine.store.ask.run import Run
 

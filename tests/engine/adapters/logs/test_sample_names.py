@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.adapters.logs.test_log_refusals import refused
-from tokenpaths.engine.adapters.logs import pieces, sample_rows
+from tokenpaths.engine.adapters.logs import sample_rows
 from tokenpaths.engine.adapters.logs.formats import open_log
+from tokenpaths.engine.adapters.logs.pieces import piece
 from tokenpaths.engine.adapters.logs.tables import neutral_parquet
 from tokenpaths.engine.adapters.logs.tensors import numpy_arrays
 
@@ -45,7 +46,7 @@ def parquet_of_categories(folder: Path, names: list[str]) -> Path:
 def test_names_come_in_any_order_and_are_the_names_of_the_samples(
     write, rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sample_rows, numpy_arrays, neutral_parquet, pieces):
+    for module in (sample_rows, numpy_arrays, neutral_parquet, piece):
         monkeypatch.setattr(module, "CUT_TOKENS", rows_at_once)
     read = list(open_log(write(tmp_path, NAMES)).read())
     assert np.array_equal(np.concatenate([piece.ids for piece in read]), IDS)

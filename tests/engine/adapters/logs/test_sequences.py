@@ -16,7 +16,7 @@ from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_refusals import refused
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import CUT_TOKENS, Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run

@@ -16,7 +16,7 @@ from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_formats import EXPERTS, csv_rows, write_csv
 from tokenpaths.engine.adapters.logs.formats import check_beginning, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 

@@ -11,7 +11,7 @@ import pytest
 
 from tokenpaths.engine.adapters.logs import importing, spool
 from tokenpaths.engine.adapters.logs.formats import open_log
-from tokenpaths.engine.adapters.logs.pieces import Piece
+from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.spool import PieceSpool
 from tokenpaths.engine.store.write import arrow_tables
 
