@@ -110,9 +110,10 @@ def _legend(tokens: Sequence[Mapping[str, Any]], tint: Tint, paper: str) -> dict
 
 def _label(sample: Mapping[str, Any], is_text: bool, step: int | None) -> str:
     """What the picture is called for screen readers."""
+    image = ("image",) if len(sample["tokens"]) == 1 else ("patch", "patches")
     return (
         f"Sample {sample['sample']}, {sample.get('label') or 'no label'}: "
-        + numbers.plural(len(sample["tokens"]), *(("token",) if is_text else ("patch", "patches")))
+        + numbers.plural(len(sample["tokens"]), *(("token",) if is_text else image))
         + (
             ", coloured by how many tokens take their path"
             if step is None

@@ -54,6 +54,16 @@ def token_nouns(run: Mapping[str, Any]) -> tuple[str, str]:
     return ("image", "images") if whole_images(run) else ("patch", "patches")
 
 
+def one_token(run: Mapping[str, Any]) -> str:
+    """A token of a run with its article.
+
+    >>> one_token({"modality": "vision", "num_tokens": 10, "num_samples": 10})
+    'an image'
+    """
+    noun = token_nouns(run)[0]
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def called(names: Mapping[str, str] | None, thing: str, otherwise: str) -> str:
     """The display name of ``thing``, for tooltips; ``otherwise`` if it has none."""
     return (names or {}).get(thing, otherwise)

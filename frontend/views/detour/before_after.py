@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
@@ -38,7 +39,7 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
         if after is None
         else "The same sample without and with the edits: only what you clicked is compared here."
     )
-    weighted = common.weights_known(run)
+    weighted, parts = common.weights_known(run), token_nouns(run)[1]
     if token is not None:
         what = _named(token)
         later = None if after is None else next((o for o in after["tokens"] if o["token"] == token["token"]), None)
@@ -51,7 +52,7 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
             return at_node(one, step, module)
 
         what = f"module {module} at step {step}"
-        _group(what, "visit", before, after, passes, lambda one: _modules(one, step), f"at step {step}")
+        _group(what, "visit", parts, before, after, passes, lambda one: _modules(one, step), f"at step {step}")
     if link is not None:
         step, source, target = link
         what = f"the link from module {source} at step {step} to module {target} at step {step + 1}"
@@ -59,7 +60,7 @@ def draw(run: Mapping[str, Any], selection: Selection, before: Sample, after: Sa
         def goes(one: Mapping[str, Any]) -> bool:
             return takes(one, (step, source, target))
 
-        _group(what, "take", before, after, goes, lambda one: _way(one, step), "now go")
+        _group(what, "take", parts, before, after, goes, lambda one: _way(one, step), "now go")
 
 
 def _part(sentence: str, facts: Sequence[Row], after: Sample | None) -> None:
@@ -73,13 +74,13 @@ def _part(sentence: str, facts: Sequence[Row], after: Sample | None) -> None:
 def _group(
     what: str,
     verb: str,
+    parts: str,
     before: Sample,
     after: Sample | None,
     chosen: Callable[[Any], bool],
     where: Callable[[Any], str],
     place: str,
 ) -> None:
-    parts = "patches" if before.get("text") is None else "tokens"
     _part(group_sentence(what, verb, parts, before, after, chosen), group_facts(before, after, chosen), after)
     if after is not None:
         rows = where_now(before, after, chosen, where)

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing import numbers, thing_names
 from tokenpaths.frontend.charts.drawing.running_text import tamed
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection, without
@@ -138,7 +138,7 @@ def _fields(
         who = {"": "every token"}
         if token is not None and run["family"] in CHOOSES_BY_TOKEN:
             who |= {str(token): f"token {token} alone", f"path{token}": f"tokens on the path of token {token}"}
-        hint = "Click a token or patch below to choose it."
+        hint = f"Click {thing_names.one_token(run)} below to choose it."
         if run["family"] not in CHOOSES_BY_TOKEN:
             hint = "Single tokens cannot be chosen: this model does not decide for each token by itself."
         chosen = st.selectbox("Who", list(who), format_func=lambda one: who[one], key=f"edit_who_{kind}", help=hint)
@@ -212,7 +212,7 @@ def _quick_link(
     step, source, target = link
     step += 1  # the module at its end
     count, name = len(on_link(sample, link)), name_of(run, step, target)
-    them = numbers.plural(count, "patch", "patches") if run["modality"] == "vision" else numbers.plural(count, "token")
+    them = numbers.plural(count, *thing_names.token_nouns(run))
     way = f"from {name_of(run, step - 1, source)} at step {step - 1} to {name} at step {step}"
     st.caption(widgets.escape(f"The link {way}: {them} of this sample {'goes' if count == 1 else 'go'} this way."))
 

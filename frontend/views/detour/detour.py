@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.api.client import NotFound
+from tokenpaths.frontend.charts.drawing.thing_names import one_token
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -89,9 +90,8 @@ def _detour(
         if as_job:
             panel.refusal()
         st.info(
-            "Nothing is edited yet. Click a circle (a module at a step), a link or a "
-            + ("token" if run["modality"] == "text" else "patch")
-            + " below, then say above what shall be different.",
+            f"Nothing is edited yet. Click a circle (a module at a step), a link or {one_token(run)} "
+            "below, then say above what shall be different.",
             icon=":material/alt_route:",
         )
         if not as_job:

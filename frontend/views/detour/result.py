@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.thing_names import one_token, token_nouns, whole_images
 from tokenpaths.frontend.charts.effects import (
     answer_rows,
     answers_chart,
@@ -78,8 +79,8 @@ def _verdict(
     """The effect in one sentence, then its numbers."""
     outputs = effect.get("outputs") or {}
     what = " and ".join(words_of(run, text) for text in selection.controls if text.partition(":")[0] in KINDS)
-    whose = _parts(run)
-    if effect["num_samples"] > 1:
+    whose = token_nouns(run)[1]
+    if effect["num_samples"] > 1 and not whole_images(run):
         whose += f" of {numbers.count(effect['num_samples'])} {'images' if run['modality'] == 'vision' else 'texts'}"
     if effect["num_tokens"] == 1:
         sentence = f"With {what}: the image {'takes another path' if effect['paths_changed'] else 'keeps its path'}"
@@ -144,10 +145,6 @@ def change_words(pair: Mapping[str, Any], measured: Mapping[str, Any] | None) ->
     return amount + (f" ± {numbers.number(error, 2)}" if error else "")
 
 
-def _parts(run: Mapping[str, Any]) -> str:
-    return "patches" if run["modality"] == "vision" else "tokens"
-
-
 def one_side(
     run: Mapping[str, Any],
     one: Mapping[str, Any],
@@ -198,13 +195,15 @@ def one_side(
 
 
 def _about_side(run: Mapping[str, Any], sample: Mapping[str, Any], moved: set[int] | None, link: Link | None) -> str:
-    total = numbers.count(len(sample["tokens"]))
+    total = f"{numbers.count(len(sample['tokens']))} {token_nouns(run)[1]}"
     if moved is not None:
-        return f"{numbers.count(len(moved))} of {total} {_parts(run)} go another way; those that do not are faded."
+        return (
+            f"{numbers.count(len(moved))} of {total} go another way; those that do not are faded."
+        )
     if link is not None:
         count = sum(takes(token, link) for token in sample["tokens"])
-        return f"{numbers.count(count)} of {total} {_parts(run)} take the chosen link; the others are faded."
-    return "Click a circle, a link or a " + ("token" if sample.get("text") is not None else "patch") + " to choose it."
+        return f"{numbers.count(count)} of {total} take the chosen link; the others are faded."
+    return f"Click a circle, a link or {one_token(run)} to choose it."
 
 
 def _differences(

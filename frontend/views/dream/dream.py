@@ -12,6 +12,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import with_text
+from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer import explorer
 from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
@@ -402,8 +403,7 @@ def _explorer(
     if options["group"] == "picked" and picked(options):
         st.caption(f"Clicked: {', '.join(map(str, picked(options)))}. Click one again to let it go.")
     elif group and options["group"] == "path":
-        what = "patch" if run["modality"] == "vision" else "token"
-        st.caption(f"The group: {numbers.plural(len(group), what, what + 'es' if what == 'patch' else 'tokens')}.")
+        st.caption(f"The group: {numbers.plural(len(group), *token_nouns(run))}.")
 
 
 def _pick(run: Mapping[str, Any], token: int | None) -> None:
