@@ -7,9 +7,7 @@ from typing import Any
 
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.views import common
-
-COMING = ("waiting", "running", "paused")
-"""states of a twin that will be there"""
+from tokenpaths.frontend.views.jobs.alive import ALIVE
 
 
 def without_twin(run: Mapping[str, Any]) -> str:
@@ -20,7 +18,7 @@ def without_twin(run: Mapping[str, Any]) -> str:
     if answer["state"] == "there":
         return ""
     text = common.as_sentence(answer["reason"])
-    if answer["state"] in COMING:
+    if answer["state"] in ALIVE:
         return f"{text} Until it is there, it is missing here."
     return text if answer["state"] != "none" else "This run has no untrained twin to compare with."
 
@@ -30,4 +28,4 @@ def twin_reason(run: Mapping[str, Any], reason: str) -> str:
     if common.is_untrained(run):
         return reason
     answer = widgets.client().ask(str(run["run"]), "twin")
-    return str(answer["reason"]) if answer["state"] in (*COMING, "failed", "cancelled") else reason
+    return str(answer["reason"]) if answer["state"] in (*ALIVE, "failed", "cancelled") else reason

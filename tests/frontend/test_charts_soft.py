@@ -300,7 +300,7 @@ def test_the_scan_in_sentences():
     worse = {"uniform": [row | {"rise": row["rise"] + 1, "clear": True} for row in SCAN["uniform"]]}
     assert "the best of 11 values, 0.6, costs 1.01 nats" in gate_worth.uniform_words(worse)
     better = {"uniform": [rise(-0.2, value=0.5)]}
-    assert "beats the routers: the best of 1 values, 0.5, saves 0.200 nats" in gate_worth.uniform_words(better)
+    assert "beats the routers: the only one that was tried, 0.5, saves 0.200 nats" in gate_worth.uniform_words(better)
     for low, high, told in (
         (0.1, 0.3, "falls with"),
         (-0.3, -0.1, "grows with"),

@@ -80,7 +80,8 @@ def uniform_words(scan: Mapping[str, Any]) -> str:
     if not uniform:
         return "No value for all gates has been tried yet."
     best = min(uniform, key=lambda row: row["rise"])
-    how = f"the best of {len(uniform)} values, {best['value']:g},"
+    which = f"the best of {len(uniform)} values" if len(uniform) > 1 else "the only one that was tried"
+    how = f"{which}, {best['value']:g},"
     if best["clear"] and best["rise"] > 0:
         return f"One value for all gates is worse than the routers: {how} costs {numbers.number(best['rise'])} nats"
     if best["clear"]:

@@ -197,9 +197,7 @@ def one_side(
 def _about_side(run: Mapping[str, Any], sample: Mapping[str, Any], moved: set[int] | None, link: Link | None) -> str:
     total = f"{numbers.count(len(sample['tokens']))} {token_nouns(run)[1]}"
     if moved is not None:
-        return (
-            f"{numbers.count(len(moved))} of {total} go another way; those that do not are faded."
-        )
+        return f"{numbers.count(len(moved))} of {total} go another way; those that do not are faded."
     if link is not None:
         count = sum(takes(token, link) for token in sample["tokens"])
         return f"{numbers.count(count)} of {total} take the chosen link; the others are faded."

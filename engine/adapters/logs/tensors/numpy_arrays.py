@@ -10,7 +10,7 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
@@ -196,10 +196,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
                 f"{file}: has the arrays {', '.join(archive.names) or 'none'}, but no 'ids' (tokens, layers, top-k)",
                 field="file",
             )
-        if len(named) > 1:
-            raise UserError(
-                f"{file}: has {' and '.join(map(repr, named))}; ids are one array, remove the other", field="file"
-            )
+        check_one(file, named)
         _refuse_near_misses(file, archive.names)
         id_names = ([] if not prompt else [PROMPT_IDS]) + named
         shapes = {}
@@ -232,6 +229,14 @@ def open_npz(file: Path, announced: Announced) -> Log:
     known = (*id_names, *OPTIONAL) if not prompt else (*id_names, "num_experts", "model", "layers")
     note = unread_note("arrays", [name for name in archive.names if name not in known])
     return Log(file, "npz", LogShape(names, top_k, has_weights), experts, read, model_name, note)
+
+
+def check_one(file: Path, named: Sequence[str]) -> None:
+    """Refuse several arrays whose names say that they hold the ids."""
+    if len(named) > 1:
+        raise UserError(
+            f"{file}: has {' and '.join(map(repr, named))}; ids are one array, remove the other", field="file"
+        )
 
 
 def _refuse_near_misses(file: Path, names: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
-from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS, check_one
 from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
 from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
@@ -165,8 +165,9 @@ def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
 
 def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
     batch = ids if ids.ndim == 4 else ids[None]
-    name = next((f"{file}, {name}" for name in IDS if beside.get(name) is ids), str(file))
-    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, name)
+    named = [name for name in IDS if isinstance(beside.get(name), np.ndarray)]
+    check_one(file, named)
+    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, ", ".join([str(file), *named]))
     vocabulary = _vocabulary(beside, batch.shape[:2])
 
     def read() -> Iterator[Piece | tuple[str, int]]:

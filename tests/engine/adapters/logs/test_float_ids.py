@@ -60,6 +60,13 @@ def test_whole_numbers_are_ids_under_each_name(tmp_path: Path, name: str, write:
     assert np.array_equal(piece.ids, FLOATS)
 
 
+@pytest.mark.parametrize("write", [npz, pt, inner, safetensors])
+def test_two_arrays_of_ids_are_refused(tmp_path: Path, write: Callable[..., Path]) -> None:
+    ids = FLOATS.astype(np.int64)
+    file = write(tmp_path / "log", {"topk_ids": ids[::-1].copy(), "routed_experts": ids})
+    refused(tmp_path, file, "log.*: has 'routed_experts' and 'topk_ids'; ids are one array, remove the other")
+
+
 def test_ids_of_a_prompt_alone_are_no_scores(tmp_path: Path) -> None:
     file = npz(tmp_path / "log", {PROMPT_IDS: FLOATS})
     refused(tmp_path, file, f"array '{PROMPT_IDS}': the ids are float32, they should be whole", top_k=TOP_K)
