@@ -5,8 +5,9 @@ const OPENED = '[data-testid="stPopoverBody"]';
 const STOPS = 'a[href], button, input, select, textarea, [tabindex]';
 const PATIENCE_MS = 10000;  // what stands inside is asked for when it is opened
 
+const drawn = (one) => one.getClientRects().length > 0;
 const stops = (body) => [...body.querySelectorAll(STOPS)].filter((one) =>
-  !one.disabled && one.tabIndex >= 0 && one.getClientRects().length > 0);
+  !one.disabled && one.tabIndex >= 0 && drawn(one));
 
 // The first thing to write in or to choose from, else the first button. Marks of help come last: they explain, and
 // stand before what they explain.
@@ -36,7 +37,8 @@ function left(event) {
   const turn = ++waiting, until = performance.now() + PATIENCE_MS, name = opener;
   const back = () => {
     if (turn !== waiting || performance.now() > until || document.activeElement?.closest?.(OPENED)) return;
-    const trigger = document.querySelector(`.${CSS.escape(name)} ${TRIGGER}`);
+    // A button with help is there twice, of which a narrow window hides the first.
+    const trigger = [...document.querySelectorAll(`.${CSS.escape(name)} ${TRIGGER}`)].find(drawn);
     if (trigger && !document.querySelector(OPENED) && document.activeElement === document.body)
       trigger.focus({ preventScroll: true });
     requestAnimationFrame(back);

@@ -84,6 +84,13 @@ def test_a_point_of_the_map_opens_its_sample_by_keys_alone(visit):
     here.heading("Sample 5")
 
 
+def test_a_narrow_window_gives_the_focus_back(visit):
+    here = visit(width=400).open(view="routes", run="pictures")
+    choose(here, "step 2, module", "inspect")
+    button = here.page.get_by_role("button", name="Choose from a list").and_(here.page.locator(":visible"))
+    expect(button.first).to_be_focused()
+
+
 def test_a_ribbon_is_let_go_of_by_choosing_it_again(visit):
     here = visit().open(view="routes", run="pictures")
     choose(here, "from module", "through")
