@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support.checkpoints import save_tiny
 from tests.support.command_line import ROOT, plain_environment
-from tests.support.runs import make_run
+from tests.support.runs import make, make_run
 from tokenpaths.backend.jobs.service import job_table
 from tokenpaths.backend.settings import load_settings
+from tokenpaths.engine.store.ask.run import Run
 
 HEAVY = ["torch", "transformers", "streamlit", "scipy", "pandas", "sklearn"]
 WEB = ["fastapi", "starlette"]
@@ -78,3 +81,28 @@ def test_an_export_loads_no_data_frames(data_dir: Path) -> None:
     output, loaded = run_and_list(["export", "good", "--data-dir", str(data_dir)], HEAVY)
     assert "token" in output
     assert loaded == []
+
+
+@pytest.mark.parametrize("file_format", ["csv", "parquet", "arrow"])
+def test_an_export_writes_what_the_api_answers(tmp_path: Path, file_format: str) -> None:
+    """Without pandas, which other tests have loaded and this command hides; labels that a spreadsheet would run."""
+    arrays = make("good", "text", samples=4)
+    for batch in arrays.batches:
+        batch.samples[:] = [replace(sample, label=f"={sample.label}") for sample in batch.samples]
+    file = arrays.write(tmp_path / "runs")
+    with Run.open(file) as run:
+        tables = [row["table"] for row in run.tables()["tables"]]
+        expected = {table: b"".join(run.export(table, file_format)) for table in tables}
+    code = (
+        "import sys; from tokenpaths.cli.main import main\n"
+        "for table in sys.argv[3:]: assert not main(['export', 'good', table, '--data-dir', sys.argv[1], "
+        "'-o', f'{sys.argv[1]}/{table}.{sys.argv[2]}'])\nassert 'pandas' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), file_format, *tables]
+    subprocess.run(command, check=True, cwd=ROOT, env=plain_environment(), timeout=120)
+    written = {table: (tmp_path / f"{table}.{file_format}").read_bytes() for table in tables}
+    if file_format == "arrow":  # what is not used of its bytes may be anything
+        written = {table: pa.ipc.open_file(content).read_all() for table, content in written.items()}
+        expected = {table: pa.ipc.open_file(content).read_all() for table, content in expected.items()}
+    assert written == expected
+    assert file_format != "csv" or b"'=" in written["sample"]
