@@ -40,6 +40,7 @@ from tokenpaths.engine.adapters.logs.routing_log import Log, one_log, without_de
 from tokenpaths.engine.adapters.logs.tables.column_map import open_mapped
 from tokenpaths.engine.adapters.logs.tables.flame_moe import is_trace_folder, open_trace_folder
 from tokenpaths.engine.adapters.logs.tables.neutral_parquet import open_parquet
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import BESIDE_SCORES
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, NPY_MAGIC, PROMPT_IDS, open_npy, open_npz
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
     array_shapes,
@@ -49,7 +50,7 @@ from tokenpaths.engine.adapters.logs.tensors.tensor_files import (
     names_in,
     read_whole,
 )
-from tokenpaths.engine.adapters.logs.tensors.tensor_logs import BESIDE_SCORES, open_tensors, open_value
+from tokenpaths.engine.adapters.logs.tensors.tensor_logs import open_tensors, open_value
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_rereadable
 from tokenpaths.engine.base.plugins import PluginError, PluginRegistry

@@ -17,6 +17,7 @@ from tokenpaths.engine.base.errors import UserError
 
 FAILED = "{n} failed or cancelled request{s} {are} left out"
 NO_ROWS = "{n} response{s} without decisions (cancelled requests, perhaps) {are} left out"
+CUT_OFF = "{n} streamed answer{s} without an end, cut off perhaps, {are} read as far as that goes"
 LOOKED_AT = 100
 """lines that tell a broken one of JSON lines from a value over several lines"""
 MOST_OPEN = 64
@@ -46,21 +47,33 @@ def responses(file: Path, skip_bad: bool = False) -> Iterator[Response | tuple[s
     for where, line in text_lines(file):
         text = line.strip()
         try:
-            if text.startswith(EVENTS):
-                yield from streams.add(where, text)
-                continue
-            value = parsed(where, line, arrays=True)
-            if _is_chunk(value):  # of a client that writes chunks as it has parsed them
-                yield from streams.add(where, b"data:" + text)
-                if len(streams) > MOST_OPEN:  # no [DONE] ends them
+            if (event := as_event(text)) is not None:
+                yield from streams.add(where, event)
+                if len(streams) > MOST_OPEN:  # no [DONE] ends those of JSON lines
                     yield from streams.complete()
             else:
-                yield from in_envelope(where, value)
+                yield from in_envelope(where, parsed(where, line, arrays=True))
         except UserError as error:
             if not skip_bad:
                 raise
             yield skipped(str(error)), 1
+    if cut_off := streams.num_incomplete():
+        yield CUT_OFF, cut_off
     yield from streams.rest()
+
+
+def as_event(line: bytes) -> bytes | None:
+    """A line of server-sent events, or the chunk of a stream that stands alone, as a client writes it that has parsed
+    the events (``{"object": "chat.completion.chunk", …}``), as such a line; None if it is neither."""
+    if line.startswith(EVENTS):
+        return line
+    if b'.chunk"' not in line:
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return b"data:" + line if isinstance(value, dict) and str(value.get("object")).endswith(".chunk") else None
 
 
 class Streams:
@@ -112,6 +125,10 @@ class Streams:
     def complete(self) -> Iterator[Response]:
         """The responses that have not ended, though they say that they are complete."""
         yield from self._end([name for name, one in self._open.items() if one.is_complete()])
+
+    def num_incomplete(self) -> int:
+        """How many have not ended, nor say that they are complete."""
+        return sum(not one.is_complete() for one in self._open.values())
 
     def rest(self) -> Iterator[Response]:
         """The responses that have not ended."""
@@ -265,11 +282,6 @@ class _Stream:
                 held[key].extend(value)
             elif key not in ("text", "delta", "routed_experts") and (value is not None or key not in held):
                 held[key] = value
-
-
-def _is_chunk(value: Any) -> bool:
-    """Whether a JSON value says that it is a chunk of a stream, as those of chats do."""
-    return isinstance(value, dict) and str(value.get("object")).endswith(".chunk")
 
 
 def _is_usage(chunk: dict[str, Any]) -> bool:

@@ -35,10 +35,10 @@ from tokenpaths.engine.adapters.logs.responses.answers import (
     pieces_of,
 )
 from tokenpaths.engine.adapters.logs.responses.envelopes import (
-    EVENTS,
     NO_ROWS,
     OF_A_LIST,
     Streams,
+    as_event,
     body_of,
     in_envelope,
 )
@@ -196,7 +196,7 @@ def lines_of(body: bytes) -> list[tuple[bytes, str | None]]:
     body = body.removeprefix(BOM)
     lines = [line for line in body.splitlines() if line.strip()]
     found: Iterator[tuple[bytes, str | None]]
-    if lines and lines[0].lstrip().startswith(EVENTS):
+    if lines and as_event(lines[0].strip()) is not None:
         found = _put_together(lines)
     elif len(lines) > 1 and not is_json(lines[0]) and is_json(body):
         found = iter([(b" ".join(line.strip() for line in lines), None)])
@@ -217,8 +217,8 @@ def _put_together(lines: list[bytes]) -> Iterator[tuple[bytes, str | None]]:
     try:
         for number, line in enumerate(lines, 1):
             text = line.strip()
-            if text.startswith(EVENTS):
-                yield from (_written(record, None) for _, record in streams.add(f"event line {number}", text + b"\n"))
+            if (event := as_event(text)) is not None:
+                yield from (_written(record, None) for _, record in streams.add(f"event line {number}", event + b"\n"))
             else:
                 yield line, None
         yield from (_written(record, None) for _, record in streams.complete())

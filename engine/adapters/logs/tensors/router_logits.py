@@ -17,6 +17,7 @@ from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
 from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import few_names, number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import BESIDE_SCORES, PADDING, inputs_beside
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
 
@@ -25,6 +26,15 @@ NOTE = (
     "the model may have divided by their sum"
 )
 
+PROBABILITIES = (
+    "the log holds probabilities, which sum to 1: the experts are the largest {k} of each, the weights these "
+    "probabilities, which the model may have divided by their sum"
+)
+SIGMOIDS = (
+    "all scores are from 0 to 1, as sigmoids are: if they are, the weights, softmaxes of them, are not the model's"
+)
+SUMS_TO_ONE = 0.02
+"""tolerance of a sum of rounded probabilities"""
 LOOK_AT = 1 << 16
 """numbers that are looked at together"""
 
@@ -55,7 +65,7 @@ def find_scores(value: Any) -> dict[str, np.ndarray] | None:
     if isinstance(value, dict):
         if "router_logits" in value:
             return find_scores(value["router_logits"])
-        named = {str(name): array for name, array in value.items() if _is_scores(array)}
+        named = {str(name): array for name, array in value.items() if name not in BESIDE_SCORES and _is_scores(array)}
         return {name: named[name] for name in _in_order(list(named))} or None
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.dtype.kind == "f":
         value = list(value)
@@ -75,6 +85,18 @@ def _are_whole(array: np.ndarray) -> bool:
     return all(bool((part == np.rint(part)).all()) for part in parts)
 
 
+def _probabilities(array: np.ndarray) -> tuple[bool, bool]:
+    """(Whether all numbers are from 0 to 1, whether those of each token sum to 1 too)."""
+    rows = array.reshape(-1, array.shape[-1])
+    step, sum_to_one = max(1, LOOK_AT // rows.shape[1]), True
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step].astype(np.float64)
+        if not ((part >= 0) & (part <= 1)).all():
+            return False, False
+        sum_to_one = sum_to_one and bool((np.abs(part.sum(axis=1) - 1) < SUMS_TO_ONE).all())
+    return True, sum_to_one
+
+
 def _in_order(names: list[str]) -> list[str]:
     """Names by the numbers in them, from the left; what stands between comes in the order in which the file has it."""
     texts: dict[str, int] = {}
@@ -86,8 +108,8 @@ def _in_order(names: list[str]) -> list[str]:
     return sorted(names, key=place)
 
 
-def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced) -> Log:
-    """The log of the largest K scores of each layer."""
+def open_scores(file: Path, scores: dict[str, np.ndarray], beside: dict[str, Any], announced: Announced) -> Log:
+    """The log of the largest K scores of each layer; ``beside``: all that the file holds by name."""
     first_name, first = next(iter(scores.items()))
     experts, top_k = first.shape[-1], announced.top_k
     if all(map(_are_whole, scores.values())):
@@ -110,32 +132,44 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], announced: Announced)
             field="top_k",
         )
     announced.check(str(file), layers=len(scores))
-    batch = [array.reshape(-1, *first.shape[-2:]) for array in scores.values()]
+    num_sequences = first.size // (first.shape[-2] * experts)
+    inputs = inputs_beside(beside, num_sequences, first.shape[-2], {"router_logits", *scores})
+    batch = [array.reshape(*inputs.shape, experts) for array in scores.values()]
+    from_0_to_1, sum_to_one = map(all, zip(*map(_probabilities, batch), strict=True))
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Piece | tuple[str, int]]:
         for sample in range(len(batch[0])):
-            for start in range(0, first.shape[-2], CUT_TOKENS):
-                part = np.stack([rows[sample, start : start + CUT_TOKENS] for rows in batch], axis=1)
+            name = f"{file.name}, sequence {sample}" if len(batch[0]) > 1 else file.name
+            tokens = np.flatnonzero(inputs.mask[sample])
+            if padding := inputs.padding(sample):
+                yield PADDING, padding
+            for start in range(0, len(tokens), CUT_TOKENS):
+                keep = tokens[start : start + CUT_TOKENS]
+                part = np.stack([rows[sample, keep] for rows in batch], axis=1)
                 with np.errstate(invalid="ignore"):  # what is no number is refused below
                     part = part.astype(np.float64)
-                where = f"{file}, row {start}" if len(batch[0]) == 1 else f"{file}, sequence {sample}"
+                where = f"{file}, row {keep[0]}" if len(batch[0]) == 1 else f"{file}, sequence {sample}"
                 if not np.isfinite(part).all():
                     token, layer, _ = np.argwhere(~np.isfinite(part))[0].tolist()
                     raise UserError(
-                        f"{where}: token {start + token} has a score at {list(scores)[layer]} that is no number",
+                        f"{where}: token {keep[token]} has a score at {list(scores)[layer]} that is no number",
                         field="file",
                     )
+                if sum_to_one:  # whose softmax are the probabilities themselves
+                    part = np.log(np.maximum(part, np.finfo(np.float64).tiny))
                 ids = np.argsort(-part, axis=2, kind="stable")[:, :, :top_k]
                 weights, scored = weights_and_scores(part, ids)
-                source = f"{file.name}, sequence {sample}" if len(batch[0]) > 1 else file.name
-                if first.shape[-2] > CUT_TOKENS:
-                    source = f"{source}, tokens {start} to {start + len(ids) - 1}"
-                yield Piece(ids, where, weights, source=source, scored=scored)
+                source = name
+                if len(tokens) > CUT_TOKENS:
+                    source = f"{name}, tokens {start} to {start + len(ids) - 1}"
+                words = None if inputs.words is None else inputs.words[sample, keep]
+                yield Piece(ids, where, weights, words, source=source, scored=scored)
 
     names = tuple(re.sub(r"^layer_(\d+)$", r"layer \1", name) for name in scores)
     numbers = [int(match[1]) for name in names if (match := re.fullmatch("layer ([0-9]{1,4})", name))]
     dense = sorted({*range(max(numbers, default=0))} - {*numbers}) if len(numbers) == len(names) else []
     missing = few_names("layers without scores, dense ones perhaps", [f"layer {number}" for number in dense])
-    note = "; ".join(filter(None, [NOTE.format(k=top_k), missing]))
+    weights = (PROBABILITIES if sum_to_one else NOTE).format(k=top_k)
+    note = "; ".join(filter(None, [weights, SIGMOIDS if from_0_to_1 > sum_to_one else "", missing, inputs.note]))
     shape = LogShape(names, top_k, True, scores=True)
     return Log(file, "router-logits", shape, announced.num_experts(experts, str(file)), read, note=note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,18 +20,15 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 )
 from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
-from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import PADDING, inputs_beside
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS, check_one
 from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
 from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
 
-WORDS = "input_ids"
-BESIDE_SCORES = (WORDS, "attention_mask", "position_ids", "token_type_ids", "labels")
-"""arrays of a model's inputs, which are saved with the scores of its routers"""
 NO_ROWS = "{n} rollout{s} without decisions {are} left out"
 NO_PAIRS = "counts of pairs of experts of two layers, which stand beside those of single layers, are not read"
 SEVERAL_PADDED = "padding: rows of zeros at both ends of a sequence are left out"
@@ -87,7 +83,7 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
     if (found := _ids(value)) is not None:
         return _open_ids(file, *found, announced)
     if (scores := find_scores(value)) is not None:
-        return _open_scores(file, value, scores, announced)
+        return open_scores(file, scores, value if isinstance(value, dict) else {}, announced)
     raise UserError(f"{file}: {_unusable(value)}", field="file")
 
 
@@ -164,60 +160,32 @@ def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
 
 
 def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
-    batch = ids if ids.ndim == 4 else ids[None]
+    padded = ids.ndim == 4
+    batch = ids if padded else ids[None]
     named = [name for name in IDS if isinstance(beside.get(name), np.ndarray)]
     check_one(file, named)
     steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, ", ".join([str(file), *named]))
-    vocabulary = _vocabulary(beside, batch.shape[:2])
+    inputs = inputs_beside(beside, batch.shape[0], batch.shape[1], set(named))
 
     def read() -> Iterator[Piece | tuple[str, int]]:
-        for number, rows in enumerate(batch.reshape(*batch.shape[:2], steps, top_k)):
-            used = np.flatnonzero(rows.any(axis=(1, 2)))
-            if ids.ndim == 4 and not len(used):
+        for number, rows in enumerate(batch.reshape(*inputs.shape, steps, top_k)):
+            tokens = np.flatnonzero(inputs.mask[number])
+            if padding := inputs.padding(number):
+                yield PADDING, padding
+            if padded and len(used := np.flatnonzero(rows[tokens].any(axis=(1, 2)))):
+                tokens = tokens[used[0] : used[-1] + 1]
+            if not len(tokens) or padded and not len(used):
                 yield NO_ROWS, 1
                 continue
-            low, high = (int(used[0]), int(used[-1]) + 1) if ids.ndim == 4 else (0, len(rows))
-            source = f"sequence {number}" if ids.ndim == 4 else file.name
-            tokens = None if vocabulary is None else vocabulary[number, low:high]
-            yield Piece(rows[low:high], f"{file}, {source}", token_id=tokens, source=source)
+            source = f"sequence {number}" if len(inputs.mask) > 1 or padded else file.name
+            words = None if inputs.words is None else inputs.words[number, tokens]
+            yield Piece(rows[tokens], f"{file}, {source}", token_id=words, source=source)
 
-    kind, note = ("verl", SEVERAL_PADDED + (ALIKE if top_k == 1 else "")) if ids.ndim == 4 else ("tensors", "")
+    zeros = SEVERAL_PADDED + (ALIKE if top_k == 1 else "") if padded else ""
+    kind, note = "verl" if padded else "tensors", "; ".join(filter(None, [zeros, inputs.note]))
     shape = LogShape(layer_names(steps), top_k, False)
     log = Log(file, kind, shape, announced.experts, read, note=note, shares_prefixes=True)
     return without_dense_layers(log, announced.skip_bad)
-
-
-def _vocabulary(beside: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray | None:
-    """The ``input_ids`` that stand beside decisions of so many sequences and tokens; None if they are none of these."""
-    words = beside.get(WORDS)
-    if not isinstance(words, np.ndarray) or words.dtype.kind not in "iu" or words.shape not in (shape, shape[-1:]):
-        return None
-    return words.astype(np.int64).reshape(shape) if words.size == shape[0] * shape[1] else None
-
-
-def _open_scores(file: Path, value: Any, scores: dict[str, np.ndarray], announced: Announced) -> Log:
-    """Scores with the vocabulary ids that stand beside them."""
-    log = open_scores(file, scores, announced)
-    first = next(iter(scores.values()))
-    beside = value if isinstance(value, dict) else {}
-    words = _vocabulary(beside, (first.size // math.prod(first.shape[-2:]), first.shape[-2]))
-    known = {"router_logits", *scores, *((WORDS,) if words is not None else ())}
-    unread = unread_note("arrays", [str(name) for name in beside if str(name) not in known])
-    log = replace(log, note="; ".join(filter(None, [log.note, unread])))
-    if words is None:
-        return log
-    flat = words.reshape(-1)
-
-    def read() -> Iterator[Piece | tuple[str, int]]:
-        at = 0
-        for piece in log.read():
-            if isinstance(piece, Piece):
-                at += piece.num_tokens
-                yield replace(piece, token_id=flat[at - piece.num_tokens : at])
-            else:
-                yield piece
-
-    return replace(log, read=read)
 
 
 def _open_rollouts(file: Path, samples: list[Any], announced: Announced) -> Log:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tokenpaths.engine.adapters.logs.responses.envelopes import MOST_OPEN, Streams, records, responses
+from tokenpaths.engine.adapters.logs.responses.envelopes import CUT_OFF, MOST_OPEN, Streams, records, responses
+from tokenpaths.engine.adapters.logs.responses.received import lines_of
 
 
 def chunk(name: str, token: int, **more: Any) -> bytes:
@@ -74,3 +75,29 @@ def test_a_chunk_copies_nothing_of_what_came_before() -> None:
     assert now == [[1, 2], [1, 2], ["a", "b"]]
     assert all(before is after for before, after in zip(held, now, strict=True))
     assert next(streams.rest())[1]["choices"][0]["text"] == "ab"
+
+
+def test_a_stream_without_an_end_is_said_to_be_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "log.sse"
+
+    def said(*events: bytes) -> list[Any]:
+        file.write_bytes(b"\n".join(events))
+        return [item for item in responses(file) if not isinstance(item[1], dict)]
+
+    ends = chunk("s", 2, finish_reason="stop")
+    assert said(chunk("s", 1), chunk("t", 1), ends, chunk("t", 2)) == [(CUT_OFF, 1)]
+    assert said(chunk("s", 1), ends) == said(chunk("s", 1), ends, DONE) == said(chunk("s", 1), DONE) == []
+
+
+def test_chunks_may_be_sent_as_json_lines() -> None:
+    """To ``POST /logs``: one answer that ends, one that is cut off."""
+    sent = [("s", 1, None), ("t", 1, None), ("s", 2, "stop")]
+    lines = [
+        json.dumps({"id": name, "object": "chat.completion.chunk", "choices": [{"token_ids": [token]} | end]}).encode()
+        for name, token, reason in sent
+        for end in ({"finish_reason": reason},)
+    ]
+    ((whole, none), (_, problem)) = lines_of(b"\n".join(lines))
+    assert json.loads(whole)["choices"][0]["token_ids"] == [1, 2]
+    assert none is None
+    assert problem is not None

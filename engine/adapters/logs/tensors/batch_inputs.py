@@ -1,0 +1,71 @@
+"""What stands beside the decisions of a batch, as a model's inputs: vocabulary ids, and which tokens are padding.
+
+Shapes: B sequences, T tokens of the longest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
+
+WORDS, MASK = "input_ids", "attention_mask"
+BESIDE_SCORES = (WORDS, MASK, "position_ids", "token_type_ids", "labels")
+"""arrays of a model's inputs, which are saved with the scores of its routers"""
+PADDING = "{n} token{s} of padding, as the attention_mask says, {are} left out"
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """The inputs of a batch."""
+
+    shape: tuple[int, int]
+    """(B, T)"""
+    words: np.ndarray | None
+    """(B, T) vocabulary ids"""
+    mask: np.ndarray
+    """(B, T) bool: no padding"""
+    note: str
+    """what is not read"""
+
+    def padding(self, sequence: int) -> int:
+        """Tokens of padding of a sequence."""
+        return int((~self.mask[sequence]).sum())
+
+
+def inputs_beside(beside: dict[str, Any], num_sequences: int, num_tokens: int, known: set[str]) -> BatchInputs:
+    """The inputs among arrays by name.
+
+    Decisions of one sequence may be those of a batch whose sequences follow each other: transformers returns scores of
+    routers so, for as many tokens as the inputs have.
+
+    Args:
+        beside: all that the file holds by name.
+        num_sequences, num_tokens: as the decisions have them.
+        known: names of the decisions.
+    """
+    size = num_sequences * num_tokens
+    whole = {
+        name: array
+        for name in (WORDS, MASK)
+        if isinstance(array := beside.get(name), np.ndarray) and array.size == size
+    }
+    shape = num_sequences, num_tokens
+    if num_sequences == 1:
+        shape = next(((a.shape[0], a.shape[1]) for a in whole.values() if a.ndim == 2), shape)
+    fits = {name: array.reshape(shape) for name, array in whole.items() if array.shape in (shape, (size,))}
+    words, mask = fits.get(WORDS), fits.get(MASK)
+    if words is not None and words.dtype.kind not in "iu":
+        words = None
+    if mask is not None and not np.isin(mask, (0, 1)).all():  # numbers of packed sequences, or what is added to scores
+        mask = None
+    read = {name for name, array in ((WORDS, words), (MASK, mask)) if array is not None}
+    return BatchInputs(
+        shape,
+        None if words is None else words.astype(np.int64),
+        np.ones(shape, dtype=bool) if mask is None else mask.astype(bool),
+        unread_note("arrays", [str(name) for name in beside if str(name) not in known | read]),
+    )
