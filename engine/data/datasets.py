@@ -148,6 +148,8 @@ class Dataset:
         how |= {name: getattr(self._source, name, None) for name in ("_text_column", "_content")}
         own_split = getattr(self._source, "split", None)
         how |= {"split": own_split} if own_split else {}
+        content = getattr(self._source, "content_sha256", None)  # of a source without files of its own
+        how |= {"content": content} if content else {}
         how |= {"limit": self._limit} if self._passage_chars and self._limit else {}  # counts passages too
         return identity_of(self._all_rows, index.names, index.codes, getattr(self._source, "paths", ()), how)
 

@@ -2,13 +2,15 @@
 
 documentation: chapters of the language reference (``pydoc_data.topics``); docstrings and code: of standard modules,
 read as text and never imported; legal: Python's licence, then licences of pinned packages; poem: the Zen of Python.
-Nothing is copied into this repository: passages are the same on machines with the same Python version.
+Nothing is copied into this repository: passages are the same on machines with the same versions of Python and of these
+packages.
 """
 
 from __future__ import annotations
 
 import ast
 import codecs
+import hashlib
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,8 @@ _MODULES: Final = (
     "textwrap threading timeit tokenize trace turtle typing unittest/case urllib/parse wave weakref "
     "zipfile"
 )
-_LICENSED: Final = ("numpy", "pyarrow", "scikit-learn", "duckdb", "fastapi", "matplotlib")
+_LICENSED: Final = ("numpy", "pyarrow", "scikit-learn", "duckdb", "fastapi")
+"""packages that this one needs: another may come or go between two runs"""
 
 
 class StandardLibrarySource:
@@ -62,6 +65,9 @@ class StandardLibrarySource:
                 "give a folder of text files instead of bundled:texts.",
                 field="data",
             )
+        whole = "\0".join(f"{sample.source}\0{sample.text}" for sample in self._samples)
+        self.content_sha256 = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+        """tells the texts of one version of Python, or of a package, from those of another"""
         self.index = LabelIndex.of([sample.label for sample in self._samples])
 
     def read(self, rows: Sequence[int]) -> Iterator[Sample | UserError]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,23 @@ def test_texts() -> None:
         sample.text.encode()
     assert len({s.text for s in samples}) == len(samples)
     assert [s.source for s in open_dataset("bundled:texts", "text")] == [s.source for s in samples]
+
+
+def test_the_identity_of_texts_is_that_of_their_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of installed packages may change without a file of the data set: a twin of others would stand for these."""
+    before = open_dataset("bundled:texts", "text").identity()
+    assert open_dataset("bundled:texts", "text").identity() == before
+    licences = list(texts._licences())
+    changed = [(source, text.replace("the", "thy")) for source, text in licences]
+    monkeypatch.setattr(texts, "_licences", lambda: iter(changed))
+    assert open_dataset("bundled:texts", "text").identity() != before
+
+
+def test_texts_are_of_nothing_that_may_be_missing() -> None:
+    needed = {
+        re.split("[^a-zA-Z0-9-]", line)[0] for line in metadata.requires("tokenpaths") or [] if "extra" not in line
+    }
+    assert needed >= set(texts._LICENSED)
 
 
 def test_languages_tell_the_same_scenes() -> None:
