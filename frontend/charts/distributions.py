@@ -200,7 +200,8 @@ def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
     show = {key: numbers.number(pearson[key]).replace("-", "−") for key in ("r", "low", "high")}
     return (
         f"{numbers.plural(pearson['num'], 'sample')}: Pearson’s r = {show['r']} "
-        f"(95 % interval {show['low']} … {show['high']})."
+        f"(95 % interval {show['low']} … {show['high']}). "
+        "Whoever visits fewer modules can meet fewer of them again, so chance alone gives an r below 0."
     )
 
 

@@ -325,9 +325,19 @@ def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
         f"{numbers.plural(law['num_paths'], 'path')} taken by at least {numbers.plural(law['x_min'], 'token')}."
     )
     if (p := law.get("p_value")) is not None:
-        verdict = "the counts are not a pure power law" if p <= 0.1 else "a power law is plausible"
+        verdict = {
+            False: "the counts are not a pure power law",
+            True: "a power law is plausible",
+            None: "whether a power law holds is open",
+        }[_holds(p, draws)]
         words += f" Goodness of fit: {verdict} ({numbers.p_words(p, draws, 'simulations')})."
     return words + _beside_words(law.get("lognormal"))
+
+
+def _holds(p: float, draws: int) -> bool | None:
+    """Whether p is above 0.1; None where it lies closer to it than two standard errors of the share of simulations."""
+    share = max(0.0, (p * (1 + draws) - 1) / draws)
+    return None if abs(share - 0.1) < 1.96 * math.sqrt(share * (1 - share) / draws) else p > 0.1
 
 
 def _beside_words(beside: Mapping[str, Any] | None) -> str:
@@ -352,12 +362,15 @@ def verdict_words(law: Mapping[str, Any], draws: int = 100) -> str:
         text = "A power law is fitted; whether it holds is still being worked out"
     else:
         words = numbers.p_words(p, draws, "simulations")
-        text = f"A pure power law {'does not fit' if p <= 0.1 else 'is plausible'} ({words})"
+        holds = _holds(p, draws)
+        text = f"A pure power law {'is plausible' if holds else 'does not fit'} ({words})"
+        if holds is None:
+            text = f"Whether a pure power law fits is open ({words}: too few to tell it from 0.1)"
     if not beside:
         return text + "."
     if beside["p_value"] > 0.1:
         return f"{text}; a lognormal fits about as well."
-    if p is not None and p > 0.1 and beside["ratio"] < 0:
+    if p is not None and _holds(p, draws) and beside["ratio"] < 0:
         return f"{text}, but a lognormal fits better."
     return f"{text}; a lognormal fits {'worse' if beside['ratio'] > 0 else 'better'}."
 

@@ -40,7 +40,10 @@ def draw(selection: Selection) -> None:
     name = MEASURES[measure][0]
     widgets.heading("Where is the work spent?", _question_words(measure, selection), measure)
     if selection.measure != measure:
-        widgets.empty(f"This run has no {MEASURES[selection.measure][0]}.", f"Shown instead: {name}.")
+        why = "."
+        if selection.measure == "loss" and run["modality"] == "vision":  # as ``seal`` has it
+            why = " of its images: they have no labels, or the model knows those of fewer than half."
+        widgets.empty(f"This run has no {MEASURES[selection.measure][0]}{why}", f"Shown instead: {name}.")
     distribution = widgets.client().ask(run["run"], "distributions/{measure}", **question(selection, measure))
     if not distribution["num"]:
         widgets.empty(f"No {selection.per} has {name} here.", "Choose another label or measure.")

@@ -196,3 +196,17 @@ def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
         ("this run", "−1.20", "2.00 ± 0.10", "–", "−3.00"),
         ("independent steps", "–", "–", "–", "–"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [
+        (0, "A pure power law does not fit"),
+        (4, "A pure power law does not fit"),
+        (9, "Whether a pure power law fits is open (p = 0.099, 100 simulations: too few to tell it from 0.1)"),
+        (12, "Whether a pure power law fits is open"),
+        (30, "A pure power law is plausible"),
+    ],
+)
+def test_a_p_value_beside_its_threshold_is_no_verdict(further: int, said: str) -> None:
+    assert paths.verdict_words(LAW | {"p_value": (1 + further) / 101}).startswith(said)

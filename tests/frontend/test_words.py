@@ -251,5 +251,5 @@ def test_the_card_of_images_without_accuracy_claims_nothing_about_labels() -> No
     from tokenpaths.frontend.views.home.runs import card_words
 
     card = {"run": "a", "modality": "vision", "dataset": "photos", "num_samples": 3, "num_tokens": 9, "num_paths": 2}
-    assert card_words(card).endswith("Accuracy not available: no labels, or none that the model knows.")
+    assert card_words(card).endswith("Accuracy not available: no labels, or the model knows those of fewer than half.")
     assert card_words(card | {"accuracy": 0.5}).endswith("Accuracy 50.0 %.")

@@ -47,8 +47,11 @@ def associate(
     insert_columns(con, "known_token", columns)
     for attribute, shuffled in ATTRIBUTES.items():
         measured = sketch[attribute] >= 0
-        if measured.sum() < 2 or len(np.unique(sketch[attribute][measured])) < 2:
+        values = len(np.unique(sketch[attribute][measured]))
+        if measured.sum() < 2 or values < 2:
             continue
+        if shuffled == "samples" and values == len(np.unique(sketch["sample"][measured])):
+            continue  # each has one of its own: exchanged, they say the same
         sample_n, token_n = sketch["sample"][measured], sketch["token"][measured]
         maps = region_maps(lambda query: _arrays(con, query), sample_n, token_n) if shuffled == "maps" else None
         if shuffled == "maps" and maps is None:

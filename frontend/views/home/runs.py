@@ -257,7 +257,7 @@ def card_words(card: Mapping[str, Any]) -> str:
     if card.get("accuracy") is not None:
         return first + f" Accuracy {numbers.percent(card['accuracy'])}."
     if what == "image":  # a loss over the few labels that the model knows would misrepresent the whole set
-        return first + " Accuracy not available: no labels, or none that the model knows."
+        return first + " Accuracy not available: no labels, or the model knows those of fewer than half."
     return first + (f" Loss {numbers.number(card['loss'])} nats." if card.get("loss") is not None else "")
 
 

@@ -114,8 +114,9 @@ def _first(answer: Mapping[str, Any], of: str) -> str:
         return f"No {of} has enough tokens of label {answer['label']}."
     row = answer["rows"][0]
     what = f"Path {row['rank']:,}" if of == "path" else f"Module {row['module']} at step {row['step']}"
+    of_all = numbers.plural(answer["num_candidates"], of)
     return (
-        f"{what} is the most specific of {numbers.plural(answer['num_candidates'], of)}: "
+        f"{what} is the most specific of {of_all} by the lower end of its interval: "
         f"{numbers.percent(row['share'])} of its tokens are {row['label']}, in the run {numbers.percent(row['base'])}: "
         f"{numbers.number(row['lift'])} times as many ({numbers.number(row['low'])} to {numbers.number(row['high'])})."
     )

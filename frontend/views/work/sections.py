@@ -73,7 +73,10 @@ def _how_sure(run: Mapping[str, Any], answer: Mapping[str, Any], unit: str, sele
     told.append(_counted(answer["counted"]) + f" {unit.capitalize()} of one value share their groups.")
     twin = twin_run(run) if selection.label is None else None
     if twin is None:
-        told.append("No run of the untrained twin over the same data stands beside (tokenpaths trace --untrained).")
+        told.append(
+            "What an untrained twin would show is not known: a twin that is kept with its run has paths and no losses; "
+            "a run of the twin over the same data has both (tokenpaths trace --untrained)."
+        )
     else:
         per = answer["per"]
         untrained = widgets.client().ask(twin, "outcomes/{measure}", measure=answer["measure"], per=per)

@@ -79,6 +79,10 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
             continue
         sample_n, token_n = table.sample_n[here], table.columns["token"][here]
+        if attribute.of_samples and values == len(np.unique(sample_n)):
+            what = "is another one in every sample: exchanged between samples, it says the same"
+            unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
+            continue
         maps = region_maps(run.arrays, table.samples_N[sample_n], token_n) if attribute.as_maps else None
         if attribute.as_maps and maps is None:
             unknown.append(

@@ -315,6 +315,15 @@ def test_one_picture_has_nobody_to_exchange_its_regions_with(tmp_path):
         assert "region" not in {row["attribute"] for row in run.info()["associations"]}
 
 
+def test_samples_with_a_label_of_their_own_each_cannot_be_exchanged(tmp_path):
+    with Run.open(make("own", "vision", samples=3, twin=False).write(tmp_path)) as run:
+        known = run.knowledge()
+        assert "label" not in {row["property"] for row in known["properties"]}
+        (reason,) = (row["reason"] for row in known["unknown"] if row["property"] == "label")
+        assert reason.startswith("the label is another one in every sample")
+        assert "label" not in {row["attribute"] for row in run.info()["associations"]}
+
+
 def test_what_paths_of_a_large_run_know_is_what_its_file_says(monkeypatch, tmp_path):
     from tokenpaths.engine.store.ask.tables import token_table
 

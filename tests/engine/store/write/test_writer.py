@@ -475,7 +475,7 @@ def test_the_sketch_depends_on_the_tokens_alone_not_on_the_batches():
 
 
 def test_unknown_numbers_are_null_not_nan(tmp_path: Path):
-    made = make("demo", "vision", samples=2)
+    made = make("demo", "vision", samples=4)
     nan = np.full_like(first(made, "gate_entropy"), np.nan)
     unknown = np.full_like(first(made, "region"), -1)
     file = made.with_changes(gate_entropy=nan, region=unknown).write(tmp_path)
