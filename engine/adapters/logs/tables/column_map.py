@@ -34,13 +34,11 @@ from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Annou
 from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened
 from tokenpaths.engine.adapters.logs.routing_log import Log, dense_note
+from tokenpaths.engine.adapters.logs.sequences import GAPS
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
 
 ABOUT = {"experts": int, "layers": int, "top_k": int, "model": str}
-GAPS = (
-    "{n} position{s} between tokens of a sequence {are} not in the table: the tokens on either side count as neighbours"
-)
 EXAMPLE = '[columns] token = "position", layer = "layer", expert = "expert"'
 
 

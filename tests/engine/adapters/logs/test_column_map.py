@@ -13,7 +13,8 @@ import pytest
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, TOP_K, lines
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
-from tokenpaths.engine.adapters.logs.tables.column_map import GAPS, read_map
+from tokenpaths.engine.adapters.logs.sequences import GAPS
+from tokenpaths.engine.adapters.logs.tables.column_map import read_map
 from tokenpaths.engine.base.errors import UserError
 
 WEIGHTS = np.round(np.random.default_rng(2).dirichlet(np.ones(TOP_K), IDS[0].shape[:2]), 4)
