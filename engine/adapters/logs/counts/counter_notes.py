@@ -66,7 +66,7 @@ def experts_of_all_tokens(counts: np.ndarray) -> list[int]:
     It is the number of all tokens, if the expert is one that every token uses beside others; hardly ever does chance
     make so many counts equal.
     """
-    used_TS = counts.any(axis=2)
+    used_TS = counts.max(axis=2) > 0
     tokens_T = counts.max(axis=(1, 2))
     if np.maximum(used_TS.sum(axis=1) - 1, 0).sum() < LEAST_EQUAL:
         return []
