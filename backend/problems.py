@@ -90,15 +90,15 @@ class Problem(Exception):
         )
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint such as ``did you mean `limit`?``, or the whole list if nothing is similar."""
+def nearest(word: str, allowed: Iterable[str], more: int = 0) -> str:
+    """A hint such as ``did you mean `limit`?``, or the list if nothing is similar; ``more`` are allowed beside it."""
     choices = sorted(allowed)
     if not choices:
         return "none is allowed here."
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     listed = ", ".join(f"`{choice}`" for choice in choices[:MOST_LISTED])
-    if len(choices) > MOST_LISTED:
-        listed += f" and {len(choices) - MOST_LISTED:,} more"
+    if (others := max(len(choices) - MOST_LISTED, 0) + more) > 0:
+        listed += f" and {others:,} more"
     return f"did you mean `{close[0]}`? Allowed: {listed}." if close else f"allowed: {listed}."
 
 

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
 
 LOOK_AGAIN_SECONDS = 5.0
+MOST_COMPARED = 1000
+"""names of runs that are compared with one that there is not"""
 
 
 @dataclass
@@ -132,9 +133,14 @@ class OpenRuns:
 
     def _missing(self, run_id: str) -> Problem:
         # Do not suggest names of what only looks like a run (a folder, a broken link).
-        files = (name for name in self.names() if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file())
-        names = list(islice((name for name in files if name != run_id), 20))
-        hint = nearest(run_id, names) if names else "there are no runs yet; `tokenpaths trace` makes one."
+        there = [name for name in self.names() if name != run_id]
+        compared = there[:MOST_COMPARED]
+        names = [name for name in compared if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file()]
+        hint = (
+            nearest(run_id, names, len(there) - len(compared))
+            if names
+            else "there are no runs yet; `tokenpaths trace` makes one."
+        )
         return Problem(404, "no-such-run", f"There is no run `{run_id}`; {hint}", field="run")
 
     @contextmanager

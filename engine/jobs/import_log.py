@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import NAME_PATTERN
@@ -59,6 +59,13 @@ class ImportRequest(BaseModel):
     at: StrictInt | None = Field(None, ge=0, description="Iteration of that training")
     skip_bad: StrictBool = Field(False, description="Leave out what cannot be read, and count it")
     although: StrictBool = Field(False, description="Import although the doctor found an artefact in the log")
+
+    @field_validator("map", mode="before")
+    @classmethod
+    def _map_is_a_name(cls, value: object) -> object:
+        if value is not None and not isinstance(value, str):
+            raise ValueError("it should be the name of a TOML file in the inbox, for example `map.toml`")
+        return value
 
 
 class ImportJob:

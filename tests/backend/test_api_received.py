@@ -145,6 +145,13 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "no json": (lambda: b"hello", "is not JSON"),
     "a number": (lambda: b"3", "should be an object"),
     "no decisions": (lambda: b'{"choices": [{"index": 0}]}', "has no routed_experts"),
+    "of a training": (
+        lambda: lines({"step": 1, "layer": 2, "top_indices": [[0, 3]]}),
+        "it has step, layer, top_indices. A log that does not hold responses goes into the inbox (PUT /inbox/NAME), "
+        "and a job `import` makes a run of it",
+    ),
+    "of layers": (lambda: lines({"layer_idx": 0, "token_idx": 0, "selected_ids": [1]}), "a job `import` makes a run"),
+    "an error": (lambda: lines({"error": {"message": "cancelled"}}), "has no routed_experts; start the engine with"),
     "bad base64": (lambda: lines({"choices": [{"routed_experts": "@@"}]}), "response 0"),
     "a pickle": (lambda: lines({"choices": [{"routed_experts": "gASVAAAAAAAA"}]}), "response 0"),
     "deep": (lambda: b"[" * 100_000, "is not JSON"),

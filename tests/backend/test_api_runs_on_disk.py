@@ -220,6 +220,18 @@ def test_problem_of_a_missing_run_names_the_nearest(tmp_path: Path) -> None:
         RunRegistry(tmp_path / "empty").identity("vision")
 
 
+def test_problem_of_a_missing_run_counts_those_that_it_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        (tmp_path / f"run{number:02}.duckdb").touch()
+    with pytest.raises(Problem, match=r"`run18`, `run19` and 10 more\."):
+        RunRegistry(tmp_path).identity("visoin")
+    monkeypatch.setattr("tokenpaths.backend.runs.open_runs.MOST_COMPARED", 25)
+    with pytest.raises(Problem, match=r"`run18`, `run19` and 10 more\."):
+        RunRegistry(tmp_path).identity("visoin")
+
+
 def test_export_of_a_client_that_left_frees_its_place(serve: Serve) -> None:
     served: Served = serve(export_slots=1, query_wait_seconds=5)
     make_run(served.runs_dir, "big", samples=1500, twin=False)

@@ -121,6 +121,16 @@ def test_a_report_is_one_page_that_asks_for_nothing(data_dir, tmp_path, capsys):
     assert "does not end with .html" in capsys.readouterr().err
 
 
+def test_a_run_of_counts_has_no_report_and_says_so(tmp_path, capsys):
+    (tmp_path / "counts.json").write_text(json.dumps({"0": {"0": 6, "3": 2}, "1": {"1": 8}}))
+    given = ["--data-dir", str(tmp_path / "data"), "--run", "counted"]
+    assert main(["import", str(tmp_path / "counts.json"), *given]) == 0
+    assert main(["report", *given, "--out", str(tmp_path / "a.html")]) == 2
+    assert "so there is no answer to 'report'; its load is known" in capsys.readouterr().err
+    assert main(["figures", *given, "--out", str(tmp_path / "a")]) == 2
+    assert "so there is no answer to 'figures'" in capsys.readouterr().err
+
+
 def test_a_second_run_that_does_not_fit_is_said_in_index_and_report(data_dir, tmp_path, capsys):
     out = tmp_path / "figures"
     assert (

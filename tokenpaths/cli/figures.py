@@ -125,8 +125,10 @@ def _draw(
 
 
 @contextmanager
-def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[Run, Run | None]]:
-    """The run and the one beside it, leased from the registry.
+def opened(
+    settings: Settings, run: str, beside: str | None, asked: str = "figures"
+) -> Iterator[tuple[Run, Run | None]]:
+    """The run and the one beside it, leased from the registry; ``asked``: what needs their tokens.
 
     Raises:
         UserError: a run is missing, cannot be read, or the two do not fit beside each other.
@@ -140,7 +142,7 @@ def opened(settings: Settings, run: str, beside: str | None) -> Iterator[tuple[R
         def lease(name: str, option: str) -> Run:
             with problems_as_errors(option):
                 leased = stack.enter_context(registry.lease(name))
-                leased.need_tokens("figures")
+                leased.need_tokens(asked)
                 return leased
 
         both = lease(run, "run"), lease(beside, "beside") if beside is not None else None

@@ -38,7 +38,7 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out.name} does not end with .html; --out is the HTML file to write.", field="out")
     settings = load_settings(data_dir=data_dir)
-    with opened(settings, run, beside) as (source, other):
+    with opened(settings, run, beside, "report") as (source, other):
         wishes = Wishes(seed=seed, other=other, dreams=dreams_of(settings, source.info()))
         page = page_of(source.labelled(labels), version=__version__, refusals=(UserError,), wishes=wishes).encode()
     try:

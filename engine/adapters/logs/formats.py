@@ -57,6 +57,7 @@ from tokenpaths.engine.base.plugins import PluginError, PluginRegistry
 from tokenpaths.engine.data.labels import MOST_CHARACTERS
 from tokenpaths.engine.store.file.checks import check_text
 
+COLUMN_MAP = "a column map (--map, in a job the field `map`)"
 Opener = Callable[[Path, Announced], Log]
 
 
@@ -337,12 +338,12 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
         keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
         raise UnknownLog(
             f"{file}, line 1: has {keys[:400]}, but neither routed_experts nor top_indices nor expert_counts; a table "
-            "of another layout needs a column map (--map)",
+            f"of another layout needs {COLUMN_MAP}",
             field="file",
         )
-    known = "; ".join(f"{name}: {kind.what}" for name, kind in FORMATS.items())
     raise UnknownLog(
-        f"{file}: is no routing log that is known ({known}); a table needs a column map (--map)", field="file"
+        f"{file}: is no routing log that is known: a table needs {COLUMN_MAP}; the formats are {', '.join(FORMATS)}",
+        field="file",
     )
 
 

@@ -241,9 +241,13 @@ def without_dense_layers(log: Log, skip_bad: bool) -> Log:
             yield replace(piece, ids=piece.ids[:, routed], weights=weights)
 
     names = tuple(log.shape.layers[layer] for layer in routed.tolist())
-    note = f"{len(dense)} dense layers, filled with zeros by the engine, are left out"
-    note = "; ".join(filter(None, [note, log.note]))
+    note = "; ".join(filter(None, [dense_note(len(dense), "filled with zeros by the engine"), log.note]))
     return replace(log, shape=replace(log.shape, layers=names), note=note, read=read)
+
+
+def dense_note(count: int, how: str) -> str:
+    """A note on dense layers that are left out, and how they are told; empty if there are none."""
+    return f"{number_of(count, 'dense layer')}, {how}, {'is' if count == 1 else 'are'} left out" if count else ""
 
 
 def one_log(folder: Path, files: list[Path], open_file: Callable[[Path], Log], skip_bad: bool) -> Log:

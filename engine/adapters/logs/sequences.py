@@ -16,6 +16,9 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece, cut_remark
 
+GAPS = (
+    "{n} position{s} between tokens of a sequence {are} not in the log: the tokens on either side count as neighbours"
+)
 MOST_OPEN = 4096
 """sequences that may be open at a time; then the one that was continued longest ago ends"""
 

@@ -59,6 +59,18 @@ class RecordOptions:
         if self.iteration is not None and self.iteration < 0:
             raise UserError(f"iteration is {self.iteration}, it should not be negative", field="iteration")
 
+    @classmethod
+    def of(cls, run: str | None, options: dict[str, Any]) -> RecordOptions:
+        """The options by their names.
+
+        Raises:
+            TypeError: there is no option of that name; the message has those that there are.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in options if name not in known]:
+            raise TypeError(f"tokenpaths.record has no option {unknown[0]!r}; its options are {', '.join(known)}")
+        return cls(run=run, **options)
+
     @property
     def router_settings(self) -> RouterSettings:
         """The settings of the routers."""

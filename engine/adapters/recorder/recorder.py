@@ -108,7 +108,7 @@ def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder
         UserError: no router was found, or an option makes no sense.
         TypeError: there is no option of that name.
     """
-    return Recorder(model, RecordOptions(run=run, **options))
+    return Recorder(model, RecordOptions.of(run, options))
 
 
 record.__signature__ = signature_of_record()  # type: ignore[attr-defined]

@@ -97,7 +97,8 @@ def tables(run: RunFile) -> dict[str, Any]:
 def check_export(run: RunFile, table: str, file_format: str) -> None:
     """NoSuchThing for an unknown table, UserError for an unknown format."""
     if table not in TABLES:
-        raise NoSuchThing(f"there is no table {table[:40]!r}, there are {', '.join(TABLES)}", field="table")
+        there = ", ".join(row["table"] for row in tables(run)["tables"])
+        raise NoSuchThing(f"there is no table {table[:40]!r}, run {run.run_id!r} has {there}", field="table")
     check_choice(file_format, FORMATS, "format")
     if table not in OF_COUNTS:
         run.need_tokens(table)

@@ -268,6 +268,14 @@ def test_an_import_counts_experts_and_makes_a_run(context: JobContext, tmp_path:
     assert any("4 experts a layer" in note for note in progress.result["notes"])
 
 
+@pytest.mark.parametrize("given", [{"columns": {"expert": "e"}}, ["map.toml"], 3])
+def test_the_map_of_an_import_is_a_name(given: object) -> None:
+    kind = find_kind("import")
+    said = refused(lambda: read_request(kind, {"file": "table.csv", "map": given}), "map")
+    assert "it should be the name of a TOML file in the inbox, for example `map.toml`" in said
+    assert read_request(kind, {"file": "table.csv", "map": "map.toml"}).model_dump()["map"] == "map.toml"
+
+
 def test_an_import_of_counts_makes_a_run_of_loads(context: JobContext, tmp_path: Path) -> None:
     (context.inbox_dir / "counts.json").write_text(json.dumps({"0": {"0": 6, "3": 2}, "1": {"1": 8}}))
     kind, folder = find_kind("import"), tmp_path / "job"

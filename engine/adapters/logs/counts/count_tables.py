@@ -13,6 +13,7 @@ from tokenpaths.engine.adapters.logs.counts.counter_notes import repeated_times
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, OnlyCounts, counts_of
 from tokenpaths.engine.adapters.logs.json_lines import json_lines, nested_ids
 from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of, number_of
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
@@ -43,8 +44,15 @@ def open_tokens_per_expert(file: Path, announced: Announced) -> Log:
         if type(time) is not int or not 0 <= time < 2**53:
             raise UserError(f"{where}: iter is {repr(time)[:40]}, it should be a whole number from 0", field="file")
         counts = nested_ids(rows, where, "tpe")
-        if counts.ndim not in (1, 2) or (counts < 0).any():
+        if counts.ndim not in (1, 2):
             raise UserError(f"{where}: tpe should be rows of numbers of tokens, one a micro-batch", field="file")
+        if (counts < 0).any():
+            *row, expert = np.argwhere(counts < 0)[0].tolist()
+            at = f"expert {expert}" + "".join(f" of micro-batch {number}" for number in row)
+            raise UserError(
+                f"{where}: tpe has {counts[(*row, expert)]} for {at}, which is no number of tokens: they count from 0",
+                field="file",
+            )
         block = record.get("block", "decoder")
         name = f"layer {layer}" if block == "decoder" else f"{block} layer {layer}"
         if (time, name) in cells:
@@ -96,21 +104,30 @@ def open_statistics(folder: Path, files: list[Path], announced: Announced) -> Lo
 
 def _add(cells: Cells, time: int, name: str, rows: np.ndarray, where: str) -> None:
     counts = rows.sum(axis=0, dtype=np.int64)
+    (first_time, first_name), first = next(iter(cells.items()), ((time, name), counts))
+    if len(first) != len(counts):
+        raise UserError(
+            f"{where}: counts {number_of(len(counts), 'expert')}, {first_name} at iteration {first_time} {len(first)}; "
+            "a row is cut off, or of another model",
+            field="file",
+        )
     before = cells.get((time, name))
-    if before is not None and len(before) != len(counts):
-        raise UserError(f"{where}: counts {len(counts)} experts, before there were {len(before)}", field="file")
     cells[time, name] = counts if before is None else before + counts
 
 
 def _table(cells: Cells, announced: Announced, where: str, **about: Any) -> ExpertCounts:
-    """Counts of each iteration; a layer without a record in one has none there."""
+    """Counts of each iteration; a layer without a record in one has none there, which a note says."""
     if not cells:
         raise UserError(f"{where}: is empty", field="file")
-    widths = {len(row) for row in cells.values()}
-    if len(widths) > 1:
-        raise UserError(f"{where}: its layers have different numbers of experts ({sorted(widths)})", field="file")
     times, layers = sorted({time for time, _ in cells}), list(dict.fromkeys(layer for _, layer in cells))
-    counts = np.zeros((len(times), len(layers), widths.pop()), dtype=np.int64)
+    counts = np.zeros((len(times), len(layers), len(next(iter(cells.values())))), dtype=np.int64)
+    missing = [f"{layer} at iteration {time}" for time in times for layer in layers if (time, layer) not in cells]
+    if missing:
+        about["notes"] = (
+            *about.get("notes", ()),
+            f"{len(missing):,} of {len(times) * len(layers):,} counts, of a layer at an iteration each, are not in the "
+            f"log and stand as 0 ({first_of(missing, 3)})",
+        )
     place_of, line_of = ({key: place for place, key in enumerate(keys)} for keys in (times, layers))
     for (time, layer), row in cells.items():
         counts[place_of[time], line_of[layer]] = row

@@ -1,4 +1,4 @@
-"""What is wrong with counts that are added up over time: times that are counted twice, counters that go on.
+"""What is wrong with counts: times that are counted twice, counters that go on, experts that every token uses.
 
 Shapes: T times, S layers, M experts.
 """
@@ -13,6 +13,8 @@ from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 
 LEAST_RISES = 20
 """counts that rise, where each would rise or fall by chance"""
+LEAST_EQUAL = 3
+"""layers, of all times, that have as many tokens with an expert as the first layer of their time"""
 _MOST_NAMED = 6
 
 
@@ -56,6 +58,23 @@ def running_counters(counts: np.ndarray, times: Sequence[int], axis: str) -> tup
         f"no count falls from one {axis} to the next{anew}: if these are counters that go on, each {axis} counts those "
         "before it again",
     )
+
+
+def experts_of_all_tokens(counts: np.ndarray) -> list[int]:
+    """Experts that have the same number of tokens at every layer (T, S, M) of a time, and none has more.
+
+    It is the number of all tokens, if the expert is one that every token uses beside others; hardly ever does chance
+    make so many counts equal.
+    """
+    used_TS = counts.max(axis=2) > 0
+    tokens_T = counts.max(axis=(1, 2))
+    if np.maximum(used_TS.sum(axis=1) - 1, 0).sum() < LEAST_EQUAL:
+        return []
+    found = ((counts == tokens_T[:, None, None]) | ~used_TS[:, :, None]).all(axis=(0, 1))
+    if found.sum() == counts.any(axis=(0, 1)).sum():  # all experts, as where experts choose tokens
+        return []
+    numbers: list[int] = np.flatnonzero(found).tolist()
+    return numbers
 
 
 def _es(word: str, count: int) -> str:

@@ -22,6 +22,11 @@ POSITIONS = ("pos", "position", "token_position", "step")
 SEQUENCE = ("seq", "seq_id")
 SAMPLE = ("turn", "request", "request_id", "sample", "conversation")
 PASS = ("call", "phase", "step", "is_decode", *SAMPLE)
+COUNT = (
+    *("count", "counts", "tokens", "num_tokens", "n_tokens", "token_count", "token_counts", "tokens_per_expert", "tpe"),
+    *("load", "loads", "hits", "freq", "frequency", "activations", "usage"),
+)
+"""columns of a table that counts the tokens of each expert, and has no row a token"""
 
 
 def is_csv(line: bytes, first: bytes = b"") -> bool:
@@ -104,6 +109,14 @@ def _named(file: Path, cells: list[str], skip: int, preamble: Preamble) -> Heade
             found[name] = place
     if "layer" not in found or "expert" not in found:
         raise UserError(f"{file}: has the columns {', '.join(cells)}, but no 'layer' and 'expert'", field="file")
+    if "token" not in found and (counts := [cell for cell in cells if cell in COUNT]):
+        raise UserError(
+            f"{file}: is a table of counts of tokens by expert (it has the column {counts[0]!r} and none that tells "
+            "tokens apart), not of what each token chose. Counts are read as JSON lines "
+            '{"iter": 0, "layer": 3, "tpe": [12, 0, …]}, a count for each expert, or as one JSON object layer → '
+            "{expert: tokens}",
+            field="file",
+        )
     if "token" not in found and "step" in cells:
         found["token"] = cells.index("step")  # one token a step: its position
     for cell in cells:

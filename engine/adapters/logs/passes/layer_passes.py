@@ -18,7 +18,7 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, Piece, widened
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.adapters.logs.routing_log import skipped
-from tokenpaths.engine.adapters.logs.sequences import MOST_OPEN, Sequences
+from tokenpaths.engine.adapters.logs.sequences import GAPS, MOST_OPEN, Sequences
 from tokenpaths.engine.base.errors import UserError
 
 STITCHED = "{n} decode step{s} {are} joined to the sequence before them"
@@ -26,6 +26,10 @@ RESTARTED = "{n} decode step{s} whose numbers begin anew {are} joined to the pro
 PASSES = "{n} part{s} of samples, a forward pass each, {are} left out"
 SHORT = (
     "{n} token{s} of prompts {are} without the last layer, which was computed only for tokens whose output was wanted"
+)
+BEGUN_LATE = (
+    "{n} sample{s} {are} without the positions before the first token, which the log does not hold: the beginning of a "
+    "sequence, or a gap in one, behind which a sample of its own begins"
 )
 LACKING = "{n} time{s} a token has no row at a layer (it was dropped, perhaps): that step is kept as unknown"
 
@@ -210,6 +214,8 @@ def stitched(
         skip_bad: Leave out passes that cannot be read, or do not fit the others, and count them.
     """
     sequences, counts, begun = Sequences(), Counter[str](), 0
+    late = Counter[int]()
+    """positions at which samples begin that go on from nothing in the log"""
     began_in: dict[Hashable, str | None] = {}
     """phase in which each sequence began, where numbers of decode steps begin anew"""
     anew: dict[Hashable, int] = {}
@@ -245,6 +251,10 @@ def stitched(
             sequence = whole if other is None else other
             begun += other is None
             counts[RESTARTED if restarts else STITCHED] += other is not None and single
+            if position is not None and other is None and not found.sample:
+                late[position] += sequences.find(position, sequences.keys) is None
+            if tokens.names is not None and tokens.numbers is not None:
+                counts[GAPS] += int(np.maximum(np.diff(tokens.numbers[rows]) - 1, 0).sum())
             if other is None and about.restarts:
                 began_in[sequence] = found.phase
             if restarts and position is not None:
@@ -260,6 +270,7 @@ def stitched(
             yield from sequences.add(sequence, piece, new=other is None, position=position)
         waits = len(ids) > 1 and found.layers != about.layers
     yield from sequences.finish()
+    counts[BEGUN_LATE] = sum(count for position, count in late.items() if position > (min(late) == 1))
     yield from ((kind, count) for kind, count in counts.items() if count)
 
 

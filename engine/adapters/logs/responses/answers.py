@@ -113,6 +113,8 @@ def open_engine(file: Path, announced: Announced) -> Log:
                         piece = replace(piece, ids=widened(piece.ids, whole.shape[2]))
                     if isinstance(piece, Piece) and not sizes.may_be_cut and _has_all_rows(record, piece):
                         sizes = replace(announced, may_be_cut=True)
+                        if bool(announced.layers) != bool(announced.top_k):  # of flat ids: the other follows
+                            sizes = replace(sizes, layers=whole.shape[1], top_k=whole.shape[2])
                     yield piece
             except UserError as error:
                 if not announced.skip_bad:
@@ -155,6 +157,9 @@ def pieces_of(where: str, record: Holder, announced: Announced) -> Iterator[Piec
         start = start_of(holders, engine.get("start"))
         answered = answer_tokens(record) if not several else None
         token_id = token_ids([] if alone else before, after, len(ids), start, remarks, answered)
+        told = rows_told({**record, **choice, **beside}) if not (several or start or CUT_PREFIX in remarks) else None
+        if told is not None and 0 < told - len(ids) <= (prompt_tokens(record) or 0):
+            remarks.append(CUT_PREFIX)
         yield Piece(
             ids,
             at,

@@ -10,11 +10,14 @@ import numpy as np
 from tokenpaths.engine.adapters.logs.json_lines import decoded, from_bytes, nested_ids
 from tokenpaths.engine.adapters.logs.pieces.announced import MOST_TOP_K, Announced
 from tokenpaths.engine.adapters.logs.pieces.piece import widened
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.adapters.logs.responses.answer_fields import STARTS, prompt_tokens, start_of
 from tokenpaths.engine.adapters.logs.responses.envelopes import PARTS
 from tokenpaths.engine.base.errors import UserError
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+MOST_LAYERS = 128
+"""that are proposed"""
 RAW_DTYPE = "int32"
 """dtype of base64 data without one: as sent by SGLang"""
 
@@ -73,6 +76,18 @@ def _folded(flat: np.ndarray, beside: dict[str, Any], where: str, what: str, ann
         if rows and wide and one and wide % one == 0:
             return flat.reshape(rows, layers or wide // one, top_k or wide // one)
         fits = fitting(flat, wide)
+        if one:
+            given = f"{layers} layers × top-k" if layers else f"layers × {top_k} experts"
+            raise UserError(
+                f"{where}: {what} "
+                + (
+                    f"holds {len(flat)} ids of {rows} tokens, which are not {given}{fits}"
+                    if wide
+                    else f"is a flat row of {len(flat)} ids of tokens that are not counted, or not all there; "
+                    + _other_size(flat, layers, top_k)
+                ),
+                field="layers" if layers else "top_k",
+            )
         raise UserError(
             f"{where}: {what} is a flat row of {len(flat)} ids; say --layers (all layers, dense ones included) and "
             f"--top-k of the model{fits}",
@@ -127,6 +142,20 @@ def fitting(flat: np.ndarray, wide: int) -> str:
         if wide % top_k == 0 and not _chosen_twice(flat[: wide * 256], top_k):
             fits.append(f"{wide // top_k} × {top_k}")
     return f": {wide} ids a token, so {' or '.join(fits[:6])} would fit" if fits else ""
+
+
+def _other_size(flat: np.ndarray, layers: int | None, top_k: int | None) -> str:
+    """What to say beside the one of both sizes that is given, with what would fit."""
+    one = layers or top_k or 1
+    given, other = (
+        (f"--layers {layers}", "--top-k") if layers else (f"--top-k {top_k}", "--layers (dense ones included)")
+    )
+    if len(flat) % one or (top_k and _chosen_twice(flat, top_k)):
+        return f"{given} does not fit them; say --layers (all layers, dense ones included) and --top-k of the model"
+    most = MOST_TOP_K if layers else MOST_LAYERS
+    sizes = [size for size in range(1, most + 1) if len(flat) % (one * size) == 0]
+    fits = [str(size) for size in sizes if not (layers and _chosen_twice(flat, size))]
+    return f"beside {given} say {other}: {first_of(fits, 12)} would fit" if fits else f"{given} does not fit them"
 
 
 def _chosen_twice(flat: np.ndarray, top_k: int) -> bool:

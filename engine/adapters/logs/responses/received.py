@@ -27,6 +27,7 @@ from tokenpaths.engine.adapters.logs.pieces.announced import (
 )
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.pieces.piece_checks import check_piece
+from tokenpaths.engine.adapters.logs.pieces.wording import first_of, shortened
 from tokenpaths.engine.adapters.logs.responses.answers import (
     NOT_THERE,
     identity_of,
@@ -306,6 +307,13 @@ def _told(where: str, value: Any, held: list[tuple[str, dict[str, Any]]], announ
     """
     found = [piece for at, record in held for piece in pieces_of(at, record, announced)]
     pieces = [piece.named() for piece in found if isinstance(piece, Piece)]
+    if not pieces and isinstance(value, dict) and not _is_recognised(value) and "error" not in value:
+        keys = first_of([shortened(key) for key in value], 6) or "nothing"
+        raise UserError(
+            f"{where}: is no response of vLLM, SGLang or Dynamo: it has {keys}. A log that does not hold responses "
+            "goes into the inbox (PUT /inbox/NAME), and a job `import` makes a run of it",
+            field="body",
+        )
     if not pieces:
         raise UserError(f"{where}: has no routed_experts; {NOT_THERE}", field="body")
     if not _is_recognised(value):

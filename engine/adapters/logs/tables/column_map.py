@@ -13,7 +13,8 @@
 Where the table numbers slots, or has the experts of a token and layer in one list, each slot must come once.
 
 A row is one decision (``expert`` holds a number), the decisions of a token at a layer (a list), or those of a token
-(lists of layers; then there is no ``layer``). Rows may come in any order: the table is held whole.
+(lists of layers; then there is no ``layer``). A layer at which no token has an expert is dense, and left out. Rows may
+come in any order: the table is held whole.
 
 Shapes: r decisions, t tokens of a sequence, S layers, K slots.
 """
@@ -32,14 +33,12 @@ from tokenpaths.engine.adapters.logs.fill_values import FILL_VALUES
 from tokenpaths.engine.adapters.logs.pieces.announced import MOST_EXPERTS, Announced, LogShape
 from tokenpaths.engine.adapters.logs.pieces.piece import UNRECORDED, UNUSED, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened
-from tokenpaths.engine.adapters.logs.routing_log import Log
+from tokenpaths.engine.adapters.logs.routing_log import Log, dense_note
+from tokenpaths.engine.adapters.logs.sequences import GAPS
 from tokenpaths.engine.adapters.logs.tables.mapped_rows import COLUMNS, Decisions, read_decisions
 from tokenpaths.engine.base.errors import UserError
 
 ABOUT = {"experts": int, "layers": int, "top_k": int, "model": str}
-GAPS = (
-    "{n} position{s} between tokens of a sequence {are} not in the table: the tokens on either side count as neighbours"
-)
 EXAMPLE = '[columns] token = "position", layer = "layer", expert = "expert"'
 
 
@@ -111,7 +110,9 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
     announced.check(str(file), layers=len(layers), top_k=top_k)
     if not rows.lists:
         rows = _sound(rows, _other_counts(rows, top_k, varies), announced.skip_bad)
-    partial = len(np.unique(rows.token_key)) * len(layers) != len(rows.counts())
+    routed = _routed(rows, layers)
+    decided = int(np.isin(rows.layer[rows.starts()], layers[routed]).sum())
+    partial = len(np.unique(rows.token_key)) * len(routed) != decided
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         yield from rows.left_out.items()
@@ -119,11 +120,27 @@ def open_mapped(file: Path, map_file: Path, announced: Announced) -> Log:
             yield GAPS, rows.gaps
         bounds = np.flatnonzero(np.diff(rows.sequence, prepend=-1, append=-1))
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield _sequence(rows, slice(low, high), layers, top_k)
+            yield _sequence(rows, slice(low, high), layers, routed, top_k)
 
-    note = "the slots of a token are in the order of the table" if rows.weight is None and top_k > 1 else ""
-    shape = LogShape(tuple(f"layer {layer}" for layer in layers.tolist()), top_k, rows.weight is not None, partial)
+    notes = [dense_note(len(layers) - len(routed), "where no token of the table has an expert")]
+    notes += ["the slots of a token are in the order of the table"] if rows.weight is None and top_k > 1 else []
+    names = tuple(f"layer {layer}" for layer in layers[routed].tolist())
+    shape = LogShape(names, top_k, rows.weight is not None, partial)
+    note = "; ".join(filter(None, notes))
     return Log(file, "map", shape, announced.experts, read, column_map.about.get("model"), note)
+
+
+def _routed(rows: Decisions, layers: np.ndarray) -> np.ndarray:
+    """Places of the layers that are not dense: at which some token has an expert; all, where there is none.
+
+    A step of several zeros, as engines fill dense layers, has none.
+    """
+    starts, counts = rows.starts(), rows.counts()
+    first = rows.expert[starts]
+    alike = np.logical_and.reduceat(rows.expert == np.repeat(first, counts), starts)
+    without = alike & ((first == UNUSED) | ((first == 0) & (counts > 1)))
+    found = np.flatnonzero(np.isin(layers, rows.layer[starts][~without]))
+    return found if len(found) else np.arange(len(layers))
 
 
 def _sound(rows: Decisions, fault: tuple[np.ndarray, Callable[[int], str]], skip_bad: bool) -> Decisions:
@@ -149,7 +166,7 @@ def _slots_twice(rows: Decisions) -> tuple[np.ndarray, Callable[[int], str]]:
     def reason(decision: int) -> str:
         what = "a list" if rows.lists or rows.slot is None else f"slot {int(rows.slot[decision])}"
         return (
-            f"{rows.place(decision)}: token {int(rows.token[decision])} has {what} at layer "
+            f"{rows.place(decision)}: {rows.token_name(decision)} has {what} at layer "
             f"{int(rows.layer[decision])} a second time; is a row there twice, or are several sequences under one name "
             "(name 'sequence' in the map)?"
         )
@@ -171,7 +188,7 @@ def _experts_twice(rows: Decisions) -> tuple[np.ndarray, Callable[[int], str]]:
 
     def reason(decision: int) -> str:
         return (
-            f"{rows.place(decision)}: token {int(rows.token[decision])} has expert {int(rows.expert[decision])} at "
+            f"{rows.place(decision)}: {rows.token_name(decision)} has expert {int(rows.expert[decision])} at "
             f"layer {int(rows.layer[decision])} a second time; is a row there twice, or a sequence under one name?"
         )
 
@@ -185,7 +202,7 @@ def _other_counts(rows: Decisions, top_k: int, varies: bool) -> tuple[np.ndarray
     def reason(decision: int) -> str:
         count = int(counts[np.searchsorted(starts, decision)])
         return (
-            f"{rows.place(decision)}: token {int(rows.token[decision])} has {number_of(count, 'expert')} at layer "
+            f"{rows.place(decision)}: {rows.token_name(decision)} has {number_of(count, 'expert')} at layer "
             f"{int(rows.layer[decision])}, others {top_k}; rows are missing, or a sequence comes twice under one name; "
             "if k varies, say --top-k"
         )
@@ -193,8 +210,8 @@ def _other_counts(rows: Decisions, top_k: int, varies: bool) -> tuple[np.ndarray
     return starts[counts > top_k if varies else counts != top_k], reason
 
 
-def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int) -> Piece:
-    """One sequence: rows are sorted by token, layer and slot."""
+def _sequence(rows: Decisions, part: slice, layers: np.ndarray, routed: np.ndarray, top_k: int) -> Piece:
+    """One sequence, at the ``routed`` of the layers: rows are sorted by token, layer and slot."""
     _, token = np.unique(rows.token_key[part], return_inverse=True)
     layer = np.searchsorted(layers, rows.layer[part])
     cell = token * len(layers) + layer
@@ -211,11 +228,19 @@ def _sequence(rows: Decisions, part: slice, layers: np.ndarray, top_k: int) -> P
         weights[token, layer, slot] = rows.weight[part]
     number = int(rows.sequence[part.start])
     low = part.start
-    firsts = {int(c): low + int(s) for c, s in zip(cell[starts], starts, strict=True)}
+    cells = cell[starts]
+
+    def locate(token: int, step: int, slot: int) -> str:
+        wanted = token * len(layers) + int(routed[step])
+        at = int(np.searchsorted(cells, wanted))
+        if at == len(cells) or cells[at] != wanted:
+            return rows.place(low)
+        return rows.place(low + int(starts[at]) + min(slot, int(counts[at]) - 1))
+
     return Piece(
-        ids,
+        ids[:, routed],
         rows.place(low),
-        weights,
+        None if weights is None else weights[:, routed],
         source=rows.names[number],
-        locate=lambda t, s, k: rows.place(firsts.get(t * len(layers) + s, low)),
+        locate=locate,
     )

@@ -72,6 +72,12 @@ class Decisions:
     def place(self, decision: int) -> str:
         return f"{self.file}, {self.unit} {int(self.row[decision])}"
 
+    def token_name(self, decision: int) -> str:
+        """The token of a decision and, where the table says it, its sequence."""
+        name = self.names[int(self.sequence[decision])]
+        of = f" of {shortened(repr(name))}" if name != self.file.name else ""
+        return f"token {int(self.token[decision])}{of}"
+
     def starts(self) -> np.ndarray:
         """The first decision of each token and layer."""
         return np.flatnonzero((np.diff(self.token_key, prepend=-1) != 0) | (np.diff(self.layer, prepend=-1) != 0))
@@ -377,7 +383,9 @@ def _decisions(row: Row, columns: dict[str, str], where: str) -> Iterator[tuple[
     if isinstance(experts, str) and experts.strip().startswith("["):
         experts = _listed(experts)
         weights = _listed(weights) if isinstance(weights, str) else weights
-    nested = isinstance(experts, list) and bool(experts) and isinstance(experts[0], list)
+    nested = isinstance(experts, list) and any(isinstance(one, list) for one in experts)
+    if experts and isinstance(experts, list) and "layer" not in columns:
+        nested |= all(one is None for one in experts)
     if nested and "layer" in columns:
         raise UserError(f"{where}: the map names a layer, but the experts are lists of layers", field="map")
     if not nested and "layer" not in columns:
@@ -388,11 +396,11 @@ def _decisions(row: Row, columns: dict[str, str], where: str) -> Iterator[tuple[
     layers = enumerate(experts) if nested else [(_whole(row["layer"], where, "layer"), experts)]
     for layer, chosen in layers:
         beside = weights[layer] if nested and isinstance(weights, list) and layer < len(weights) else weights
-        if not isinstance(chosen, list):
+        if not isinstance(chosen, list) and not (nested and chosen is None):
             slot = _whole(row["slot"], where, "slot") if "slot" in columns else 0
             yield _decision(layer, slot, chosen, beside if "weight" in columns else 0.0, where)
             continue
-        chosen = chosen or [None]  # the token was dropped at the layer
+        chosen = chosen or [None]  # the token was dropped at the layer, or it is dense
         beside = beside or [0.0] if isinstance(beside, list) else beside
         values = beside if isinstance(beside, list) else list(repeat(None, len(chosen)))
         if "weight" in columns and len(values) != len(chosen):
@@ -428,5 +436,9 @@ def _weight(value: Any, where: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: the weight is {repr(value)[:40]}, it should be a number", field="file") from None
+        comma = isinstance(value, str) and re.fullmatch(r"\s*[0-9]{0,9},[0-9]{1,20}\s*", value)
+        how = f" with a point: {value.strip().replace(',', '.')}" if comma else ""
+        raise UserError(
+            f"{where}: the weight is {repr(value)[:40]}, it should be a number{how}", field="file"
+        ) from None
     return number

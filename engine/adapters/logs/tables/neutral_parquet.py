@@ -51,7 +51,7 @@ def open_parquet(file: Path, announced: Announced) -> Log:
     wide = announced.top_k or widest_list(file, "ids")
     first = next(parquet_batches(file, ["ids"], 1))
     ids = list_numbers(first.column("ids"), file, "ids", 0, wide)
-    steps, top_k = announced.ids_shape(ids.shape, ids.dtype, str(file))
+    steps, top_k = announced.ids_shape((num_rows, *ids.shape[1:]), ids.dtype, str(file))
     names = tuple(about.get("layers") or layer_names(steps))
     if len(names) != steps:
         raise UserError(f"{file}: names {number_of(len(names), 'layer')}, but the ids have {steps}", field="file")

@@ -13,7 +13,8 @@ import pytest
 from tests.engine.adapters.logs.engine_logs import IDS, LAYERS, TOP_K, lines
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
-from tokenpaths.engine.adapters.logs.tables.column_map import GAPS, read_map
+from tokenpaths.engine.adapters.logs.sequences import GAPS
+from tokenpaths.engine.adapters.logs.tables.column_map import read_map
 from tokenpaths.engine.base.errors import UserError
 
 WEIGHTS = np.round(np.random.default_rng(2).dirichlet(np.ones(TOP_K), IDS[0].shape[:2]), 4)
@@ -138,7 +139,7 @@ def test_wrong_maps(fault: str, tmp_path: Path):
 
 def test_missing_rows_are_named(tmp_path: Path):
     records = [dict(zip(NAMES, row, strict=True)) for row in ROWS[:21] + ROWS[22:]]
-    with pytest.raises(UserError, match="line 21: token 2 has 1 expert at layer 2, others 2; rows are missing"):
+    with pytest.raises(UserError, match="line 21: token 2 of 'r0' has 1 expert at layer 2, others 2; rows are missing"):
         mapped(tmp_path, lines(tmp_path / "table", records), COLUMNS)
 
 
@@ -170,7 +171,7 @@ def test_a_table_may_be_one_json_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("a,0,0,5\na,0,1,6\na,0,1,6", "line 4: token 0 has expert 6 at layer 1 a second time"),
+        ("a,0,0,5\na,0,1,6\na,0,1,6", "line 4: token 0 of 'a' has expert 6 at layer 1 a second time"),
         ("a,100000000000,0,5", "should be a whole number from 0 to 2147483647"),
         ("a,--3,0,5", "token is '--3'"),
         ("a,0,0,5.0", r"line 2: expert is '5.0', it should be .* without a point: 5 \(of pandas: astype\('Int64'\)\)"),

@@ -261,7 +261,7 @@ def test_dense_layers_that_an_engine_fills_with_zeros_are_left_out(tmp_path: Pat
     with imported(tmp_path, write_lines(file, lines)) as run:
         assert ribbons(run) == IDS.tolist()
         assert run.info()["config"]["import"]["layers"] == ["layer 1", "layer 2", "layer 3"]
-        assert "1 dense layers" in run.info()["weight_semantics"]["note"]
+        assert "1 dense layer, " in run.info()["weight_semantics"]["note"]
 
 
 def megatron_lines() -> list[dict]:

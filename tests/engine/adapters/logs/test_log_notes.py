@@ -84,7 +84,7 @@ def test_dense_layers_of_a_saved_array_are_left_out(kind: str, tmp_path: Path):
         np.savez(file, ids=ids, weights=weights, layers=np.array(list("abcd")))
     with imported(tmp_path, file) as run:
         assert ribbons(run) == IDS.tolist()
-        assert notes(run)[0] == "1 dense layers, filled with zeros by the engine, are left out"
+        assert notes(run)[0] == "1 dense layer, filled with zeros by the engine, is left out"
         names = ["layer 0", "layer 2", "layer 3"] if kind == "npy" else ["a", "c", "d"]
         assert run.info()["config"]["import"]["layers"] == names
 

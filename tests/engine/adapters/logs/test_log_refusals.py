@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.adapters.logs.test_log_formats import (
@@ -373,6 +374,22 @@ def test_wrong_csv(tmp_path: Path):
     refused(tmp_path, write_csv(file, missing, header), "line 8: token 3 has another number of experts at layer 0")
     refused(tmp_path, write_csv(file, csv_rows(False)[:-1]), "no whole tokens of 2 experts", top_k=2)
     refused(tmp_path, write_csv(file, [], "token,weight\n"), "no routing log that is known")
+
+
+def test_a_table_is_told_of_the_column_map_first(tmp_path: Path):
+    file = write_csv(tmp_path / "log.csv", [], "token,weight\n")
+    with pytest.raises(UserError) as caught:
+        open_log(file, plugins=False)
+    said = str(caught.value).removeprefix(str(file))
+    assert said.startswith(
+        ": is no routing log that is known: a table needs a column map (--map, in a job the field `map`)"
+    )
+    assert len(said) < 300
+
+
+def test_a_flat_table_says_how_many_rows_it_has(tmp_path: Path):
+    pq.write_table(pa.table({"ids": [[1, 2, 3, 4]] * 30}), tmp_path / "log.parquet")
+    refused(tmp_path, tmp_path / "log.parquet", r"the ids have shape \(30, 4\), they should be \(tokens, layers")
 
 
 def test_files_that_are_no_log(tmp_path: Path):

@@ -40,6 +40,13 @@ def test_a_model_without_a_router_is_refused_with_what_was_looked_for(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_that_there_is_not_names_those_that_there_are(tmp_path):
+    with pytest.raises(
+        TypeError, match=r"has no option 'data_dir'; its options are run, runs_dir, routers, .*, merge$"
+    ):
+        record(language(layers=1), data_dir=tmp_path)
+
+
 REFUSED = {
     "every": (dict(every=0), "every is 0, it should be at least 1"),
     "series": (dict(series="a"), "series and iteration belong together"),

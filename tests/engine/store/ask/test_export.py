@@ -130,9 +130,10 @@ def test_a_reader_that_leaves_releases_its_cursor(runs, monkeypatch):
 
 
 def test_only_what_is_there_leaves(runs):
-    with pytest.raises(NoSuchThing, match="there is no table 'secrets'"):
-        runs["vision"].export("secrets", "csv")
     listed = {one["table"] for one in runs["vision"].tables()["tables"]}
+    with pytest.raises(NoSuchThing, match="there is no table 'secrets', run 'vision' has run, module, ") as refused:
+        runs["vision"].export("secrets", "csv")
+    assert set(str(refused.value).partition(" has ")[2].split(", ")) == listed
     assert not listed & {"edge", "gate", "block", "token_text"}
     assert "edge" in {one["table"] for one in runs["soft"].tables()["tables"]}
 
