@@ -125,7 +125,13 @@ def open_scores(file: Path, scores: dict[str, np.ndarray], beside: dict[str, Any
                 "have scored the same tokens",
                 field="file",
             )
-    if top_k is None or top_k > experts:
+    if top_k is not None and top_k > experts:
+        raise UserError(
+            f"{file}: holds the scores of {experts} experts at {number_of(len(scores), 'layer')}, of which a token "
+            f"cannot use {top_k}; say --top-k of the model (num_experts_per_tok): 1 to {experts} would fit",
+            field="top_k",
+        )
+    if top_k is None:
         raise UserError(
             f"{file}: holds the scores of {experts} experts at {number_of(len(scores), 'layer')}, but not how many of "
             f"them a token uses; say --top-k of the model (num_experts_per_tok): 1 to {experts} would fit",

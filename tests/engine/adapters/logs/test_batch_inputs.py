@@ -13,6 +13,7 @@ from tests.engine.adapters.logs.test_engine_logs import pieces
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.tensors.batch_inputs import PADDING
 from tokenpaths.engine.adapters.logs.tensors.router_logits import PROBABILITIES, SIGMOIDS
+from tokenpaths.engine.base.errors import UserError
 
 B, T, LAYERS, EXPERTS, TOP_K = 3, 11, 4, 8, 2
 RNG = np.random.default_rng(5)
@@ -100,3 +101,9 @@ def test_probabilities_are_no_scores_of_which_a_softmax_is_to_be_taken(tmp_path:
     assert PROBABILITIES.format(k=TOP_K) in log.note
     assert SIGMOIDS in pieces(tmp_path / "sigmoids", top_k=TOP_K)[0].note
     assert SIGMOIDS not in expected.note + log.note
+
+
+def test_more_experts_than_there_are(tmp_path: Path) -> None:
+    file = saved(tmp_path / "log", {"router_logits": tuple(FLAT)}, "pt")
+    with pytest.raises(UserError, match="8 experts at 4 layers, of which a token cannot use 9; .* 1 to 8 would fit"):
+        pieces(file, top_k=EXPERTS + 1)
