@@ -42,12 +42,12 @@ TABLES = {
     "token_text": "readable text of the vocabulary ids",
     "sample": "samples with label, prediction, loss, compute, reuse and text",
     "image": "pictures of the samples as PNG (CSV: in base 64)",
-    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step; a number "
-    "that `module` does not list stands for a slot without a module (unused, dropped, not recorded)",
+    "token": "every token: place, loss, compute, reuse, rank of its path, modules and weights of each step; numbers "
+    "that are of the kind `unused` or `unrecorded` in `module` stand for slots without a module",
     "path": "every path: rank, modules of each step (numbers as of `token`), count, CDF, compute, reuse",
     "path_member": "who takes which path, in the order of ranks",
     "flow": "tokens from module to module between steps, of all and of each label",
-    "usage": "tokens of each module at each step, of all and of each label",
+    "usage": "tokens of each module at each step, of all and of each label (numbers as of `token`)",
     "load": "tokens of each module at each time, of each label: of runs that were made of counts",
     "step_summary": "mean gate entropy of each step, of all and of each label",
     "null_path": "paths of the untrained twin and of independent steps",
