@@ -41,6 +41,8 @@ def test_a_run_opened_from_a_file_is_drawn_and_linked(tmp_path: Path) -> None:
         ("token", 64, "sample 0 has the tokens 0 to 63, not 64"),
         ("tint", 5, "this run has the steps 0 to 4, not 5"),
         ("through", "here", "should be a step and a module"),
+        ("through", "99.0", "this run has the steps 0 to"),
+        ("through", "0.99", "this run has the steps 0 to"),
         ("theme", "blue", "theme"),
     ],
 )
