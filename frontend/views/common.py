@@ -17,6 +17,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
 from tokenpaths.frontend.views.modules import load_only
+from tokenpaths.frontend.views.run_names import run_titles
 
 TRIED = "try"
 """split of a run of one sample made on *Home* or ``POST /traces``; listed separately"""
@@ -124,7 +125,13 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         names = [selection.run, *names]
     if selection.run is None:
         address.redirect(run=names[0])
-    run = widgets.client().ask(str(selection.run), "")
+    try:
+        run = widgets.client().ask(str(selection.run), "")
+    except NotFound as error:
+        if selection.run in {card["run"] for card in widgets.client().runs()}:
+            raise
+        _choose_another(str(selection.run), cards, error)
+        return None
     if is_load_only(run) and selection.view in NEEDS_TOKENS:
         if selection.view == "routes":  # where a link to a run leads that says no more
             address.redirect(view="modules")
@@ -138,11 +145,26 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
 @address.unless_embedded
 def run_picker(run: Mapping[str, Any]) -> None:
     """Picker of another run, in the same view."""
-    names = [card["run"] for card in readable_runs()]
-    if run["run"] not in names:
-        names.insert(0, run["run"])
-    address.bound(st.selectbox, "run", "Run", run["run"], names, label_visibility="collapsed")
+    _pick_run(run["run"], readable_runs())
     export_popover(run)
+
+
+def _pick_run(now: str, cards: Sequence[Mapping[str, Any]]) -> None:
+    titles = run_titles(cards)
+    names = [*titles] if now in titles else [now, *titles]
+    title = {now: now, **titles}.__getitem__
+    address.bound(st.selectbox, "run", "Run", now, names, label_visibility="collapsed", format_func=title)
+
+
+def _choose_another(gone: str, cards: Sequence[Mapping[str, Any]], error: NotFound) -> None:
+    """Say that the run of the address is not here, under a picker of those that are."""
+    if not cards or address.embedded():
+        widgets.show_error(error)
+        return
+    with widgets.controls():
+        _pick_run(gone, cards)
+    words = f"There is no run “{gone}” here. It was deleted, or the address is of another data folder."
+    st.warning(widgets.escape(words) + " Choose another one above.", icon=":material/link_off:")
 
 
 def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
