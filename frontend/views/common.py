@@ -135,18 +135,23 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     if is_load_only(run) and selection.view in NEEDS_TOKENS:
         if selection.view == "routes":  # where a link to a run leads that says no more
             address.redirect(view="modules")
-        with widgets.controls():
-            run_picker(run)
+        run_row(run)
         load_only.says_why(run, NEEDS_TOKENS[selection.view])
         return None
     return run
 
 
-@address.unless_embedded
-def run_picker(run: Mapping[str, Any]) -> None:
-    """Picker of another run, in the same view."""
-    _pick_run(run["run"], readable_runs())
-    export_popover(run)
+def run_row(run: Mapping[str, Any]) -> Any:
+    """A row that begins with the picker of another run and ends with the menu of exports; a view adds its own between:
+    ``with run_row(run): …``. Drawn in the order in which it is seen, which is that of the tab key.
+    """
+    with widgets.controls():
+        row = st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="controls_of_view")
+        if not address.embedded():
+            with row:
+                _pick_run(run["run"], readable_runs())
+            export_popover(run)
+    return row
 
 
 def _pick_run(now: str, cards: Sequence[Mapping[str, Any]]) -> None:
@@ -340,13 +345,12 @@ def notes(run: Mapping[str, Any]) -> None:
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection, *, label: bool = True) -> Any:
-    """Run, label and search in a row, and the menu of exports; a view adds its own: ``with run_and_label(…): …``.
+    """Run, label and search in a row (``run_row``); a view adds its own: ``with run_and_label(…): …``.
 
     Without ``label`` for a view of all samples, whatever their label.
     """
-    row = widgets.controls()
+    row = run_row(run)
     with row:
-        run_picker(run)
         if label:
             label_picker(run, selection)
         find.box(run)
