@@ -119,7 +119,12 @@ function pasted(event) {
   const room = most - field.value?.length + (field.selectionEnd - field.selectionStart);
   if (!most || text.length <= room) return;
   event.preventDefault();
-  document.execCommand("insertText", false, text.slice(0, room));
+  const { value, selectionStart: start, selectionEnd: end } = field, put = text.slice(0, room);
+  // As if it was typed: React hears of a value only if it is set as the browser does.
+  Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(
+    field, value.slice(0, start) + put + value.slice(end));
+  field.setSelectionRange(start + put.length, start + put.length);
+  field.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertFromPaste", data: put }));
 }
 
 function pressed(event) {
@@ -167,12 +172,13 @@ function hurry(event) {
 
 export default function () {
   window.tokenpathsKeys?.();  // one pair of ears, however often the page is drawn anew
-  const ears = { keydown: pressed, focusout: left, focusin: arrived, paste: pasted, pointerdown: used, pointerup: hurry };
-  for (const [name, hear] of Object.entries(ears)) document.addEventListener(name, hear, true);
+  // Of its own: what is torn down late must not take those of the next drawing with it.
+  const ears = { keydown: pressed, focusin: arrived, focusout: left, paste: pasted, pointerdown: used, pointerup: hurry };
+  const worn = new AbortController();
+  for (const [name, hear] of Object.entries(ears))
+    document.addEventListener(name, hear, { capture: true, signal: worn.signal });
   const early = document.activeElement?.closest?.(`${TRIGGER}[aria-expanded="true"]`);
   if (early) enter(early);  // opened before anybody listened
-  window.tokenpathsKeys = () => {
-    for (const [name, hear] of Object.entries(ears)) document.removeEventListener(name, hear, true);
-  };
+  window.tokenpathsKeys = () => worn.abort();
   return window.tokenpathsKeys;
 }
