@@ -31,8 +31,9 @@ HELP = (
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The map of all samples of the run."""
     named = _job_of(run, selection)
-    job, of = named, named
-    if named is None and selection.plane is None:
+    job: Mapping[str, Any] | None = named
+    of: Mapping[str, Any] | None = named
+    if named is None and selection.plane is None and not address.embedded():
         job, of = alive.at_hand(_maps_of(run), None, MAP)
     try:
         answer = widgets.client().ask(run["run"], "map", **QUESTION)
