@@ -124,8 +124,8 @@ class JobTable:
             self._check_queue(con)
             con.execute(
                 "UPDATE job SET state = 'waiting', queued = ?, started_at = NULL, finished_at = NULL, problem = NULL, "
-                "result = NULL, done = 0, cancelling = 0, deaths = 0, rate = NULL, message = '', not_before = NULL "
-                "WHERE job = ?",
+                "result = NULL, done = 0, total = NULL, unit = '', cancelling = 0, deaths = 0, rate = NULL, "
+                "message = '', not_before = NULL WHERE job = ?",
                 (_position(con, row.kind, later=later), job),
             )
             self._log(con, job, "state", {"state": "waiting"})

@@ -102,12 +102,12 @@ class Sweep:
         if self.reading.data is None:
             self.reading.advance(ends)
             if self.reading.data is None:
-                return self.reading.progress("edits")
+                return self.reading.progress("edits", len(self.done), None if self.rows is None else len(self.rows))
         self.unchanged = self.unchanged or self._unchanged(self.reading.data)
         while self.rows is None and time.monotonic() < ends:
             self._count(self.reading.data, self.unchanged)
         if self.rows is None:
-            return Progress(0, None, "edits", "counting which modules are used most")
+            return Progress(len(self.done), None, "edits", "counting which modules are used most")
         while len(self.done) < len(self.rows) and time.monotonic() < ends:
             self._batch(self.rows[len(self.done)])
         return self._progress()

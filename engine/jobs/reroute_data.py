@@ -204,7 +204,7 @@ class Reading:
             if time.monotonic() >= ends:
                 return
 
-    def progress(self, unit: str) -> Progress:
+    def progress(self, unit: str, done: int = 0, total: int | None = None) -> Progress:
         """Progress while reading. ``unit``: the unit that the job counts afterwards; returning to an earlier unit would
-        look like progress after every restart of a job that kills its workers."""
-        return Progress(0, None, unit, f"{self.num_samples:,} samples read")
+        look like progress after every restart of a job that kills its workers. ``done``: what is kept from before."""
+        return Progress(done, total, unit, f"{self.num_samples:,} samples read")

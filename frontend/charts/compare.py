@@ -43,7 +43,7 @@ def coefficient_words(interval: Mapping[str, float] | None) -> str:
     """“0.412 (0.301 … 0.513)”."""
     if interval is None:
         return "–"
-    r, low, high = (numbers.number(interval[key]).replace("-", "−") for key in ("r", "low", "high"))
+    r, low, high = (numbers.number(interval[key]) for key in ("r", "low", "high"))
     return f"{r} ({low} … {high})"
 
 

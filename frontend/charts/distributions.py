@@ -197,7 +197,7 @@ def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
     pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
     if pearson is None:
         return f"{numbers.plural(len(table), 'sample')}: no correlation can be given (too few, or all alike)."
-    show = {key: numbers.number(pearson[key]).replace("-", "−") for key in ("r", "low", "high")}
+    show = {key: numbers.number(pearson[key]) for key in ("r", "low", "high")}
     return (
         f"{numbers.plural(pearson['num'], 'sample')}: Pearson’s r = {show['r']} "
         f"(95 % interval {show['low']} … {show['high']}). "

@@ -62,7 +62,7 @@ def rank_frequency_chart(
     y = alt.Y(
         "share:Q",
         scale=_share_scale([p["share"] for p in points]),
-        axis=bare_axis("share of tokens on it", values=_decades([p["share"] for p in points]), format=".3~p"),
+        axis=bare_axis("share of tokens on it", values=_share_ticks([p["share"] for p in points]), format=".3~p"),
     )
     laws = law if law and "observed" in law else {"observed": law}
     curve = (laws.get("observed") or {}).get("curve") or []
@@ -273,6 +273,24 @@ def _share_scale(values: list[float]) -> alt.Scale:
     return scale
 
 
+def _share_ticks(values: list[float]) -> list[float]:
+    """Powers of ten; where fewer than two lie among ``values`` also 2 and 5 of each, or their ends: a single tick would
+    say nothing of the scale.
+
+    >>> _share_ticks([0.001, 0.5]), _share_ticks([0.02, 0.6]), _share_ticks([0.31, 0.34])
+    ([0.001, 0.01, 0.1, 1.0], [0.02, 0.05, 0.1, 0.2, 0.5], [0.31, 0.34])
+    """
+    decades = _decades(values)
+    if not values or min(values) == max(values):
+        return decades
+    low, high = min(values), max(values)
+    if sum(low <= tick <= high for tick in decades) > 1:
+        return decades
+    exact = [float(f"{times}e{math.floor(math.log10(tick))}") for tick in decades for times in (1, 2, 5)]
+    ticks = [tick for tick in exact if low <= tick <= high]
+    return ticks if len(ticks) > 1 else [low, high]
+
+
 def _decades(values: list[float]) -> list[float]:
     """Powers of ten over the range of ``values``; more tick labels would overlap."""
     if not values:
@@ -403,4 +421,4 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _signed(value: float | None) -> str:
-    return numbers.number(value).replace("-", "−")
+    return numbers.number(value)

@@ -46,8 +46,91 @@ function left(event) {
   requestAnimationFrame(back);
 }
 
+// What a key works on may vanish with it: a chip, a job's button, the row of a list. Then the focus would fall to the
+// whole page, and whoever uses keys would begin at its top. It goes to what is drawn anew under the same key, else to
+// what stands at its place in the innermost container that is still there, else to what had the focus before or comes
+// after it.
+const HISTORY = 40, SETTLED_MS = 300;
+const KEYED = /st-key-\S+/;
+let places = [];  // what had the focus, the last first: the element, and its index in each container with a key around it
+
+const focusable = (root) => [...root.querySelectorAll(`${STOPS}, summary`)].filter((one) =>
+  !one.disabled && one.tabIndex >= 0 && drawn(one));
+const lost = () => !document.activeElement || document.activeElement === document.body;
+
+function placeOf(element) {
+  const around = [];
+  for (let box = element; box && box !== document.body; box = box.parentElement) {
+    const name = box.className?.match?.(KEYED)?.[0];
+    if (name) around.push({ name, index: focusable(box).indexOf(element) });
+  }
+  return { element, around, among: focusable(document).indexOf(element) };
+}
+
+function arrived(event) {
+  if (event.target === document.body || !event.target.matches?.(`${STOPS}, summary`)) return;
+  places = [placeOf(event.target), ...places.filter((one) => one.element !== event.target)].slice(0, HISTORY);
+}
+
+function stopAt({ name, index }) {
+  const dialog = document.querySelector('[role="dialog"][aria-modal="true"], [data-testid="stDialog"]');
+  for (const box of document.querySelectorAll(`.${CSS.escape(name)}`)) {
+    const all = focusable(box).filter((one) => !dialog || dialog.contains(one));
+    if (all.length) return all[Math.min(Math.max(index, 0), all.length - 1)];
+  }
+  return null;
+}
+
+function successor(late) {
+  for (const place of places) {
+    if (place.element.isConnected && !place.element.disabled && drawn(place.element)) return place.element;
+    // Switched off, as after "Cancel": what comes in its stead may stand in the same row in a moment.
+    const off = place.around.length && document.querySelector(`.${CSS.escape(place.around[0].name)} :disabled`);
+    for (const box of off && !late ? place.around.slice(0, 2) : place.around) {
+      const stop = stopAt(box);
+      if (stop) return stop;
+    }
+    if (off && !late) return null;
+  }
+  const all = focusable(document), last = places[0]?.among ?? -1;
+  return all[Math.min(last, all.length - 1)] ?? null;
+}
+
+let watching = 0;
+function keepFocus() {
+  const turn = ++watching, until = performance.now() + PATIENCE_MS;
+  let since = 0;
+  const look = () => {
+    const now = performance.now();
+    if (turn !== watching) return;
+    since = lost() ? since || now : 0;
+    if (since && now - since > SETTLED_MS) successor(now > until)?.focus({ preventScroll: true });
+    if (now <= until || since) requestAnimationFrame(look);
+    if (now > until + SETTLED_MS) watching += 1;
+  };
+  requestAnimationFrame(look);
+}
+
+// Streamlit drops a text that is pasted into a field too short for it, without a word: as much as fits is put in.
+function pasted(event) {
+  const field = event.target, text = event.clipboardData?.getData("text") || "";
+  const words = field.closest?.('[data-testid="stTextInput"], [data-testid="stTextArea"]')?.textContent || "";
+  const most = Number(words.match(/\d+\/(\d+)\s*$/)?.[1] || 0);
+  const room = most - field.value?.length + (field.selectionEnd - field.selectionStart);
+  if (!most || text.length <= room) return;
+  event.preventDefault();
+  const { value, selectionStart: start, selectionEnd: end } = field, put = text.slice(0, room);
+  // As if it was typed: React hears of a value only if it is set as the browser does.
+  Object.getOwnPropertyDescriptor(Object.getPrototypeOf(field), "value").set.call(
+    field, value.slice(0, start) + put + value.slice(end));
+  field.setSelectionRange(start + put.length, start + put.length);
+  field.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertFromPaste", data: put }));
+}
+
 function pressed(event) {
   waiting += 1;
+  watching += 1;
+  if (["Enter", " ", "Escape"].includes(event.key) && event.target !== document.body) keepFocus();
   const trigger = event.target.closest?.(TRIGGER);
   if (trigger && (event.key === "Enter" || event.key === " ")) {
     if (trigger.getAttribute("aria-expanded") !== "true") enter(trigger);
@@ -66,7 +149,10 @@ function pressed(event) {
   next.focus();
 }
 
-const used = () => { waiting += 1; };
+const used = () => {
+  waiting += 1;
+  watching += 1;
+};
 
 // Streamlit waits this long before it sends what was chosen in a chart, in case a drag goes on; after a click nothing does.
 const PAUSE_MS = 150;
@@ -86,12 +172,13 @@ function hurry(event) {
 
 export default function () {
   window.tokenpathsKeys?.();  // one pair of ears, however often the page is drawn anew
-  const ears = { keydown: pressed, focusout: left, pointerdown: used, pointerup: hurry };
-  for (const [name, hear] of Object.entries(ears)) document.addEventListener(name, hear, true);
+  // Of its own: what is torn down late must not take those of the next drawing with it.
+  const ears = { keydown: pressed, focusin: arrived, focusout: left, paste: pasted, pointerdown: used, pointerup: hurry };
+  const worn = new AbortController();
+  for (const [name, hear] of Object.entries(ears))
+    document.addEventListener(name, hear, { capture: true, signal: worn.signal });
   const early = document.activeElement?.closest?.(`${TRIGGER}[aria-expanded="true"]`);
   if (early) enter(early);  // opened before anybody listened
-  window.tokenpathsKeys = () => {
-    for (const [name, hear] of Object.entries(ears)) document.removeEventListener(name, hear, true);
-  };
+  window.tokenpathsKeys = () => worn.abort();
   return window.tokenpathsKeys;
 }

@@ -1,4 +1,5 @@
-"""Keys and clicks of the whole page (keys.js): tab and Escape in what a button opens, clicks in charts sent at once."""
+"""Keys and clicks of the whole page (keys.js): tab and Escape in what a button opens, the focus where what had it goes,
+texts pasted into short fields, clicks in charts sent at once."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ import streamlit as st
 _HERE = Path(__file__).parent
 KEYS = {
     "Tab, Shift Tab": "to the next thing, to the one before",
-    "Enter": "open it, choose it; on *Choose from a list* under a picture: everything that a click there chooses",
-    "arrows": "among the views, patches, words, circles and ribbons, and the small pictures of a wall",
+    "Enter": "open it, choose it; on *Choose from a list* under a chart, which takes no keys itself: everything that a "
+    "click there chooses",
+    "arrows": "among the views, the patches or words of a sample, its circles and ribbons, and the small pictures of a "
+    "wall",
     "Escape": "close what was opened and go back to its button",
     "N, P": "the next sample, the previous one",
 }

@@ -7,6 +7,7 @@ version, is hidden by ``widgets.STYLE``.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,10 @@ log = logging.getLogger("tokenpaths.page")
 MENU = "save"
 """prefix of the menus' keys; ``widgets.STYLE`` places them in the lower right corner of their chart"""
 MOST_ON_A_PAGE = 40
-MOST_RUNS = 6
-"""named in a caption"""
+MOST_RUNS, NAMED_RUNS = 6, 2
+"""named in a caption, and in the name of a file"""
+MOST_IN_NAME = 120
+"""characters of the name of a file; systems take 255 bytes"""
 MIXED = ("compare", "jobs")
 """views of which a chart need not be of the run of the address"""
 MIME = {"svg": "image/svg+xml", "png": "image/png", "csv": "text/csv", "zip": "application/zip"}
@@ -80,7 +83,7 @@ def _menu(drawing: Any, call: Call, place: str, scope: Scope) -> None:
     if not opened.open:
         return
     now = address.current()
-    name = "-".join(part for part in (now.run, call.name) if part)
+    name = file_name(now, call, scope)
     with opened:
         with st.container(horizontal=True, gap="small"):
             for form, make in _files(drawing, call, caption(now, scope)).items():
@@ -114,15 +117,28 @@ def _files(drawing: Any, call: Call, words: str) -> dict[str, Callable[[], bytes
 
 def caption(now: Selection, scope: Scope) -> str:
     """Caption of a saved chart: its runs, what it is about, and its own filters in the words of the filter chips."""
-    from tokenpaths.frontend.page.filter_chips import chips
-
     runs = list(scope.runs) or ([now.run] if now.run and now.view not in MIXED else [])
     named = runs[:MOST_RUNS] + ([f"{len(runs) - MOST_RUNS} more"] if len(runs) > MOST_RUNS else [])
     whose = [f"run{'s' if len(runs) > 1 else ''}: {', '.join(named)}"] if runs else []
-    fields = {*scope.filters, *(["labels"] if now.label is not None and "label" in scope.filters else [])}
-    filters = [chip.words for chip in chips(now) if chip.field in fields]
-    words = [*whose, *([scope.about] if scope.about else []), *filters]
+    words = [*whose, *([scope.about] if scope.about else []), *_filters(now, scope)]
     return ("; ".join(words) + ". " if words else "") + "Tokenpaths."
+
+
+def _filters(now: Selection, scope: Scope) -> list[str]:
+    """The filters of a chart, in the words of their chips."""
+    from tokenpaths.frontend.page.filter_chips import chips
+
+    fields = {*scope.filters, *(["labels"] if now.label is not None and "label" in scope.filters else [])}
+    return [chip.words for chip in chips(now) if chip.field in fields]
+
+
+def file_name(now: Selection, call: Call, scope: Scope) -> str:
+    """Name of a saved chart, without its ending: its runs, what it is, and what tells it from others of its kind."""
+    runs = [*scope.runs][:NAMED_RUNS] or [now.run or ""]
+    about = [words for words in call.particulars() if words not in scope.about]
+    parts = [*runs, call.name, *about, scope.about, *_filters(now, scope)]
+    slugs = (re.sub(r"[^\w.]+", "-", part.replace(",", "")).strip("-_.") for part in parts)
+    return "-".join(filter(None, slugs))[:MOST_IN_NAME].rstrip("-_.")
 
 
 def link(now: Selection) -> str:

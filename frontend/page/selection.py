@@ -45,6 +45,7 @@ EARLIER_VIEWS = {
 }
 """names of views in addresses of the first design → where the same thing is now"""
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
+EFFECTS = ("loss_change", "kl", "paths_changed_after")
 PARTS = {"numbers": "Numbers", "samples": "Samples", "routes": "Routes", "training": "Training"}
 """parts of Compare: address → display text"""
 MOST_COMPARED = 32
@@ -109,6 +110,8 @@ class Selection:
     """Work: the selected bin"""
     first: int = 0
     """Samples: first row of the token flow"""
+    plane: str | None = None
+    """Samples: ``pca`` where the map by t-SNE that was made is not wanted; None: that map where there is one"""
     seed: int = 0
     """Paths: seed of the sampled examples"""
     q: str | None = None
@@ -142,6 +145,12 @@ class Selection:
     """Compare: measure of the samples; None: the one by which the two differ most"""
     at: int | None = None
     """Compare: iteration whose load is shown, 0 for the untrained twin; None: the last one"""
+    number: str | None = None
+    """Compare: the number drawn over the training beside the loss; None: effective paths"""
+    opens: str | None = None
+    """Compare: the run in which a click opens a sample that both have; None: the first"""
+    effect: str | None = None
+    """Importance: what banning a module does, as drawn; None: the change of the loss where it is known"""
     gate: str | None = None
     """Family, Directional: ``layer.head.direction`` whose words are shown"""
     merge: float | None = None
@@ -378,6 +387,7 @@ _READERS = {
     "per": _one_of("sample", "token"),
     "bin": _natural,
     "first": _natural,
+    "plane": _one_of("pca"),
     "seed": _natural,
     "q": lambda text: text[: MOST_WRITTEN["q"]] or None,
     "find": lambda text: text.strip()[: MOST_WRITTEN["find"]].strip() or None,
@@ -395,6 +405,9 @@ _READERS = {
     "part": _one_of(*PARTS),
     "by": _one_of("reuse", "compute", "loss"),
     "at": _natural,
+    "number": _name,
+    "opens": _name,
+    "effect": _one_of(*EFFECTS),
     "gate": _gate,
     "merge": _between(0, 100),
     "inspect": _inspected,

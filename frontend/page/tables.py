@@ -20,6 +20,7 @@ STYLE = """<style>
   border-bottom: 1px solid color-mix(in srgb, currentColor 12%, transparent); }
 .tp-table tr:last-child > * { border-bottom: 0; }
 .tp-table thead th { font-weight: 500; opacity: .78; white-space: nowrap; }
+.tp-table thead .tp-number { white-space: normal; }
 .tp-table tbody th { font-weight: 400; }
 .tp-table .tp-number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tp-table abbr { text-decoration: underline dotted; text-underline-offset: .2em; cursor: help; }

@@ -49,9 +49,12 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 [class*="st-key-save_"] button, [class*="st-key-under_"] button { min-height: 1.4rem; padding: 0 .25rem; }
 [class*="st-key-save_"] button p, [class*="st-key-under_"] button p { font-size: .78rem; }
 .st-key-keys, .st-key-to_top { position: absolute; left: 0; width: 0 !important; }
-.st-key-controls > div { min-width: 150px; flex: 1 1 160px; }
-.st-key-controls > div:has([data-testid="stPopover"]) { order: 9; flex: 0 0 auto; min-width: 0; }
-.st-key-controls > div:has(.st-key-sample_picker) { min-width: min(100%, 330px) !important; }
+.st-key-controls > div:has(> .st-key-controls_of_view), .st-key-controls_of_view { display: contents !important; }
+:is(.st-key-controls, .st-key-controls_of_view) > div { min-width: 150px; flex: 1 1 160px; }
+:is(.st-key-controls, .st-key-controls_of_view) > div:has([data-testid="stPopover"]) { flex: 0 0 auto; min-width: 0; }
+:is(.st-key-controls, .st-key-controls_of_view) > div:has(.st-key-sample_picker) {
+  min-width: min(100%, 330px) !important; }
+.st-key-light_now > div:has(> .st-key-light_words) { flex: 1 1 11rem; min-width: min(100%, 11rem); }
 [data-testid="stElementToolbar"]:focus-within { opacity: 1 !important; visibility: visible !important; z-index: 3; }
 :is(button, a, summary, canvas, [tabindex]:not(input, textarea)):focus-visible {
   outline: 2px solid var(--st-primary-color, #c2410c) !important; outline-offset: 1px; }

@@ -17,6 +17,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
 from tokenpaths.frontend.views.modules import load_only
+from tokenpaths.frontend.views.run_names import run_titles
 
 TRIED = "try"
 """split of a run of one sample made on *Home* or ``POST /traces``; listed separately"""
@@ -124,25 +125,51 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         names = [selection.run, *names]
     if selection.run is None:
         address.redirect(run=names[0])
-    run = widgets.client().ask(str(selection.run), "")
+    try:
+        run = widgets.client().ask(str(selection.run), "")
+    except NotFound as error:
+        if selection.run in {card["run"] for card in widgets.client().runs()}:
+            raise
+        _choose_another(str(selection.run), cards, error)
+        return None
     if is_load_only(run) and selection.view in NEEDS_TOKENS:
         if selection.view == "routes":  # where a link to a run leads that says no more
             address.redirect(view="modules")
-        with widgets.controls():
-            run_picker(run)
+        run_row(run)
         load_only.says_why(run, NEEDS_TOKENS[selection.view])
         return None
     return run
 
 
-@address.unless_embedded
-def run_picker(run: Mapping[str, Any]) -> None:
-    """Picker of another run, in the same view."""
-    names = [card["run"] for card in readable_runs()]
-    if run["run"] not in names:
-        names.insert(0, run["run"])
-    address.bound(st.selectbox, "run", "Run", run["run"], names, label_visibility="collapsed")
-    export_popover(run)
+def run_row(run: Mapping[str, Any]) -> Any:
+    """A row that begins with the picker of another run and ends with the menu of exports; a view adds its own between:
+    ``with run_row(run): …``. Drawn in the order in which it is seen, which is that of the tab key.
+    """
+    with widgets.controls():
+        row = st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="controls_of_view")
+        if not address.embedded():
+            with row:
+                _pick_run(run["run"], readable_runs())
+            export_popover(run)
+    return row
+
+
+def _pick_run(now: str, cards: Sequence[Mapping[str, Any]]) -> None:
+    titles = run_titles(cards)
+    names = [*titles] if now in titles else [now, *titles]
+    title = {now: now, **titles}.__getitem__
+    address.bound(st.selectbox, "run", "Run", now, names, label_visibility="collapsed", format_func=title)
+
+
+def _choose_another(gone: str, cards: Sequence[Mapping[str, Any]], error: NotFound) -> None:
+    """Say that the run of the address is not here, under a picker of those that are."""
+    if not cards or address.embedded():
+        widgets.show_error(error)
+        return
+    with widgets.controls():
+        _pick_run(gone, cards)
+    words = f"There is no run “{gone}” here. It was deleted, or the address is of another data folder."
+    st.warning(widgets.escape(words) + " Choose another one above.", icon=":material/link_off:")
 
 
 def label_picker(run: Mapping[str, Any], selection: Selection) -> None:
@@ -318,13 +345,12 @@ def notes(run: Mapping[str, Any]) -> None:
 
 
 def run_and_label(run: Mapping[str, Any], selection: Selection, *, label: bool = True) -> Any:
-    """Run, label and search in a row, and the menu of exports; a view adds its own: ``with run_and_label(…): …``.
+    """Run, label and search in a row (``run_row``); a view adds its own: ``with run_and_label(…): …``.
 
     Without ``label`` for a view of all samples, whatever their label.
     """
-    row = widgets.controls()
+    row = run_row(run)
     with row:
-        run_picker(run)
         if label:
             label_picker(run, selection)
         find.box(run)

@@ -14,6 +14,7 @@ from tokenpaths.frontend.components.keys import keys_help
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import PLACE_OF, PLACES, VIEWS, Selection
 from tokenpaths.frontend.views.family.family import view_of
+from tokenpaths.frontend.views.run_names import title_of
 
 OF_COUNTS = ("modules", "paths", "samples")
 """views offered for a run of counts: its load, and why it has no paths and samples"""
@@ -56,14 +57,14 @@ def _to_top() -> Any:
 def window_title(selection: Selection) -> str:
     """Title of the browser's window, the most specific part first.
 
-    >>> window_title(Selection(view="routes", run="scenes"))
-    'scenes · Routes · Tokenpaths'
+    >>> window_title(Selection(view="jobs"))
+    'Jobs · Tokenpaths'
     >>> window_title(Selection())
     'Tokenpaths'
     """
     if selection.view == "home":
         return "Tokenpaths"
-    parts = [selection.run if selection.view != "jobs" else None, VIEWS[selection.view], "Tokenpaths"]
+    parts = [title_of(selection.run) if selection.view != "jobs" else None, VIEWS[selection.view], "Tokenpaths"]
     return " · ".join(part for part in parts if part)
 
 

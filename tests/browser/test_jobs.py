@@ -37,8 +37,10 @@ def test_a_long_one_is_cancelled_tried_again_and_removed(visit):
     start_trace(here, "1000000")
     panel = here.page.locator(".st-key-job_panel")
     expect(panel.get_by_text("samples,")).to_be_visible()
-    panel.get_by_role("button", name="Cancel").click()
+    panel.get_by_role("button", name="Cancel").focus()
+    here.page.keyboard.press("Enter")
     expect(panel.get_by_text("Cancelled at")).to_be_visible()
+    expect(panel.get_by_role("button", name="Try again")).to_be_focused()
     panel.get_by_role("button", name="Try again").click()
     # Until a worker has it: cancelled while it waits, it would have been tried once only.
     expect(panel.get_by_text("samples,")).to_be_visible()

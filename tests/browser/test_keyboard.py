@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import PATIENCE_S, Visit
+from tests.support.runs import make_run
 
 FOCUSED = """() => {
     let one = document.activeElement;
@@ -21,6 +22,13 @@ FOCUSED = """() => {
         opens: one.getAttribute('data-testid') === 'stPopoverButton',
         ring: style.outlineStyle !== 'none' || style.boxShadow !== 'none',
         bar: bar && getComputedStyle(bar).opacity };
+}"""
+
+CLASSES = "all => all.map(one => one.className)"
+PASTE = """(field, text) => {
+    const clipboardData = new DataTransfer();
+    clipboardData.setData("text/plain", text);
+    field.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
 }"""
 
 
@@ -217,3 +225,62 @@ def named(page: Page, selector: str) -> list[str]:
     """The accessible name of each thing of this kind, empty where it has none."""
     found = page.locator(selector)
     return [found.nth(place).get_attribute("aria-label") or "" for place in range(found.count())]
+
+
+def on(here: Visit, key: str) -> Locator:
+    return here.page.locator(f".st-key-{key} button:visible").first
+
+
+def test_what_vanishes_leaves_the_focus_to_its_neighbour(visit):
+    here = visit().open(view="routes", run="pictures", label="square", through="0.1", paths="2")
+    on(here, "chip_0_label").focus()
+    for field, following in (("label", "chip_0_through"), ("through", "chip_0_paths")):
+        here.page.keyboard.press("Enter")
+        here.expect_query(**{field: None})
+        expect(on(here, following)).to_be_focused()
+    here.open(view="routes", run="pictures", inspect="module:2.1")
+    here.heading("Module 1 at step 2")
+    on(here, "inspector_pin").focus()
+    here.page.keyboard.press("Enter")
+    expect(on(here, "inspector_inspect_close")).to_be_focused()
+    here.page.keyboard.press("Escape")
+    here.expect_query(inspect=None, pinned="module:2.1")
+    expect(on(here, "inspector_pinned_close")).to_be_focused()
+
+
+def test_the_next_card_has_the_focus_when_a_run_was_deleted(visit, site):
+    make_run(site.data_dir / "runs", "vanishing-1", samples=2, seed=9)
+    make_run(site.data_dir / "runs", "vanishing-2", samples=3, seed=10)
+    here = visit().open(q="vanishing")
+    cards = here.page.locator('[class*="st-key-manage_vanishing"]')
+    expect(cards).to_have_count(2)
+    first, second = (name.split("st-key-manage_")[1].split()[0] for name in cards.evaluate_all(CLASSES))
+    on(here, f"manage_{first}").focus()
+    for words in ("Delete the run", "Yes, delete it"):
+        here.page.keyboard.press("Enter")
+        here.page.get_by_role("button", name=words).focus()
+    here.page.keyboard.press("Enter")
+    expect(here.page.locator(f".st-key-manage_{first}")).to_have_count(0)
+    expect(on(here, f"manage_{second}")).to_be_focused()
+    (site.data_dir / "runs" / f"{second}.duckdb").unlink()
+
+
+def test_a_long_name_that_is_pasted_is_cut(visit):
+    here = visit().open(view="routes", run="pictures", inspect="module:2.1")
+    here.heading("Module 1 at step 2")
+    here.page.get_by_role("button", name="Name it").click()
+    here.settled()
+    field = here.page.get_by_label("Your name for it")
+    field.click()
+    expect(here.page.get_by_text("0/80")).to_be_visible()
+    field.evaluate(PASTE, "n" * 100)
+    expect(field).to_have_value("n" * 80)
+
+
+def test_the_tab_key_goes_through_the_bar_as_it_is_seen(visit):
+    here = visit().open(view="routes", run="pictures")
+    expect(on(here, "export_pictures")).to_be_visible()
+    stops = here.page.locator(".st-key-controls :is(input, button):visible:enabled")
+    lefts = stops.evaluate_all("all => all.map(one => Math.round(one.getBoundingClientRect().left))")
+    assert len(lefts) > 4
+    assert lefts == sorted(lefts)

@@ -379,3 +379,15 @@ def test_the_load_of_all_tokens_of_a_flow_is_the_usage_of_the_run(tmp_path: Path
                 assert {name: value for name, value in row.items() if name != "weight"} == pytest.approx(other)
         part = load_of_flow(run.flow(limit=1, steps=(1, 3)), usage)
         assert {row["step"] for row in part["usage"]} == {1, 2}
+
+
+def test_the_same_expert_stands_at_the_same_height_in_charts_side_by_side():
+    for name in ("domains", "words"):
+        (order,) = {tuple(layer["encoding"]["y"]["sort"]) for layer in all_charts("light")[name].to_dict()["layer"]}
+        assert list(order) == sorted(order, key=int), name
+
+
+def test_an_axis_that_is_not_linear_says_so():
+    spec = json.dumps(all_charts("light")["load"].to_dict())
+    assert '"type": "sqrt"' in spec
+    assert "square-root scale" in spec

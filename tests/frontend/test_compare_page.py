@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from tests.backend.conftest import SECRET, Served, api_for, serving
 from tests.support.pages import showing
 from tests.support.runs import make, make_experts, make_run
+from tokenpaths.frontend.api.client import Client
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.flow.flow_contrast import few_of
 from tokenpaths.frontend.charts.sample_map import SHAPES, map_words, sample_map_chart
@@ -137,6 +138,15 @@ def test_the_second_run_is_found_and_a_measure_that_says_nothing_is_not_drawn(sh
     assert "Their flows cannot be subtracted" in words
 
 
+def test_where_a_click_opens_a_sample_is_in_the_address(show) -> None:
+    page = show(view="compare", run="texts", against="texts-moved", part="samples")
+    where = page.segmented_control(key="in_opens")
+    assert where.value == "texts"
+    where.set_value("texts-moved").run()
+    address = {name: "".join(page.query_params[name]) for name in page.query_params}
+    assert show(**address).segmented_control(key="in_opens").value == "texts-moved"
+
+
 def test_where_no_measure_varies_there_is_a_sentence_and_no_empty_picture(show) -> None:
     page = show(view="compare", runs="at-10,at-20", part="samples")
     assert "for every sample in both runs, so there is nothing to draw" in said(page)
@@ -175,7 +185,11 @@ def test_a_training_with_its_slider(show) -> None:
     assert "Which modules are busy at iteration 20?" in words
     for question in ("How evenly are modules loaded?", "How many get nothing?", "Do modules keep their load?"):
         assert question in words
-    assert page.selectbox(key="training_number").value == "effective_paths"
+    number = page.selectbox(key="in_number")
+    assert number.value == "effective_paths"
+    number.select("max_violation").run()
+    address = {name: "".join(page.query_params[name]) for name in page.query_params}
+    assert show(**address).selectbox(key="in_number").value == "max_violation"
     page.select_slider(key="in_at").set_value(10).run()
     assert "Which modules are busy at iteration 10?" in said(page)
     at = page.query_params["at"]
@@ -205,6 +219,31 @@ def test_t_sne_is_submitted_with_neighbours_that_the_run_has(show, api: Served) 
     assert (request["run"], request["perplexity"], request["limit"]) == ("pictures", 2.0, 6)
     assert not page.error
     api.client.delete(f"/api/v1/jobs/{job}")
+
+
+def test_a_map_that_was_made_is_found_without_its_job_in_the_address(show, api: Served, monkeypatch) -> None:
+    plane = api.get("/runs/pictures/map?thumbnails=true").json() | {"method": "tsne"}
+    asked = {"run": "pictures", "perplexity": 2.0, "limit": 6, "method": "tsne", "iterations": 750, "seed": 0}
+    job = {"job": "map-1", "state": "succeeded", "kind": "map", "artifacts": ["map.json"], "cancelling": False}
+    made = [job | {"request": asked | {"perplexity": 5.0}, "job": "map-2"}, job | {"request": asked}]
+    listed, read = [], []
+    jobs = Client.jobs
+
+    def answer(self, **query):
+        listed.append(query.get("kind"))
+        return {"jobs": made, "next": None, "workers": 1} if query.get("kind") == "map" else jobs(self, **query)
+
+    monkeypatch.setattr(Client, "jobs", answer)
+    monkeypatch.setattr(Client, "artifact", lambda self, job, name: read.append(job) or json.dumps(plane).encode())
+    page = show(view="samples", run="pictures")
+    assert not page.error
+    assert "t-SNE. " in said(page)
+    assert set(read) == {"map-1"}, "the one with other settings was taken"
+    assert "map_tsne" not in [one.key for one in page.button]
+    page.button(key="map_pca").click().run()
+    assert "PCA. " in said(page)
+    page.button(key="map_made").click().run()
+    assert "t-SNE. " in said(page)
 
 
 def test_the_untrained_twin_is_a_job_of_one_click(show, api: Served) -> None:

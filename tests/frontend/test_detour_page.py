@@ -371,6 +371,11 @@ def test_a_sweep_is_started_found_again_and_drawn(show, api):
     assert not again.error
     assert "3 samples of toy" in words(again, "caption")
     assert any("every row of the sweep" in expander.label for expander in again.expander)
+    offered = again.segmented_control(key="in_effect")
+    assert offered.value == "kl"  # of so few answers
+    offered.set_value("paths_changed_after").run()
+    address = {name: "".join(again.query_params[name]) for name in again.query_params}
+    assert show(**address).segmented_control(key="in_effect").value == "paths_changed_after"
     opened = {view: show(view=view, run="pictures", job=job) for view in ("jobs", "importance")}
     places = {view: [one.label for one in page.button if "_open_" in one.key] for view, page in opened.items()}
     assert places["jobs"][:1] == ["Open in Importance"]

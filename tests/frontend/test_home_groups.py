@@ -7,7 +7,8 @@ import pytest
 from tests.backend.conftest import api_for
 from tests.support.pages import showing
 from tests.support.runs import make_run
-from tokenpaths.frontend.views.home.groups import display_name, groups, other_words, others_words
+from tokenpaths.frontend.views.home.groups import groups, other_words, others_words
+from tokenpaths.frontend.views.run_names import display_name
 
 
 def card(run, **more):
@@ -69,3 +70,29 @@ def test_an_address_of_a_run_that_is_gone_says_so(show):
     gone = "There is no run “gone” here"
     assert any(one.value.startswith(gone) for one in page.warning)
     assert not any("There is no run" in one.value for one in show(run="mine", sample=0).warning)
+
+
+def test_a_run_that_is_gone_leaves_a_picker_of_the_others(show):
+    page = show(view="routes", run="gone")
+    assert not page.error
+    (said,) = [one.value for one in page.warning]
+    assert said.startswith("There is no run “gone” here")
+    assert "mine" not in said, "the others are in the picker"
+    page.selectbox(key="in_run").select("one").run()
+    assert not page.warning
+    assert "".join(page.query_params["run"]) == "one"
+
+
+def test_the_name_of_a_run_stands_wherever_runs_are_listed(show):
+    from tokenpaths.frontend.page import widgets
+    from tokenpaths.frontend.page.selection import Selection
+    from tokenpaths.frontend.views.navigation import window_title
+
+    show()
+    widgets.client().save_name("one", "run", "My first")
+    page = show(view="paths", run="one")
+    assert "My first" in page.selectbox(key="in_run").options
+    assert window_title(Selection(view="paths", run="one")) == "My first · Paths · Tokenpaths"
+    assert "My first" in show(view="compare", runs="one").multiselect(key="in_runs").options
+    widgets.client().save_name("mine", "run", "My first")
+    assert page.run().selectbox(key="in_run").options == ["My first (one)", "My first (mine)"]

@@ -210,3 +210,10 @@ def test_rows_say_their_kind_where_attention_and_mlp_are_modules_of_their_own(fl
     assert {module: words[module] for module in range(4)} == {0: "0 attn", 1: "1 MLP", 2: "skip", 3: "3"}
     small = small_flow(flow | {"nodes": mixed_nodes})
     assert {"0 attn", "1 MLP", "skip"} <= {row["label"] for row in small["rows"]}
+
+
+def test_rows_that_skip_can_be_told_apart():
+    flow = dense_flow(modules=4, steps=2)
+    for module, words in (({3}, ["0", "1", "2", "skip"]), ({2, 3}, ["0", "1", "2 skip", "3 skip"])):
+        nodes = [node | ({"kind": "identity"} if node["module"] in module else {}) for node in flow["nodes"]]
+        assert list(flow_layout(flow | {"nodes": nodes}).row_words().values()) == words

@@ -93,7 +93,7 @@ def test_a_training_of_counts_shows_its_loads(show) -> None:
     said = words(page)
     assert "2 checkpoints of counted, iterations 10 to 20" in said
     assert "Do modules keep their load?" in said
-    shown = page.selectbox(key="training_number")
+    shown = page.selectbox(key="in_number")
     assert shown.value == "effective_top_k"
     assert "different paths" not in shown.options
 

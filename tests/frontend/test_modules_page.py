@@ -71,3 +71,7 @@ def test_weights_that_no_log_recorded_are_not_told_as_measured(show):
     assert "importance CV²" in " ".join(table.proto.body for table in measured.get("html"))
     assert "importance" not in told(of_ids)
     assert "importance" not in " ".join(table.proto.body for table in of_ids.get("html"))
+
+
+def test_a_twin_is_named_only_where_there_is_one(show):
+    assert "beside the same architecture untrained" not in told(show(run="experts"))

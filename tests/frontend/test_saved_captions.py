@@ -106,3 +106,27 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_soft_families_say_which_mean_or_sample_is_drawn(soft, monkeypatch, plain, filters, changed) -> None:
     with showing(soft, monkeypatch, timeout=250, view="family") as draw:
         assert check_captions(draw, monkeypatch, plain, **filters) == changed
+
+
+def test_files_of_charts_that_differ_have_names_that_differ(show, monkeypatch):
+    from tokenpaths.frontend.charts import work
+    from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
+    from tokenpaths.frontend.page import address
+
+    names = []
+
+    def keep(drawing, scope):
+        names.append(downloads.file_name(address.current(), call_of(drawing), scope))
+
+    monkeypatch.setattr(downloads, "menu", keep)
+    show(view="work", label="square")
+    assert len(set(names)) == len(names), names
+    assert "pictures-histogram-compute-sample-label-square" in names
+    now, scope = Selection(view="work", run="pictures"), downloads.Scope()
+    for measure in ("compute", "modules"):
+        call = Call(work.outcome_chart, {"answer": {"measure": measure}, "outcome": "right"})
+        assert downloads.file_name(now, call, scope) == f"pictures-outcome-right-{measure}"
+    names.clear()
+    show(view="family", run="experts", layer=1)
+    assert "experts-co-activation-layer-1" in names
+    assert all(len(name) <= downloads.MOST_IN_NAME and "/" not in name and " " not in name for name in names)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.page.filter_chips import USES, chips
-from tokenpaths.frontend.page.selection import KINDS, MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
+from tokenpaths.frontend.page.selection import EFFECTS, KINDS, MEASURES, ORDERS, VIEWS, Selection, from_query, to_query
 
 NODES = st.tuples(st.integers(0, 99), st.integers(0, 999)).map(lambda pair: f"{pair[0]}.{pair[1]}")
 NATURAL = st.none() | st.integers(0, 10**9)
@@ -37,6 +38,10 @@ SELECTIONS = st.builds(
     bin=NATURAL,
     first=st.integers(0, 9999),
     seed=st.integers(0, 99),
+    plane=st.sampled_from([None, "pca"]),
+    number=st.sampled_from([None, "loss", "max_violation"]),
+    opens=st.sampled_from([None, "other-run"]),
+    effect=st.none() | st.sampled_from(EFFECTS),
     inspect=st.sampled_from([None, "module:3.12", "path:7", "token:4.19", "sample:0"]),
     pinned=st.sampled_from([None, "module:0.1", "path:1"]),
     job=st.sampled_from([None, "dream-1"]),
@@ -69,6 +74,10 @@ def test_nonsense_is_left_out_and_said(name):
     assert selection == Selection()
     assert len(problems) == 1
     assert name in problems[0]
+
+
+def test_all_that_importance_shows_can_be_in_the_address():
+    assert tuple(effects.MEASURES) == EFFECTS
 
 
 def test_what_is_cut_is_said():

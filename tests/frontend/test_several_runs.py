@@ -209,6 +209,9 @@ def test_names_are_as_short_as_still_tells_them_apart() -> None:
     assert len(set(labels.values())) == 2
     assert all(label.endswith(("0001", "0002")) and len(label) <= 12 for label in labels.values())
     assert len(without_middle("x" * 99, 20)) == 20
+    named = [{"run": "scenes-a", "name": "mine"}, {"run": "scenes-b", "name": None}]
+    assert run_labels(named) == {"scenes-a": "mine", "scenes-b": "scenes-b"}
+    assert run_labels([{**card, "name": "mine"} for card in named]) == {"scenes-a": "scenes-a", "scenes-b": "scenes-b"}
     series = [{"run": f"r{at}", "series": {"name": "s", "iteration": at}} for at in (0, 11029)]
     assert list(run_labels(series).values()) == ["iteration 0", "iteration 11,029"]
     twice = [*series, {"run": "again", "series": {"name": "s", "iteration": 0}}]

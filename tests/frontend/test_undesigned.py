@@ -151,3 +151,12 @@ def test_a_stand_in_without_a_token_is_neither_dead_nor_passed_over():
     (per_step,) = flows.module_counts(source, Wishes())
     assert f"×: no token came, as at 1 of {len(cells)} cells." in per_step.caption
     assert "No module is dead: each got a token at its step. Not counted: 1 stand-in for" in per_step.caption
+
+
+def test_names_are_a_table_of_two_columns():
+    names = {"module:0.3": "block 3 · ends of words", "path:2": "path 2 · mine"}
+    assert csv_files(tables_of({"flow": {"nodes": [{"step": 0}]}, "names": names}))["names.csv"].splitlines() == [
+        "thing,name",
+        "module:0.3,block 3 · ends of words",
+        "path:2,path 2 · mine",
+    ]

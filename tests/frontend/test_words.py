@@ -38,12 +38,12 @@ def test_samples_that_are_crops_of_few_pictures_are_said_to_be():
         (1.5, "1.50"),
         (0.012345, "0.0123"),
         (12345.6, "12,300"),
-        (-0.731, "-0.731"),
+        (-0.731, "−0.731"),
         (999.6, "1,000"),
         (None, "–"),
         (float("nan"), "–"),
         (float("inf"), "–"),
-        (1e-12, "1.00e-12"),
+        (1e-12, "1.00e−12"),
     ],
 )
 def test_three_significant_digits(value, words):

@@ -14,16 +14,19 @@ def count(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits without an exponent: 0.0123, 1.50, 12,300."""
+    """Three significant digits without an exponent, and a minus sign that is as wide as digits are.
+
+    >>> number(0.0123), number(1.5), number(12345), number(-0.44)
+    ('0.0123', '1.50', '12,300', '−0.440')
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     rounded = round(value, decimals)
-    if decimals > 8:
-        return f"{value:.{digits - 1}e}"
-    return f"{rounded:,.{max(0, decimals)}f}"
+    text = f"{value:.{digits - 1}e}" if decimals > 8 else f"{rounded:,.{max(0, decimals)}f}"
+    return text.replace("-", "−")
 
 
 def apart(values: Sequence[float], most: int = 6) -> list[str]:
@@ -39,8 +42,8 @@ def apart(values: Sequence[float], most: int = 6) -> list[str]:
 def percent(value: float | None, digits: int = 3) -> str:
     """A share in [0, 1] as a percentage: 12.3 %; 0 and 100 without decimals, and 100 for all alone.
 
-    >>> percent(0.123), percent(0.9996), percent(0.996, 2), percent(1, 2)
-    ('12.3 %', '> 99.9 %', '> 99 %', '100 %')
+    >>> percent(0.123), percent(0.9996), percent(0.996, 2), percent(1, 2), percent(-0.0496)
+    ('12.3 %', '> 99.9 %', '> 99 %', '100 %', '−4.96 %')
     """
     if value is None or not math.isfinite(value):
         return "–"

@@ -19,6 +19,8 @@ Rows = Sequence[Mapping[str, Any]]
 Numbers = Callable[..., Rows | Mapping[str, Rows]]
 """makes the table, or the tables by name, of what a chart draws; it takes arguments of the chart by their names"""
 _KEPT = "_tokenpaths_call"
+_WORDS, _NUMBERED = ("outcome", "measure", "per", "of", "shade", "training"), ("step", "sample", "token")
+"""arguments, and fields of answers, by which charts of one function differ"""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Call:
     def name(self) -> str:
         """Base name for a file: ``rank-frequency`` of ``rank_frequency_chart``."""
         return self.function.__name__.removesuffix("_chart").replace("_", "-")
+
+    def particulars(self) -> list[str]:
+        """What tells this chart from others of the same function, as its arguments and answers say: measure, step …"""
+        answers = [value for value in self.arguments.values() if isinstance(value, Mapping)]
+        words = (part[name] for name in _WORDS for part in (self.arguments, *answers) if name in part)
+        numbered = ((name, self.arguments.get(name)) for name in _NUMBERED)
+        told = [word for word in words if isinstance(word, str) and word]
+        return list(dict.fromkeys(told + [f"{name} {value}" for name, value in numbered if isinstance(value, int)]))
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """The numbers behind the chart, by name: the rows that it names, or else its arguments that are answers."""

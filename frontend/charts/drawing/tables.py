@@ -16,6 +16,8 @@ from tokenpaths.frontend.charts.drawing.numbers import ribbon_words
 Table = Sequence[Mapping[str, Any]]
 _HEAVY = ("patch", "image", "url")
 """columns of image data, left out of tables"""
+_THING = re.compile(r"(module|path|sample|token):\d")
+"""keys of names by thing"""
 _BLANK = r"[\s\x00-\x1f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]"
 _FORMULA = re.compile(_BLANK + r"*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
@@ -36,6 +38,9 @@ def tables_of(answers: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _walk(answer: Mapping[str, Any], place: str, tables: dict[str, list[dict[str, Any]]], name: str) -> None:
+    if answer and all(_THING.match(str(key)) and isinstance(value, str) for key, value in answer.items()):
+        tables[place or name] = [{"thing": thing, "name": called} for thing, called in answer.items()]
+        return
     single: dict[str, Any] = {}
     for key, value in answer.items():
         where = f"{place}.{key}" if place else str(key)

@@ -59,7 +59,7 @@ def load_band_chart(
         row["on"] = row["layer"] == chosen
     x = _layer_axis(len(table))
     scale = alt.Scale(type="sqrt", domain=[0, max([row["highest"] for row in table], default=1.0) or 1.0], nice=True)
-    title_y = "utilisation (1 = fair share)"
+    title_y = "utilisation (1 = fair share; square-root scale)"
     base = alt.Chart(rows(table)).encode(x=x, tooltip=_load_tooltip())
     paint = either("datum.on", look.accent, look.module)
     bars = (

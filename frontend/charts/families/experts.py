@@ -6,7 +6,7 @@ A layer is a step, an expert one of its modules. The colour scale is neutral: vi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -220,7 +220,7 @@ def domain_chart(
     for row in table:
         row |= {"words": numbers.percent(row["share"], 2), "than": f"{numbers.number(row['times'], 2)} ×"}
     top = max([row["share"] for row in table], default=1.0) or 1.0
-    order = [str(row["module"]) for row in answer["modules"]]
+    order = _by_number(answer["modules"])
     for row in table:
         row["name"] = str(row["expert"])
     x = alt.X(
@@ -246,6 +246,12 @@ def domain_chart(
     words = words.transform_filter(f"width / {max(1, len(shown))} > 44")
     line = f"Share of a label's tokens that choose the expert; even routing: {numbers.percent(answer['baseline'])}."
     return finish(alt.layer(cells, words), look, title, line, height=max(60, 20 * len(order)))
+
+
+def _by_number(experts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Rows in the order of their numbers: charts that stand side by side choose experts by what each is about, and the
+    same expert would stand elsewhere in each."""
+    return [str(number) for number in sorted(int(row["module"]) for row in experts)]
 
 
 def domain_words(answer: Mapping[str, Any]) -> str:
@@ -285,7 +291,7 @@ def word_chart(answer: Mapping[str, Any], *, theme: str | Theme = "light", title
     for row in table:
         row |= {"name": str(row["expert"]), "shown": visible(row["word"]), "words": numbers.percent(row["share"])}
         row["seen"] = f"{numbers.count(row['count'])} of {numbers.count(row['of'])}"
-    order = [str(row["module"]) for row in answer["modules"] if row["prefers"]]
+    order = _by_number(row for row in answer["modules"] if row["prefers"])
     columns = max([row["place"] for row in table], default=1)
     wide = max([len(row["shown"]) for row in table], default=1)
     x = alt.X("place:O", axis=bare_axis("strongest words, from the left", orient="top", labels=False))

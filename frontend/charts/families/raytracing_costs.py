@@ -103,7 +103,9 @@ def difficulty_chart(
         axis=alt.Axis(title="active share (blocks that fired)", format=".0%", tickCount=5),
     )
     y = alt.Y(
-        "loss:Q", scale=alt.Scale(type="sqrt", domainMin=0, nice=True), axis=alt.Axis(title="loss (nats)", tickCount=5)
+        "loss:Q",
+        scale=alt.Scale(type="sqrt", domainMin=0, nice=True),
+        axis=alt.Axis(title="loss (nats, square-root scale)", tickCount=5),
     )
     table = [{**p, "share": numbers.percent(p["active_share"]), "nats": numbers.number(p["loss"])} for p in points]
     chart = (
@@ -141,7 +143,7 @@ def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
         return f"{numbers.plural(num, 'sample')}: no correlation can be given (too few, or all alike)."
 
     def show(kind: str) -> str:
-        r, low, high = (numbers.number(correlation[kind + end]).replace("-", "−") for end in ("", "_low", "_high"))
+        r, low, high = (numbers.number(correlation[kind + end]) for end in ("", "_low", "_high"))
         return f"{r} (95 % interval {low} … {high})"
 
     if correlation["pearson_low"] > 0:
@@ -189,6 +191,8 @@ def used_chart(
             **row,
             "words": f"{row['model']}: {numbers.percent(row['accuracy'])} accurate, "
             f"uses {numbers.percent(row['share'])} of its parameters",
+            "lines": f"{row['model']}: {numbers.percent(row['accuracy'])} accurate,\n"
+            f"uses {numbers.percent(row['share'])} of its parameters",
             "uses": numbers.count(row["used"]),
             "has": numbers.count(row["params"]),
             "zero": 0,
@@ -203,16 +207,17 @@ def used_chart(
         x=alt.X("params:Q", axis=axis), x2="zero:Q"
     )
     used = base.mark_bar(color=look.module, height=20).encode(x=alt.X("used:Q"), x2="zero:Q")
-    words = base.mark_text(align="left", dx=1, dy=-19, fontSize=look.font_size, color=look.ink, limit=340).encode(
-        x=alt.value(0), text="words:N"
-    )
+    # In two lines: one is wider than half of a narrow window.
+    words = base.mark_text(
+        align="left", dx=1, dy=-32, lineBreak="\n", lineHeight=13, fontSize=look.font_size, color=look.ink
+    ).encode(x=alt.value(0), text="lines:N")
     subtitle = "Filled: used by a sample on average. Outline: all it has."
     return finish(
         alt.layer(whole, used, words),
         look,
         title,
         subtitle,
-        height=62 * max(1, len(shown)),
+        height=76 * max(1, len(shown)),
         summary=" ".join(row["words"] + "." for row in shown),
     )
 

@@ -114,8 +114,11 @@ class FlowLayout:
     def row_words(self) -> dict[int, str]:
         """What stands at the left of each row, by module."""
         kinds, several = {node.module: node.kind for node in self.nodes}, self.several_kinds
-        word = {"identity": "skip", "other": "other"}
-        behind = {"attention": " attn", "mlp": " MLP"} if several else {}
+        word, behind = {"other": "other"}, {"attention": " attn", "mlp": " MLP"} if several else {}
+        if list(kinds.values()).count("identity") > 1:  # of several, which
+            behind["identity"] = " skip"
+        else:
+            word["identity"] = "skip"
         return {module: word.get(kind, f"{module}{behind.get(kind, '')}") for module, kind in kinds.items()}
 
     def y_of(self, module: int, step: int | None = None) -> float:

@@ -91,7 +91,7 @@ def value_words(name: str, value: float | None) -> str:
     """A number as the table has it."""
     if name in _COUNTS:
         return numbers.count(value)
-    return numbers.percent(value) if name == "accuracy" else numbers.number(value).replace("-", "−")
+    return numbers.percent(value) if name == "accuracy" else numbers.number(value)
 
 
 def signed(name: str, value: float) -> str:

@@ -34,8 +34,11 @@ def short_names(*names: str) -> tuple[str, ...]:
 
 
 def run_labels(cards: Sequence[Mapping[str, Any]], most: int = MOST_CHARACTERS) -> dict[str, str]:
-    """A label for each run: the iteration where all are checkpoints of one training, else its short name, a long one
-    with its middle left out.
+    """A label for each run: the iteration where all are checkpoints of one training, else the user's name of it, else
+    its short id; long ones with their middle left out.
+
+    >>> run_labels([{"run": "scenes-top1", "name": "First"}, {"run": "scenes-top2", "name": None}])
+    {'scenes-top1': 'First', 'scenes-top2': 'top2'}
     """
     series = [card.get("series") for card in cards]
     if len(cards) > 1 and all(series) and len({place["name"] for place in series if place}) == 1:
@@ -44,8 +47,11 @@ def run_labels(cards: Sequence[Mapping[str, Any]], most: int = MOST_CHARACTERS) 
             return {card["run"]: label for card, label in zip(cards, labels, strict=True)}
     names = [str(card["run"]) for card in cards]
     short = short_names(*names)
-    cut = [without_middle(name, most) for name in short]
-    return dict(zip(names, cut if len(set(cut)) == len(names) else short, strict=True))
+    called = [str(card.get("name") or own) for card, own in zip(cards, short, strict=True)]
+    if len(set(called)) < len(names):
+        called = list(short)
+    cut = [without_middle(name, most) for name in called]
+    return dict(zip(names, cut if len(set(cut)) == len(names) else called, strict=True))
 
 
 def without_middle(name: str, most: int) -> str:

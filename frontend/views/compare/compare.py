@@ -13,6 +13,7 @@ from tokenpaths.frontend.page.selection import MOST_COMPARED, PARTS, Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare import offers, routes, samples, side_by_side, training
 from tokenpaths.frontend.views.compare.compared import Compared, groups_of, names_compared
+from tokenpaths.frontend.views.run_names import run_titles
 
 DRAW = {"numbers": side_by_side.draw, "samples": samples.draw, "routes": routes.draw, "training": training.draw}
 
@@ -44,6 +45,7 @@ def _picker(names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:
     """The runs side by side; single tries are offered only where one is there already."""
     offered = [card for card in cards if not common.is_try(card) or card["run"] in names]
     options = list(dict.fromkeys([*names, *(card["run"] for card in offered)]))
+    titles = dict(zip(options, options, strict=True)) | run_titles(cards)
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         address.bound(
@@ -52,6 +54,7 @@ def _picker(names: Sequence[str], cards: Sequence[Mapping[str, Any]]) -> None:
             "Runs",
             list(names),
             options,
+            format_func=titles.__getitem__,
             read=lambda chosen: tuple(chosen),
             max_selections=MOST_COMPARED,
             placeholder="Choose runs",

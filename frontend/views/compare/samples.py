@@ -68,7 +68,7 @@ def draw(selection: Selection, compared: Compared) -> None:
     with left:
         _scatter(answer, names, selection)
     with right:
-        _moved(answer, names)
+        _moved(answer, names, selection)
         with widgets.error_boundary("which tokens share a path"):
             _grouping(widgets.client().same_groups(*pair)["grouping"])
 
@@ -210,7 +210,7 @@ def _mutual_information(grouping: Mapping[str, Any]) -> None:
     )
 
 
-def _moved(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
+def _moved(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
     measure = answer["measure"]
     if not answer["points"]:
         return
@@ -219,15 +219,14 @@ def _moved(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         widgets.empty(f"No sample differs in {measure}.")
         return
     a, b = answer["a"]["run"], answer["b"]["run"]
-    where = (
-        st.segmented_control(
-            "A click opens the sample in",
-            [a, b],
-            default=a,
-            key=f"open_in_{a}_{b}",
-            format_func=lambda name: names[0] if name == a else names[1],
-        )
-        or a
+    where = b if selection.opens == b else a
+    address.bound(
+        st.segmented_control,
+        "opens",
+        "A click opens the sample in",
+        where,
+        [a, b],
+        format_func=lambda name: names[0] if name == a else names[1],
     )
     st.caption(widgets.escape(f"Left: {measure} in {names[0]}; right: in {names[1]}. Largest difference first."))
     pictures = any(row["has_image"] for row in answer["most"])
@@ -246,7 +245,7 @@ def _moved(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
         items,
         key=f"moved_{a}_{b}_{measure}_{where}",
         kind="sample" if pictures else "text",
-        on_open=lambda one: _open(str(where), int(one["sample"])),
+        on_open=lambda one: _open(where, int(one["sample"])),
     )
     widgets.numbers_behind(
         [

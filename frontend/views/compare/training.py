@@ -62,7 +62,7 @@ def draw(selection: Selection, compared: Compared) -> None:
             drawing = training_map(training, name, theme=widgets.theme(), chosen=chosen["label"], title=None)
             widgets.chart(drawing, about=about(training))
     _load(training, places, chosen)
-    _curves(training, compared)
+    _curves(training, compared, selection)
     _stability(training, compared, run, chosen["label"])
     widgets.numbers_behind(training_map_rows(training), "checkpoints by step")
 
@@ -172,7 +172,7 @@ def _untrained_usage(usage: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[
     return {**usage, "usage": cells}
 
 
-def _curves(training: Mapping[str, Any], compared: Compared) -> None:
+def _curves(training: Mapping[str, Any], compared: Compared, selection: Selection) -> None:
     """The loss and one other number of every checkpoint."""
     measures = [
         name
@@ -195,13 +195,9 @@ def _curves(training: Mapping[str, Any], compared: Compared) -> None:
             widgets.empty("No other number of these checkpoints is known.")
             return
         # Of counts alone no path is known.
-        measure = st.selectbox(
-            "Number",
-            others,
-            index=others.index("effective_paths") if "effective_paths" in others else 0,
-            format_func=charts.SUMMARY.__getitem__,
-            key="training_number",
-        )
+        usual = "effective_paths" if "effective_paths" in others else others[0]
+        measure = selection.number if selection.number in others else usual
+        address.bound(st.selectbox, "number", "Number", measure, others, format_func=charts.SUMMARY.__getitem__)
         widgets.chart(
             charts.training_chart(training, measure, theme=widgets.theme(), chosen=compared.names, title=None),
             about=about(training),

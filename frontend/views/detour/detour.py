@@ -31,8 +31,7 @@ def draw(selection: Selection) -> None:
         return
     gone, number = common.without_model(run), None
     if gone:
-        with widgets.controls():
-            common.run_picker(run)
+        common.run_row(run)
     else:
         with common.run_and_label(run, selection):
             number = sample_picker(run, selection)

@@ -14,8 +14,7 @@ def draw(selection: Selection) -> None:
     if run is None:
         return
     if common.without_model(run):
-        with widgets.controls():
-            common.run_picker(run)
+        common.run_row(run)
         sweep.heading(run)
         common.say_no_model()
         return

@@ -73,7 +73,7 @@ def draw(run: Mapping[str, Any], selection: Selection, model: Mapping[str, Any])
         return
     alive.say_others(shown, of)
     table = json.loads(widgets.client().artifact(of["job"], TABLE))
-    alive.say_partial(of, len(table["rows"]), table["rows_in_all"], "rows")
+    alive.say_partial(of, len(table["rows"]), table["rows_in_all"], "edits")
     _sweep_charts(table, selection)
 
 
@@ -176,22 +176,19 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
         measure = "loss_change" if losses else "kl"
         widgets.chart(share_chart(table, measure=measure, theme=widgets.theme(), title=None), about=samples_told(found))
     else:
-        measure = st.segmented_control(
-            "Show",
-            [name for name in MEASURES if losses or name != "loss_change"],
-            default="loss_change" if losses else "kl",
-            format_func=lambda name: MEASURES[name][0],
-            key="sweep_measure",
-            required=True,
+        offered = [name for name in MEASURES if losses or name != "loss_change"]
+        measure = selection.effect if selection.effect in offered else offered[0]
+        address.bound(
+            st.segmented_control, "effect", "Show", measure, offered, format_func=lambda name: MEASURES[name][0]
         )
         click = "Click a cell to look into that module"
         if any(row.get("module") is not None and row["step"] is None for row in table):
             click += "; of the last column, at the step where the chosen number is highest"
-        st.caption(widgets.escape(f"{caption}. {MEASURES[str(measure)][1]} {click}."))
+        st.caption(widgets.escape(f"{caption}. {MEASURES[measure][1]} {click}."))
         widgets.chart(
-            importance_chart(table, measure=str(measure), theme=widgets.theme(), title=None),
+            importance_chart(table, measure=measure, theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",
-            on_pick=lambda _name, node: address.go_changed(inspect=f"module:{opened_by(node, table, str(measure))}"),
+            on_pick=lambda _name, node: address.go_changed(inspect=f"module:{opened_by(node, table, measure)}"),
             pick=(CELL_PICK,),
             about=samples_told(found),
         )

@@ -58,8 +58,7 @@ def draw(selection: Selection) -> None:
         return
     gone = common.without_model(run)
     kinds = {} if gone else kinds_of(run)
-    with widgets.controls():
-        common.run_picker(run)
+    with common.run_row(run):
         options = dream_options(selection, run)
         if kinds:
             _option(st.selectbox, "of", "Dream of", options["of"], list(kinds), format_func=kinds.get)

@@ -58,8 +58,7 @@ Paths = dipaco_shards.Paths
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """Draw the family view of one DiPaCo run."""
-    with widgets.controls():
-        common.run_picker(run)
+    with common.run_row(run):
         common.label_picker(run, selection)
     paths = widgets.client().ask(run["run"], "paths", most=MOST_ASKED, label=selection.label)
     if not paths["paths"]:

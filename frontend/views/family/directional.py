@@ -67,8 +67,7 @@ EVERY: dict[Any, str] = {None: "every one"}
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     labels = [row["label"] for row in run["labels"] if row["label"] is not None]
     alone = run["num_samples"] <= 1
-    with widgets.controls():
-        common.run_picker(run)
+    with common.run_row(run):
         common.label_picker(run, selection)
         number = retrace.sample_picker(run, selection, whole="the mean of its texts" if not alone else None)
         other = _other_picker(selection, labels)

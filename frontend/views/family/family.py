@@ -30,8 +30,7 @@ def draw(selection: Selection) -> None:
     if view := view_of(run["family"]):
         view.draw(run, selection)
         return
-    with widgets.controls():
-        common.run_picker(run)
+    common.run_row(run)
     widgets.empty(
         "Models of this family have no picture of their own.",
         "*Routes*, *Paths*, *Samples* and *Modules* show everything that its routers decided.",

@@ -45,8 +45,7 @@ HELP = {
 
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
-    with widgets.controls():
-        common.run_picker(run)
+    with common.run_row(run):
         common.label_picker(run, selection)
         number = retrace.sample_picker(run, selection)
         other = _other_picker(run, selection, number)

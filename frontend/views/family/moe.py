@@ -30,7 +30,7 @@ HELP = {
     "words": (
         "Vocabulary specialisation of expert i = N(x, i) / N(x): of the N(x) occurrences of token id x, the share that "
         "chooses i; ids seen ≥ 10 times; baseline K/M. Input: the token that is routed. Next: the token that truly "
-        "follows it. Experts with the highest mean over their listed words come first."
+        "follows it. Shown are the experts with the highest mean over their listed words, by number."
     ),
     "co_activation": (
         "Co-activation = N(i, j) / N(i): of the tokens that choose expert i, the share that chooses j too, over all "

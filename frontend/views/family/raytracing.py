@@ -21,6 +21,8 @@ TITLE = "Lights"
 LISTED = 300
 AT_EACH_END = 12
 READ_AT_MOST = 5000
+PICTURE = 140
+"""width in pixels"""
 POINTS = 2500
 HELP = {
     "network": (
@@ -54,8 +56,7 @@ SHARPENING_HELP = (
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """Draw the family view of one RayTracing run."""
-    with widgets.controls():
-        common.run_picker(run)
+    with common.run_row(run):
         common.label_picker(run, selection)
         number = _sample_picker(run, selection)
     if number is None:
@@ -125,14 +126,13 @@ def _network(run: Mapping[str, Any], selection: Selection, number: int) -> None:
         finding = run["findings"].get("lights") or {}
         _fired(finding, names, None if silent else last)
     with right:
-        picture, text = st.columns([1, 2], gap="small", vertical_alignment="center")
-        with picture:
+        with st.container(horizontal=True, gap="small", vertical_alignment="center", key="light_now"):
             if sample.get("has_image"):
-                _picture(client.image(run["run"], number), sample)
-        with text:
-            st.markdown(
-                widgets.escape(raytracing_stops.step_words(network, curve, step, last, names, run["config"], sample))
-            )
+                with st.container(width=PICTURE):
+                    _picture(client.image(run["run"], number), sample)
+            with st.container(key="light_words"):  # beside the picture if there is room, else below it
+                said = raytracing_stops.step_words(network, curve, step, last, names, run["config"], sample)
+                st.markdown(widgets.escape(said))
         if selection.light is not None and selection.light > last:
             st.caption(f"The address asks for step {selection.light:,}; this sample had stopped by then.")
         st.subheader(raytracing_network.SHARES, anchor=False, help=HELP["share"])
@@ -198,7 +198,9 @@ def _slider(names: Sequence[str], last: int, step: int, silent: bool) -> None:
 
 
 def _picture(png: bytes, sample: Mapping[str, Any]) -> None:
-    st.image(png, width=140, caption=widgets.escape(f"sample {sample['sample']}: {sample.get('label') or 'no label'}"))
+    st.image(
+        png, width=PICTURE, caption=widgets.escape(f"sample {sample['sample']}: {sample.get('label') or 'no label'}")
+    )
 
 
 def drawn_samples(run: Mapping[str, Any], selection: Selection) -> tuple[list[dict[str, Any]], int]:

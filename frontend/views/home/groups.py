@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.views.common import UNTRAINED, is_untrained
+from tokenpaths.frontend.views.run_names import display_name
 
 Card = Mapping[str, Any]
 
@@ -55,15 +56,6 @@ def _key(card: Card) -> tuple[str, ...]:
 
 def _iteration(card: Card) -> int:
     return int((card.get("series") or {}).get("iteration") or 0)
-
-
-def display_name(card: Card) -> str:
-    """The user's name of a run, else its id.
-
-    >>> display_name({"run": "a-1", "name": "First try"}), display_name({"run": "a-1", "name": None})
-    ('First try', 'a-1')
-    """
-    return str(card.get("name") or card["run"])
 
 
 def others_words(group: RunGroup) -> str:

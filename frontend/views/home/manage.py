@@ -10,9 +10,9 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
-from tokenpaths.frontend.views.home.groups import display_name
 from tokenpaths.frontend.views.inspector.actions import MOST_NAME, MOST_NOTE
 from tokenpaths.frontend.views.own_names import save_own
+from tokenpaths.frontend.views.run_names import display_name
 
 RUN = "run"
 """the whole run, among the things that have names"""

@@ -18,9 +18,10 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import view_of
 from tokenpaths.frontend.views.home import log_import, manage
-from tokenpaths.frontend.views.home.groups import RunGroup, display_name, groups, other_words, others_words
+from tokenpaths.frontend.views.home.groups import RunGroup, groups, other_words, others_words
 from tokenpaths.frontend.views.jobs import panel
 from tokenpaths.frontend.views.modules import load_only
+from tokenpaths.frontend.views.run_names import display_name
 
 CARDS = 8
 """cards shown at first, newest first, so that the page fits on one screen"""

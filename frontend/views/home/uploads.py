@@ -15,7 +15,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.home import manage
-from tokenpaths.frontend.views.home.groups import display_name
+from tokenpaths.frontend.views.run_names import display_name
 
 SHOWN = 12
 MOST_DETOURS = 50

@@ -101,7 +101,7 @@ def _list(listed: Mapping[str, Any], chosen: str | None) -> None:
 def _rows(jobs: Sequence[Mapping[str, Any]], chosen: str | None) -> None:
     for job in jobs:
         name = job["job"]
-        with st.container(border=True, gap="xsmall"):
+        with st.container(border=True, gap="xsmall", key=f"row_{name}"):
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 panel.state_badge(job)
                 # In the colour of links: plain text does not look clickable.

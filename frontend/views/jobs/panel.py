@@ -128,7 +128,7 @@ def _draw(job: Mapping[str, Any], key: str, frame_width: int, captions: Sequence
         _frames(job, key, frame_width, captions or names)
         _curve(job, curve)
         _result(job, key)
-        with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{key}_buttons"):
             buttons(job, key)
         _files(job, key)
         with st.expander("What was asked for"):

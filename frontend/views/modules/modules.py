@@ -37,14 +37,14 @@ def draw(selection: Selection) -> None:
         return
     counts_only = is_load_only(run)
     if counts_only:
-        with widgets.controls():
-            common.run_picker(run)
+        with common.run_row(run):
             common.label_picker(run, selection)
         common.notes(run)
     else:
         common.run_and_label(run, selection)
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
     chosen = (selection.inspect or "").partition("module:")[2] or None
+    twin = any(row.get("untrained_effective_top_k") is not None for row in usage["steps"])
     left, right = st.columns([3, 2], gap="large")
     with left:
         widgets.heading(
@@ -69,13 +69,13 @@ def draw(selection: Selection) -> None:
             "How concentrated is each step?",
             f"Effective top-k of each step, from 1 (one module takes all) to √{numbers.count(run['num_modules'])} = "
             f"{numbers.number(int(run['num_modules']) ** 0.5)} (all modules alike)"
-            + (", beside the same architecture untrained." if selection.label is None else "."),
+            + (", beside the same architecture untrained." if selection.label is None and twin else "."),
             "topk",
         )
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None), filters=("label",))
         if selection.label is not None:
             st.caption("The untrained twin was counted over all tokens: clear the label to see it beside them.")
-        elif all(row.get("untrained_effective_top_k") is None for row in usage["steps"]):
+        elif not twin:
             st.caption(widgets.escape(without_twin(run)))
         widgets.numbers_behind([{**row, "dead": ", ".join(map(str, row["dead"]))} for row in usage["steps"]], "steps")
         st.subheader("Dead and overloaded", anchor=False)

@@ -140,8 +140,9 @@ def _statistics(run: Mapping[str, Any], fit: Mapping[str, Any], laws: Mapping[st
 
 def _law_table(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
     """Table of the run, its twin and the null: slope, exponent and goodness of fit."""
+    table = law_rows(fit, laws)
     plain_table(
-        law_rows(fit, laws),
+        [{name: value for name, value in row.items() if name != "verdict"} for row in table],
         "Fits of the run and of what it is compared with",
         {
             "whose": Column("run", help=widgets.HELP["nulls"]),
@@ -156,6 +157,10 @@ def _law_table(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> None:
             ),
             "tail": Column("paths above it", right=True),
         },
+    )
+    # Sentences as a column would make the table wider than its place.
+    st.markdown(
+        "\n".join(f"- {widgets.escape(row['whose'].capitalize())}: {widgets.escape(row['verdict'])}" for row in table)
     )
 
 

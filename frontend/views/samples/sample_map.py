@@ -14,12 +14,13 @@ from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows,
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import alive, panel
 from tokenpaths.frontend.views.own_names import own_names
 
 MOST = 1000
 QUESTION = {"limit": MOST, "thumbnails": True}
 PERPLEXITY = 30.0
+MAP = "map.json"
 HELP = (
     "A sample is a point in the space of its path profile: √p, p the share of its choices that went to each module at "
     "each step, so that a distance is a Hellinger distance. PCA: the plane in which the points differ most. t-SNE: "
@@ -29,18 +30,22 @@ HELP = (
 
 def draw(run: Mapping[str, Any], selection: Selection) -> None:
     """The map of all samples of the run."""
-    job = _job_of(run, selection)
+    named = _job_of(run, selection)
+    job: Mapping[str, Any] | None = named
+    of: Mapping[str, Any] | None = named
+    if named is None and selection.plane is None and not address.embedded():
+        job, of = alive.at_hand(_maps_of(run), None, MAP)
     try:
         answer = widgets.client().ask(run["run"], "map", **QUESTION)
     except Refused as error:
         widgets.heading("Which samples take similar routes?", "")
         common.say_nothing_here(error, "Choose a run of more samples.")
         return
-    made = _made(job)
+    made = _made(of)
     st.header("Which samples take similar routes?", anchor=False, help=HELP)
-    if job is not None and made is None:
+    if job is not None and (made is None or job is not of):
         job = panel.job_panel(str(job["job"]), key="map_job")
-        made = _made(job)  # it may have ended while the map by PCA was asked for
+        made = _made(job) or made  # it may have ended while the map by PCA was asked for
     shown = made or answer
     st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
     inspected = (selection.inspect or "").partition("sample:")[2]
@@ -49,7 +54,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         sample_map_chart(
             shown, theme=widgets.theme(), chosen=selection.label, sample=marked, names=own_names(run["run"]), title=None
         ),
-        key=f"map_{run['run']}_{shown['method']}_{selection.label}_{marked}_{selection.job}",
+        key=f"map_{run['run']}_{shown['method']}_{selection.label}_{marked}_{of and of['job']}",
         on_pick=lambda _name, number: address.go_changed(inspect=f"sample:{int(number)}"),
         pick=(SAMPLE_PICK,),
         about="t-SNE" if made else "PCA",
@@ -80,12 +85,28 @@ def _job_of(run: Mapping[str, Any], selection: Selection) -> dict[str, Any] | No
     return job
 
 
+def _request(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The map by t-SNE that this page would ask for."""
+    num = min(int(run["num_samples"]), MOST)
+    return {"run": run["run"], "perplexity": round(max(2.0, min(PERPLEXITY, (num - 1) / 3)), 1), "limit": max(4, num)}
+
+
+def _maps_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Jobs that make such a map or have made it, newest first."""
+    try:
+        jobs = widgets.client().jobs(kind="map", most=alive.MOST)["jobs"]
+    except ApiError:
+        return []
+    wanted = _request(run)
+    return [job for job in jobs if alive.asks_the_same(job["request"], wanted)]
+
+
 def _made(job: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The map made by a job; None until there is one."""
     if job is None or job["state"] != "succeeded":
         return None
     try:
-        made: dict[str, Any] = json.loads(widgets.client().artifact(str(job["job"]), "map.json"))
+        made: dict[str, Any] = json.loads(widgets.client().artifact(str(job["job"]), MAP))
     except (ApiError, ValueError):
         return None
     return made
@@ -99,18 +120,15 @@ def _buttons(
     shown = min(int(run["num_samples"]), MOST)
     with st.container(horizontal=True, gap="small"):
         if made is not None:
-            st.button("Show PCA", key="map_pca", on_click=address.go_changed, kwargs={"job": None})
+            st.button("Show PCA", key="map_pca", on_click=address.go_changed, kwargs={"job": None, "plane": "pca"})
+        elif selection.plane == "pca" and alive.with_results(_maps_of(run), MAP):
+            st.button("Show t-SNE", key="map_made", on_click=address.go_changed, kwargs={"job": None, "plane": None})
         elif job is None and shown >= 4:
             at_click.button(
                 "Draw it by t-SNE",
-                lambda: _submit(run["run"], shown),
+                lambda: panel.submit("map", _request(run)),
                 key="map_tsne",
                 icon=":material/scatter_plot:",
                 help="Keeps neighbours together and parts clusters. A job of seconds to minutes; this page shows it "
                 "when it is done.",
             )
-
-
-def _submit(run: str, num: int) -> None:
-    perplexity = round(max(2.0, min(PERPLEXITY, (num - 1) / 3)), 1)
-    panel.submit("map", {"run": run, "perplexity": perplexity, "limit": max(4, min(num, MOST))})

@@ -108,6 +108,20 @@ def test_a_killed_sweep_does_at_most_one_row_again(home, tmp_path, monkeypatch):
     assert len(measured) == 24, "a finished row was done again"
 
 
+def test_a_sweep_that_goes_on_counts_what_it_has_kept_while_it_reads(home, tmp_path, monkeypatch):
+    def started():
+        (tmp_path / "job").mkdir(exist_ok=True)
+        return RerouteJob.start(request_of(sweep="modules"), tmp_path / "job", context_of(home))
+
+    job = started()
+    while not job.done:
+        job.advance()
+    again = started()
+    monkeypatch.setattr(again.reading, "advance", lambda ends: None)
+    told = again.advance()
+    assert (told.done, told.total, told.unit) == (len(job.done), 24, "edits")
+
+
 def test_shares_of_the_most_used_the_least_used_and_random_ones(home, tmp_path):
     import numpy as np
 
