@@ -242,7 +242,7 @@ def kind_means_chart(
 
 
 def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + _plain(value)
+    return ("+" if value > 0 else "") + numbers.number(value)
 
 
 def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
@@ -255,27 +255,27 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
     row = answer["looks"][0]
     what, how = LOOKS.get(row["look"], ("Tokens", f"in {row['look']}"))
     what, chance = ("Images", "chance alone gives") if whole else (what, "places alone give")
-    said = _plain(row["likeness"])
+    said = numbers.number(row["likeness"])
     if row["p_value"] is None or row["p_value"] > 0.05:
         # The mean alone would read as a contradiction: 0.234 is above it, but so are many exchanges.
         text = f"{what} of one path are not surely more alike {how} than by chance: {said} (1 = equal), and {chance} "
         known = row["null_low"] is not None and row["null_high"] is not None
-        text += f"{_plain(row['null_low'])} to {_plain(row['null_high'])}" if known else _plain(row["null_mean"])
+        text += (
+            f"{numbers.number(row['null_low'])} to {numbers.number(row['null_high'])}"
+            if known
+            else numbers.number(row["null_mean"])
+        )
     else:
         faint = row["likeness"] - row["null_mean"] < FAINT
         way = f"only a trace more alike {how} than by chance" if faint else f"alike {how}"
-        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {_plain(row['null_mean'])}"
+        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {numbers.number(row['null_mean'])}"
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (
             f"; before training they were {'more' if more else 'less'} alike "
-            f"({_plain(row['untrained'])}, now {_plain(row['trained'])} on the same tokens)"
+            f"({numbers.number(row['untrained'])}, now {numbers.number(row['trained'])} on the same tokens)"
         )
     return text + "."
-
-
-def _plain(value: float | None) -> str:
-    return numbers.number(value).replace("-", "−")
 
 
 def likeness_rows(answer: Mapping[str, Any], offered: Collection[int] | None = None) -> list[dict[str, Any]]:
