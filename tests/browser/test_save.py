@@ -21,7 +21,7 @@ def saved(here, form: str) -> Path:
     with here.page.expect_download() as download:
         here.page.get_by_role("button", name=form, exact=True).click()
     ending = "zip" if "ZIP" in form else form.lower()
-    assert download.value.suggested_filename == f"pictures-histogram.{ending}"
+    assert download.value.suggested_filename == f"pictures-histogram-compute-sample-label-circle.{ending}"
     return Path(download.value.path())
 
 
