@@ -6,7 +6,7 @@ const STOPS = 'a[href], button, input, select, textarea, [tabindex]';
 const PATIENCE_MS = 10000;  // what stands inside is asked for when it is opened
 
 const drawn = (one) => one.getClientRects().length > 0;
-const stops = (body) => [...body.querySelectorAll(STOPS)].filter((one) =>
+const stops = (root, which = STOPS) => [...root.querySelectorAll(which)].filter((one) =>
   !one.disabled && one.tabIndex >= 0 && drawn(one));
 
 // The first thing to write in or to choose from, else the first button. Marks of help come last: they explain, and
@@ -54,17 +54,16 @@ const HISTORY = 40, SETTLED_MS = 300;
 const KEYED = /st-key-\S+/;
 let places = [];  // what had the focus, the last first: the element, and its index in each container with a key around it
 
-const focusable = (root) => [...root.querySelectorAll(`${STOPS}, summary`)].filter((one) =>
-  !one.disabled && one.tabIndex >= 0 && drawn(one));
+const focusable = (root) => stops(root, `${STOPS}, summary`);
 const lost = () => !document.activeElement || document.activeElement === document.body;
 
 function placeOf(element) {
-  const around = [];
+  const around = [], all = focusable(document);  // measured once: this runs whenever the focus moves
   for (let box = element; box && box !== document.body; box = box.parentElement) {
     const name = box.className?.match?.(KEYED)?.[0];
-    if (name) around.push({ name, index: focusable(box).indexOf(element) });
+    if (name) around.push({ name, index: all.filter((one) => box.contains(one)).indexOf(element) });
   }
-  return { element, around, among: focusable(document).indexOf(element) };
+  return { element, around, among: all.indexOf(element) };
 }
 
 function arrived(event) {

@@ -31,6 +31,13 @@ class BatchInputs:
     note: str
     """what is not read"""
 
+    def tokens(self, sequence: int) -> slice | np.ndarray:
+        """Where the tokens of a sequence are: a slice, which copies nothing, unless padding lies between them."""
+        places = np.flatnonzero(self.mask[sequence])
+        if len(places) and places[-1] - places[0] >= len(places):
+            return places
+        return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
+
     def padding(self, sequence: int) -> int:
         """Tokens of padding of a sequence."""
         return int((~self.mask[sequence]).sum())

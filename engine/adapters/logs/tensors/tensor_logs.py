@@ -169,17 +169,18 @@ def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: An
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         for number, rows in enumerate(batch.reshape(*inputs.shape, steps, top_k)):
-            tokens = np.flatnonzero(inputs.mask[number])
+            tokens = inputs.tokens(number)
+            rows, words = rows[tokens], None if inputs.words is None else inputs.words[number][tokens]
             if padding := inputs.padding(number):
                 yield PADDING, padding
-            if padded and len(used := np.flatnonzero(rows[tokens].any(axis=(1, 2)))):
-                tokens = tokens[used[0] : used[-1] + 1]
-            if not len(tokens) or padded and not len(used):
+            used = np.flatnonzero(rows.any(axis=(1, 2))) if padded else np.arange(len(rows))
+            if not len(used):
                 yield NO_ROWS, 1
                 continue
+            whole = slice(int(used[0]), int(used[-1]) + 1)
             source = f"sequence {number}" if len(inputs.mask) > 1 or padded else file.name
-            words = None if inputs.words is None else inputs.words[number, tokens]
-            yield Piece(rows[tokens], f"{file}, {source}", token_id=words, source=source)
+            words = None if words is None else words[whole]
+            yield Piece(rows[whole], f"{file}, {source}", token_id=words, source=source)
 
     zeros = SEVERAL_PADDED + (ALIKE if top_k == 1 else "") if padded else ""
     kind, note = "verl" if padded else "tensors", "; ".join(filter(None, [zeros, inputs.note]))
