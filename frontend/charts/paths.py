@@ -408,17 +408,13 @@ def law_rows(fit: Mapping[str, Any], laws: Mapping[str, Any]) -> list[dict[str, 
             {
                 "whose": who,
                 "paths": numbers.count(curve["num_paths"]),
-                "slope": _signed(curve.get("slope")),
+                "slope": numbers.number(curve.get("slope")),
                 "α": f"{numbers.number(law['alpha'])} ± {error}" if fitted else "–",
                 "p": "–" if p is None else numbers.p_number(p, draws),
-                "lognormal": _signed(beside["ratio"]) if beside else "–",
+                "lognormal": numbers.number(beside["ratio"]) if beside else "–",
                 "x_min": numbers.count(law.get("x_min")),
                 "tail": numbers.count(law.get("num_tail")),
                 "verdict": verdict_words(law, draws),
             }
         )
     return table
-
-
-def _signed(value: float | None) -> str:
-    return numbers.number(value)

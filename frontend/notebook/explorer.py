@@ -129,14 +129,17 @@ class Explorer(anywidget.AnyWidget):
     @tr.validate("through")
     def _check_through(self, proposal: Any) -> str | None:
         node = proposal["value"]
-        if node is not None and not re.fullmatch(r"[0-9]+\.[0-9]+", node):
+        if node is None:
+            return None
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", node):
             raise TraitError(f"through is {node!r}; it should be a step and a module, for example '1.4'")
         steps, modules = int(self._info["num_steps"]), int(self._info["num_modules"])
-        if node is not None and not all(int(n) < of for n, of in zip(node.split("."), (steps, modules), strict=True)):
+        step, module = map(int, node.split("."))
+        if step >= steps or module >= modules:
             raise TraitError(
                 f"through is {node!r}; this run has the steps 0 to {steps - 1} and the modules 0 to {modules - 1}"
             )
-        return node
+        return str(node)
 
     def _other_sample(self, _: Any) -> None:
         with self.hold_sync():

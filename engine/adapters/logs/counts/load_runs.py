@@ -9,6 +9,7 @@ from tokenpaths.engine.adapters.expert_runs import FAMILY, ExpertLayer, Series, 
 from tokenpaths.engine.adapters.logs.counts.counter_notes import experts_of_all_tokens
 from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts
 from tokenpaths.engine.adapters.logs.doctor import Finding
+from tokenpaths.engine.adapters.logs.pieces.announced import MOST_MODULES
 from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import RunInfo, engine_version
@@ -17,8 +18,6 @@ from tokenpaths.engine.store.write.counts.load_run import LoadParts, write_load_
 KNOWS = "these are counts of tokens by expert: the run knows the load, and no paths, samples or texts"
 UNKNOWN_K = "the counts do not say how many experts a token chose, so shares are of choices"
 _MOST_NAMED = 6
-MOST_MODULES = 1 << 20
-"""experts of all layers together"""
 
 
 def import_counts(
