@@ -221,6 +221,31 @@ def difference(
     return Mean(delta, delta - half, delta + half)
 
 
+@dataclass(frozen=True)
+class Line:
+    """Slope of the least-squares line of one number over another; no interval from fewer than three samples."""
+
+    slope: float
+    low: float | None
+    high: float | None
+
+
+def line(x_N: Float[np.ndarray, " N"], y_N: Float[np.ndarray, " N"]) -> Line:
+    """Slope of y over x, with White's standard error (Econometrica 48, 1980; times N / (N − 2), "HC1"): samples need
+    not scatter as much everywhere. ``x_N`` must have a spread."""
+    from scipy.special import stdtrit  # only for who asks
+
+    num, across_N = len(x_N), x_N - x_N.mean()
+    squares = float((across_N**2).sum())
+    slope = float((across_N * y_N).sum()) / squares
+    if num < 3:
+        return Line(slope, None, None)
+    rest_N = y_N - y_N.mean() - slope * across_N
+    error = float(np.sqrt(num / (num - 2) * ((across_N * rest_N) ** 2).sum())) / squares
+    half = float(stdtrit(num - 2, 0.975)) * error
+    return Line(slope, slope - half, slope + half)
+
+
 def _quantile(present_N: Bool[np.ndarray, " N"]) -> float:
     from scipy.special import stdtrit  # only for who asks
 

@@ -1,6 +1,6 @@
-"""Compute and reuse of a single ribbon.
+"""Compute and reuse of ribbons, and the reuse that chance would give them.
 
-Shapes: n ribbons, S steps, K slots, M modules.
+Shapes: n ribbons, S steps, K slots, M modules, U units, C = K + 1 numbers of active slots, p patterns of these.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ NOTHING = -1
 
 UNKNOWN = -2
 """unit of a module that stands for a decision that is not known: it counts neither as work nor as rest"""
+_MOST_CELLS = 2**20
+"""numbers that are multiplied at a time"""
 
 
 def module_units(
@@ -97,6 +99,49 @@ def reuse(module_ids: Integer[np.ndarray, "n S K"], units: Int[np.ndarray, "S M"
     A ribbon without any active visit reuses nothing: 0.
     """
     return Work.of(module_ids, units).reuse
+
+
+def chance_reuse(
+    module_ids: Integer[np.ndarray, "n S K"], counts: Int[np.ndarray, " n"], units: Int[np.ndarray, "S M"]
+) -> Float[np.ndarray, " n"]:
+    """Expected reuse of ribbons that ``counts`` tokens take each, if steps were independent of each other.
+
+    A token keeps how many of its slots are active at each step, c_s; at that step it visits unit u with the share
+    q_s(u | c_s) of the tokens that have as many active there. So distinct modules are Σ_u (1 − Π_s (1 − q_s(u | c_s)))
+    in the mean; what dealing the choices of a step anew among those tokens gives, for many tokens. 0 where nothing is
+    active.
+    """
+    num_ribbons, num_steps, top_k = module_ids.shape
+    numbers, code_SM = np.unique(units, return_inverse=True)
+    code_SM = code_SM.reshape(units.shape)
+    works_U = numbers >= 0
+    missed_SCU = np.ones((num_steps, top_k + 1, len(numbers)))
+    active_nS = np.empty((num_ribbons, num_steps), dtype=np.int64)
+    for step in range(num_steps):
+        code_nK = np.sort(code_SM[step][module_ids[:, step]], axis=1)
+        first_nK = np.ones(code_nK.shape, dtype=bool)
+        first_nK[:, 1:] = code_nK[:, 1:] != code_nK[:, :-1]
+        active_n = works_U[code_nK].sum(axis=1)
+        active_nS[:, step] = active_n
+        cell_nK = active_n[:, None] * len(numbers) + code_nK
+        weights = np.broadcast_to(counts[:, None], cell_nK.shape)[first_nK]
+        visits_CU = np.bincount(cell_nK[first_nK], weights, (top_k + 1) * len(numbers)).reshape(top_k + 1, -1)
+        tokens_C = np.bincount(active_n, counts, top_k + 1)
+        missed_SCU[step] = 1.0 - visits_CU / np.maximum(tokens_C, 1)[:, None]
+    missed_SCU[:, :, ~works_U] = 1.0
+    patterns, of_n = np.unique(active_nS, axis=0, return_inverse=True)
+    reuse_p = np.zeros(len(patterns))
+    most = max(1, _MOST_CELLS // len(numbers))
+    for first in range(0, len(patterns), most):
+        pattern_pS = patterns[first : first + most]
+        never_pU = np.ones((len(pattern_pS), len(numbers)))
+        for step in range(num_steps):
+            never_pU *= missed_SCU[step, pattern_pS[:, step]]
+        visits_p = pattern_pS.sum(axis=1)
+        distinct_p = (1.0 - never_pU).sum(axis=1)
+        reuse_p[first : first + most] = np.where(visits_p == 0, 0.0, 1.0 - distinct_p / np.maximum(visits_p, 1))
+    shares: np.ndarray = reuse_p[of_n.reshape(-1)]
+    return shares
 
 
 def flops_table(modules: Sequence[ModuleInfo], num_steps: int, num_modules: int) -> np.ndarray:

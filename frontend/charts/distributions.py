@@ -5,7 +5,7 @@ After figures 6, 7, 11 and 12 of *Towards Distributed Neural Architectures* (the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -15,6 +15,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
+from tokenpaths.frontend.charts.work import BARS
 
 BIN_PICK = "bin"
 MEASURES = {
@@ -26,6 +27,7 @@ MEASURES = {
 """measure → its name, and its unit or the meaning of its extreme"""
 
 
+SKIP_AND_REUSE = "Do samples that skip more also reuse more?"
 NARROWEST = 1e-6
 """range of shares below which they are all one"""
 
@@ -158,29 +160,79 @@ def skip_rows(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-@redrawable(numbers=skip_rows)
+def skip_reuse_rows(samples: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The tables behind the chart: samples, and quarters of them."""
+    groups = [
+        {
+            "skip": row["skip"],
+            **{key: row["reuse"][key] for key in ("mean", "low", "high")},
+            "chance": row["chance_reuse"],
+        }
+        for row in answer["groups"]
+    ]
+    return {"samples": skip_rows(samples), "quarters": groups}
+
+
+@redrawable(numbers=skip_reuse_rows)
 def skip_reuse_chart(
     samples: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any],
     *,
     theme: str | Theme = "light",
-    title: str | None = "Do samples that skip more also reuse more?",
+    title: str | None = SKIP_AND_REUSE,
     height: int = 300,
 ) -> alt.LayerChart:
-    """Scatter of skip (1 − compute) against reuse, one point a sample, with Pearson's r and its 95 % interval."""
+    """Scatter of skip (1 − compute) against reuse, one point a sample, beside what chance gives.
+
+    ``answer``: a response of ``/skip_and_reuse``, with means of quarters of the samples and what chance gives these.
+    """
     look = theme_named(theme)
-    table = [row | {"label": row["label"] or "no label"} for row in skip_rows(samples)]
+    tables = skip_reuse_rows(samples, answer)
+    table = [row | {"label": row["label"] or "no label"} for row in tables["samples"]]
     scales = {name: _share_scale([row[name] for row in table]) for name in ("skip", "reuse")}
-    x = alt.X("skip:Q", scale=scales["skip"], axis=alt.Axis(title="skip (1 − compute)", tickCount=5))
-    y = alt.Y("reuse:Q", scale=scales["reuse"], axis=alt.Axis(title="reuse", tickCount=5))
-    chart = alt.layer(
-        alt.Chart(rows(table))
-        .mark_point(
-            filled=True, size=26, opacity=0.55 if len(table) > 200 else 0.8, color=look.module, cursor="pointer"
-        )
-        .encode(x=x, y=y, tooltip=tips("sample:Q", "label:N", "skip:Q|.3~f", "reuse:Q|.3~f"))
+    x = alt.X("skip:Q", scale=scales["skip"], axis=alt.Axis(title="skip (1 − compute)", tickCount=5, format="~%"))
+    y_axis = alt.Axis(title="reuse (share of visits)", tickCount=5, format="~%")
+    kinds = {"one sample": look.link, "a quarter’s mean": look.ink, "by chance": look.muted}
+    colour = alt.Color(
+        "what:N",
+        scale=alt.Scale(domain=list(kinds), range=list(kinds.values())),
+        legend=alt.Legend(title=None, orient="top", symbolSize=80, symbolOpacity=1),
+    )
+
+    def part(name: str, data: Sequence[Mapping[str, Any]]) -> alt.Chart:
+        return alt.Chart(rows(data)).transform_calculate(what=f"'{name}'").encode(x=x)
+
+    def reuse(name: str) -> alt.Y:
+        return alt.Y(f"{name}:Q", scale=scales["reuse"], axis=y_axis)
+
+    one, mean, chance = kinds
+    points = (
+        part(one, table)
+        .mark_point(filled=True, size=26, opacity=0.4 if len(table) > 200 else 0.6, cursor="pointer")
+        .encode(y=reuse("reuse"), color=colour, tooltip=tips("sample:Q", "label:N", "skip:Q|.3~f", "reuse:Q|.3~f"))
         .add_params(click_selection("sample", "sample"))
     )
-    return finish(chart, look, title, correlation_words(table), height=height)
+    groups = [
+        row
+        | {
+            "said": numbers.percent(row["mean"]),
+            "skipped": numbers.percent(row["skip"]),
+            "dealt": numbers.percent(row["chance"]),
+        }
+        for row in tables["quarters"]
+    ]
+    tooltip = tips("skipped:N mean skip", "said:N mean reuse", "dealt:N by chance")
+    by_chance = (
+        part(chance, groups)
+        .mark_line(strokeDash=[5, 3], strokeWidth=2, aria=False)
+        .encode(y=reuse("chance"), color=colour)
+    )
+    quarters = part(mean, groups)
+    spans = quarters.mark_rule(strokeWidth=2).encode(y=reuse("low"), y2="high:Q", color=colour)
+    dots = quarters.mark_point(filled=True, size=80, opacity=1).encode(y=reuse("mean"), color=colour, tooltip=tooltip)
+    chart = alt.layer(points, by_chance, spans, dots)
+    words = f"{SKIP_AND_REUSE} {skip_reuse_words(answer)}" if title is None else skip_reuse_words(answer)
+    return finish(chart, look, title, BARS, height=height, summary=words)
 
 
 def _share_scale(shares: Sequence[float]) -> alt.Scale:
@@ -191,18 +243,65 @@ def _share_scale(shares: Sequence[float]) -> alt.Scale:
     return scale
 
 
-def correlation_words(table: Iterable[Mapping[str, Any]]) -> str:
-    """The correlation as a sentence, or why it is undefined."""
-    table = list(table)
-    pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
-    if pearson is None:
-        return f"{numbers.plural(len(table), 'sample')}: no correlation can be given (too few, or all alike)."
-    show = {key: numbers.number(pearson[key]) for key in ("r", "low", "high")}
-    return (
-        f"{numbers.plural(pearson['num'], 'sample')}: Pearson’s r = {show['r']} "
-        f"(95 % interval {show['low']} … {show['high']}). "
-        "Whoever visits fewer modules can meet fewer of them again, so chance alone gives an r below 0."
+def skip_reuse_words(answer: Mapping[str, Any]) -> str:
+    """What a response of ``/skip_and_reuse`` says, as sentences, or why it says nothing."""
+    if answer["reason"]:
+        return f"{answer['reason'][0].upper()}{answer['reason'][1:]}."
+    least, most = answer["groups"][0], answer["groups"][-1]
+    seen = {1: "more", -1: "less", 0: "neither more nor less for certain"}[_side(answer["seen"])]
+    beyond = {
+        1: "Beyond chance, those that skip more reuse more",
+        -1: "Beyond chance, too, those that skip more reuse less",
+        0: "Beyond chance, no trend is certain",
+    }[_side(answer["beyond"])]
+    skips, reuses, chances = (
+        [numbers.percent(value, 2) for value in values]
+        for values in (
+            (least["skip"], most["skip"]),
+            (least["reuse"]["mean"], most["reuse"]["mean"]),
+            (least["chance_reuse"], most["chance_reuse"]),
+        )
     )
+    return (
+        f"Samples that skip more reuse {seen}: {reuses[0]} of visits repeat a module in the quarter that skips least "
+        f"({skips[0]}), {reuses[1]} in the quarter that skips most ({skips[1]}). "
+        f"By chance it would be {chances[0]} and {chances[1]}. {beyond}."
+    )
+
+
+def skip_reuse_statistics(answer: Mapping[str, Any]) -> str:
+    """Correlation, slopes and excess of a response of ``/skip_and_reuse``, with their intervals."""
+
+    def given(found: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
+        value, low, high = (None if found[key] is None else scale * found[key] for key in (name, "low", "high"))
+        interval = "" if low is None else f" (95 % interval {numbers.number(low)} … {numbers.number(high)})"
+        return f"{numbers.number(value)}{interval}"
+
+    parts = [f"{numbers.plural(answer['num_samples'], 'sample')}."]
+    if answer["pearson"]:
+        parts.append(f"Pearson’s r of skip and reuse: {given(answer['pearson'], 'r')}.")
+    parts += [
+        "By chance: each token keeps how many modules it uses at each step, and chooses each as often as all tokens "
+        "that use as many there. Whoever visits fewer modules can meet fewer of them again, so reuse falls with skip "
+        "by chance alone.",
+        f"For ten of 100 slots skipped more, reuse changes by {given(answer['seen'], 'slope', 10)} of 100 visits, "
+        f"by chance by {given(answer['by_chance'], 'slope', 10)}; "
+        f"the difference is {given(answer['beyond'], 'slope', 10)}.",
+        f"Over all samples, reuse less that by chance is {given(answer['excess'], 'mean', 100)} of 100 visits.",
+    ]
+    if not answer["counted"]["exact"]:
+        parts.append(
+            f"Worked out on {numbers.count(answer['counted']['num_tokens'])} of "
+            f"{numbers.plural(answer['counted']['of_tokens'], 'token')}, drawn by hash."
+        )
+    return " ".join(parts)
+
+
+def _side(slope: Mapping[str, Any]) -> int:
+    """1 where the interval lies above 0, −1 where it lies below, 0 where it holds 0."""
+    if slope["low"] is None:
+        return 0
+    return int(slope["low"] > 0) - int(slope["high"] < 0)
 
 
 def _hi(row: Mapping[str, Any]) -> float:

@@ -31,7 +31,7 @@ OVER = {"samples": "whole samples", "sequences": "sequences of samples", "maps":
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
-AXIS = ["NMI of path and property", "(compare distances from grey)"]
+AXIS = "NMI of path and property, above the mean of its shuffles"
 SHOWN = 14
 _ROW = 30
 
@@ -104,6 +104,7 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
             "property": PROPERTIES[row["property"]],
             "values": row["values"],
             "NMI": row["nmi"],
+            "above shuffles": round(_beyond(row), 12),
             "shuffled, mean": row["null_mean"],
             "shuffled, 2.5 %": row["null_low"],
             "shuffled, 97.5 %": row["null_high"],
@@ -115,6 +116,7 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
                 if (twin := twin_of(row)) is None
                 else {
                     "untrained NMI": twin["nmi"],
+                    "untrained above shuffles": round(_beyond(twin), 12),
                     "untrained shuffled, mean": twin["null_mean"],
                     "untrained shuffled, 2.5 %": twin["null_low"],
                     "untrained shuffled, 97.5 %": twin["null_high"],
@@ -130,8 +132,11 @@ def knowledge_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def knowledge_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "What do paths know?"
 ) -> alt.LayerChart:
-    """Chart of a response of ``/paths/knowledge``: a dot for NMI, a bar for 95 % of the shuffles; below it, if there is
-    an untrained twin, a diamond for the NMI of its paths, with the bar of its shuffles.
+    """Chart of a response of ``/paths/knowledge``: a dot for what NMI exceeds the mean of its shuffles by, a bar for
+    95 % of the shuffles around 0; below it a diamond for the untrained twin's paths, with a bar of their own.
+
+    NMI itself would put what is rare to the right, whatever it tells: paths of one token have a high NMI with
+    everything, and so have their shuffles.
     """
     look = theme_named(theme)
     table = _property_table(answer["properties"])
@@ -141,6 +146,7 @@ def knowledge_chart(
         {
             "property": "name",
             "paths of": "whose",
+            "above the shuffles": "above",
             "NMI": "told",
             "95 % of shuffles": "null",
             "p": "p",
@@ -149,19 +155,16 @@ def knowledge_chart(
     )
     y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     beside = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twins else {}
-    scale = alt.Scale(domainMin=0, nice=True)
-    x = alt.X("nmi:Q", scale=scale, axis=alt.Axis(title=AXIS, tickCount=5))
-    domain = [KNOWN, UNKNOWN, NULL]
+    x = alt.X("beyond:Q", scale=alt.Scale(nice=True), axis=alt.Axis(title=AXIS, tickCount=5))
+    kinds = {KNOWN: look.ink, UNKNOWN: look.muted, NULL: look.identity}
+    domain = [kind for kind in kinds if kind == NULL or any(row["what"] == kind for row in table)]
     base = alt.Chart(rows(table))
     # One below the other: names of properties leave too little room for two on a telephone, or in a printed column.
     legend = alt.Legend(title=None, orient="top", symbolSize=90, columns=1)
-    colour = alt.Color(
-        "what:N", scale=alt.Scale(domain=domain, range=[look.ink, look.muted, look.identity]), legend=legend
-    )
-    # Shuffles vary little: a minimum width keeps the bar visible.
-    tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(
-        x=alt.X("mean:Q", scale=scale), y=y, **beside
-    )
+    colour = alt.Color("what:N", scale=alt.Scale(domain=domain, range=[kinds[kind] for kind in domain]), legend=legend)
+    zero = alt.Chart(rows([{"zero": 0}])).mark_rule(color=look.muted, strokeDash=[3, 3]).encode(x="zero:Q")
+    # Shuffles often vary little: the tick keeps a short bar visible.
+    tick = base.mark_tick(thickness=4, height=14, color=look.identity).encode(x=alt.datum(0), y=y, **beside)
     shapes = alt.Scale(domain=[RUN, TWIN], range=["circle", "diamond"])
     # Below: two legends side by side would leave no room on a narrow screen.
     below = alt.Legend(title=None, orient="bottom", symbolSize=90, symbolFillColor=look.ink, symbolStrokeWidth=0)
@@ -169,22 +172,23 @@ def knowledge_chart(
     dots = base.mark_point(filled=True, size=110, opacity=1, tooltip=tooltip).encode(
         x=x, y=y, color=colour, **beside, **({"shape": shape} if twins else {})
     )
-    # Shuffles often vary little: the tick keeps a short bar visible.
     bar = (
         base.transform_calculate(what=f"'{NULL}'")
         .mark_rule(strokeWidth=12, tooltip=tooltip)
-        .encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour, **beside)
+        .encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour, **beside)
     )
     height = (1.6 if twins else 1) * _ROW * max(2, len(names))
     summary = highest(
-        answer["properties"],
-        "nmi",
+        [{**row, "beyond": _beyond(row)} for row in answer["properties"]],
+        "beyond",
         lambda row: (
             f"{PROPERTIES[row['property']]}, NMI {numbers.number(row['nmi'])} "
             f"against {numbers.number(row['null_mean'])} shuffled"
         ),
     )
-    return finish(alt.layer(bar, tick, dots), look, title, knowledge_words(answer), height=height, summary=summary)
+    return finish(
+        alt.layer(zero, bar, tick, dots), look, title, knowledge_words(answer), height=height, summary=summary
+    )
 
 
 def _property_table(properties: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -195,11 +199,11 @@ def _property_table(properties: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         {
             "whose": whose,
             "name": PROPERTIES[row["property"]],
-            "nmi": row["nmi"],
-            "low": row["null_low"],
-            "high": row["null_high"],
-            "mean": row["null_mean"],
+            "beyond": round(_beyond(row), 12),
+            "low": row["null_low"] - row["null_mean"],
+            "high": row["null_high"] - row["null_mean"],
             "what": KNOWN if known(row) else UNKNOWN,
+            "above": numbers.number(_beyond(row)),
             "told": numbers.number(row["nmi"]),
             "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
             "p": numbers.number(row["p_value"], 2),

@@ -96,7 +96,7 @@ KINDS = (
         "reuse per sample, its examples, skip against reuse, reuse in two runs (--beside)",
         compute.reuse,
         "view=work&measure=reuse",
-        "/runs/{run}/distributions/reuse, /compare?measure=reuse",
+        "/runs/{run}/distributions/reuse, /runs/{run}/skip_and_reuse, /compare?measure=reuse",
         f"{_TESTS}::test_reuse_of_two_runs_is_their_comparison",
         compute.reuse_beside,
     ),

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.frontend.charts.distributions import MEASURES, bin_rows, correlation_words, distribution_words
+from tokenpaths.frontend.charts.distributions import (
+    MEASURES,
+    SKIP_AND_REUSE,
+    bin_rows,
+    distribution_words,
+    skip_reuse_rows,
+    skip_reuse_words,
+)
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
 from tokenpaths.frontend.figures import common, walls
@@ -81,23 +88,19 @@ def reuse(source: Source, wishes: Wishes) -> list[Figure]:
         _histogram("fig7-reuse", distribution, "Module reuse per sample (0 = no module twice).", ("reuse",)),
         _bands("fig7-samples", source, info, distribution, wishes),
     ]
-    table = [
-        {"sample": row["sample"], "label": row["label"], "skip": 1 - row["compute"], "reuse": row["reuse"]}
-        for row in samples
-        if row["compute"] is not None and row["reuse"] is not None
-    ]
-    if table and np.ptp([row["skip"] for row in table]) > 1e-12:
-        pearson = numbers.correlation([row["skip"] for row in table], [row["reuse"] for row in table])
+    answer = source.skip_and_reuse()
+    if answer["reason"] is None:
         drawn = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
+        numbers_of = {key: answer[key] for key in ("pearson", "seen", "by_chance", "beyond", "excess")}
         figures.append(
             Figure(
                 "fig7-skip-reuse",
-                "Do samples that skip more also reuse more?",
-                f"One point a sample{drawn}. " + correlation_words(table),
-                dict(pearson or {}) | ({"of_samples": total} if drawn else {}),
-                {"samples": table},
+                SKIP_AND_REUSE,
+                f"{skip_reuse_words(answer)} One point a sample{drawn}; bars: 95 % intervals; dashed: by chance.",
+                numbers_of | ({"of_samples": total} if drawn else {}),
+                skip_reuse_rows(samples, answer),
                 ("compute", "reuse"),
-                draw=lambda theme: skip_reuse_chart(samples, theme=theme, title=None, height=170),
+                draw=lambda theme: skip_reuse_chart(samples, answer, theme=theme, title=None, height=170),
             )
         )
     return figures

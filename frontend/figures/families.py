@@ -35,7 +35,7 @@ def knows(source: Source, wishes: Wishes) -> list[Figure]:
     rows = answer["properties"]
     twins = any(row["untrained_nmi"] is not None for row in rows)
     beside = (
-        " Diamonds: the untrained twin’s paths. What counts is how far a mark lies beyond its own grey."
+        " Diamonds: the untrained twin’s paths, above shuffles of their own."
         if twins
         else f" No untrained twin beside it: {answer['untrained_reason']}."
     )
@@ -45,9 +45,8 @@ def knows(source: Source, wishes: Wishes) -> list[Figure]:
         Figure(
             "knows-nmi",
             "What do paths know?",
-            f"{knowledge_words(answer)} Dot: NMI of path and property; grey: 95 % of {answer['shuffles']} shuffles."
-            + beside
-            + alike,
+            f"{knowledge_words(answer)} Dot: NMI of path and property, less the mean of its shuffles; grey: 95 % of "
+            f"{answer['shuffles']} shuffles." + beside + alike,
             {row["property"]: row["nmi"] for row in rows},
             {"properties": knowledge_rows(answer)},
             ("nmi",),

@@ -10,12 +10,14 @@ import streamlit as st
 from tokenpaths.frontend.charts.distributions import (
     BIN_PICK,
     MEASURES,
+    SKIP_AND_REUSE,
     bin_rows,
-    correlation_words,
     distribution_words,
     histogram_chart,
     label_chart,
     skip_reuse_chart,
+    skip_reuse_statistics,
+    skip_reuse_words,
     skip_rows,
 )
 from tokenpaths.frontend.charts.drawing import numbers
@@ -64,7 +66,8 @@ def draw(selection: Selection) -> None:
         sections.outcomes(run, selection)
     with widgets.error_boundary("means by kind of token"):
         sections.kinds(run, selection)
-    _scatter(run, selection)
+    with widgets.error_boundary("skip beside reuse"):
+        _skip_and_reuse(run, selection)
     with widgets.error_boundary("how this model was trained"):
         training.curve(run, selection)
 
@@ -278,36 +281,30 @@ def _wall(rows: Sequence[Mapping[str, Any]], measure: str, key: str, run: Mappin
     )
 
 
-def _scatter(run: Mapping[str, Any], selection: Selection) -> None:
-    st.subheader(
-        "Do samples that skip more also reuse more?", anchor=False, help="skip = 1 − compute. " + widgets.HELP["reuse"]
-    )
-    answer = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
-    rows = answer["samples"]
-    table = skip_rows(rows)
-    if len(table) < 2:
+def _skip_and_reuse(run: Mapping[str, Any], selection: Selection) -> None:
+    st.subheader(SKIP_AND_REUSE, anchor=False, help="skip = 1 − compute. " + widgets.HELP["reuse"])
+    answer = widgets.client().ask(run["run"], "skip_and_reuse", label=selection.label)
+    if answer["reason"]:
         widgets.empty(
-            "One sample alone shows no trend.", "Trace more samples to see whether skipping and reusing go together."
+            widgets.escape(skip_reuse_words(answer)),
+            "" if answer["counted"] else "Models with identity modules (…-skip) can skip steps.",
         )
         return
-    if all(abs(row["skip"]) < 1e-12 for row in table):
-        widgets.empty(
-            "No sample skipped anything, so there is nothing to compare.",
-            "Models with identity modules (…-skip) can skip steps.",
-        )
-        return
+    listed = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
+    st.markdown(f"**{widgets.escape(skip_reuse_words(answer))}**")
+    drawing = skip_reuse_chart(listed["samples"], answer, theme=widgets.theme(), title=None)
     widgets.chart(
-        skip_reuse_chart(rows, theme=widgets.theme(), title=None),
+        drawing,
         key=f"scatter_{run['run']}_{selection.label}",
         on_pick=lambda _name, sample: address.go_changed(inspect=f"sample:{int(sample)}"),
         pick=("sample",),
         filters=("label",),
     )
-    extent = (
-        f" These are the first {numbers.count(len(rows))} of {numbers.count(answer['total'])} samples."
-        if answer["total"] > len(rows)
-        else ""
-    )
-    st.caption(widgets.escape(correlation_words(table) + " One point: one sample; click it to open it." + extent))
+    text = "One point: one sample; click it to open it."
+    if listed["total"] > len(listed["samples"]):
+        drawn, total = numbers.count(len(listed["samples"])), numbers.count(listed["total"])
+        text += f" Drawn are the first {drawn} of {total} samples."
+    st.caption(widgets.escape(text))
     common.note_not_independent(run)
-    widgets.numbers_behind(table, "points")
+    widgets.how_sure("skip_and_reuse", lambda: st.write(widgets.escape(skip_reuse_statistics(answer))))
+    widgets.numbers_behind(skip_rows(listed["samples"]), "points")

@@ -22,7 +22,7 @@ from tests.support.runs import make_run
 from tokenpaths.backend.http.paging import binding_of, encode_cursor
 from tokenpaths.engine.base.errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
-from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema
+from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema, work_schema
 from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 
 EVERY_GET: list[tuple[str, type[AnswerModel]]] = [
@@ -44,6 +44,7 @@ EVERY_GET: list[tuple[str, type[AnswerModel]]] = [
     ("/distributions/reuse?per=token&bins=7", sample_schema.Distribution),
     ("/distributions/gate_entropy?per=token", sample_schema.Distribution),
     ("/distributions/loss", sample_schema.Distribution),
+    ("/skip_and_reuse", work_schema.SkipAndReuse),
     ("/export", run_schema.TableList),
 ]
 

@@ -106,6 +106,7 @@ SAME: dict[str, tuple[str, Callable[[Frames], pd.DataFrame], str, Callable[[dict
         key("groups"),
     ),
     "kind_means": ("text", lambda f: f.kind_means("reuse"), "/runs/text/means/reuse", key("kinds")),
+    "skip_and_reuse": ("vision", lambda f: f.skip_and_reuse(), "/runs/vision/skip_and_reuse", key("groups")),
     "module_kinds": ("text", lambda f: f.module_kinds(), "/runs/text/usage/kinds", key("shares")),
     "specific": (
         "vision",

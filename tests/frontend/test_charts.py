@@ -15,7 +15,7 @@ from tests.frontend.test_layout import dense_flow
 from tests.support.runs import open_run
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import distributions, patches, paths, usage
-from tokenpaths.frontend.charts.drawing import ink, palette
+from tokenpaths.frontend.charts.drawing import ink, numbers, palette
 from tokenpaths.frontend.charts.drawing.encodings import NAME_LETTERS, names_apart
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 from tokenpaths.frontend.charts.paths import with_one_null
@@ -32,6 +32,7 @@ DISTRIBUTION = RUN.distribution("compute", "sample") | {
 }
 MANY_LINKS = dense_flow()
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
+SKIP = RUN.skip_and_reuse()
 
 
 def all_charts(theme: str) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def all_charts(theme: str) -> dict[str, Any]:
         "tokens": charts.token_flow_chart(TEXT, theme=theme, identities=[7], chosen=2),
         "histogram": charts.histogram_chart(DISTRIBUTION, theme=theme),
         "labels": charts.label_chart(DISTRIBUTION, theme=theme),
-        "scatter": charts.skip_reuse_chart(POINTS, theme=theme),
+        "scatter": charts.skip_reuse_chart(POINTS, SKIP, theme=theme),
         "load": charts.load_chart(USAGE, theme=theme),
         "top_k": charts.top_k_chart(USAGE, theme=theme),
     }
@@ -403,16 +404,37 @@ def test_nothing_that_is_not_finite_reaches_the_page():
     sick = {**FLOW, "nodes": [{**FLOW["nodes"][0], "share": float("nan")}], "links": []}
     json.dumps(charts.flow_chart(sick).to_dict(), allow_nan=False)
     rows = [{"sample": 0, "compute": None, "reuse": None}, {"sample": 1, "compute": float("nan"), "reuse": 0.1}]
-    json.dumps(charts.skip_reuse_chart(rows).to_dict(), allow_nan=False)
+    json.dumps(charts.skip_reuse_chart(rows, SKIP).to_dict(), allow_nan=False)
 
 
-def test_correlation_is_pearson_with_its_interval():
-    table = [{"skip": x, "reuse": 2 * x + (-1) ** i * 0.1} for i, x in enumerate([0.1, 0.4, 0.5, 0.9, 1.2, 1.3])]
-    words = distributions.correlation_words(table)
-    assert "r = 0.99" in words
-    assert "95 % interval" in words
-    assert "no correlation" in distributions.correlation_words(table[:2])
-    assert "no correlation" in distributions.correlation_words([{"skip": 0, "reuse": x} for x in (1, 2, 3, 4, 5)])
+def test_what_is_said_of_skip_and_reuse_is_as_sure_as_its_intervals():
+    def slope(low: float, high: float) -> dict[str, float]:
+        return {"slope": (low + high) / 2, "low": low, "high": high}
+
+    said = {
+        name: distributions.skip_reuse_words(SKIP | {"seen": slope(*seen), "beyond": slope(*beyond)})
+        for name, seen, beyond in (
+            ("rise", (0.1, 0.3), (0.2, 0.4)),
+            ("fall", (-0.3, -0.1), (-0.2, -0.1)),
+            ("nothing", (-0.1, 0.1), (-0.1, 0.3)),
+        )
+    }
+    assert said["rise"].startswith("Samples that skip more reuse more: ")
+    assert said["rise"].endswith("Beyond chance, those that skip more reuse more.")
+    assert said["fall"].startswith("Samples that skip more reuse less: ")
+    assert said["fall"].endswith("Beyond chance, too, those that skip more reuse less.")
+    assert said["nothing"].startswith("Samples that skip more reuse neither more nor less for certain: ")
+    assert said["nothing"].endswith("Beyond chance, no trend is certain.")
+    for row in (SKIP["groups"][0], SKIP["groups"][-1]):
+        for value in (row["skip"], row["reuse"]["mean"], row["chance_reuse"]):
+            assert numbers.percent(value, 2) in said["rise"]
+    told = distributions.skip_reuse_statistics(SKIP)
+    for value in (SKIP["pearson"]["r"], 10 * SKIP["beyond"]["slope"], 100 * SKIP["excess"]["mean"]):
+        assert numbers.number(value) in told
+    assert "drawn by hash" not in told
+    assert distributions.skip_reuse_words(SKIP | {"reason": "no sample skipped anything"}) == (
+        "No sample skipped anything."
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ FOUND = {
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_every_property_and_module_is_a_mark(theme):
     drawn = charts.knowledge_chart(KNOWN, theme=theme)
-    rows = data_of(drawn, "nmi", "low", "high")
+    rows = data_of(drawn, "beyond", "low", "high")
     assert {(row["name"], row["what"]) for row in rows} == {
         ("token id", "more than chance"),
         ("label of the sample", "no more than chance"),
@@ -113,13 +113,17 @@ TWIN = {
 def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
     first, second = KNOWN["properties"]
     both = {**KNOWN, "properties": [{**first, **TWIN}, {**second, **TWIN}]}
-    rows = data_of(charts.knowledge_chart(both), "nmi", "low", "high")
-    assert [(row["name"], row["whose"], row["nmi"], row["low"]) for row in rows] == [
-        ("token id", "this run", 0.3, 0.08),
-        ("label of the sample", "this run", 0.1, 0.08),
-        ("token id", "untrained twin", 0.2, 0.1),
-        ("label of the sample", "untrained twin", 0.2, 0.1),
+    rows = data_of(charts.knowledge_chart(both), "beyond", "low", "high")
+    null, own_null = first["null_mean"], TWIN["untrained_null_mean"]
+    expected = [
+        ("token id", "this run", 0.3 - null, 0.08 - null),
+        ("label of the sample", "this run", 0.1 - second["null_mean"], 0.08 - second["null_mean"]),
+        ("token id", "untrained twin", 0.2 - own_null, 0.1 - own_null),
+        ("label of the sample", "untrained twin", 0.2 - own_null, 0.1 - own_null),
     ]
+    assert [(row["name"], row["whose"]) for row in rows] == [one[:2] for one in expected]
+    for row, one in zip(rows, expected, strict=True):
+        assert (row["beyond"], row["low"]) == pytest.approx(one[2:])
     assert knowledge.knowledge_words(both).endswith(
         "The untrained model's paths predict the same and label of the sample. Beyond what shuffling gives, they tell "
         "less than this run of token id."
@@ -152,8 +156,10 @@ def test_the_sentence_about_the_twin_compares_what_the_chart_lets_one_compare():
     )
     some = {"properties": [rows[0], {**rows[1], "untrained_p_value": 0.5}]}
     assert "The untrained model's paths predict token id. " in knowledge.knowledge_words(some)
-    titles = json.dumps(charts.knowledge_chart(mixed).to_dict())
-    assert "distances from grey" in titles
+    drawn = data_of(charts.knowledge_chart(mixed), "beyond")
+    beyond = {(row["name"], row["whose"]): row["beyond"] for row in drawn}
+    assert beyond["token id", "untrained twin"] >= beyond["token id", "this run"]
+    assert beyond["kind of word", "untrained twin"] < beyond["kind of word", "this run"]
 
 
 LAW = {"alpha": 2.0, "alpha_error": 0.1, "x_min": 3, "num_tail": 60, "num_paths": 100}

@@ -17,6 +17,7 @@ TEXT = open_run("text", modules=8).sample(0)
 FIT = RUN.fit() | {"untrained": None}
 DISTRIBUTION = RUN.distribution("compute", "sample")
 POINTS = [{"sample": i, "compute": 0.7 + i / 500, "reuse": 0.3 + (i * 7 % 13) / 100, "label": None} for i in range(40)]
+SKIP = RUN.skip_and_reuse()
 MAP = {
     "points": [
         {"sample": i, "x": i / 7, "y": -i / 9, "label": "ab"[i % 2], "thumbnail": RUN.image(0)} for i in (2, 10)
@@ -66,7 +67,7 @@ def test_cells_of_one_token_are_one_choice_with_the_words_that_all_share():
 
 def test_points_bars_and_ranks():
     assert values(charts.rank_frequency_chart(FIT), "rank") == [p["rank"] for p in FIT["observed"]["points"]]
-    assert values(charts.skip_reuse_chart(POINTS), "sample") == list(range(40))
+    assert values(charts.skip_reuse_chart(POINTS, SKIP), "sample") == list(range(40))
     bars = [i for i, b in enumerate(DISTRIBUTION["bins"]) if b["count"]]
     assert set(bars) <= set(values(charts.histogram_chart(DISTRIBUTION), "bin"))
     found = choices_of(charts.sample_map_chart(MAP), ["sample"])

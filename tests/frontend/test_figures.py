@@ -327,7 +327,7 @@ def test_samples_are_taken_from_the_whole_run_however_few_are_drawn(runs, monkey
         "tokenpaths.frontend.figures.common.drawn_samples", lambda source: drawn_samples(source, most=8)
     )
     figures, _ = drawn(run, "7")
-    assert "One point a sample, 8 drawn at random of 24. 8 samples: " in figures["fig7-skip-reuse"].caption
+    assert "One point a sample, 8 drawn at random of 24; bars: " in figures["fig7-skip-reuse"].caption
     assert figures["fig7-skip-reuse"].numbers["of_samples"] == 24
     top = [row["reuse"] for row in figures["fig7-samples"].tables["samples"] if row["band"].startswith("top")]
     assert top == [row["reuse"] for row in by_reuse[: len(top)]]
@@ -370,7 +370,7 @@ def test_reuse_of_two_runs_is_their_comparison(runs):
     theirs = [row["reuse"] for row in other.samples(limit=100)["samples"]]
     assert figures["fig7-beside"].numbers["pearson"]["r"] == pytest.approx(np.corrcoef(mine, theirs)[0, 1])
     skip = [1 - row["compute"] for row in one.samples(limit=100)["samples"]]
-    assert figures["fig7-skip-reuse"].numbers["r"] == pytest.approx(np.corrcoef(skip, mine)[0, 1])
+    assert figures["fig7-skip-reuse"].numbers["pearson"]["r"] == pytest.approx(np.corrcoef(skip, mine)[0, 1])
     assert "one run" not in drawn(one, "7", other=runs["words"])[1]
     assert "same samples" in drawn(one, "7", other=runs["words"])[1]
 

@@ -135,7 +135,8 @@ def test_the_axes_of_few_paths_and_of_equal_shares_have_more_than_one_tick():
     ]
     assert {tuple(axis["values"]) for axis in axes} == {(1, 2, 3, 4)[: len(few)]}
     samples = [{"sample": i, "label": None, "compute": 0.5 + i / 10, "reuse": 0.0} for i in range(4)]
-    (layer,) = package.skip_reuse_chart(samples).to_dict()["layer"]
+    nothing = {"reason": "the reuse of every sample is 0", "groups": []}
+    layer = package.skip_reuse_chart(samples, nothing).to_dict()["layer"][0]
     assert layer["encoding"]["y"]["scale"]["domain"] == [0.0, 0.1]
     assert "domain" not in layer["encoding"]["x"]["scale"]
 

@@ -25,9 +25,9 @@ from tokenpaths.engine.store.ask.topics import (
     similar,
     soft_decisions,
     usage,
-    work,
 )
 from tokenpaths.engine.store.ask.topics.things import in_full, naming
+from tokenpaths.engine.store.ask.topics.work import kind_means, outcomes, skip_and_reuse
 
 TOPICS = (
     overview,
@@ -42,7 +42,9 @@ TOPICS = (
     distributions,
     usage,
     load_over_time,
-    work,
+    outcomes,
+    kind_means,
+    skip_and_reuse,
     samples,
     search,
     soft_decisions,

@@ -167,7 +167,11 @@ def _statistics(answer: Mapping[str, Any], names: tuple[str, str]) -> None:
     for correlation, name in zip(answer["within"], names, strict=True):
         if correlation["pearson"]:
             words = charts.coefficient_words(correlation["pearson"])
-            st.caption(widgets.escape(f"Skip against reuse inside {name}: Pearson’s r = {words}."))
+            st.caption(
+                widgets.escape(
+                    f"Skip against reuse inside {name}: Pearson’s r = {words}; what chance gives is in its Work."
+                )
+            )
     if words := common.not_independent(answer["a"]):
         st.caption(widgets.escape(words))
     plain_table(table, "Correlations of all measures")

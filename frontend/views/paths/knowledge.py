@@ -8,7 +8,14 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.knowledge import PROPERTIES, knowledge_chart, knowledge_rows, knowledge_words, span
+from tokenpaths.frontend.charts.knowledge import (
+    PROPERTIES,
+    knowledge_chart,
+    knowledge_rows,
+    knowledge_words,
+    span,
+    twin_of,
+)
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -30,9 +37,9 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         answer = widgets.client().ask(run["run"], "paths/knowledge")
     widgets.heading(
         "What do paths know?",
-        "One row: one property of tokens. Dot: how much the path tells of it (NMI: 0 nothing, 1 everything); diamond: "
-        "the path in the same model before training. Grey: what each seems to tell when the property is shuffled. What "
-        "counts is how far a mark lies beyond its own grey, not how far to the right: rarer paths move both.",
+        "One row: one property of tokens. Dot: how much more the path tells of it than of the same property shuffled "
+        "(NMI: 0 nothing, 1 everything); the further to the right, the more paths know. Grey: what chance gives."
+        + (" Diamond: the same model before training." if any(map(twin_of, answer["properties"])) else ""),
         "nmi",
     )
     if answer["reason"]:

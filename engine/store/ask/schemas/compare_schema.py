@@ -9,6 +9,7 @@ from pydantic import Field
 from tokenpaths.engine.store.ask.schemas.run_schema import Card
 from tokenpaths.engine.store.ask.schemas.schema_values import (
     AnswerModel,
+    Coefficient,
     Compute,
     Count,
     Counted,
@@ -20,14 +21,6 @@ from tokenpaths.engine.store.ask.schemas.schema_values import (
 
 Measure = Literal["reuse", "compute", "skip", "loss"]
 MeasureOrAuto = Literal["reuse", "compute", "skip", "loss", "auto"]
-
-
-class Coefficient(AnswerModel):
-    """A correlation with its 95 % interval."""
-
-    r: float
-    low: float
-    high: float
 
 
 class Matched(AnswerModel):

@@ -73,6 +73,14 @@ class Counted(AnswerModel):
     exact: bool = Field(description="Whether every token was counted")
 
 
+class Coefficient(AnswerModel):
+    """A correlation with its 95 % interval."""
+
+    r: float
+    low: float
+    high: float
+
+
 class Label(AnswerModel):
     """A class, domain or language of the data set."""
 

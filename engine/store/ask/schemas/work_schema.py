@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Counted, High, Low, Rank, Ribbon
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Coefficient, Counted, High, Low, Rank, Ribbon
 
 
 class WithInterval(AnswerModel):
@@ -51,6 +51,46 @@ class Outcomes(AnswerModel):
     counted: Counted
     groups: list[OutcomeGroup]
     differences: list[OutcomeDifference]
+    reason: str | None = Field(description="Why there is nothing to compare, in words")
+
+
+class Slope(AnswerModel):
+    """Slope of a line over skip, with its 95 % interval."""
+
+    slope: float = Field(description="Change for a skip of 1 more; by ten percentage points, a tenth of it")
+    low: Low
+    high: High
+
+
+class SkipGroup(AnswerModel):
+    """A quarter of the samples, from the least skip to the most."""
+
+    lowest: float = Field(description="Least skip in the group")
+    skip: float = Field(description="Mean skip")
+    highest: float
+    reuse: WithInterval = Field(description="Mean reuse")
+    chance_reuse: float = Field(description="Mean reuse by chance")
+
+
+class SkipAndReuse(AnswerModel):
+    """Reuse of samples against the share that they skip, as seen and by chance."""
+
+    run: str
+    label: str | None
+    counted: Counted | None = Field(description="null where nothing was skipped")
+    num_samples: int | None = Field(description="Samples that were looked at")
+    skip: float | None = Field(description="Mean of 1 − compute over samples")
+    reuse: float | None = Field(description="Mean reuse over samples")
+    chance_reuse: float | None = Field(
+        description="Mean reuse if each token kept how many modules it uses at each step, and chose each as often as "
+        "all tokens that use as many there"
+    )
+    pearson: Coefficient | None = Field(description="Of skip and reuse; interval by Fisher's z")
+    seen: Slope | None = Field(description="Of reuse over skip")
+    by_chance: Slope | None = Field(description="Of the reuse that chance gives, over skip")
+    beyond: Slope | None = Field(description="Of reuse less that by chance, over skip")
+    excess: WithInterval | None = Field(description="Mean of reuse less that by chance")
+    groups: list[SkipGroup]
     reason: str | None = Field(description="Why there is nothing to compare, in words")
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, most_tokens, tokens_of
 from tokenpaths.engine.store.ask.topics.paths import drawn_examples
-from tokenpaths.engine.store.ask.topics.work import losses
+from tokenpaths.engine.store.ask.topics.work.token_losses import losses
 from tokenpaths.engine.store.file import schema as drawn
 from tokenpaths.engine.store.file.columns import code_column, encode
 from tokenpaths.engine.store.file.filters import Query

@@ -1,9 +1,8 @@
-"""Compute and reuse: beside loss, confidence and correctness, and by region, kind of patch and kind of word.
+"""Loss, confidence and correctness beside compute, reuse and the number of modules visited.
 
 Samples (or tokens) in the order of the measure are cut into groups of one size; those of one value share their groups
 (``analysis.contrast.EqualParts``). Per sample every sample counts; per token all tokens up to a million, else whole
-samples drawn by a seed, and kinds of patches that need pixels over the pictures that the search draws
-(``patch_kinds``). Intervals take samples as what was drawn.
+samples drawn by a seed. Intervals take samples as what was drawn.
 
 Shapes: n samples or tokens, N samples, G groups, S steps, M modules.
 """
@@ -18,7 +17,6 @@ import numpy as np
 
 from tokenpaths.engine.analysis import paired_runs
 from tokenpaths.engine.analysis.contrast import EqualParts, Mean, by_sample, difference, mean_of
-from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -26,16 +24,12 @@ from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
 from tokenpaths.engine.store.ask.tables import sample_profiles
 from tokenpaths.engine.store.ask.tables.cache import cached
 from tokenpaths.engine.store.ask.tables.excerpts import finite
-from tokenpaths.engine.store.ask.tables.patch_kinds import PATCH_KINDS, measured, patches_of_kind
 from tokenpaths.engine.store.ask.tables.token_table import TokenTable, tokens_of
-from tokenpaths.engine.store.file.columns import code_column, value_sql
+from tokenpaths.engine.store.ask.topics.work.token_losses import losses
 from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.pages.profile_pages import Page
-from tokenpaths.engine.store.file.schema import DRAWN_LOSSES
 
 MEASURES = ("compute", "reuse", "modules")
-MEANS = ("compute", "reuse", "loss")
-"""measures with means by kind"""
 OUTCOMES = ("right", "confidence", "loss")
 GROUPS = 10
 FEWEST = 2
@@ -227,35 +221,6 @@ def _tokens(run: RunFile, measure: str, label_id: int | None) -> Observed:
     )
 
 
-def losses(run: RunFile, table: TokenTable) -> np.ndarray:
-    """(n,) loss of each token, NaN without one; ``table`` has tokens of ``tokens_of(run)``."""
-    every = tokens_of(run)
-    if "loss" not in every.cache:
-        every.cache["loss"] = _losses(run, every)
-    loss_n: np.ndarray = every.cache["loss"]
-    if table is every:
-        return loss_n
-    return np.asarray(loss_n[np.searchsorted(every.columns["place"], table.columns["place"])])
-
-
-def _losses(run: RunFile, table: TokenTable) -> np.ndarray:
-    if DRAWN_LOSSES in run.tables_there:
-        value = f"coalesce({value_sql(code_column('loss'))}, 'nan')::DOUBLE"
-        sealed = Query(f"SELECT {value} AS loss FROM r.main.{DRAWN_LOSSES} ORDER BY rowid")
-        return np.asarray(run.arrays(sealed)["loss"])
-    condition = Query("true")
-    if table.num_samples < run.row["num_samples"]:
-        condition = Query("sample IN (SELECT unnest(?))", (table.samples_N.tolist(),))
-    rows = run.arrays(
-        Query(
-            f"SELECT rowid::BIGINT AS place, coalesce(loss, 'nan')::DOUBLE AS loss FROM token "
-            f"WHERE {condition.sql} ORDER BY rowid",
-            condition.parameters,
-        )
-    )
-    return np.asarray(rows["loss"][np.searchsorted(rows["place"], table.columns["place"])])
-
-
 def _right(table: TokenTable, loss_n: np.ndarray) -> np.ndarray:
     """(n,) 1 where the token predicted to follow does, 0 where another does, NaN where one of both is not known, or
     where the run has losses but none here: what a DiPaCo says of the tokens that chose its path is no prediction."""
@@ -271,100 +236,3 @@ def _right(table: TokenTable, loss_n: np.ndarray) -> np.ndarray:
     if counted_n.any():
         right_n[~counted_n] = np.nan
     return right_n
-
-
-@question(
-    "means/{measure}",
-    "work_schema.KindMeans",
-    tag="runs",
-    name="kind_means",
-    description="Mean `compute`, `reuse` or `loss` of each region, kind of patch and kind of word, beside that of all "
-    "tokens; 95 % intervals by sample.\n\nExact up to a million tokens; of larger runs whole samples are drawn, and "
-    "`counted` says so.",
-    frames={"kind_means": Rows("kinds", "A row for each region, kind of patch or of word: mean, difference …")},
-    sealed=lambda run: [{"measure": measure} for measure in MEANS],
-)
-def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, Any]:
-    """Mean compute, reuse or loss of each region, kind of patch and kind of word, beside that of all tokens.
-
-    ``difference`` is the mean of the kind less that of all tokens that could be of one (those whose region is known,
-    those of the pictures that were looked at), with a 95 % interval by sample.
-    """
-    check_choice(measure, MEANS, "measure")
-    table = tokens_of(run)
-    answer = {"run": run.run_id, "measure": measure, "counted": table.counted, "counted_pictures": None}
-    value_n = _values(run, table, measure)
-    if not np.isfinite(value_n).any():
-        return {**answer, "kinds": [], "reason": f"no token of this run has a {measure}"}
-    if paired_runs.is_flat(value_n[np.isfinite(value_n)]):
-        return {**answer, "kinds": [], "reason": f"the {measure} of every token is the same"}
-    rows = []
-    for by, kind, tokens, mask_n, among_n in _kinds(run, table):
-        rows += _row(by, kind, _values(run, tokens, measure), mask_n, among_n, tokens)
-        if tokens is not table:
-            answer["counted_pictures"] = tokens.counted
-    order = {"region": 0, "patch": 1, "word": 2}
-    rows.sort(key=lambda row: (order[row["by"]], -row["mean"], row["kind"]))
-    reason = None if rows else "neither regions, nor pictures, nor words of this run were recorded"
-    return {**answer, "kinds": rows, "reason": reason}
-
-
-def _values(run: RunFile, table: TokenTable, measure: str) -> np.ndarray:
-    if measure == "loss":
-        return losses(run, table)
-    values_P = table.compute_P if measure == "compute" else table.reuse_P
-    value_n: np.ndarray = values_P[table.path_n].astype(np.float64)
-    return value_n
-
-
-Kind = tuple[str, str, TokenTable, np.ndarray, np.ndarray]
-"""group, name, the tokens, which are of the kind, which could be"""
-
-
-def _kinds(run: RunFile, table: TokenTable) -> Iterator[Kind]:
-    everything = np.ones(table.num_tokens, dtype=bool)
-    if run.row["modality"] == "vision":
-        region_n = table.columns.get("region")
-        if region_n is not None:
-            for region, name in sorted(run.regions.items()):
-                yield "region", name, table, np.equal(region_n, region), np.greater_equal(region_n, 0)
-        for kind in PATCH_KINDS:
-            tokens = measured(run, table, kind)
-            try:
-                mask_n = patches_of_kind(run, tokens, kind)
-            except UserError:  # its pictures or their grids were not recorded
-                continue
-            yield "patch", kind, tokens, mask_n, np.ones(tokens.num_tokens, dtype=bool)
-        return
-    words = table.words or table.pieces
-    if words is not None:
-        class_W = np.array([CLASSES.index(word_class(name)) if name else -1 for name in words.names], dtype=np.int64)
-        class_n = class_W[words.codes_n]
-        for number, name in enumerate(CLASSES):
-            yield "word", name, table, class_n == number, everything
-        yield "word", "sentence_end", table, words.of_kind("sentence_end"), everything
-
-
-def _row(
-    by: str, kind: str, value_n: np.ndarray, mask_n: np.ndarray, among_n: np.ndarray, table: TokenTable
-) -> list[dict[str, Any]]:
-    here, among = (
-        by_sample(value_n, mask.astype(np.float64), table.sample_n, table.num_samples) for mask in (mask_n, among_n)
-    )
-    mean, apart = mean_of(*here), difference(*here, *among)
-    if mean is None or apart is None:
-        return []
-    return [
-        {
-            "by": by,
-            "kind": kind,
-            "num_tokens": int(here[1].sum()),
-            "num_samples": int((here[1] > 0).sum()),
-            "mean": mean.mean,
-            "low": mean.low,
-            "high": mean.high,
-            "difference": apart.mean,
-            "difference_low": apart.low,
-            "difference_high": apart.high,
-        }
-    ]

@@ -1,0 +1,1 @@
+"""Questions about the work that tokens and samples get."""

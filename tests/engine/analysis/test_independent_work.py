@@ -1,0 +1,113 @@
+"""Reuse by chance and lines over skip, against dealing anew, SciPy and planted cases; see ``docs/metrics.md``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tests.support.runs import make
+from tokenpaths.engine.analysis.contrast import line
+from tokenpaths.engine.analysis.ribbon_costs import chance_reuse, module_units
+from tokenpaths.engine.base.records import ModuleInfo
+from tokenpaths.engine.store.ask.run import Run
+
+
+def planted(rng: np.random.Generator, num: int, *, modules: int = 6, steps: int = 6, top_k: int = 1) -> np.ndarray:
+    """(num, steps, top_k) ribbons of independent steps, with uneven shares; the last module does nothing."""
+    shares = rng.dirichlet(np.ones(modules), steps)
+    ids = np.stack([rng.permuted(np.tile(np.arange(modules), (num, 1)), axis=1)[:, :top_k] for _ in range(steps)], 1)
+    first = np.stack([rng.choice(modules, num, p=shares[step]) for step in range(steps)], axis=1)
+    if top_k == 1:
+        return first[:, :, None]
+    return ids
+
+
+def reuse_of(ids: np.ndarray, own: bool) -> np.ndarray:
+    """Reuse of each ribbon by sets; module 5 does nothing, ``own``: every step has modules of its own."""
+    found = []
+    for ribbon in ids.tolist():
+        visits = [
+            (step if own else 0, module) for step, modules in enumerate(ribbon) for module in modules if module != 5
+        ]
+        found.append(1 - len(set(visits)) / len(visits) if visits else 0.0)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("own", [False, True])
+def test_reuse_by_chance_is_that_of_choices_dealt_anew(top_k: int, own: bool):
+    rng = np.random.default_rng(top_k)
+    ids = planted(rng, 2000, top_k=top_k)
+    copied = rng.random(2000) < 0.5
+    ids[copied, 3] = ids[copied, 2]  # steps that are not independent: reuse lies above chance
+    modules = [ModuleInfo(None, m, f"m{m}", "identity" if m == 5 else "mlp", 1, 1) for m in range(6)]
+    if own:
+        modules = [replace(m, step=step) for step in range(6) for m in modules]
+    _, units = module_units(modules, 6, 6)
+    expected = chance_reuse(ids, np.ones(2000, dtype=np.int64), units)
+    active = (ids != 5).sum(axis=2)
+    dealt = []
+    for _ in range(40):
+        anew = ids.copy()
+        for step in range(6):
+            for count in range(top_k + 1):
+                here = np.flatnonzero(active[:, step] == count)
+                anew[here, step] = ids[rng.permutation(here), step]
+        dealt.append(reuse_of(anew, own))
+    assert abs(np.mean(dealt) - expected.mean()) < 4 * np.std([d.mean() for d in dealt]) / np.sqrt(40) + 1e-9
+    for visits in np.unique(active.sum(axis=1)):
+        kind = active.sum(axis=1) == visits
+        spread = np.std([d[kind].mean() for d in dealt])
+        assert abs(np.mean([d[kind].mean() for d in dealt]) - expected[kind].mean()) < 5 * spread / np.sqrt(40) + 1e-9
+    if own:
+        assert np.allclose(expected, 0)
+    else:
+        assert reuse_of(ids, own).mean() > expected.mean() + 0.01
+    distinct, counts = np.unique(ids, axis=0, return_counts=True)
+    places = {row.tobytes(): place for place, row in enumerate(distinct)}
+    by_path = chance_reuse(distinct, counts, units)
+    assert np.allclose([by_path[places[row.tobytes()]] for row in ids], expected)
+
+
+@pytest.mark.parametrize("sticky", [0.0, 1.0])
+def test_only_samples_that_reuse_more_where_they_skip_more_lie_beyond_chance(tmp_path: Path, sticky: float):
+    """Samples of different skip, whose other choices are independent, or repeat the more the more they skip."""
+    made = make("planted", "text", samples=60, identities=1, steps=6, modules=6, top_k=1)
+    rng, batches, skips = np.random.default_rng(3), [], {}
+    for batch in made.batches:
+        ids = rng.integers(0, 5, batch.module_ids.shape).astype(batch.module_ids.dtype)
+        first = 0
+        for sample in batch.samples:
+            rows = slice(first, first + sample.num_tokens)
+            skip = skips.setdefault(len(skips), rng.uniform(0.1, 0.6))
+            again = rng.random(ids[rows, 1:].shape) < sticky * skip
+            ids[rows, 1:] = np.where(again, ids[rows, :1], ids[rows, 1:])
+            ids[rows] = np.where(rng.random(ids[rows].shape) < skip, 5, ids[rows])
+            first += sample.num_tokens
+        batches.append(replace(batch, module_ids=ids))
+    with Run.open(replace(made, batches=batches).write(tmp_path)) as run:
+        answer = run.skip_and_reuse()
+    assert answer["by_chance"]["slope"] < -0.1
+    if sticky:
+        assert answer["beyond"]["low"] > 0
+    else:
+        assert answer["beyond"]["low"] < 0 < answer["beyond"]["high"]
+        assert answer["excess"]["low"] < 0 < answer["excess"]["high"]
+
+
+def test_the_slope_of_a_line_is_scipys_and_its_interval_holds_what_it_says():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=50)
+    y = 0.3 * x + rng.normal(size=50)
+    assert line(x, y).slope == pytest.approx(scipy.stats.linregress(x, y).slope)
+    assert line(x[:2], y[:2]).low is None
+    held = 0
+    for _ in range(400):
+        y = 0.3 * x + rng.normal(size=50) * (0.2 + np.abs(x))  # not as much scatter everywhere
+        found = line(x, y)
+        held += found.low <= 0.3 <= found.high
+    assert 0.90 < held / 400 < 0.985
