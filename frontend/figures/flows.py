@@ -8,7 +8,8 @@ from typing import Any
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.printing import printed
 from tokenpaths.frontend.charts.drawing.slots import named, offered_ids
-from tokenpaths.frontend.charts.flow.flow import flow_captions, link_rows, node_rows
+from tokenpaths.frontend.charts.flow.flow import link_rows, node_rows
+from tokenpaths.frontend.charts.flow.flow_words import flow_captions, flow_words
 from tokenpaths.frontend.charts.flow.layout import flow_layout, least_share
 from tokenpaths.frontend.charts.flow.token_flow import token_rows
 from tokenpaths.frontend.charts.usage import module_rows
@@ -43,6 +44,7 @@ def flow(source: Source, wishes: Wishes) -> list[Figure]:
     least = least_share(answer)
     drawn = flow_layout(answer, least=least)
     words = [
+        flow_words(answer),
         f"{numbers.plural(answer['num_tokens'], 'token')} through {numbers.plural(info['num_steps'], 'step')} of "
         f"{numbers.count(info['num_modules'])} modules, top-{info['top_k']}. Circle area: tokens of the module, "
         "ribbon width: tokens that go that way, grey: identity modules.",

@@ -19,7 +19,8 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import with_text
 from tokenpaths.frontend.charts.families import expert_load, expert_stability, experts
 from tokenpaths.frontend.charts.flow import token_flow
-from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail, hidden_words, merged_words, moves_of
+from tokenpaths.frontend.charts.flow.flow import flow_chart, flow_thumbnail
+from tokenpaths.frontend.charts.flow.flow_words import flow_words, hidden_words, merged_words, moves_of
 from tokenpaths.frontend.charts.flow.layout import OTHER, flow_layout
 from tokenpaths.frontend.charts.usage import load_of_flow
 from tokenpaths.frontend.components.explorer_data import small_flow
@@ -288,6 +289,30 @@ def test_flows_of_other_are_counted_and_not_drawn():
     ]
     circles = data_of(flow_chart(merged), "node", "count")
     assert all(row["module"] != OTHER for row in circles)
+
+
+def test_the_sentence_of_a_flow_counts_the_modules_that_get_half_of_the_choices():
+    def flow(*steps: dict[int, float], **more: Any) -> dict[str, Any]:
+        nodes = [
+            {"step": step, "module": module, "count": count, "kind": "expert"}
+            for step, counts in enumerate(steps)
+            for module, count in counts.items()
+        ]
+        return {"num_tokens": 100, "nodes": nodes, **more}
+
+    assert flow_words(flow({0: 40, 1: 10, 2: 30, 3: 20}, {1: 90, 0: 10, 4: 0})) == (
+        "Half of each step’s choices go to 1 to 2 of the 2 to 4 modules visited; module 1 at step 1 is the busiest, "
+        "with 90.0 % of the tokens."
+    )
+    even = flow_words(flow(dict.fromkeys(range(64), 25)))  # 16 choices a token
+    assert even.startswith("Half of the step’s choices go to 32 of the 64 modules visited; module 0 at step 0 ")
+    assert flow_words(flow({5: 100}, {2: 100})) == "All tokens take the same way."
+    hidden = flow({0: 20, OTHER: 80})
+    assert flow_words(hidden) == "Module 0 at step 0 is the busiest, with 20.0 % of the tokens."
+    asleep = flow({0: 20, 1: 80})
+    asleep["nodes"][1]["kind"] = "identity"
+    assert "module 1 (skip) at step 0 is the busiest" in flow_words(asleep)
+    assert flow_words(flow({0: 0})) == "No token."
 
 
 def test_other_says_how_many_experts_it_is():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import open_run
-from tokenpaths.frontend.charts.flow.flow import hidden_words
+from tokenpaths.frontend.charts.flow.flow_words import hidden_words
 from tokenpaths.frontend.charts.flow.layout import MOST_LINKS, OTHER, flow_layout, least_share, ribbon_outline
 from tokenpaths.frontend.components.explorer_data import small_flow
 

@@ -16,6 +16,7 @@ from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
 from tokenpaths.frontend.charts.drawing.thing_names import called
+from tokenpaths.frontend.charts.flow.flow_words import flow_captions, flow_words
 from tokenpaths.frontend.charts.flow.layout import (
     MOST_LINKS,
     OTHER,
@@ -75,7 +76,7 @@ def flow_chart(
         *flow_captions(flow, least, layout),
     ]
     chart = alt.layer(*layers)
-    drawn = finish(chart, look, title, subtitle, height=layout.height)
+    drawn = finish(chart, look, title, subtitle, height=layout.height, summary=flow_words(flow))
     return as_vectors(drawn, len(layout.links) + len(layout.nodes))
 
 
@@ -98,49 +99,6 @@ def flow_thumbnail(
 
 ROWS = {False: "rows are modules", True: "in each the busiest module stands at the top"}
 """meaning of a row, keyed by whether each step has its own modules"""
-
-
-def merged_words(flow: Mapping[str, Any]) -> list[str]:
-    """One line with the number of modules merged into squares; empty if there are none."""
-    others = [node for node in flow.get("nodes") or [] if node["module"] == OTHER]
-    if not others:
-        return []
-    least, most = (f(int(node.get("num_modules") or 0) for node in others) for f in (min, max))
-    size = numbers.count(least) if least == most else f"{numbers.count(least)} to {numbers.count(most)}"
-    what = str(others[0].get("name") or "").rstrip(")").rpartition(" ")[2] or "modules"
-    visits = sum(float(node["count"]) for node in flow["nodes"]) or 1.0
-    share = numbers.percent(sum(float(node["count"]) for node in others) / visits)
-    return [f"Square: “other”, {size} smaller {what} of a step together, {share} of all choices; not to scale."]
-
-
-def moves_of(flow: Mapping[str, Any]) -> float:
-    """Transitions of all tokens between consecutive steps."""
-    return float(flow.get("num_tokens") or 0) * max(0, len(flow.get("steps") or []) - 1)
-
-
-def hidden_words(layout: FlowLayout, moves: float = 0, least: float = 0.0) -> list[str]:
-    """A line for each kind of links not drawn, with their number and share of all ``moves``; empty if all are drawn.
-
-    ``least``: the threshold of the layout, a share of the tokens.
-    """
-    words = [
-        (layout.small, "flow", f" under {numbers.percent(least)} of the tokens", "hidden"),
-        (layout.more, "more small flow" if layout.small.num_links else "small flow", "", "hidden"),
-        (layout.merged, "flow", " from or to “other”", "not drawn"),
-        (layout.unknown, "flow", " from or to a choice that is not recorded", "not drawn"),
-    ]
-    return [
-        f"{numbers.plural(part.num_links, what)}{which} {'is' if part.num_links == 1 else 'are'} {how}"
-        + (f" ({numbers.percent(min(1.0, part.count / moves))} of all moves between steps)." if moves else ".")
-        for part, what, which, how in words
-        if part.num_links > 0
-    ]
-
-
-def flow_captions(flow: Mapping[str, Any], least: float, layout: FlowLayout | None = None) -> list[str]:
-    """What the chart of ``flow`` does not draw one by one; ``layout``: the one that is drawn, if it is at hand."""
-    layout = flow_layout(flow, least=least) if layout is None else layout
-    return [*merged_words(flow), *hidden_words(layout, moves_of(flow), least)]
 
 
 def _ribbons(

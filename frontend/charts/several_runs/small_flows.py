@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.layout import OTHER
 from tokenpaths.frontend.charts.load_over_time import is_load_only
 
@@ -55,15 +54,3 @@ def largest_circles(flows: Sequence[Mapping[str, Any]]) -> list[float]:
     ]
     largest = max(shares, default=0.0) or 1.0
     return [largest * total for total in totals]
-
-
-def flow_words(flow: Mapping[str, Any]) -> str:
-    """Where most tokens of one run go: “78 % of the tokens visit module 3 at step 2.”."""
-    total = float(flow.get("num_tokens") or 0)
-    most = max(
-        (node for node in flow["nodes"] if node["module"] != OTHER), key=lambda node: node["count"], default=None
-    )
-    if most is None or not total:
-        return "No token."
-    what = "skip" if most.get("kind") == "identity" else f"visit module {most['module']} at"
-    return f"{numbers.percent(float(most['count']) / total)} of the tokens {what} step {most['step']}."

@@ -10,7 +10,7 @@ import streamlit as st
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.flow.flow import flow_captions, flow_chart
+from tokenpaths.frontend.charts.flow.flow import flow_chart
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
@@ -20,8 +20,9 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast_chart,
     share_of,
 )
+from tokenpaths.frontend.charts.flow.flow_words import flow_captions, flow_words
 from tokenpaths.frontend.charts.load_over_time import is_load_only
-from tokenpaths.frontend.charts.several_runs.small_flows import alike_flows, as_maps, flow_words, largest_circles
+from tokenpaths.frontend.charts.several_runs.small_flows import alike_flows, as_maps, largest_circles
 from tokenpaths.frontend.charts.usage import load_chart
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection

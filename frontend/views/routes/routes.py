@@ -9,7 +9,7 @@ import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import DARKER
-from tokenpaths.frontend.charts.flow.flow import LINK_PICK, NODE_PICK, flow_captions, flow_chart, link_rows, node_rows
+from tokenpaths.frontend.charts.flow.flow import LINK_PICK, NODE_PICK, flow_chart, link_rows, node_rows
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.flow.flow_contrast import (
     flow_contrast_chart,
     share_of,
 )
+from tokenpaths.frontend.charts.flow.flow_words import flow_captions, flow_words
 from tokenpaths.frontend.charts.flow.layout import MANY_LINKS, MOST_LINKS
 from tokenpaths.frontend.charts.several_runs.small_flows import MANY_SLOTS
 from tokenpaths.frontend.charts.usage import load_chart, load_of_flow
@@ -94,6 +95,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         return
     if counted and not counted["exact"]:
         st.caption(widgets.escape(sampled_words(run, flow)))
+    st.markdown(f"**{widgets.escape(flow_words(flow))}**")
     if int(run["top_k"]) >= MANY_SLOTS:
         _drawn_picker(run, selection)
     if _as_map(run, selection):
