@@ -8,13 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 DENSE = 600
 """up to so many rows or columns all eigenvectors are worked out at once"""
 EXAGGERATION, EXAGGERATED = 12.0, 250
 MOMENTUM = (0.5, 0.8)
 LEAST_GAIN = 0.01
+_ROWS = 512
+"""points whose distances are worked out at a time"""
+_TIE = 1e-9
+"""squared distances that differ by less are rounding apart"""
 TINY = float(np.finfo(np.float64).eps)
 
 
@@ -73,6 +77,60 @@ def squared_distances(values: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n 
     np.maximum(squared, 0, out=squared)
     np.fill_diagonal(squared, 0)
     return squared
+
+
+def nearest_of(values: Float[np.ndarray, "n D"], seed: int = 0) -> Integer[np.ndarray, " n"]:
+    """The nearest other point of each of two points or more, one of them by a seed where several are as near."""
+    values, rng = np.asarray(values, dtype=np.float64), np.random.default_rng(seed)
+    norms, nearest = (values**2).sum(axis=1), np.empty(len(values), dtype=np.int64)
+    for first in range(0, len(values), _ROWS):
+        part = values[first : first + _ROWS]
+        squared = norms[first : first + _ROWS, None] + norms[None, :] - 2 * part @ values.T
+        squared[np.arange(len(part)), first + np.arange(len(part))] = np.inf
+        tied = squared <= squared.min(axis=1, keepdims=True) + _TIE
+        # The tie of the largest random number, drawn only where there is one.
+        several = np.flatnonzero(tied.sum(axis=1) > 1)
+        nearest[first : first + len(part)] = tied.argmax(axis=1)
+        nearest[first + several] = np.where(tied[several], rng.random((len(several), len(values))), -1.0).argmax(axis=1)
+    return nearest
+
+
+@dataclass(frozen=True)
+class SameLabel:
+    """How often a point and its nearest one have the same label, beside shuffled labels."""
+
+    share: float
+    by_chance: float
+    """mean of the shuffles"""
+    low: float
+    high: float
+    """95 % of the shuffles lie between both"""
+    p_value: float
+    """(1 + shuffles at least as high) / (1 + shuffles)"""
+    num: int
+    """points with a label"""
+
+
+def same_label(
+    values: Float[np.ndarray, "n D"], label_n: Integer[np.ndarray, " n"], shuffles: int = 200, seed: int = 0
+) -> SameLabel | None:
+    """Agreement of labels of nearest points, those without a label (−1) left out; labels are exchanged by a seed.
+
+    None where exchanging says nothing: fewer than two labels, or one for each point.
+    """
+    there = np.flatnonzero(label_n >= 0)
+    codes, counts = np.unique(label_n[there], return_inverse=True, return_counts=True)[1:]
+    if len(counts) < 2 or counts.max() < 2:
+        return None
+    codes, nearest, rng = codes.reshape(-1), nearest_of(values[there], seed), np.random.default_rng(seed)
+    share = float((codes == codes[nearest]).mean())
+    null = np.empty(shuffles)
+    for draw in range(shuffles):
+        shuffled = rng.permutation(codes)
+        null[draw] = (shuffled == shuffled[nearest]).mean()
+    low, high = np.quantile(null, [0.025, 0.975]).tolist()
+    p_value = (1 + int((null >= share - 1e-12).sum())) / (1 + shuffles)
+    return SameLabel(share, float(null.mean()), low, high, p_value, len(there))
 
 
 def joint_probabilities(squared: Float[np.ndarray, "n n"], perplexity: int | float) -> Float[np.ndarray, "n n"]:

@@ -131,11 +131,11 @@ class MapJob:
         return f"{self.run.row['created_at']} {self.run.row['num_tokens']}"
 
     def _write(self) -> dict[str, Any]:
-        from tokenpaths.engine.store.ask.topics.similar import map_answer
+        from tokenpaths.engine.store.ask.topics.similar import map_answer, mapped_profiles
 
-        answer = map_answer(
-            self.run, "tsne", self.numbers, self.work.points, thumbnails=True, perplexity=self.request.perplexity
-        )
+        request, points = self.request, self.work.points
+        numbers, values = mapped_profiles(self.run, request.limit, request.seed)
+        answer = map_answer(self.run, "tsne", numbers, values, points, thumbnails=True, perplexity=request.perplexity)
         write_artifact(self.folder, MAP, json.dumps(answer).encode())
         divergence = self.curve[-1][1] if self.curve else None
         return {"map_of": self.request.run, "num_samples": len(self.numbers), "divergence": divergence}

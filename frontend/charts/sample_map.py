@@ -45,6 +45,18 @@ def map_words(answer: Mapping[str, Any]) -> str:
     return f"One point: one sample. Near ones load the same modules at the same steps. {samples}. {share}"
 
 
+def nearest_words(answer: Mapping[str, Any]) -> str:
+    """Whether samples with near routes share their label, in a sentence; empty where that cannot be told."""
+    row = answer.get("nearest")
+    if row is None:
+        return ""
+    share, chance = numbers.percent(row["share"]), numbers.percent(row["by_chance"])
+    text = f"The sample with the nearest routes has the same label for {share} of the samples"
+    if row["p_value"] > 0.05:
+        return f"{text}, no more than by chance ({chance})."
+    return f"{text}, where chance gives {chance}."
+
+
 @redrawable(numbers=map_rows)
 def sample_map_chart(
     answer: Mapping[str, Any],
@@ -78,7 +90,7 @@ def sample_map_chart(
     layers = [points, ring.encode(x=x, y=y)]
     if few or chosen is not None:
         layers += _names(table, labels if few else [str(chosen)], look, x, y, height)
-    words = map_words(answer)
+    words = " ".join(filter(None, [nearest_words(answer), map_words(answer)]))
     if chosen is not None:  # a saved picture has no chip beside it
         words += f" In colour: label {tamed(chosen)}."
     return as_vectors(finish(alt.layer(*layers), look, title, words, height=height), len(table))

@@ -26,6 +26,8 @@ from tokenpaths.frontend.charts.drawing.theme import (
 )
 from tokenpaths.frontend.charts.drawing.thing_names import called
 
+EVEN = 1.005
+"""largest utilisation that is shown as 1.00"""
 OVERLOADED = 3.0
 """utilisation above which a module counts as overloaded: three times its fair share"""
 
@@ -156,15 +158,41 @@ def load_chart(
     height = height_of(len(modules))
     chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
     words = f"{DARKER}: more tokens than a fair share. {'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
-    summary = highest(
-        cells,
-        "utilisation",
-        lambda row: (
-            f"module {row['module']} at step {row['step']}, {numbers.number(row['utilisation'])} times a fair share"
-        ),
-    )
-    drawn = finish(chart, look, title, [words + "no token came."], height=height, summary=summary)
+    drawn = finish(chart, look, title, [words + "no token came."], height=height, summary=load_words(usage))
     return as_vectors(drawn, len(cells))
+
+
+def load_words(usage: Mapping[str, Any]) -> str:
+    """The busiest module of a step, and how many got no token, in a sentence."""
+    known = _known_steps(usage["usage"])
+    cells = [row for row in usage["usage"] if row["step"] in known and row["utilisation"] is not None]
+    if not cells:
+        return "No choice is known."
+    most = max(cells, key=lambda row: row["utilisation"])
+    if most["utilisation"] < EVEN:
+        return "Each module got its fair share at every step."
+    times = numbers.number(most["utilisation"])
+    text = f"The busiest is module {most['module']} at step {most['step']}, with {times} times its fair share"
+    if empty := sum(row["count"] == 0 for row in cells):
+        text += f"; {numbers.count(empty)} of {numbers.plural(len(cells), 'cell')} got no token"
+    return f"{text}."
+
+
+def concentration_words(usage: Mapping[str, Any]) -> str:
+    """The steps of the smallest and the largest effective top-k, and the range of the untrained twin, in a sentence."""
+    known = [row for row in usage["steps"] if row.get("effective_top_k") is not None]
+    if not known:
+        return "No choice is known."
+    least, most = (f(known, key=lambda row: row["effective_top_k"]) for f in (min, max))
+    first, last = (numbers.number(row["effective_top_k"]) for row in (least, most))
+    text = f"Step {least['step']} is the most concentrated ({first}), step {most['step']} the least ({last})"
+    if first == last:
+        text = f"{'Each' if len(known) > 1 else 'The'} step’s effective top-k is {first}"
+    twins = [value for row in known if (value := row.get("untrained_effective_top_k")) is not None]
+    if twins:
+        low, high = (numbers.number(f(twins)) for f in (min, max))
+        text += f"; untrained: {low if low == high else f'{low} to {high}'}"
+    return f"{text}."
 
 
 def module_axis(modules: Sequence[int], look: Theme, title: str = "module") -> alt.Y:
@@ -271,11 +299,7 @@ def top_k_chart(
         title,
         "Effective number of modules among which tokens are spread, per step.",
         height=height,
-        summary=highest(
-            usage["steps"],
-            "effective_top_k",
-            lambda row: f"step {row['step']}, {numbers.number(row['effective_top_k'])}",
-        ),
+        summary=concentration_words(usage),
     )
 
 

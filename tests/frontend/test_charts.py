@@ -14,7 +14,7 @@ import vl_convert
 from tests.frontend.test_layout import dense_flow
 from tests.support.runs import open_run
 from tokenpaths.frontend import charts
-from tokenpaths.frontend.charts import distributions, patches, paths, usage
+from tokenpaths.frontend.charts import distributions, patches, paths, sample_map, usage
 from tokenpaths.frontend.charts.drawing import ink, numbers, palette
 from tokenpaths.frontend.charts.drawing.encodings import NAME_LETTERS, names_apart
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
@@ -480,3 +480,42 @@ def test_names_of_the_user_are_in_tooltips() -> None:
     assert "headlines" in json.dumps(chart.to_dict(), ensure_ascii=False)
     lines = data_of(charts.rank_frequency_chart(with_one_null(FIT), fitted=False), "what", "rank")
     assert {row["what"] for row in lines} == {paths.UNTRAINED}
+
+
+def test_the_sentences_of_loads_name_their_ends():
+    def usage_of(counts: list[list[int]], top_k: list[float], twin: list[float] | None = None) -> dict[str, Any]:
+        cells = [
+            {"step": step, "module": module, "count": count, "utilisation": count * len(row) / max(1, sum(row))}
+            for step, row in enumerate(counts)
+            for module, count in enumerate(row)
+        ]
+        steps = [
+            {"step": step, "effective_top_k": value, "untrained_effective_top_k": twin and twin[step]}
+            for step, value in enumerate(top_k)
+        ]
+        return {"usage": cells, "steps": steps}
+
+    uneven = usage_of([[3, 1, 0], [2, 2, 0]], [1.2, 1.5], [1.6, 1.7])
+    assert usage.load_words(uneven) == (
+        "The busiest is module 0 at step 0, with 2.25 times its fair share; 2 of 6 cells got no token."
+    )
+    assert usage.concentration_words(uneven) == (
+        "Step 0 is the most concentrated (1.20), step 1 the least (1.50); untrained: 1.60 to 1.70."
+    )
+    assert usage.load_words(usage_of([[2, 2]], [2.0])) == "Each module got its fair share at every step."
+    assert usage.concentration_words(usage_of([[2, 2]], [2.0])) == "The step’s effective top-k is 2.00."
+    assert usage.load_words(usage_of([[0, 0]], [2.0])) == "No choice is known."
+    assert usage.load_words(usage_of([[3, 1], [0, 0]], [1.0, 1.0])) == (
+        "The busiest is module 0 at step 0, with 1.50 times its fair share."
+    )
+
+
+def test_the_sentence_of_a_map_says_what_chance_gives():
+    row = {"share": 0.4, "by_chance": 0.12, "low": 0.08, "high": 0.16, "p_value": 0.005, "num": 90}
+    said = sample_map.nearest_words({"nearest": row})
+    assert (
+        said
+        == "The sample with the nearest routes has the same label for 40.0 % of the samples, where chance gives 12.0 %."
+    )
+    assert sample_map.nearest_words({"nearest": row | {"p_value": 0.2}}).endswith(", no more than by chance (12.0 %).")
+    assert sample_map.nearest_words({"nearest": None}) == ""

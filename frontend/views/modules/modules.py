@@ -13,8 +13,10 @@ from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.charts.usage import (
     MOST_MARKED,
     OVERLOADED,
+    concentration_words,
     dead_modules,
     load_chart,
+    load_words,
     overloaded,
     stand_in_words,
     top_k_chart,
@@ -54,6 +56,7 @@ def draw(selection: Selection) -> None:
             + ": no token came.",
             "load",
         )
+        st.markdown(f"**{widgets.escape(load_words(usage))}**")
         widgets.chart(
             load_chart(usage, theme=widgets.theme(), title=None, chosen=chosen, names=names_of(run["run"], "module")),
             key=f"load_{run['run']}_{selection.label}_{chosen}",
@@ -72,6 +75,7 @@ def draw(selection: Selection) -> None:
             + (", beside the same architecture untrained." if selection.label is None and twin else "."),
             "topk",
         )
+        st.markdown(f"**{widgets.escape(concentration_words(usage))}**")
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None), filters=("label",))
         if selection.label is not None:
             st.caption("The untrained twin was counted over all tokens: clear the label to see it beside them.")

@@ -10,7 +10,14 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound, Refused
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.sample_map import SAMPLE_PICK, SHAPES, map_rows, map_words, sample_map_chart
+from tokenpaths.frontend.charts.sample_map import (
+    SAMPLE_PICK,
+    SHAPES,
+    map_rows,
+    map_words,
+    nearest_words,
+    sample_map_chart,
+)
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views import common
@@ -48,6 +55,8 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         made = _made(job) or made  # it may have ended while the map by PCA was asked for
     shown = made or answer
     st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
+    if words := nearest_words(shown):
+        st.markdown(f"**{widgets.escape(words)}**")
     inspected = (selection.inspect or "").partition("sample:")[2]
     marked = int(inspected) if inspected else None
     widgets.chart(
@@ -67,6 +76,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     elif not labels:
         words += " This run has no labels."
     st.caption(words)
+    common.note_not_independent(run)
     _buttons(run, selection, job, made)
     widgets.numbers_behind(map_rows(shown), "samples on the map")
 

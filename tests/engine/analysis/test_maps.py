@@ -7,8 +7,17 @@ import pytest
 from scipy.optimize import brentq
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE as TheirTSNE
+from sklearn.neighbors import NearestNeighbors
 
-from tokenpaths.engine.analysis.projection import TSNE, joint_probabilities, kl_gradient, pca, squared_distances
+from tokenpaths.engine.analysis.projection import (
+    TSNE,
+    joint_probabilities,
+    kl_gradient,
+    nearest_of,
+    pca,
+    same_label,
+    squared_distances,
+)
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (700, 650), (3, 2), (650, 3000)])
@@ -111,3 +120,43 @@ def test_a_stopped_one_goes_on_bit_for_bit() -> None:
     for _ in range(40):
         second.advance()
     assert np.array_equal(second.points, whole.points)
+
+
+def test_the_nearest_point_is_scikit_learns() -> None:
+    values = np.random.default_rng(3).normal(size=(1200, 6)).astype(np.float32)
+    theirs = NearestNeighbors(n_neighbors=2).fit(values).kneighbors(values, return_distance=False)[:, 1]
+    assert np.array_equal(nearest_of(values), theirs)
+
+
+def test_of_points_as_near_each_is_drawn_alike() -> None:
+    values = np.zeros((6, 2))
+    values[5] = 3.0
+    drawn = np.array([nearest_of(values, seed) for seed in range(400)])
+    assert (drawn != np.arange(6)).all()
+    assert set(drawn[:, 0]) == {1, 2, 3, 4}
+    assert set(drawn[:, 5]) == {0, 1, 2, 3, 4}
+    assert np.unique(drawn[:, 0], return_counts=True)[1].min() > 60
+
+
+def test_labels_of_the_nearest_agree_beyond_chance_only_where_they_do() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 30)
+    found = same_label(rng.normal(size=(120, 5)) + 2 * labels[:, None], labels)
+    assert found is not None
+    assert found.share > 0.7 > found.high
+    assert found.p_value == pytest.approx(1 / 201)
+    assert found.by_chance == pytest.approx(29 / 119, abs=0.01)
+    refused = 0
+    for seed in range(200):
+        by_chance = same_label(np.random.default_rng(seed).normal(size=(24, 5)), np.arange(24) % 3)
+        assert by_chance is not None
+        refused += by_chance.p_value <= 0.05
+    assert refused <= 18  # 10 are expected; P(19 or more) < 0.5 %
+    # Points without a label are nobody's neighbours, and a label for each, or one for all, tells nothing.
+    some = np.where(np.arange(120) % 2 == 0, labels, -1)
+    within = same_label(np.arange(120.0)[:, None], some)
+    assert within is not None
+    assert within.num == 60
+    assert within.share > 0.9
+    assert same_label(rng.normal(size=(5, 2)), np.arange(5)) is None
+    assert same_label(rng.normal(size=(5, 2)), np.zeros(5, dtype=int)) is None

@@ -227,6 +227,17 @@ class MapPoint(AnswerModel):
     thumbnail: str | None = Field(description="A small picture as a data URI, where asked for")
 
 
+class NearestLabels(AnswerModel):
+    """How often a sample and the one whose path profile is nearest have the same label."""
+
+    share: float = Field(description="Of the samples with a label; one of several as near is drawn by a seed")
+    by_chance: float = Field(description="Mean over 200 shuffles of the labels")
+    low: float = Field(description="95 % of the shuffles lie between this and `high`")
+    high: float
+    p_value: float = Field(description="(1 + shuffles at least as high) / (1 + shuffles)")
+    num: int = Field(description="Samples with a label")
+
+
 class SampleMap(AnswerModel):
     """Samples on the plane in which their path profiles differ most."""
 
@@ -235,6 +246,7 @@ class SampleMap(AnswerModel):
     num_samples: int
     of_samples: int
     explained: list[float] | None = Field(description="Share of the variance along each axis")
+    nearest: NearestLabels | None = Field(description="null with fewer than two labels, or one for each sample")
     points: list[MapPoint]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 
 from tokenpaths.engine.analysis.path_distance import SAME, nearest, profile_distance, profiles
 from tokenpaths.engine.analysis.path_statistics import sorted_slots
-from tokenpaths.engine.analysis.projection import pca
+from tokenpaths.engine.analysis.projection import pca, same_label
 from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, Rows, SampleNumber, question
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -230,7 +231,8 @@ def map_samples(
         raise UserError(f"method is {method[:40]!r}, it should be pca{methods}", field="method")
     numbers, values = mapped_profiles(run, limit)
     plane = pca(values)
-    return map_answer(run, "pca", numbers, plane.points, thumbnails=thumbnails, explained=list(plane.explained))
+    explained = list(plane.explained)
+    return map_answer(run, "pca", numbers, values, plane.points, thumbnails=thumbnails, explained=explained)
 
 
 def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -259,10 +261,23 @@ def mapped_profiles(run: RunFile, limit: int, seed: int = 0) -> tuple[np.ndarray
 
 
 def map_answer(
-    run: RunFile, method: str, numbers: np.ndarray, points: np.ndarray, *, thumbnails: bool, **more: Any
+    run: RunFile,
+    method: str,
+    numbers: np.ndarray,
+    values: np.ndarray,
+    points: np.ndarray,
+    *,
+    thumbnails: bool,
+    **more: Any,
 ) -> dict[str, Any]:
-    """A map as returned by the API: one point per sample with its label, snippet and, if requested, thumbnail."""
+    """A map as returned by the API: one point per sample with its label, snippet and, if requested, thumbnail.
+
+    ``numbers`` and ``values`` are those of ``mapped_profiles``, ``points`` where they lie.
+    """
     heads = sample_answers(run, numbers.tolist())
+    code_of = {label: code for code, (_, label, _, _) in enumerate(run.labels) if label is not None}
+    labels = np.array([code_of.get(heads[number]["label"], -1) for number in numbers.tolist()])
+    nearest = same_label(values, labels)
     pictures = _thumbnails(run, numbers) if thumbnails else {}
     names = ("label", "prediction", "snippet", "source", "compute", "reuse", "has_image")
     return {
@@ -271,6 +286,7 @@ def map_answer(
         "num_samples": len(numbers),
         "of_samples": int(run.row["num_samples"]),
         "explained": None,
+        "nearest": None if nearest is None else asdict(nearest),
         **more,
         "points": [
             {
