@@ -392,3 +392,15 @@ def test_a_document_is_cut_at_decisions_and_where_the_path_changes():
     assert PARTS[0].loss == 1.5
     assert PARTS[2].modules == (1, 2)
     assert dipaco_rerouting.chunk_rows(PARTS)[2]["path"] == "1·2"
+
+
+def test_the_sentence_of_paths_of_documents_counts_those_of_half_of_the_tokens():
+    def of(*counts: int) -> dict[str, Any]:
+        # In the order of the whole run, which need not be that of one label.
+        rows = [path(rank, (rank, 0), count) for rank, count in enumerate(counts, 1)]
+        return {"paths": [row | {"share": row["count"] / sum(counts)} for row in rows], "num_paths": len(rows)}
+
+    assert dipaco_shards.busiest_words(of(60, 30, 10)) == "Path 1·0 takes 60.0 % of the tokens."
+    assert dipaco_shards.busiest_words(of(10, 25, 40, 25)) == (
+        "Path 3·0 takes 40.0 % of the tokens; half of them go along 2 of 4 paths."
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import altair as alt
@@ -62,6 +63,18 @@ def hidden_words(answer: Mapping[str, Any]) -> str:
         return ""
     share = (answer["num_tokens"] - sum(path["count"] for path in drawn)) / answer["num_tokens"]
     return f" Not drawn: {numbers.plural(hidden, 'rarer path')} with {numbers.percent(share)} of the tokens."
+
+
+def busiest_words(answer: Mapping[str, Any]) -> str:
+    """The path that most tokens take, and how many paths half of them take, of an answer of ``/paths``."""
+    paths = sorted(answer["paths"], key=lambda path: (-path["share"], path["rank"]))
+    name, share = path_name(modules_of(paths[0])), numbers.percent(paths[0]["share"])
+    text = f"Path {name} takes {share} of the tokens"
+    running = accumulate(path["share"] for path in paths)
+    half = next((place for place, total in enumerate(running, 1) if total >= 0.5), 1)
+    if half == 1:
+        return f"{text}."
+    return f"{text}; half of them go along {half} of {numbers.plural(answer['num_paths'], 'path')}."
 
 
 def tree_rows(by_label: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
