@@ -172,6 +172,8 @@ QUESTIONS: tuple[Question, ...] = (
         "loss beside modules visited, of a label", "outcomes", "compute", _of_label("/outcomes/modules", per="sample")
     ),
     Question("compute by kind of token", "kind_means", "compute", _fixed("/means/compute")),
+    Question("reuse beside skip", "skip_and_reuse", "compute", _fixed("/skip_and_reuse")),
+    Question("reuse beside skip, of a label", "skip_and_reuse", "compute", _of_label("/skip_and_reuse")),
     Question("kinds of modules by step", "module_kinds", "modules", _fixed("/usage/kinds")),
     Question("kinds of modules of a label", "module_kinds", "modules", _of_label("/usage/kinds")),
     Question("paths specific to labels", "specific", "paths", _fixed("/specific", of="path", limit=20)),
