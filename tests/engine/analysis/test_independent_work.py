@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from sklearn.neighbors import NearestNeighbors
 
 from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import line
@@ -111,3 +112,23 @@ def test_the_slope_of_a_line_is_scipys_and_its_interval_holds_what_it_says():
         found = line(x, y)
         held += found.low <= 0.3 <= found.high
     assert 0.90 < held / 400 < 0.985
+
+
+def test_the_share_of_nearest_samples_with_one_label_is_scikit_learns(tmp_path: Path):
+    made = make("near", "vision", samples=60, modules=7, steps=4, top_k=1)
+    with Run.open(made.write(tmp_path)) as run:
+        found = run.map()["nearest"]
+    sample_of, step_of = made.per_token(list(range(60))), np.arange(4)
+    shares = np.zeros((60, 4, 7))
+    for number, ribbon in zip(sample_of, made.ids[:, :, 0], strict=True):
+        shares[number, step_of, ribbon] += 1
+    roots = np.sqrt(shares / shares.sum(axis=2, keepdims=True)).reshape(60, -1)
+    nearest = NearestNeighbors(n_neighbors=2).fit(roots).kneighbors(roots, return_distance=False)[:, 1]
+    labels = np.array([sample.label for sample in made.samples])
+    assert found["share"] == pytest.approx((labels == labels[nearest]).mean())
+    dealt = [
+        (shuffled == shuffled[nearest]).mean() for shuffled in map(np.random.default_rng(5).permutation, [labels] * 400)
+    ]
+    assert found["by_chance"] == pytest.approx(np.mean(dealt), abs=0.02)
+    assert found["low"] == pytest.approx(np.quantile(dealt, 0.025), abs=0.04)
+    assert found["high"] == pytest.approx(np.quantile(dealt, 0.975), abs=0.04)
