@@ -341,3 +341,25 @@ def test_certain_heads_have_a_dot_and_one_text_no_band():
     band = data_of(gate_worth.uniform_chart(alone), "bottom", "top")
     assert band[0]["bottom"] == band[0]["top"] == 2.1
     assert data_of(gate_worth.position_chart(alone), "gain", "low")[0]["low"] == 0.5
+
+
+def test_the_sentences_of_gates_name_their_ends():
+    axes = [{"axis": name, "names": [str(i) for i in range(2)]} for name in ("layer", "head", "direction")]
+    here = {"axes": axes, "values": [[[0.1, 0.5], [0.4, 0.4]], [[0.4, 0.9], [0.3, 0.3]]]}
+    there = {"axes": axes, "values": [[[0.1, 0.0], [0.4, 0.4]], [[0.4, 0.8], [0.9, 0.3]]]}
+    assert directional_gates.gate_words(here) == (
+        "Removed most is direction 1 of head 0 in layer 1 (0.900), least direction 0 of head 0 in layer 0 (0.100)."
+    )
+    assert directional_gates.gate_words(here, there) == (
+        "Removed more than in the other is above all direction 1 of head 0 in layer 0 (0.500), "
+        "less direction 0 of head 1 in layer 1 (−0.600)."
+    )
+    assert directional_gates.variance_words([[0.1, 0.3], [0.2, 0.0]]) == (
+        "Head 1 of layer 0 differs most between domains: variance 0.300, where the middle head has 0.200."
+    )
+    assert (
+        directional_gates.specialist_words([0.0, 0.5, 0.5]) == "Layers 1 and 2 have most: 50.0 % of their heads each."
+    )
+    assert directional_gates.specialist_words([0.0, 0.5, 0.1]) == "Layer 1 has most: 50.0 % of its heads."
+    assert directional_gates.centroid_title(CENTROIDS).startswith("90.0 % of the texts lie nearest to the centre of")
+    assert "no more than with shuffled domains" in directional_gates.centroid_title({**CENTROIDS, "p_value": 0.3})

@@ -33,7 +33,7 @@ from tokenpaths.frontend.charts.drawing.palette import (
     theme_named,
 )
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, highest, rows
+from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
 
 TITLE = "Which directions does it switch on?"
 GATE_PICK, SAMPLE_PICK = "gate", "sample"
@@ -63,6 +63,23 @@ def gate_rows(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None)
                     row["difference"] = (r or 0.0) - (row["other"] or 0.0)
                 table.append(row)
     return table
+
+
+def gate_words(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None) -> str:
+    """The direction that is removed most and the one that is left most, or those that differ most, in a sentence."""
+    value = "r" if minus is None else "difference"
+    table = [row for row in gate_rows(answer, minus) if row["r"] is not None]
+    if not table:
+        return "No gate is known."
+    least, most = (f(table, key=lambda row: row[value]) for f in (min, max))
+    low, high = (_place(row, numbers.number(row[value])) for row in (least, most))
+    if minus is None:
+        return f"Removed most is {high}, least {low}."
+    return f"Removed more than in the other is above all {high}, less {low}."
+
+
+def _place(row: Mapping[str, Any], told: str) -> str:
+    return f"direction {row['direction']} of head {row['head']} in layer {row['layer']} ({told})"
 
 
 @redrawable(numbers=gate_rows)
@@ -112,14 +129,7 @@ def gate_chart(
         if minus is None
         else "Rose: more is removed than in the other; blue: less; page colour: the same."
     )
-    summary = highest(
-        table,
-        value,
-        lambda row: (
-            f"layer {row['layer']}, head {row['head']}, direction {row['direction']}, "
-            f"r {row['words']}" + ("" if minus is None else f" against {row['against']}")
-        ),
-    )
+    summary = gate_words(answer, minus)
     return finish(alt.layer(cells, outline), look, title, words, height=max(90, 30 * num_layers), summary=summary)
 
 
@@ -150,6 +160,16 @@ def variance_rows(variance: Sequence[Sequence[float]], special: Iterable[tuple[i
         for layer, row in enumerate(variance)
         for head, value in enumerate(row)
     ]
+
+
+def variance_words(variance: Sequence[Sequence[float]]) -> str:
+    """The head whose gates differ most between domains, beside the middle one, in a sentence."""
+    table = sorted(variance_rows(variance), key=lambda row: row["variance"] or 0.0)
+    most, middle = table[-1], table[len(table) // 2]
+    return (
+        f"Head {most['head']} of layer {most['layer']} differs most between domains: variance {most['words']}, "
+        f"where the middle head has {middle['words']}."
+    )
 
 
 def _specialists(heads: Iterable[Mapping[str, Any]]) -> set[tuple[int, int]]:
@@ -188,7 +208,7 @@ def variance_chart(
         .encode(x=x, y=y)
     )
     height = max(90, 30 * len(variance))
-    summary = highest(table, "variance", lambda row: f"layer {row['layer']}, head {row['head']}, {row['words']}")
+    summary = variance_words(variance)
     words = "Dot: specialist, among the quarter of heads that vary most."
     return finish(alt.layer(cells, dots), look, title, words, height=height, summary=summary)
 
@@ -197,6 +217,17 @@ def specialist_rows(share_by_layer: Sequence[float]) -> list[dict[str, Any]]:
     """Table of the bars, and of the line over all layers."""
     even = sum(share_by_layer) / max(1, len(share_by_layer))
     return [{"layer": layer, "share": share, "all layers": even} for layer, share in enumerate(share_by_layer)]
+
+
+def specialist_words(share_by_layer: Sequence[float]) -> str:
+    """The layers with the most specialists among their heads, in a sentence."""
+    most = max(share_by_layer)
+    layers = [str(layer) for layer, share in enumerate(share_by_layer) if share >= most - 1e-9]
+    named = " and ".join(filter(None, [", ".join(layers[:-1]), layers[-1]]))
+    share = numbers.percent(most)
+    if len(layers) == 1:
+        return f"Layer {named} has most: {share} of its heads."
+    return f"Layers {named} have most: {share} of their heads each."
 
 
 @redrawable(numbers=specialist_rows)
@@ -228,7 +259,7 @@ def specialist_chart(
         color=look.muted, strokeDash=[5, 3], strokeWidth=1.5
     )
     chart = alt.layer(bars, line.encode(y=y))
-    summary = highest(table, "share", lambda row: f"layer {row['layer']}, {row['words']} of its heads")
+    summary = specialist_words(share_by_layer)
     return finish(chart, look, title, "Dashed: as many in every layer.", height=height, summary=summary)
 
 
@@ -292,6 +323,15 @@ def pca_chart(
     words = "One point: one text. Names stand at the middle of their domain."
     summary = f"{numbers.plural(len(table), 'text')} of {numbers.plural(len(labels), 'domain')}."
     return finish(chart, look, title, words, height=height, summary=summary)
+
+
+def centroid_title(accuracy: Mapping[str, Any]) -> str:
+    """``centroid_words`` in one sentence."""
+    far = accuracy.get("p_value") is not None and accuracy["p_value"] <= 0.05
+    share, chance = numbers.percent(accuracy["accuracy"]), numbers.percent(accuracy["null_mean"])
+    return f"{share} of the texts lie nearest to the centre of their own domain, " + (
+        f"where shuffled domains give {chance}." if far else f"no more than with shuffled domains ({chance})."
+    )
 
 
 def centroid_words(accuracy: Mapping[str, Any]) -> str:
