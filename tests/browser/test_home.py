@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.test_jobs import start_trace
+from tests.browser.test_jobs import long_trace
 from tests.browser.test_try_it import png
 from tests.engine.adapters.logs.engine_logs import bare_csv
 from tests.support.runs import make_run
@@ -113,9 +113,8 @@ def test_a_log_is_imported_and_becomes_a_run(visit):
     assert here.query()["run"].startswith("my-routing")
 
 
-def test_a_log_that_has_to_wait_says_so_where_it_was_dropped(visit):
-    before = visit().open(view="jobs", model="tiny-vision")
-    start_trace(before, "1000000")
+def test_a_log_that_has_to_wait_says_so_where_it_was_dropped(visit, site):
+    before = visit().open(view="jobs", job=long_trace(site))
     expect(before.page.locator(".st-key-job_panel").get_by_text("samples,")).to_be_visible()
     here = visit(width=400).open()
     drop(here, "waiting.npy", npy(np.random.default_rng(1).random((40, 3, 8)).argsort(axis=2)[:, :, :2]))
