@@ -49,8 +49,9 @@ def _page(run: RunFile) -> Iterator[dict[str, Any]]:
     tag="runs",
     description="Do samples that skip more also reuse more? Pearson's correlation of skip (1 − `compute`) and `reuse`, "
     "the line of reuse over skip as seen and as chance gives it, what is left beyond chance, and whether pairs of "
-    "visits repeat a module more often where more is skipped.\n\nBy chance: each token keeps how many modules it uses at "
-    "each step, and each of them is chosen as often as by all tokens that use as many there. Exact up to a million tokens; of larger runs whole samples are drawn, and `counted` says so.",
+    "visits repeat a module more often where more is skipped.\n\nBy chance: each token keeps how many modules it uses "
+    "at each step, and each of them is chosen as often as by all tokens that use as many there. Exact up to a million "
+    "tokens; of larger runs whole samples are drawn, and `counted` says so.",
     frames={"skip_and_reuse": Rows("groups", "Quarters of the samples from the least skip to the most: skip, reuse …")},
     sealed=_page,
 )
