@@ -120,6 +120,7 @@ class KindMean(AnswerModel):
     difference: float = Field(description="Less the mean of all tokens that could be of such a kind")
     difference_low: Low
     difference_high: High
+    clear: bool = Field(description="Whether 0 lies outside when the intervals of all kinds are to hold together")
 
 
 class KindMeans(AnswerModel):
