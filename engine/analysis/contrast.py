@@ -3,7 +3,10 @@
 Shapes: n tokens (or samples, one token each); N samples; G groups; U distinct keys; I things that are compared
 (modules, paths). Every interval takes samples, not tokens, as what was drawn: a share is a ratio of two sums over
 samples, its variance that of the linearised ratio (Cochran, "Sampling Techniques", 1977, section 6.4); that of a share
-is never below that of independent tokens.
+is never below that of independent tokens. A long sample draws the mean to itself and leaves too small a residual, so
+residuals are made as large as they are expected to be (Bell and McCaffrey, Survey Methodology 28, 2002), and Student's
+quantile takes as many samples as the long ones leave effective, (Σw)²/Σw² (Carter, Schnepel and Steigerwald, Review of
+Economics and Statistics 99, 2017).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer, Real
+from jaxtyping import Float, Integer, Real
 
 Z = 1.959963984540054
 """standard deviations on both sides of 95 %"""
@@ -47,28 +50,71 @@ def kish_size(of_NI: Real[np.ndarray, "N I"]) -> Float[np.ndarray, " I"]:
     return sizes
 
 
+def freedom(of_N: Real[np.ndarray, " N"]) -> float:
+    """Degrees of freedom of a mean over samples of these sizes: how many of them are effective, less 1; at least 1."""
+    return max(float(kish_size(of_N[:, None])[0]) - 1.0, 1.0)
+
+
 def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
     """Independent tokens that would tell as much about the shares Σhits/Σof: at most Σof, and 1 of one sample."""
     total = float(of_N.sum())
     if (of_N > 0).sum() < 2:
         return np.ones(hits_NI.shape[1])
-    hits_I = hits_NI.sum(axis=0)
-    share, even = hits_I / total, (hits_I + 1) / (total + 2)
-    variance = _clustered(_residuals(hits_NI, share, of_N, total), of_N > 0)
-    plain = even * (1 - even) / total
-    sizes: np.ndarray = total / np.maximum(variance / plain, 1.0)
+    squares_NI, plain_I = _parts(hits_NI, of_N)
+    sizes: np.ndarray = total / np.maximum(squares_NI.sum(axis=0) / plain_I, 1.0)
     return sizes
+
+
+def share_interval(
+    hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"], share_I: Float[np.ndarray, " I"] | None = None
+) -> tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]:
+    """Both ends of the 95 % interval of the shares Σhits/Σof (of ``share_I``, where these are known of more tokens).
+
+    Wilson's, of as many independent tokens as tell as much; the variance that says how many is estimated from the
+    samples, so it counts (t/1.96)² times (Korn and Graubard, Survey Methodology 24, 1998). t has as many degrees of
+    freedom as the sizes leave (``freedom``), and no more than the estimate has: 2 V²/Var(V), V the sum of what each
+    sample adds (Satterthwaite 1946), as a few samples may hold all that is rare. Tokens that are all alike within
+    their samples tell as much as the samples would (``kish_size``), so never less than that is counted; where each
+    sample has one token, nothing is estimated.
+    """
+    from scipy.special import stdtrit  # only for who asks
+
+    total, num = float(of_N.sum()), int((of_N > 0).sum())
+    share: np.ndarray = hits_NI.sum(axis=0) / total if share_I is None else share_I
+    least = float(kish_size(of_N[:, None])[0])
+    if num < 2 or of_N.max() <= 1:
+        return wilson(share, np.full(share.shape, max(least, 1.0)))
+    squares_NI, plain_I = _parts(hits_NI, of_N)
+    variance_I = squares_NI.sum(axis=0)
+    # Σ(v − mean)² over the samples that are there, times num: the variance of V is estimated as it / (num − 1).
+    spread_I = num * np.square(squares_NI).sum(axis=0) - variance_I**2
+    of_variance_I = 2 * variance_I**2 * (num - 1) / np.maximum(spread_I, 1e-300)
+    freedom_I = np.clip(of_variance_I, 1.0, freedom(of_N))
+    wider_I = (stdtrit(freedom_I, 0.975) / Z) ** 2
+    return wilson(share, np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least))
+
+
+def _parts(
+    hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"]
+) -> tuple[Float[np.ndarray, "N I"], Float[np.ndarray, " I"]]:
+    """What each sample adds to the variance of a share, and that of independent tokens with a hit and a miss more."""
+    total, hits_I = float(of_N.sum()), hits_NI.sum(axis=0)
+    even_I = (hits_I + 1) / (total + 2)
+    rest_NI = _residuals(hits_NI, hits_I / total, of_N, total)
+    return np.square(rest_NI, out=rest_NI), even_I * (1 - even_I) / total
 
 
 def ratio_error(total_N: Real[np.ndarray, " N"], count_N: Real[np.ndarray, " N"]) -> float | None:
     """Standard error of Σtotal/Σcount, a mean over all tokens, from its parts by sample; None with fewer than two.
 
-    Tokens of one sample rise and fall together, so taken as independent they would give too small an error.
+    Tokens of one sample rise and fall together, so taken as independent they would give too small an error. The
+    interval takes Student's quantile at ``freedom(count_N)``.
     """
-    if len(total_N) < 2:
+    if (count_N > 0).sum() < 2:
         return None
-    rest_N1 = ((total_N - total_N.sum() / count_N.sum() * count_N) / count_N.sum())[:, None]
-    return float(np.sqrt(_clustered(rest_N1, count_N > 0)[0]))
+    size = float(count_N.sum())
+    rest_N1 = _residuals(total_N[:, None], np.array([total_N.sum() / size]), count_N, size)
+    return float(np.sqrt(np.square(rest_N1).sum()))
 
 
 def contrast(
@@ -80,9 +126,9 @@ def contrast(
     """Δ_i = f_i(A) − f_i(B), f = share of tokens that choose i.
 
     ``hits`` counts, sample by sample, tokens of A (of B) that choose i, ``of`` all of them. The half width is the
-    t-quantile of the samples times the standard error; its floor is that of independent tokens with one hit and one
-    miss added to each side (Agresti and Caffo 2000), for shares of 0 or 1 would look certain after a few tokens. No
-    interval where A or B lies in a single sample.
+    t-quantile at the smaller ``freedom`` times the standard error; its floor is that of independent tokens with one
+    hit and one miss added to each side (Agresti and Caffo 2000), for shares of 0 or 1 would look certain after a few
+    tokens. No interval where A or B lies in a single sample.
     """
     from scipy.special import stdtrit  # only for who asks
 
@@ -96,19 +142,25 @@ def contrast(
         return Contrast(share_a, share_b, delta, nothing, nothing)
     rest_NI = _residuals(hits_a_NI, share_a, of_a_N, total_a)
     rest_NI -= _residuals(hits_b_NI, share_b, of_b_N, total_b)
-    variance = _clustered(rest_NI, (of_a_N > 0) | (of_b_N > 0))
+    variance = np.square(rest_NI, out=rest_NI).sum(axis=0)
     floor = _added(hits_a_I, total_a) + _added(hits_b_I, total_b)
-    half = float(stdtrit(min(num_a, num_b) - 1, 0.975)) * np.sqrt(np.maximum(variance, floor))
+    half = float(stdtrit(min(freedom(of_a_N), freedom(of_b_N)), 0.975)) * np.sqrt(np.maximum(variance, floor))
     return Contrast(share_a, share_b, delta, np.maximum(delta - half, -1.0), np.minimum(delta + half, 1.0))
 
 
 def _residuals(
     hits_NI: Real[np.ndarray, "N I"], share_I: Float[np.ndarray, " I"], of_N: Real[np.ndarray, " N"], total: float
 ) -> Float[np.ndarray, "N I"]:
-    """(hits − share · of) / total, in place: new memory for each operation would take as long as these."""
+    """(hits − share · of) / total / √(1 − 2 w + Σw²), w = of/total, so that their squares add up to the variance.
+
+    The share is drawn to each sample by its weight; if samples scatter alike, what is left of one is that root of what
+    it was: √(1 − 1/N) where all weigh the same. In place: new memory for each operation would take as long as these.
+    """
     rest_NI: np.ndarray = np.multiply(share_I, of_N[:, None], dtype=np.float64)
     np.subtract(hits_NI, rest_NI, out=rest_NI)
-    rest_NI /= total
+    weight_N = of_N / total
+    left_N = np.maximum(1.0 - 2.0 * weight_N + np.square(weight_N).sum(), 1e-12)
+    rest_NI /= (total * np.sqrt(left_N))[:, None]
     return rest_NI
 
 
@@ -116,14 +168,6 @@ def _added(hits_I: Real[np.ndarray, " I"], total: float) -> Float[np.ndarray, " 
     even = (hits_I + 1) / (total + 2)
     floor: np.ndarray = even * (1 - even) / (total + 2)
     return floor
-
-
-def _clustered(rest_NI: Real[np.ndarray, "N I"], present_N: Bool[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
-    """Variance of a sum of residuals over the samples that are there."""
-    num = int(present_N.sum())
-    there_NI = rest_NI if num == len(rest_NI) else rest_NI[present_N]
-    variance: np.ndarray = num / (num - 1) * np.square(there_NI).sum(axis=0)
-    return variance
 
 
 @dataclass(frozen=True)
@@ -179,8 +223,8 @@ def by_sample(
 
 
 def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, share: bool = False) -> Mean | None:
-    """Σ sums / Σ weights; None without any weight. A ``share`` of yes or no gets Wilson's interval, which knows that
-    a few that are all right may not all be."""
+    """Σ sums / Σ weights; None without any weight. A ``share`` of yes or no gets that of ``share_interval``, which
+    knows that a few that are all right may not all be."""
     total = float(of_N.sum())
     if total <= 1e-12:
         return None
@@ -188,9 +232,9 @@ def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, sh
     if (of_N > 0).sum() < 2:
         return Mean(mean, None, None)
     if share:
-        low, high = wilson(np.array([mean]), effective_size(sum_N[:, None], of_N))
+        low, high = share_interval(sum_N[:, None], of_N)
         return Mean(mean, float(low[0]), float(high[0]))
-    half = _quantile(of_N > 0) * (ratio_error(sum_N, of_N) or 0.0)
+    half = _quantile(of_N) * (ratio_error(sum_N, of_N) or 0.0)
     return Mean(mean, mean - half, mean + half)
 
 
@@ -213,17 +257,17 @@ def difference(
     if share:
         apart = contrast(sum_a_N[:, None], of_a_N, sum_b_N[:, None], of_b_N)
         return Mean(delta, float(apart.low[0]), float(apart.high[0]))
-    rest_N = (sum_a_N - mean_a * of_a_N) / total_a - (sum_b_N - mean_b * of_b_N) / total_b
-    there = (of_a_N > 0) | (of_b_N > 0)
-    num = int(there.sum())
-    error = float(np.sqrt(num / (num - 1) * (rest_N[there] ** 2).sum()))
-    half = max(_quantile(of_a_N > 0), _quantile(of_b_N > 0)) * error
+    rest_N1 = _residuals(sum_a_N[:, None], np.array([mean_a]), of_a_N, total_a)
+    rest_N1 -= _residuals(sum_b_N[:, None], np.array([mean_b]), of_b_N, total_b)
+    error = float(np.sqrt(np.square(rest_N1).sum()))
+    half = max(_quantile(of_a_N), _quantile(of_b_N)) * error
     return Mean(delta, delta - half, delta + half)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Slope of the least-squares line of one number over another; no interval from fewer than three samples."""
+    """Slope of the least-squares line of one number over another; no interval from fewer than three samples, or where
+    all but one have the same x."""
 
     slope: float
     low: float | None
@@ -231,22 +275,33 @@ class Line:
 
 
 def line(x_N: Float[np.ndarray, " N"], y_N: Float[np.ndarray, " N"]) -> Line:
-    """Slope of y over x, with White's standard error (Econometrica 48, 1980; times N / (N − 2), "HC1"): samples need
-    not scatter as much everywhere. ``x_N`` must have a spread."""
+    """Slope of y over x; ``x_N`` must have a spread. Samples need not scatter as much everywhere.
+
+    The standard error is MacKinnon and White's "HC3" (Journal of Econometrics 29, 1985): a residual counts 1/(1 − h)
+    times, h what the sample itself adds to its value on the line, since one that lies far out draws the line to itself.
+    Student's quantile has Bell and McCaffrey's degrees of freedom (Survey Methodology 28, 2002; Imbens and Kolesár,
+    Review of Economics and Statistics 98, 2016): few, where the slope hangs on a few samples.
+    """
     from scipy.special import stdtrit  # only for who asks
 
     num, across_N = len(x_N), x_N - x_N.mean()
     squares = float((across_N**2).sum())
     slope = float((across_N * y_N).sum()) / squares
-    if num < 3:
+    own_N = 1 / num + across_N**2 / squares
+    left_N = 1 - own_N
+    if num < 3 or left_N.min() < 1e-9:
         return Line(slope, None, None)
-    rest_N = y_N - y_N.mean() - slope * across_N
-    error = float(np.sqrt(num / (num - 2) * ((across_N * rest_N) ** 2).sum())) / squares
-    half = float(stdtrit(num - 2, 0.975)) * error
+    rest_N = (y_N - y_N.mean() - slope * across_N) / left_N
+    error = float(np.sqrt(((across_N * rest_N) ** 2).sum())) / squares
+    # (tr A)² / tr A² of A = (1 − H) D (1 − H), H_ij = 1/N + x_i x_j / Σx², without a table of N × N.
+    part_N = across_N**2 / left_N
+    pairs = (part_N**2 * (left_N**2 - own_N**2)).sum() + (part_N.sum() / num) ** 2
+    pairs += 2 * (part_N * across_N).sum() ** 2 / (num * squares) + ((part_N * across_N**2).sum() / squares) ** 2
+    half = float(stdtrit(max(1.0, squares**2 / pairs), 0.975)) * error
     return Line(slope, slope - half, slope + half)
 
 
-def _quantile(present_N: Bool[np.ndarray, " N"]) -> float:
+def _quantile(of_N: Real[np.ndarray, " N"]) -> float:
     from scipy.special import stdtrit  # only for who asks
 
-    return float(stdtrit(int(present_N.sum()) - 1, 0.975))
+    return float(stdtrit(freedom(of_N), 0.975))

@@ -144,6 +144,35 @@ def chance_reuse(
     return shares
 
 
+def repeated_pairs(
+    module_ids: Integer[np.ndarray, "n S K"], counts: Int[np.ndarray, " n"], units: Int[np.ndarray, "S M"]
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"], float]:
+    """Pairs of visits of each ribbon at different steps; how many more of them are of one module than expected; and
+    the share of all tokens' pairs that are.
+
+    Expected is, for each pair of steps, the share of all tokens' pairs there. A token that skips has fewer pairs, but
+    where skipping has nothing to do with the rest, as large a share of them repeats: reuse, a share of visits, would
+    fall with skip even then, by more the more a model comes back to its modules.
+    """
+    num_ribbons, num_steps, _ = module_ids.shape
+    visited_nSK = _visited_units(module_ids, units).reshape(module_ids.shape)
+    active_nSK = visited_nSK >= 0
+    active_nS = active_nSK.sum(axis=2)
+    pairs_n, more_n, same, every = np.zeros(num_ribbons, dtype=np.int64), np.zeros(num_ribbons), 0, 0
+    for step in range(num_steps):
+        for later in range(step + 1, num_steps):
+            both_n = active_nS[:, step] * active_nS[:, later]
+            same_n = np.zeros(num_ribbons, dtype=np.int64)
+            for slot in range(module_ids.shape[2]):
+                equal_nK = visited_nSK[:, later] == visited_nSK[:, step, slot, None]
+                same_n += (equal_nK & active_nSK[:, later]).sum(axis=1)
+            total, repeated = int(counts @ both_n), int(counts @ same_n)
+            pairs_n += both_n
+            more_n += same_n - repeated / max(total, 1) * both_n
+            same, every = same + repeated, every + total
+    return pairs_n, more_n, same / max(every, 1)
+
+
 def flops_table(modules: Sequence[ModuleInfo], num_steps: int, num_modules: int) -> np.ndarray:
     """(S, M) FLOPs of each module at each step; 0 if a step does not offer it."""
     table = np.zeros((num_steps, num_modules))

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.analysis.contrast import difference, ratio_error
+from tokenpaths.engine.analysis.contrast import difference, freedom, ratio_error
 from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.gate_effects import row_losses
@@ -123,9 +123,9 @@ def paired_rise(
 ) -> dict[str, Any]:
     """Rise of the mean loss over all tokens, from sums by text: ``rise``, standard ``error``, 95 % ``low`` to ``high``.
 
-    The half width is the t-quantile of the texts times the error. ``clear``: whether the interval excludes 0 when
-    ``tests`` such intervals are to hold together (Bonferroni). Without two texts there is no error, and nothing is
-    clear.
+    The half width is the t-quantile of the texts (``contrast.freedom``) times the error. ``clear``: whether the
+    interval excludes 0 when ``tests`` such intervals are to hold together (Bonferroni). Without two texts there is no
+    error, and nothing is clear.
     """
     from scipy.special import stdtrit  # only for who asks
 
@@ -136,7 +136,7 @@ def paired_rise(
     rise, error = float(rest.sum() / count.sum()), ratio_error(rest, count)
     if error is None:
         return {"rise": rise, "error": None, "low": None, "high": None, "clear": False}
-    half, wide = (float(stdtrit(len(count) - 1, 1 - 0.025 / many)) * error for many in (1, tests))
+    half, wide = (float(stdtrit(freedom(count), 1 - 0.025 / many)) * error for many in (1, tests))
     return {"rise": rise, "error": error, "low": rise - half, "high": rise + half, "clear": abs(rise) > wide}
 
 

@@ -249,11 +249,11 @@ def skip_reuse_words(answer: Mapping[str, Any]) -> str:
         return f"{answer['reason'][0].upper()}{answer['reason'][1:]}."
     least, most = answer["groups"][0], answer["groups"][-1]
     seen = {1: "more", -1: "less", 0: "neither more nor less for certain"}[_side(answer["seen"])]
-    beyond = {
-        1: "Beyond chance, those that skip more reuse more",
-        -1: "Beyond chance, too, those that skip more reuse less",
-        0: "Beyond chance, no trend is certain",
-    }[_side(answer["beyond"])]
+    pairs = {
+        1: "Of two steps that both use a module, samples that skip more use the same one more often",
+        -1: "Of two steps that both use a module, samples that skip more use the same one less often",
+        0: "Whether two steps use the same module does not depend on skip for certain",
+    }[_side(answer["pairs"]) if answer["pairs"] else 0]
     skips, reuses, chances = (
         [numbers.percent(value, 2) for value in values]
         for values in (
@@ -265,7 +265,7 @@ def skip_reuse_words(answer: Mapping[str, Any]) -> str:
     return (
         f"Samples that skip more reuse {seen}: {reuses[0]} of visits repeat a module in the quarter that skips least "
         f"({skips[0]}), {reuses[1]} in the quarter that skips most ({skips[1]}). "
-        f"By chance it would be {chances[0]} and {chances[1]}. {beyond}."
+        f"By chance it would be {chances[0]} and {chances[1]}. {pairs}."
     )
 
 
@@ -286,9 +286,17 @@ def skip_reuse_statistics(answer: Mapping[str, Any]) -> str:
         "by chance alone.",
         f"For ten of 100 slots skipped more, reuse changes by {given(answer['seen'], 'slope', 10)} of 100 visits, "
         f"by chance by {given(answer['by_chance'], 'slope', 10)}; "
-        f"the difference is {given(answer['beyond'], 'slope', 10)}.",
+        f"the difference is {given(answer['beyond'], 'slope', 10)}. It falls with skip also where skip has nothing to "
+        "do with it: fewer visits come back less often.",
         f"Over all samples, reuse less that by chance is {given(answer['excess'], 'mean', 100)} of 100 visits.",
     ]
+    if answer["pairs"]:
+        parts.insert(
+            -1,
+            f"{numbers.percent(answer['pairs']['share'], 2)} of the pairs of visits at two steps are of one module; "
+            f"for ten of 100 slots skipped more that changes by {given(answer['pairs'], 'slope', 10)} of 100 pairs, "
+            "beside all tokens at the same steps.",
+        )
     if not answer["counted"]["exact"]:
         parts.append(
             f"Worked out on {numbers.count(answer['counted']['num_tokens'])} of "

@@ -49,6 +49,7 @@ LOWEST = -1.0
 """likeness at which points and bars end"""
 _ROW = 26
 BARS = "Bars: 95 % intervals by sample."
+KIND_BARS = f"{BARS} Kinds are named where those of all kinds together leave 0 out."
 
 
 def unit_of(per: str, modality: str) -> str:
@@ -174,7 +175,7 @@ def kind_name(kind: str) -> str:
 def kind_words(answer: Mapping[str, Any]) -> str:
     """Which kinds lie surely above and below all tokens, the furthest first."""
     name = MEASURE_NAMES.get(answer["measure"], answer["measure"])
-    apart = sorted((row for row in answer["kinds"] if sure(row, "difference_")), key=lambda row: -row["difference"])
+    apart = sorted((row for row in answer["kinds"] if row["clear"]), key=lambda row: -row["difference"])
     if not apart:
         return f"No kind of token has surely more or less {name} than all tokens."
     most, least = apart[0], apart[-1]
@@ -236,9 +237,7 @@ def kind_means_chart(
     height = (1.5 if twin else 1) * _ROW * max(2, len(names))
     words = kind_words(answer)
     heading = words.rstrip(".") if title == "" else title
-    return finish(
-        alt.layer(zero, spans, dots), look, heading, "Bars: 95 % intervals by sample.", height=height, summary=words
-    )
+    return finish(alt.layer(zero, spans, dots), look, heading, KIND_BARS, height=height, summary=words)
 
 
 def _signed(value: float) -> str:

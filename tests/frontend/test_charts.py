@@ -412,24 +412,25 @@ def test_what_is_said_of_skip_and_reuse_is_as_sure_as_its_intervals():
         return {"slope": (low + high) / 2, "low": low, "high": high}
 
     said = {
-        name: distributions.skip_reuse_words(SKIP | {"seen": slope(*seen), "beyond": slope(*beyond)})
-        for name, seen, beyond in (
+        name: distributions.skip_reuse_words(SKIP | {"seen": slope(*seen), "pairs": slope(*pairs)})
+        for name, seen, pairs in (
             ("rise", (0.1, 0.3), (0.2, 0.4)),
             ("fall", (-0.3, -0.1), (-0.2, -0.1)),
             ("nothing", (-0.1, 0.1), (-0.1, 0.3)),
         )
     }
     assert said["rise"].startswith("Samples that skip more reuse more: ")
-    assert said["rise"].endswith("Beyond chance, those that skip more reuse more.")
+    assert said["rise"].endswith(" samples that skip more use the same one more often.")
     assert said["fall"].startswith("Samples that skip more reuse less: ")
-    assert said["fall"].endswith("Beyond chance, too, those that skip more reuse less.")
+    assert said["fall"].endswith(" samples that skip more use the same one less often.")
     assert said["nothing"].startswith("Samples that skip more reuse neither more nor less for certain: ")
-    assert said["nothing"].endswith("Beyond chance, no trend is certain.")
+    assert said["nothing"].endswith("does not depend on skip for certain.")
+    assert distributions.skip_reuse_words(SKIP | {"pairs": None}).endswith("does not depend on skip for certain.")
     for row in (SKIP["groups"][0], SKIP["groups"][-1]):
         for value in (row["skip"], row["reuse"]["mean"], row["chance_reuse"]):
             assert numbers.percent(value, 2) in said["rise"]
     told = distributions.skip_reuse_statistics(SKIP)
-    for value in (SKIP["pearson"]["r"], 10 * SKIP["beyond"]["slope"], 100 * SKIP["excess"]["mean"]):
+    for value in (SKIP["pearson"]["r"], 10 * SKIP["pairs"]["slope"], 100 * SKIP["excess"]["mean"]):
         assert numbers.number(value) in told
     assert "drawn by hash" not in told
     assert distributions.skip_reuse_words(SKIP | {"reason": "no sample skipped anything"}) == (

@@ -18,6 +18,7 @@ from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 from tokenpaths.engine.models.family import family_class
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.detour import before_after as compare
+from tokenpaths.frontend.views.detour import result
 from tokenpaths.frontend.views.detour.edits import (
     KINDS,
     added,
@@ -121,6 +122,14 @@ def test_the_headline_says_which_steps_were_counted():
 def test_a_change_of_loss_has_its_error():
     assert change_words({"change": -0.00123}, {"error": 0.00045}) == "−0.00123 ± 0.00045"
     assert change_words({"change": 0.5}, None) == "+0.500"
+
+
+@pytest.mark.parametrize("num", [2, 4, 12])
+def test_an_edit_that_changes_nothing_seldom_seems_to(num):
+    """The mean of a few texts beside its own error, which is a guess as well."""
+    changes = np.random.default_rng(num).normal(size=(4000, num))
+    errors = changes.std(axis=1, ddof=1) / num**0.5
+    assert (np.abs(changes.mean(axis=1)) > result._quantile(num) * errors).mean() < 0.06
 
 
 def test_edits_that_cannot_stand_beside_each_other_replace_each_other():

@@ -87,7 +87,14 @@ def test_means_by_kind_name_the_surest_ends():
     rows = data_of(work.kind_means_chart(answer, answer), "difference", "whose")
     assert len(rows) == 2 * len(answer["kinds"])
     assert {row["whose"] for row in rows} == {work.RUN, work.TWIN}
-    kind = {"mean": 0.5, "difference": 0.1, "difference_low": 0.05, "difference_high": 0.15, "kind": "edge"}
+    kind = {
+        "mean": 0.5,
+        "difference": 0.1,
+        "difference_low": 0.05,
+        "difference_high": 0.15,
+        "kind": "edge",
+        "clear": True,
+    }
     low = {
         **kind,
         "kind": "background",
@@ -96,10 +103,12 @@ def test_means_by_kind_name_the_surest_ends():
         "difference_low": -0.2,
         "difference_high": -0.05,
     }
-    unsure = {**kind, "kind": "flat", "difference": 0.9, "difference_low": -0.1, "difference_high": 2.0}
+    unsure = {**kind, "kind": "flat", "difference": 0.9, "difference_low": -0.1, "difference_high": 2.0, "clear": False}
     told = work.kind_words({"measure": "compute", "kinds": [unsure, kind, low]})
     assert told == "Most compute: busy patches (edges) (0.500), least: background (0.300)."
     assert "No kind" in work.kind_words({"measure": "loss", "kinds": [unsure]})
+    one_of_many = {**kind, "clear": False}  # its own interval leaves 0 out, those of all kinds together do not
+    assert "No kind" in work.kind_words({"measure": "loss", "kinds": [unsure, one_of_many]})
 
 
 def test_likeness_says_what_places_and_the_untrained_model_give():

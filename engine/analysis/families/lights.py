@@ -47,7 +47,7 @@ def _so_far(rates: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """Mean share of one class, with a 95 % interval of the mean (normal; NaN for a single sample)."""
+    """Mean share of one class, with a 95 % interval of the mean (Student's; NaN for a single sample)."""
 
     label: str
     count: int
@@ -58,12 +58,14 @@ class ClassShare:
 
 def share_by_class(share: Values, labels: Sequence[str | None]) -> list[ClassShare]:
     """The mean of ``share`` for every label, smallest first; samples without one are left out."""
+    from scipy.special import stdtrit  # only for who asks
+
     if len(labels) != len(share):
         raise ValueError(f"{len(share)} shares and {len(labels)} labels: give one label a sample")
     rows = []
     for label in sorted({label for label in labels if label is not None}):
         own = share[[other == label for other in labels]]
-        half = 1.96 * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
+        half = stdtrit(len(own) - 1, 0.975) * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
         mean = float(own.mean())
         rows.append(ClassShare(label, len(own), mean, float(mean - half), float(mean + half)))
     return sorted(rows, key=lambda row: row.mean)

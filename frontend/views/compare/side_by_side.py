@@ -29,11 +29,11 @@ ALWAYS = ("loss", "accuracy", "load_entropy", "mean_reuse")
 """numbers that are drawn where no difference is clear"""
 SURE = (
     "Loss, accuracy, compute and reuse are means (compute and reuse over tokens): the difference from the first run is "
-    "taken sample by sample over those that both have, and its interval is ± 1.96 standard errors of the mean "
-    "difference. Paths and "
-    "loads are no means: their standard errors come from 24 random halves of the samples (of a large run, of 32 "
-    "stretches of it), the two runs taken as independent, which makes intervals rather too wide. Samples are taken as "
-    "what was drawn, so these intervals say nothing about other data or other trainings."
+    "taken sample by sample over those that both have, and its interval is Student’s: the standard error of the mean "
+    "difference times the t-quantile of as many samples as their lengths leave effective. Paths and loads are no "
+    "means: their standard errors come from 24 random halves of the samples (of a large run, of 32 stretches of it), "
+    "the two runs taken as independent, which makes intervals rather too wide. Samples are taken as what was drawn, so "
+    "these intervals say nothing about other data or other trainings."
 )
 
 

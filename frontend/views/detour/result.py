@@ -97,7 +97,7 @@ def _verdict(
         error, one = (outputs.get("loss") or {}).get("error"), effect["num_samples"] == 1
         if not change:
             sentence += f"; {'the text stays' if one else 'the texts stay'} as hard to predict."
-        elif error is not None and abs(change) <= 2 * error:
+        elif error is not None and abs(change) <= _quantile(effect["num_samples"]) * error:
             sentence += "; how hard the texts are to predict changes by no more than chance would."
         else:
             becomes = "the text becomes" if one else "the texts become"
@@ -119,6 +119,13 @@ def _verdict(
                     "Likeliest next tokens that changed", numbers.percent(outputs["top1_changed"]), width="content"
                 )
         at_click.button("Open the edited run", on_open, key="open_edited", icon=":material/open_in_new:")
+
+
+def _quantile(num_samples: int) -> float:
+    """Student's, 97.5 %: the error of a few texts is itself a guess."""
+    from scipy.special import stdtrit  # only for who asks
+
+    return float(stdtrit(max(1, num_samples - 1), 0.975))
 
 
 def moved_words(effect: Mapping[str, Any], parts: str) -> str:

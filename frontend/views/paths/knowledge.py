@@ -122,10 +122,12 @@ def _first(answer: Mapping[str, Any], of: str) -> str:
     row = answer["rows"][0]
     what = f"Path {row['rank']:,}" if of == "path" else f"Module {row['module']} at step {row['step']}"
     of_all = numbers.plural(answer["num_candidates"], of)
+    least = f"No {of} is surely specific to {'a label' if answer['label'] is None else answer['label']}. "
     return (
-        f"{what} is the most specific of {of_all} by the lower end of its interval: "
+        f"{'' if row['clear'] else least}{what} is the most specific of {of_all} by the lower end of its interval: "
         f"{numbers.percent(row['share'])} of its tokens are {row['label']}, in the run {numbers.percent(row['base'])}: "
-        f"{numbers.number(row['lift'])} times as many ({numbers.number(row['low'])} to {numbers.number(row['high'])})."
+        f"{numbers.number(row['lift'])} times as many ({numbers.number(row['low'])} to {numbers.number(row['high'])})"
+        + ("." if row["clear"] else "; of so many some stand out as far by chance.")
     )
 
 

@@ -311,7 +311,7 @@ def test_raytracing_means_and_correlations_are_scipys():
     labels = [["cat", "dog", None][i % 3] for i in range(200)]
     for row in share_by_class(share, labels):
         values = [s for s, label in zip(share, labels, strict=True) if label == row.label]
-        low, high = scipy.stats.norm.interval(0.95, np.mean(values), scipy.stats.sem(values))
+        low, high = scipy.stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy.stats.sem(values))
         assert (row.mean, row.low, row.high) == pytest.approx((np.mean(values), low, high), rel=1e-3)
     ours = correlation(share, loss, resamples=1000, seed=9)
     assert ours.pearson == pytest.approx(scipy.stats.pearsonr(share, loss).statistic)

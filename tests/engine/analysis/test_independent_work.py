@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from tests.support.runs import make
 from tokenpaths.engine.analysis.contrast import line
-from tokenpaths.engine.analysis.ribbon_costs import chance_reuse, module_units
+from tokenpaths.engine.analysis.ribbon_costs import chance_reuse, module_units, repeated_pairs
 from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.store.ask.run import Run
 
@@ -74,10 +74,15 @@ def test_reuse_by_chance_is_that_of_choices_dealt_anew(top_k: int, own: bool):
     assert np.allclose([by_path[places[row.tobytes()]] for row in ids], expected)
 
 
-@pytest.mark.parametrize("sticky", [0.0, 1.0])
-def test_only_samples_that_reuse_more_where_they_skip_more_lie_beyond_chance(tmp_path: Path, sticky: float):
-    """Samples of different skip, whose other choices are independent, or repeat the more the more they skip."""
-    made = make("planted", "text", samples=60, identities=1, steps=6, modules=6, top_k=1)
+@pytest.mark.parametrize(("always", "sticky"), [(0.0, 0.0), (0.0, 1.0), (0.4, 0.0), (0.5, -0.8)])
+def test_only_samples_that_come_back_more_where_they_skip_more_are_told_so(
+    tmp_path: Path, always: float, sticky: float
+):
+    """Samples of different skip repeat their first module never, or always as readily, or the more the more they skip.
+
+    Whoever repeats modules as readily whatever it skips reuses less beyond chance where it skips more.
+    """
+    made = make("planted", "text", samples=120, identities=1, steps=6, modules=6, top_k=1)
     rng, batches, skips = np.random.default_rng(3), [], {}
     for batch in made.batches:
         ids = rng.integers(0, 5, batch.module_ids.shape).astype(batch.module_ids.dtype)
@@ -85,7 +90,7 @@ def test_only_samples_that_reuse_more_where_they_skip_more_lie_beyond_chance(tmp
         for sample in batch.samples:
             rows = slice(first, first + sample.num_tokens)
             skip = skips.setdefault(len(skips), rng.uniform(0.1, 0.6))
-            again = rng.random(ids[rows, 1:].shape) < sticky * skip
+            again = rng.random(ids[rows, 1:].shape) < always + sticky * skip
             ids[rows, 1:] = np.where(again, ids[rows, :1], ids[rows, 1:])
             ids[rows] = np.where(rng.random(ids[rows].shape) < skip, 5, ids[rows])
             first += sample.num_tokens
@@ -93,11 +98,38 @@ def test_only_samples_that_reuse_more_where_they_skip_more_lie_beyond_chance(tmp
     with Run.open(replace(made, batches=batches).write(tmp_path)) as run:
         answer = run.skip_and_reuse()
     assert answer["by_chance"]["slope"] < -0.1
-    if sticky:
+    if sticky > 0:
+        assert answer["pairs"]["low"] > 0
         assert answer["beyond"]["low"] > 0
+    elif sticky < 0:
+        assert answer["pairs"]["high"] < 0
     else:
-        assert answer["beyond"]["low"] < 0 < answer["beyond"]["high"]
+        assert answer["pairs"]["low"] < 0 < answer["pairs"]["high"]
+    if always and not sticky:
+        assert answer["beyond"]["high"] < 0, "what the pairs do not mistake for a trend"
+    if not always and not sticky:
         assert answer["excess"]["low"] < 0 < answer["excess"]["high"]
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_pairs_of_visits_are_counted_one_by_one(top_k: int):
+    rng = np.random.default_rng(top_k)
+    ids, counts = planted(rng, 60, top_k=top_k), rng.integers(1, 5, 60)
+    modules = [ModuleInfo(None, m, f"m{m}", "identity" if m == 5 else "mlp", 1, 1) for m in range(6)]
+    _, units = module_units(modules, 6, 6)
+    found, equal = np.zeros((60, 6, 6)), np.zeros((60, 6, 6))
+    for i, ribbon in enumerate(ids.tolist()):
+        for step in range(6):
+            for later in range(step + 1, 6):
+                pairs = [(one, other) for one in ribbon[step] for other in ribbon[later] if 5 not in (one, other)]
+                found[i, step, later] = len(pairs)
+                equal[i, step, later] = sum(one == other for one, other in pairs)
+    every, same = np.tensordot(counts, found, 1), np.tensordot(counts, equal, 1)
+    pairs, more, share = repeated_pairs(ids, counts, units)
+    assert pairs.tolist() == found.sum(axis=(1, 2)).tolist()
+    assert np.allclose(more, (equal - same / np.maximum(every, 1) * found).sum(axis=(1, 2)))
+    assert counts @ more == pytest.approx(0, abs=1e-9)
+    assert share == pytest.approx(same.sum() / every.sum())
 
 
 def test_the_slope_of_a_line_is_scipys_and_its_interval_holds_what_it_says():

@@ -70,8 +70,8 @@ def test_shares_of_classes_come_smallest_first_with_their_intervals():
     rows = share_by_class(share, ["b", "b", "a", "a", "a", None])
     assert [(row.label, row.count) for row in rows] == [("a", 3), ("b", 2)]
     assert rows[0].mean == pytest.approx(0.2)
-    assert rows[0].high - rows[0].mean == pytest.approx(1.96 * 0.1 / math.sqrt(3))
-    assert rows[1].mean - rows[1].low == pytest.approx(1.96 * math.sqrt(0.02) / math.sqrt(2))
+    assert rows[0].high - rows[0].mean == pytest.approx(4.30265272991 * 0.1 / math.sqrt(3))
+    assert rows[1].mean - rows[1].low == pytest.approx(12.7062047362 * math.sqrt(0.02) / math.sqrt(2))
     assert math.isnan(share_by_class(share[:1], ["x"])[0].low)
     with pytest.raises(ValueError, match="6 shares and 1 labels"):
         share_by_class(share, ["x"])

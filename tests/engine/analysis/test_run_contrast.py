@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from tokenpaths.engine.analysis.paired_runs import (
     FEWEST_SAMPLES,
     difference,
     half_sample_errors,
-    mean_error,
+    mean_half_width,
     paired_difference,
 )
 
@@ -22,9 +23,12 @@ def test_equal_weights_give_the_paired_interval_of_any_textbook() -> None:
     assert gap is not None
     error = (y - x).std(ddof=1) / np.sqrt(40)
     assert gap.value == pytest.approx((y - x).mean())
-    assert (gap.low, gap.high) == pytest.approx((gap.value - 1.959964 * error, gap.value + 1.959964 * error), abs=1e-6)
+    theirs = scipy.stats.ttest_rel(y, x).confidence_interval(0.95)
+    assert (gap.low, gap.high) == pytest.approx((theirs.low, theirs.high))
+    assert gap.high - gap.value > 2 * error
     assert gap.clear
-    assert mean_error(x, np.ones(40)) == pytest.approx(x.std(ddof=1) / np.sqrt(40))
+    own = scipy.stats.ttest_1samp(x, 0).confidence_interval(0.95)
+    assert mean_half_width(x, np.ones(40)) == pytest.approx((own.high - own.low) / 2)
 
 
 def test_a_longer_sample_counts_more() -> None:
@@ -48,7 +52,7 @@ def test_what_differs_by_nothing_is_not_clear_and_a_constant_gap_is() -> None:
 def test_few_samples_have_no_interval() -> None:
     few = np.arange(FEWEST_SAMPLES - 1.0)
     assert paired_difference(few, few + 1, few, few + 1) is None
-    assert mean_error(few, few + 1) is None
+    assert mean_half_width(few, few + 1) is None
     assert half_sample_errors(few.astype(int), lambda kept: np.array([kept.sum()])) is None
 
 
@@ -63,6 +67,20 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
         assert gap is not None
         inside += gap.low <= 0.5 <= gap.high
     assert 0.91 <= inside / 400 <= 0.985
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+def test_runs_over_few_samples_that_do_not_differ_seldom_seem_to(skew: float) -> None:
+    rng, clear, held = np.random.default_rng(3), 0, 0
+    for _ in range(600):
+        w, x = np.exp(skew * rng.normal(size=FEWEST_SAMPLES)), rng.normal(size=FEWEST_SAMPLES)
+        gap, half = paired_difference(x, w, x + rng.normal(size=len(x)), w), mean_half_width(x, w)
+        assert gap is not None
+        assert half is not None
+        clear += gap.clear
+        held += abs((w * x).sum() / w.sum()) <= half
+    assert clear / 600 < 0.07
+    assert held / 600 > 0.93
 
 
 def test_halves_of_samples_give_the_error_that_many_runs_show() -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from torch.nn import functional as F
 
 from tests.engine.analysis.test_directions import small
@@ -83,7 +84,20 @@ def naive_rise(changed: list[list[float]], trained: list[list[float]]) -> tuple[
     tokens = sum(len(b) for _, b in pairs)
     rise = sum(sum(a) - sum(b) for a, b in pairs) / tokens
     rest = [sum(a) - sum(b) - rise * len(b) for a, b in pairs]
-    return rise, math.sqrt(len(pairs) / (len(pairs) - 1) * sum(r * r for r in rest)) / tokens
+    left = expected([len(b) for _, b in pairs])
+    return rise, math.sqrt(sum(r * r / part for r, part in zip(rest, left, strict=True))) / tokens
+
+
+def expected(lengths: list[int]) -> list[float]:
+    """What is expected of a squared residual, where that around the true mean is 1."""
+    shares = [length / sum(lengths) for length in lengths]
+    return [1 - 2 * share + sum(one * one for one in shares) for share in shares]
+
+
+def quantile(texts: list[list[float]]) -> float:
+    """Student's, 97.5 %, of as many texts as their lengths leave effective."""
+    lengths = [len(text) for text in texts]
+    return float(student.ppf(0.975, max(1, sum(lengths) ** 2 / sum(length**2 for length in lengths) - 1)))
 
 
 def losses_of(model: Directional, act: Interventions, first: int = 0, last: int = CONTEXT) -> list[list[float]]:
@@ -100,7 +114,7 @@ def test_every_knocked_out_head_is_a_loop_over_texts(model: Directional, answer:
         rise, error = naive_rise(losses_of(model, act), trained)
         assert row["rise"] == pytest.approx(rise, abs=1e-5)
         assert row["error"] == pytest.approx(error, rel=1e-3)
-        half = 3.18244630528 * error  # t, three degrees of freedom, 97.5 %
+        half = quantile(trained) * error
         assert [row["low"], row["high"]] == pytest.approx([rise - half, rise + half], abs=1e-4)
         assert row["loss"] == pytest.approx(np.mean(flat) + rise, abs=1e-5)
 
@@ -138,13 +152,14 @@ def test_the_trend_is_early_minus_late_with_texts_drawn_once(model: Directional,
         changed, trained = losses_of(model, act, first, last), losses_of(model, Interventions(), first, last)
         gain = naive_rise(changed, trained)[0]
         tokens = sum(map(len, trained))
-        rests.append([(sum(a) - sum(b) - gain * len(b)) / tokens for a, b in zip(changed, trained, strict=True)])
+        left = expected([len(b) for b in trained])
+        texts = zip(changed, trained, left, strict=True)
+        rests.append([(sum(a) - sum(b) - gain * len(b)) / tokens / math.sqrt(part) for a, b, part in texts])
         gains.append(gain)
-    error = math.sqrt(4 / 3 * sum((a - b) ** 2 for a, b in zip(*rests, strict=True)))
+    error = math.sqrt(sum((a - b) ** 2 for a, b in zip(*rests, strict=True)))
     assert [trend["early"]["rise"], trend["late"]["rise"]] == pytest.approx(gains, abs=1e-5)
     assert trend["difference"] == pytest.approx(gains[0] - gains[1], abs=1e-5)
-    late = sum(map(bool, losses_of(model, Interventions(), 8, 11)))
-    t = {2: 12.7062047362, 3: 4.30265272991, 4: 3.18244630528}[late]  # 97.5 %, of the texts that reach the late group
+    t = max(quantile(losses_of(model, Interventions(), *place)) for place in ((0, 3), (8, 11)))
     assert trend["high"] - trend["low"] == pytest.approx(2 * t * error, rel=1e-3)
 
 

@@ -95,6 +95,9 @@ class SpecificRow(AnswerModel):
     lift: Lift
     low: Low
     high: High
+    clear: bool = Field(
+        description="Whether the lift lies above 1 when the intervals of all pairs are to hold together"
+    )
 
 
 class Specific(AnswerModel):

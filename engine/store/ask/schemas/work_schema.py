@@ -62,6 +62,12 @@ class Slope(AnswerModel):
     high: High
 
 
+class PairSlope(Slope):
+    """Slope over skip of the share of a token's pairs of visits at different steps that repeat a module."""
+
+    share: float = Field(description="Share of all pairs that repeat a module")
+
+
 class SkipGroup(AnswerModel):
     """A quarter of the samples, from the least skip to the most."""
 
@@ -88,7 +94,14 @@ class SkipAndReuse(AnswerModel):
     pearson: Coefficient | None = Field(description="Of skip and reuse; interval by Fisher's z")
     seen: Slope | None = Field(description="Of reuse over skip")
     by_chance: Slope | None = Field(description="Of the reuse that chance gives, over skip")
-    beyond: Slope | None = Field(description="Of reuse less that by chance, over skip")
+    beyond: Slope | None = Field(
+        description="Of reuse less that by chance, over skip; below 0 also where skip has nothing to do with it, as "
+        "who visits fewer modules can come back to fewer"
+    )
+    pairs: PairSlope | None = Field(
+        description="Of the share of pairs of visits that repeat a module, less that of all tokens at the same two "
+        "steps: above 0 where samples that skip more come back more readily. null where too few samples have pairs"
+    )
     excess: WithInterval | None = Field(description="Mean of reuse less that by chance")
     groups: list[SkipGroup]
     reason: str | None = Field(description="Why there is nothing to compare, in words")
@@ -107,6 +120,7 @@ class KindMean(AnswerModel):
     difference: float = Field(description="Less the mean of all tokens that could be of such a kind")
     difference_low: Low
     difference_high: High
+    clear: bool = Field(description="Whether 0 lies outside when the intervals of all kinds are to hold together")
 
 
 class KindMeans(AnswerModel):

@@ -22,7 +22,7 @@ from tokenpaths.engine.analysis.paired_runs import (
     Difference,
     difference,
     half_sample_errors,
-    mean_error,
+    mean_half_width,
     paired_difference,
 )
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
@@ -85,7 +85,9 @@ class Numbers:
     """columns of ``_SAMPLES``, and ``num_losses``, the tokens that a text's loss is the mean of, (m,) each"""
     values: dict[str, int | float | None]
     errors: dict[str, int | float | None] = field(default_factory=dict)
-    """standard errors of ``values``"""
+    """standard errors of ``values`` that are no means"""
+    half_widths: dict[str, float | None] = field(default_factory=dict)
+    """half of the intervals of those that are"""
     untrained: dict[str, int | float | None] = field(default_factory=dict)
     chance: dict[str, int | float | None] = field(default_factory=dict)
     first_prediction: int = 0
@@ -144,7 +146,7 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     one.values |= {name: told[name] for name in OUTCOME}
     for name, column in (OUTCOME | WORK).items():
         weights, values = _weighted(one, column)
-        one.errors[name] = mean_error(values, weights) if one.values[name] is not None else None
+        one.half_widths[name] = mean_half_width(values, weights) if one.values[name] is not None else None
     fitted = fit(run)
     observed, twin = fitted["observed"], fitted["untrained"]
     one.values |= {name: observed[name] for name in PATHS}
@@ -298,7 +300,8 @@ def _row(name: str, group: str, everyone: Sequence[Numbers], pairings: Sequence[
 
 def _interval(one: Numbers, name: str) -> tuple[float, float] | None:
     value, error = one.values.get(name), one.errors.get(name)
-    return None if value is None or error is None else (value - NORMAL_95 * error, value + NORMAL_95 * error)
+    half = one.half_widths.get(name) if error is None else NORMAL_95 * error
+    return None if value is None or half is None else (value - half, value + half)
 
 
 def _difference(

@@ -73,7 +73,8 @@ def specific(
     """Paths or modules most specific to a label: share of their tokens that have it, lift over the run's share.
 
     Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
-    least ``least`` tokens of the label, from two samples or more, are met.
+    least ``least`` tokens of the label, from two samples or more, are met. ``clear``: whether the lift lies above 1
+    when the intervals of all these are to hold together.
     """
     label_id = run.label_id(label)
     table = tokens_of(run)
@@ -95,7 +96,9 @@ def specific(
     base_L = base_L / base_L.sum()
     counts = _counted(table, ids, run.bank, of, least)
     keep_J = np.flatnonzero(counts.tokens_J >= least)
-    rows = _ranked(counts, keep_J, base_L, None if label_id is None else int(np.searchsorted(ids, label_id)))
+    wanted = None if label_id is None else int(np.searchsorted(ids, label_id))
+    num_pairs = len(keep_J) if wanted is None else int((counts.label_J[keep_J] == wanted).sum())
+    rows = _ranked(counts, keep_J, base_L, wanted)
     if not len(keep_J):
         alone = bool((np.bincount(table.label_N[labelled]) <= 1).all())
         reason = f"no {of} has {least} tokens or more of one label, from at least two samples" + (
@@ -106,7 +109,7 @@ def specific(
         "num_candidates": len(np.unique(counts.thing_J[keep_J])),
         "labels": [{"label": names[int(i)], "share": float(s)} for i, s in zip(ids, base_L, strict=True)],
         "rows": [
-            _row(run, table, of, counts, j, names[int(ids[counts.label_J[j]])], base_L[counts.label_J[j]])
+            _row(run, table, of, counts, j, names[int(ids[counts.label_J[j]])], base_L[counts.label_J[j]], num_pairs)
             for j in rows[:limit].tolist()
         ],
         "reason": reason,
@@ -178,11 +181,17 @@ def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int 
     return keep_J[order[np.sort(first)]]
 
 
-def _row(run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label: str, base: float) -> dict[str, Any]:
+def _row(
+    run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label: str, base: float, num_pairs: int
+) -> dict[str, Any]:
+    from scipy.special import ndtri  # only for who asks
+
     i, tokens = int(counts.thing_J[j]), int(counts.tokens_J[j])
     total = int(counts.total_I[i])
-    share = np.array([tokens / total])
-    low, high = wilson(share, counts.size_I[i : i + 1])
+    share, size = np.array([tokens / total]), counts.size_I[i : i + 1]
+    low, high = wilson(share, size)
+    # The first row is the largest of all pairs: their intervals have to hold together (Bonferroni).
+    surely, _ = wilson(share, size, float(ndtri(1 - 0.025 / num_pairs)))
     if of == "path":
         head = {"rank": int(table.rank_P[i]), "ribbon": used_modules(table.ribbon_PSK[i].tolist(), run.layout)}
     else:
@@ -198,4 +207,5 @@ def _row(run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label
         "lift": tokens / total / float(base),
         "low": float(low[0] / base),
         "high": float(high[0] / base),
+        "clear": bool(surely[0] > base),
     }

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import Contrast, contrast, effective_size, wilson
+from tokenpaths.engine.analysis.contrast import Contrast, contrast, share_interval
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import (
@@ -257,7 +257,7 @@ def _share(table: TokenTable, chosen: np.ndarray) -> dict[str, Any]:
     answer = {"num_tokens": len(chosen), "share": share, "num_samples": int((hits_N > 0).sum())}
     if table.counted["exact"]:
         return answer
-    low, high = wilson(np.array([share]), effective_size(hits_N[:, None], table.per_sample()))
+    low, high = share_interval(hits_N[:, None], table.per_sample())
     return {**answer, "low": float(low[0]), "high": float(high[0])}
 
 
@@ -299,7 +299,7 @@ def _paths(
     sample, place = table.sample_n[chosen].astype(np.int64), place_P[table.path_n[chosen]]
     keys = sample[place >= 0] * len(order) + place[place >= 0]
     hits_NI = np.bincount(keys, minlength=table.num_samples * len(order)).reshape(table.num_samples, len(order))
-    low, high = wilson(share, effective_size(hits_NI, of_N))
+    low, high = share_interval(hits_NI, of_N)
     everywhere = all_P[order] / table.num_tokens
     return [
         {

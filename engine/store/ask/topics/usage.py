@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.analysis import load
-from tokenpaths.engine.analysis.contrast import effective_size, wilson
+from tokenpaths.engine.analysis.contrast import share_interval
 from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
@@ -127,7 +127,7 @@ def module_kinds(run: RunFile, label: LabelFilter = None) -> dict[str, Any]:
                 continue
             share = float(counts[step][here].sum() / counts[step].sum())
             hits_N1 = table.chosen_at(step, offered[here]).sum(axis=1, keepdims=True)
-            low, high = wilson(np.array([share]), effective_size(hits_N1, of_N))
+            low, high = share_interval(hits_N1, of_N, np.array([share]))
             enough = (of_N > 0).sum() >= 2
             rows.append(
                 {

@@ -124,3 +124,29 @@ def test_a_label_that_the_draw_does_not_hold_is_answered_with_a_reason(tmp_path:
             assert told["rows"] == []
             assert f"{absent[0]!r}: none of its samples is in the draw of 16 of 60 samples" in told["reason"]
             assert run.specific(of, label="common", least=1)["rows"][0]["label"] == "common"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_of_many_modules_one_is_specific_only_where_labels_decide(tmp_path: Path, known: bool):
+    """Samples stick to modules of their own; labels have nothing to do with it, or decide at one step."""
+    alone = clear = 0
+    for seed in range(8):
+        made = make(f"planted{seed}", "text", samples=100, steps=5, modules=8, top_k=1, twin=False, seed=seed)
+        rng, batches = np.random.default_rng(seed), []
+        for batch in made.batches:
+            ids, first = batch.module_ids.copy(), 0
+            for sample in batch.samples:
+                rows = slice(first, first + sample.num_tokens)
+                for step in range(ids.shape[1]):
+                    ids[rows, step, 0] = rng.choice(8, sample.num_tokens, p=rng.dirichlet(np.full(8, 0.5)))
+                if known:
+                    ids[rows, 2, 0] = sum(map(ord, sample.label)) % 8
+                first += sample.num_tokens
+            batches.append(replace(batch, module_ids=ids))
+        with Run.open(replace(made, batches=batches).write(tmp_path)) as run:
+            rows = run.specific(of="module", limit=500)["rows"]
+        alone += rows[0]["low"] > 1
+        clear += rows[0]["clear"]
+        assert all(row["low"] > 1 for row in rows if row["clear"])
+    assert alone >= 4
+    assert clear == (8 if known else 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from tests.support.runs import RunArrays, make, make_experts, with_unrecorded
 from tokenpaths.engine.base.errors import UserError
@@ -57,8 +58,10 @@ def test_numbers_are_those_of_loops_over_the_arrays(opened) -> None:
     assert gap["value"] == pytest.approx(
         np.average(values[1], weights=weights) - np.average(values[0], weights=weights)
     )
-    part = weights * (values[1] - values[0] - gap["value"]) / weights.mean()
-    half = 1.959964 * np.sqrt((part**2).sum() / (12 * 11))
+    shares = weights / weights.sum()
+    part = shares * (values[1] - values[0] - gap["value"])
+    error = np.sqrt((part**2 / (1 - 2 * shares + (shares**2).sum())).sum())
+    half = scipy.stats.t.ppf(0.975, 1 / (shares**2).sum() - 1) * error
     assert (gap["low"], gap["high"]) == pytest.approx((gap["value"] - half, gap["value"] + half), abs=1e-6)
     assert gap["clear"] == (gap["low"] > 0 or gap["high"] < 0)
     assert row(answer, "num_paths")["untrained"][0] == a.fit()["untrained"]["num_paths"]

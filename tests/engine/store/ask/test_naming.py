@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from tests.support.naive_store import Case, Naive
 from tests.support.runs import RunArrays, make, make_experts, routed, run_info
 from tests.support.runs.arrays import joined
-from tokenpaths.engine.analysis.contrast import effective_size, kish_size, wilson
+from tokenpaths.engine.analysis.contrast import effective_size, kish_size, share_interval, wilson
 from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
@@ -100,7 +100,8 @@ def naive_names(made: RunArrays, run: Run, of: str) -> dict[object, tuple[str, s
                 freedom = min(freedom, parts.sum() ** 2 / (parts**2).sum())
             quantile = float(student.ppf(1 - 0.025 / num_pairs, max(freedom - 1, 1)))
             surely = wilson(np.array([share]), size, quantile)[0][0]
-            low, high = (ends[0] for ends in wilson(np.array([share]), size))
+            own = wilson(np.array([share]), size) if what == "label" else share_interval(hits_N[met, None], of_N[met])
+            low, high = (ends[0] for ends in own)
             if surely > base and low > LEAST_LIFT * base and low * math.log2(low / base) > best:
                 best = low * math.log2(low / base)
                 names[thing] = (what, value, int(hits_N.sum()), low / base, high / base)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import RunArrays, make, make_experts, with_unrecorded, with_unused
-from tokenpaths.engine.analysis.contrast import effective_size, wilson
+from tokenpaths.engine.analysis.contrast import share_interval
 from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import patch_kinds
@@ -88,7 +88,7 @@ def test_kinds_have_intervals_of_their_known_slots(case: Case) -> None:
             hits[sample] += sum(case.kind(row["step"], module) == row["kind"] for module in token[row["step"]])
         assert of.sum() > 0, "nothing is said of a step that is not known"
         assert row["share"] == pytest.approx(hits.sum() / of.sum())
-        low, high = wilson(np.array([row["share"]]), effective_size(hits[:, None], of))
+        low, high = share_interval(hits[:, None], of)
         assert (row["low"], row["high"]) == pytest.approx((low[0], high[0]))
 
 

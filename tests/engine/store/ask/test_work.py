@@ -12,11 +12,13 @@ from PIL import Image
 from tests.support.naive_store import Case
 from tests.support.runs import make
 from tests.support.runs.arrays import png_bytes
+from tokenpaths.engine.analysis.contrast import by_sample, difference, freedom
 from tokenpaths.engine.analysis.words import CLASSES, is_kind, word_class
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables.excerpts import open_picture
 from tokenpaths.engine.store.ask.topics import alikeness as topic
+from tokenpaths.engine.store.ask.topics.work.kind_means import _judge
 
 
 def spread_over_groups(keys: list[float], groups: int) -> list[list[float]]:
@@ -174,6 +176,7 @@ def test_means_by_kind(case: Case, measure: str):
         assert row["difference"] == pytest.approx(values[mask].mean() - values[known].mean(), abs=close)
         if row["num_samples"] > 1:
             assert row["difference_low"] <= row["difference"] <= row["difference_high"]
+            assert not row["clear"] or not row["difference_low"] <= 0 <= row["difference_high"]
 
 
 def test_kinds_of_modules_by_step(case: Case):
@@ -292,3 +295,25 @@ def test_a_few_labels_that_the_model_knows_say_nothing_of_the_rest(tmp_path):
         told = run.outcomes("compute", groups=5)
     assert [row["outcome"] for row in told["differences"]] == ["confidence"]
     assert all(row["right"] is None and row["loss"] is None for row in told["groups"])
+
+
+def test_of_many_kinds_that_differ_by_nothing_hardly_one_stands_out():
+    """Eight kinds of tokens that samples hold by chance: one of their intervals leaves 0 out far more often than one of
+    twenty, ``clear`` does not."""
+    rng, apart, clear = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        sample_n = np.repeat(np.arange(12), rng.integers(30, 90, 12))
+        value_n = rng.normal(size=12)[sample_n] + rng.normal(size=len(sample_n))
+        kind_n, rows = rng.integers(0, 8, len(sample_n)), []
+        everything = by_sample(value_n, np.ones(len(sample_n)), sample_n, 12)
+        for kind in range(8):
+            here = by_sample(value_n, (kind_n == kind).astype(float), sample_n, 12)
+            found = difference(*here, *everything)
+            few = min(freedom(here[1]), freedom(everything[1]))
+            rows.append({"difference": found.mean, "difference_high": found.high, "freedom": few})
+            rows[-1]["alone"] = found.low > 0 or found.high < 0
+        _judge(rows)
+        apart += any(row["alone"] for row in rows)
+        clear += any(row["clear"] for row in rows)
+    assert apart / 200 > 0.15
+    assert clear / 200 < 0.06

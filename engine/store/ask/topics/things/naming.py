@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import effective_size, kish_size, wilson
+from tokenpaths.engine.analysis.contrast import effective_size, kish_size, share_interval, wilson
 from tokenpaths.engine.store.ask.question import Argument, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.tables.attributes import Attributes, attributes_of
@@ -226,7 +226,8 @@ def _name_by(things: Things, part: Attributes, num_pairs: int, best: list[Name |
             share, base = share_IA[i, a], float(base_A[a])
             freedom = _freedom(of_N[met], hits_N[met], by_sample=part.by_sample)
             surely, _ = wilson(share[None], size, float(stdtrit(freedom, tail)))
-            (low,), (high,) = wilson(share[None], size)
+            own = wilson(share[None], size) if part.by_sample else share_interval(hits_N[met, None], of_N[met])
+            (low,), (high,) = own
             if surely[0] <= base or low <= LEAST_LIFT * base:
                 continue
             what, value = part.named[a]

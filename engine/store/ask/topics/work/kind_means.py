@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from tokenpaths.engine.analysis import paired_runs
-from tokenpaths.engine.analysis.contrast import by_sample, difference, mean_of
+from tokenpaths.engine.analysis.contrast import by_sample, difference, freedom, mean_of
 from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, Rows, question
@@ -40,7 +40,8 @@ def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, A
     """Mean compute, reuse or loss of each region, kind of patch and kind of word, beside that of all tokens.
 
     ``difference`` is the mean of the kind less that of all tokens that could be of one (those whose region is known,
-    those of the pictures that were looked at), with a 95 % interval by sample.
+    those of the pictures that were looked at), with a 95 % interval by sample; ``clear``: whether it leaves 0 out when
+    those of all kinds are to hold together.
     """
     check_choice(measure, MEANS, "measure")
     table = tokens_of(run)
@@ -55,6 +56,7 @@ def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, A
         rows += _row(by, kind, _values(run, tokens, measure), mask_n, among_n, tokens)
         if tokens is not table:
             answer["counted_pictures"] = tokens.counted
+    _judge(rows)
     order = {"region": 0, "patch": 1, "word": 2}
     rows.sort(key=lambda row: (order[row["by"]], -row["mean"], row["kind"]))
     reason = None if rows else "neither regions, nor pictures, nor words of this run were recorded"
@@ -118,5 +120,21 @@ def _row(
             "difference": apart.mean,
             "difference_low": apart.low,
             "difference_high": apart.high,
+            "freedom": min(freedom(here[1]), freedom(among[1])),
         }
     ]
+
+
+def _judge(rows: list[dict[str, Any]]) -> None:
+    """``clear``: whether a difference leaves 0 out when the intervals of all kinds are to hold together (Bonferroni).
+
+    The page names the kinds that lie furthest apart, the largest of many differences.
+    """
+    from scipy.special import stdtrit  # only for who asks
+
+    tests = max(1, sum(row["difference_high"] is not None for row in rows))
+    for row in rows:
+        one, many = (float(stdtrit(row["freedom"], 1 - 0.025 / num)) for num in (1, tests))
+        half = None if row["difference_high"] is None else row["difference_high"] - row["difference"]
+        row["clear"] = half is not None and abs(row["difference"]) > half * many / one
+        del row["freedom"]

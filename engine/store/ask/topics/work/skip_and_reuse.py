@@ -1,7 +1,9 @@
 """Do samples that skip more also reuse more, and more than by chance?
 
 Whoever visits fewer modules can meet fewer of them again, so reuse falls with skip by chance alone. What chance gives
-is worked out for each token (``analysis.ribbon_costs.chance_reuse``) and what is seen beyond it is compared with skip.
+is worked out for each token (``analysis.ribbon_costs.chance_reuse``). What is seen beyond it falls with skip as well,
+for the same reason, where a model comes back to its modules as readily whatever it skips. So that question is put to
+pairs of visits (``analysis.ribbon_costs.repeated_pairs``): is it the same module, where both steps used one?
 
 Shapes: n tokens, N samples, P paths, S steps, K slots.
 """
@@ -16,7 +18,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis import paired_runs
 from tokenpaths.engine.analysis.contrast import EqualParts, line, mean_of
-from tokenpaths.engine.analysis.ribbon_costs import chance_reuse
+from tokenpaths.engine.analysis.ribbon_costs import chance_reuse, repeated_pairs
 from tokenpaths.engine.store.ask.question import LabelFilter, Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
@@ -25,7 +27,7 @@ from tokenpaths.engine.store.file.filters import Query
 
 GROUPS = 4
 UNKNOWN: dict[str, Any] = dict.fromkeys(
-    ("num_samples", "skip", "reuse", "chance_reuse", "pearson", "seen", "by_chance", "beyond", "excess")
+    ("num_samples", "skip", "reuse", "chance_reuse", "pearson", "seen", "by_chance", "beyond", "excess", "pairs")
 )
 
 
@@ -46,17 +48,20 @@ def _page(run: RunFile) -> Iterator[dict[str, Any]]:
     "work_schema.SkipAndReuse",
     tag="runs",
     description="Do samples that skip more also reuse more? Pearson's correlation of skip (1 − `compute`) and `reuse`, "
-    "the line of reuse over skip as seen and as chance gives it, and what is left beyond chance.\n\nBy chance: each "
-    "token keeps how many modules it uses at each step, and each of them is chosen as often as by all tokens that use "
-    "as many there. Exact up to a million tokens; of larger runs whole samples are drawn, and `counted` says so.",
+    "the line of reuse over skip as seen and as chance gives it, what is left beyond chance, and whether pairs of "
+    "visits repeat a module more often where more is skipped.\n\nBy chance: each token keeps how many modules it uses "
+    "at each step, and each of them is chosen as often as by all tokens that use as many there. Exact up to a million "
+    "tokens; of larger runs whole samples are drawn, and `counted` says so.",
     frames={"skip_and_reuse": Rows("groups", "Quarters of the samples from the least skip to the most: skip, reuse …")},
     sealed=_page,
 )
 def skip_and_reuse(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """Reuse against skip over samples, beside what chance gives; lines with 95 % intervals over samples.
 
-    ``seen`` and ``by_chance`` are slopes of reuse over skip, ``beyond`` that of the difference: above 0 where samples
-    that skip more reuse more than chance gives them. ``groups`` are quarters of the samples by skip.
+    ``seen`` and ``by_chance`` are slopes of reuse over skip, ``beyond`` that of the difference. Do samples that skip
+    more come back to modules more readily? That is ``pairs``, of ``share`` in all: the slope of the share of pairs of
+    visits that repeat a module, less that of all tokens at the same two steps. (``beyond`` lies below 0 even where
+    skip has nothing to do with it.) ``groups`` are quarters of the samples by skip.
     """
     label_id = run.label_id(label)
     answer: dict[str, Any] = {"run": run.run_id, "label": label, "counted": None, **UNKNOWN, "groups": []}
@@ -89,6 +94,7 @@ def skip_and_reuse(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]
         "pearson": asdict(r) if r else None,
         **{name: asdict(line(skip_N, values)) for name, values in slopes.items()},
         "excess": asdict(excess),
+        "pairs": _pairs(run, table, size_N > 0, skip_N),
         "groups": [_group(parts, group, reuse_N, chance_N) for group in range(GROUPS)],
         "reason": None,
     }
@@ -101,6 +107,23 @@ def _by_chance(run: RunFile, table: TokenTable) -> np.ndarray:
     chance_P = np.zeros(len(taken_P))
     chance_P[paths] = chance_reuse(table.ribbon_PSK[paths], taken_P[paths], run.units)
     return chance_P
+
+
+def _pairs(run: RunFile, table: TokenTable, counted_N: np.ndarray, skip_N: np.ndarray) -> dict[str, Any] | None:
+    """Slope over skip of the share of each sample's pairs that repeat a module, less what is expected of them, and the
+    share of all; None where too few samples have pairs."""
+    taken_P = table.tokens_of_path
+    paths = np.flatnonzero(taken_P)
+    pairs_P, more_P = np.zeros(len(taken_P)), np.zeros(len(taken_P))
+    pairs_P[paths], more_P[paths], share = repeated_pairs(table.ribbon_PSK[paths], taken_P[paths], run.units)
+    pairs_N, more_N = (
+        np.bincount(table.sample_n, values_P[table.path_n], table.num_samples)[counted_N]
+        for values_P in (pairs_P, more_P)
+    )
+    has = pairs_N > 0
+    if has.sum() < paired_runs.FEWEST or paired_runs.is_flat(skip_N[has]):
+        return None
+    return {**asdict(line(skip_N[has], more_N[has] / pairs_N[has])), "share": share}
 
 
 def _group(parts: EqualParts, group: int, reuse_N: np.ndarray, chance_N: np.ndarray) -> dict[str, Any]:

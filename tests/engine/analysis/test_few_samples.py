@@ -1,0 +1,151 @@
+"""Intervals of 95 % from few samples, samples of unlike sizes and things that are rare, drawn again and again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tokenpaths.engine.analysis.contrast import (
+    Z,
+    contrast,
+    difference,
+    freedom,
+    kish_size,
+    line,
+    mean_of,
+    ratio_error,
+    share_interval,
+    wilson,
+)
+
+DRAWS = 500
+
+
+def held(low: float | None, high: float | None, truth: float) -> bool:
+    """Whether the interval says nothing wrong of the truth; none says nothing."""
+    return low is None or high is None or low <= truth <= high
+
+
+def sizes(rng: np.random.Generator, num: int, skew: float) -> np.ndarray:
+    """Tokens of each sample."""
+    return np.maximum(2, np.rint(50 * np.exp(skew * rng.normal(size=num))))
+
+
+def test_of_samples_of_one_size_the_interval_of_a_mean_is_students():
+    values = np.random.default_rng(0).normal(size=9)
+    found = mean_of(20 * values, np.full(9, 20.0))
+    theirs = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(theirs.low), pytest.approx(theirs.high))
+
+
+def test_an_error_by_hand():
+    total, count = np.array([8.0, 2.0, 1.0, 0.0]), np.array([6.0, 3.0, 1.0, 0.0])
+    weight, rest = count / 10, (total - 1.1 * count) / 10
+    left = 1 - 2 * weight + (weight**2).sum()
+    assert ratio_error(total, count) == pytest.approx(np.sqrt((rest**2 / left).sum()))
+    assert freedom(count) == pytest.approx(1 / (weight**2).sum() - 1)
+    assert ratio_error(total[:1], count[:1]) is None
+    assert ratio_error(total[2:], count[2:]) is None, "a second sample without tokens is none"
+
+
+@pytest.mark.parametrize("num", [3, 8, 30])
+def test_means_of_samples_of_unlike_sizes_hold_the_truth(num):
+    rng, single, apart = np.random.default_rng(num), 0, 0
+    for _ in range(DRAWS):
+        of, values = sizes(rng, 2 * num, 1.5), rng.normal(size=2 * num)
+        first = np.arange(2 * num) < num
+        found = mean_of((of * values)[first], of[first])
+        single += held(found.low, found.high, 0)
+        found = difference(of * values * first, of * first, of * values * ~first, of * ~first)
+        apart += held(found.low, found.high, 0)
+    assert single / DRAWS > 0.925
+    assert apart / DRAWS > 0.94
+
+
+@pytest.mark.parametrize(
+    ("num", "share", "least"), [(2, 0.5, 0.92), (4, 0.5, 0.92), (8, 0.1, 0.92), (12, 0.1, 0.92), (30, 0.02, 0.88)]
+)
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+def test_shares_of_tokens_that_are_alike_within_samples_hold_the_truth(num, share, least, skew):
+    rng, covered = np.random.default_rng(num), 0
+    for _ in range(DRAWS):
+        of = sizes(rng, num, skew)
+        hits = rng.binomial(of.astype(int), rng.beta(10 * share, 10 * (1 - share), num))
+        low, high = share_interval(hits[:, None], of)
+        covered += held(low[0], high[0], share)
+    assert covered / DRAWS > least
+
+
+def test_a_share_by_one_token_a_sample_is_wilsons_and_tokens_all_alike_count_as_their_samples():
+    hits, of = np.array([1, 0, 1, 1, 0, 1, 1]), np.ones(7)
+    alone, alike = (share_interval(times * hits[:, None], times * of) for times in (1, 40))
+    theirs = wilson(np.array([5 / 7]), np.array([7.0]))
+    assert np.allclose(alone, theirs)
+    assert np.allclose(alike, theirs)
+    uneven = np.array([30, 1, 1, 1])
+    widest = wilson(np.array([30 / 33]), kish_size(uneven[:, None]))
+    assert np.allclose(share_interval(np.array([[30], [0], [0], [0]]), uneven), widest)
+
+
+def test_a_share_in_many_even_samples_is_that_of_the_tokens():
+    rng = np.random.default_rng(5)
+    hits = rng.binomial(20, 0.3, (5000, 1))
+    low, high = share_interval(hits, np.full(5000, 20))
+    share = hits.mean() / 20
+    half = Z * np.sqrt(share * (1 - share) / 100_000)
+    assert (low[0], high[0]) == (pytest.approx(share - half, rel=0.005), pytest.approx(share + half, rel=0.005))
+
+
+def test_a_contrast_of_unlike_samples_is_seldom_sure_of_nothing():
+    rng, wrong = np.random.default_rng(7), 0
+    for _ in range(DRAWS):
+        of, first = sizes(rng, 24, 1.0), np.arange(24) < 12
+        hits = rng.binomial(of.astype(int), rng.beta(0.5, 0.5, 24))
+        found = contrast((hits * first)[:, None], of * first, (hits * ~first)[:, None], of * ~first)
+        wrong += not held(found.low[0], found.high[0], 0)
+    assert wrong / DRAWS < 0.06
+
+
+def across(rng: np.random.Generator, kind: str, num: int) -> np.ndarray:
+    if kind == "skewed":
+        return np.exp(rng.normal(size=num))
+    same = np.full(num, 0.2)
+    moved = 1 if kind == "one far out" else max(2, num // 8)
+    same[:moved] += rng.uniform(0.05, 0.3, moved)
+    return same + (0.005 * rng.normal(size=num) if kind == "one far out" else 0.0)
+
+
+@pytest.mark.parametrize("kind", ["skewed", "mostly the same", "one far out"])
+@pytest.mark.parametrize("num", [4, 8, 12, 40])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_line_is_seldom_sure_of_a_slope_that_is_not_there(kind, num, uneven):
+    rng, wrong = np.random.default_rng(num), 0
+    for _ in range(DRAWS):
+        x = across(rng, kind, num)
+        y = rng.normal(size=num) * (1 + uneven * 5 * np.abs(x - np.median(x)))
+        found = line(x, y)
+        wrong += not held(found.low, found.high, 0)
+    assert wrong / DRAWS < 0.075
+
+
+def test_the_error_and_the_freedom_of_a_line_are_those_of_the_matrices():
+    rng = np.random.default_rng(2)
+    x, y = np.exp(rng.normal(size=11)), rng.normal(size=11)
+    design = np.stack([np.ones(11), x], axis=1)
+    hat = design @ np.linalg.inv(design.T @ design) @ design.T
+    rest = y - hat @ y
+    weight = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    error = np.sqrt((weight**2 * rest**2 / (1 - np.diag(hat)) ** 2).sum())
+    middle = (np.eye(11) - hat) @ np.diag(weight**2 / (1 - np.diag(hat))) @ (np.eye(11) - hat)
+    few = np.trace(middle) ** 2 / np.trace(middle @ middle)
+    assert 1 < few < 9
+    found = line(x, y)
+    half = scipy.stats.t.ppf(0.975, few) * error
+    assert (found.low, found.high) == (pytest.approx(found.slope - half), pytest.approx(found.slope + half))
+
+
+def test_a_line_through_one_sample_that_differs_has_no_interval():
+    found = line(np.array([0.2, 0.2, 0.2, 0.5]), np.array([1.0, 2.0, 3.0, 9.0]))
+    assert found.slope == pytest.approx(7 / 0.3)
+    assert found.low is found.high is None
