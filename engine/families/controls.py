@@ -40,8 +40,10 @@ def _edit_problem(error: Any) -> str:
     where = ".".join(str(part) for part in rest[1:])
     if error["type"] == "value_error" and not where:
         return f"edit {place}: {message}"
-    given = str(error["input"])[:40]
-    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
+    edit = f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}"
+    if error["type"] == "missing":  # its input is the edit that lacks it
+        return f"{edit}: {where}: {message}"
+    return f"{edit}: {where + ' ' * bool(where)}is {repr(error['input'])[:40]}: {message}"
 
 
 def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:

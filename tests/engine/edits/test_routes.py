@@ -261,6 +261,8 @@ REFUSED = {
     r"names a module twice at step 2": [{"edit": "swap", "ribbons": [[[0, 1], [0, 1], [1, 1]]]}],
     r"has 1 modules at step 0; top-k is 2": [{"edit": "swap", "ribbons": [[[0], [1], [1]]]}],
     r"edit 0 ban: modules is \[\]": [{"edit": "ban", "modules": []}],
+    "edit 0 ban: modules: it is required, and was not given": [{"edit": "ban"}],
+    "edit 0 ban: modules is '3': it should be a list": [{"edit": "ban", "modules": "3"}],
     r"takes edits that say which they are": ["ban"],
 }
 
