@@ -118,7 +118,7 @@ class EditControls(ControlsBase):
             if name not in cls.EDITS:
                 why = f": {cls.WHY_NOT[name]}" if name in cls.WHY_NOT else ""
                 called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
-                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS)}")
+                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS) or 'none'}")
         return given
 
 
