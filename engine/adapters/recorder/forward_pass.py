@@ -151,6 +151,8 @@ def batch_of(
 def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
     info = forward.info
     for name, values in (("texts", info.texts), ("labels", info.labels)):
+        if isinstance(values, str):
+            raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
         if values is not None and len(values) != shape[0]:
             raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
     process = "" if rank is None else f"rank {rank}, "
