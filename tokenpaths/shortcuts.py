@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import data_dir, runs_dir
+from tokenpaths.engine.store.ask.arguments import check_opened
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.settings_file import folder_setting
 
@@ -63,6 +65,7 @@ def trace(
     from tokenpaths.engine.tracing.trace_run import TraceOptions, trace_samples
     from tokenpaths.engine.tracing.traceable import as_untrained
 
+    _check_arguments(model, data, limit, controls)
     twin = twin and not controls and not untrained
     loaded: Any = model
     if isinstance(model, str | Path):
@@ -80,6 +83,26 @@ def trace(
         loaded = with_counted_share(loaded, samples)
     options = TraceOptions(run_id=run, overwrite=overwrite, twin=twin, **about)
     return Run.open(trace_samples(loaded, samples, runs_dir() if folder is None else Path(folder), options))
+
+
+def _check_arguments(model: object, data: object, limit: object, controls: object) -> None:
+    """Refuse values of ``trace`` of another kind in a sentence."""
+    if not isinstance(model, str | Path) and not hasattr(model, "modality"):
+        raise UserError(
+            f"model is a {type(model).__name__}, it should be the name or the folder of a checkpoint, or an object "
+            "that meets the protocol Traceable; other PyTorch models are recorded: tokenpaths.record(model)",
+            field="model",
+        )
+    if not isinstance(data, Iterable | Path):
+        raise UserError(f"data is {repr(data)[:60]}, it should be a data set by path, or texts", field="data")
+    if limit is not None and (not isinstance(limit, Integral) or limit < 1):  # type: ignore[operator]
+        raise UserError(f"limit is {repr(limit)[:60]}, it should be a whole number from 1 on", field="limit")
+    if controls is not None and not isinstance(controls, Mapping):
+        raise UserError(
+            f"controls is {repr(controls)[:60]}, it should be a mapping such as "
+            '{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}',
+            field="controls",
+        )
 
 
 def _samples(
@@ -205,6 +228,7 @@ def explore(
         if error.name != "anywidget":
             raise
         raise UserError("explore() needs anywidget: pip install 'tokenpaths[notebook]'", field="run") from None
+    check_opened(run, "run")
     traits = {"sample": sample, "token": token, "through": through, "tint": tint, "theme": theme}
     try:
         return Explorer(run, **{name: value for name, value in traits.items() if value is not None})

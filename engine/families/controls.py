@@ -40,8 +40,10 @@ def _edit_problem(error: Any) -> str:
     where = ".".join(str(part) for part in rest[1:])
     if error["type"] == "value_error" and not where:
         return f"edit {place}: {message}"
-    given = str(error["input"])[:40]
-    return f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}: {where + ' ' * bool(where)}is {given}: {message}"
+    edit = f"edit {place}{' ' * bool(rest)}{rest[0] if rest else ''}"
+    if error["type"] == "missing":  # its input is the edit that lacks it
+        return f"{edit}: {where}: {message}"
+    return f"{edit}: {where + ' ' * bool(where)}is {repr(error['input'])[:40]}: {message}"
 
 
 def read_controls_of(controls: type[Any], values: dict[str, Any] | None, family: str) -> Any:
@@ -116,7 +118,7 @@ class EditControls(ControlsBase):
             if name not in cls.EDITS:
                 why = f": {cls.WHY_NOT[name]}" if name in cls.WHY_NOT else ""
                 called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
-                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS)}")
+                raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS) or 'none'}")
         return given
 
 

@@ -154,7 +154,10 @@ def counts_of(call: Call) -> np.ndarray:
     if ids is None:
         assert call.logits is not None
         ids = call.logits.topk(call.reading.top_k, dim=-1).indices
-    return np.bincount(ids.reshape(-1).long().cpu().clamp(0, num_experts - 1).numpy(), minlength=num_experts)
+    of_experts = ids.reshape(-1).long().cpu()
+    if call.reading.drops:
+        of_experts = of_experts[of_experts != -1]
+    return np.bincount(of_experts.clamp(0, num_experts - 1).numpy(), minlength=num_experts)
 
 
 def _other_shares(

@@ -151,6 +151,8 @@ def batch_of(
 def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
     info = forward.info
     for name, values in (("texts", info.texts), ("labels", info.labels)):
+        if isinstance(values, str):
+            raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
         if values is not None and len(values) != shape[0]:
             raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
     process = "" if rank is None else f"rank {rank}, "
@@ -278,7 +280,7 @@ def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) ->
         return
     step = int(wrong_nS.any(axis=0).argmax())
     layer, number = plan.layers[step], int(wrong_nS[:, step].sum())
-    if step in plan.sparse_steps:
+    if plan.calls[step][1].kind == "sparse":
         raise UserError(
             f"router {layer.name} gave more than {plan.top_k} scores that are not zero, or scores below 0, for "
             f"{number} tokens, so its choice cannot be told from them as in the first forward pass: give read=",
@@ -292,7 +294,7 @@ def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) ->
     raise UserError(
         f"router {layer.name} gave ids from {reach[0]} to {reach[1]} for {number} tokens, it has "
         f"the experts 0 … {layer.num_experts - 1}: give num_experts= if there are more, or read= if another number "
-        "means that a token was dropped",
+        "means that a token was dropped: there −1 says so",
         field="num_experts",
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,39 @@ from torch import nn
 from tokenpaths.engine.adapters.recorder.router_plan import Read, RouterSettings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _names_routers(value: Any) -> bool:
+    if isinstance(value, (str, nn.Module)):
+        return True
+    if not isinstance(value, Collection):
+        return isinstance(value, Iterable)  # what comes one by one would be used up by looking at it
+    return all(isinstance(entry, (str, nn.Module)) for entry in value)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+
+
+_WHOLE, _TEXT = (_is_whole, "a whole number"), (_is_text, "text")
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("top_k", "num_experts", "every", "iteration"), _WHOLE),
+    **dict.fromkeys(("run", "series", "model_name", "dataset", "split"), _TEXT),
+    "runs_dir": (lambda value: isinstance(value, (str, os.PathLike)), "the path of a folder"),
+    "routers": (_names_routers, 'a name such as "layers.*.gate", a module of the model, or a list of them'),
+    "read": (callable, "a function of (module, inputs, output) that returns ids and weights"),
+    "scale": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    "token_texts": (_is_texts, "a mapping from vocabulary ids to texts, or a list of texts in their order"),
+}
+"""options that are checked: predicate and description of the accepted values, beside None where that is the default"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +78,12 @@ class RecordOptions:
     merge: bool = True
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _KINDS and (value is not None or field.default is not None):
+                fits, called = _KINDS[field.name]
+                if not fits(value):
+                    raise UserError(f"{field.name} is {repr(value)[:60]}, it should be {called}", field=field.name)
         for name, least in (("every", 1), ("top_k", 1), ("num_experts", 2)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -59,6 +59,8 @@ class RecordedRun:
         """Why this run cannot be written, checked before a training begins; None: it can."""
         try:
             check_name(self.run_id, field="run")
+            if self.runs_dir.exists() and not self.runs_dir.is_dir():
+                return f"runs_dir is {str(self.runs_dir)!r}, which is no folder"
             if run_file(self.runs_dir, self.run_id).exists() and not self._options.overwrite:
                 return (
                     f"there is a run {self.run_id!r} already: choose another name, or say that it may be "

@@ -91,7 +91,8 @@ def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder
         runs_dir: Folder of the run files, made if need be; by default ``runs`` in the data folder
             (setting ``data_dir``).
         routers: Names (``layers.*.gate``; * stands for anything, dots included) or modules, instead of those found.
-        read: Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found.
+        read: Turns (module, inputs, output) of a call into ids (…, K) and weights (…, K), instead of what is found;
+            id -1: a slot that the token did not use, as where an expert that is full dropped it.
         top_k, num_experts: Where no attribute says it. They count for all routers.
         scale: Number that the gate's weights were multiplied by; they are divided by it. By default found on the gate.
         renormalise: Divide recomputed weights by their sum; weights that a gate gives are never changed so.

@@ -37,6 +37,8 @@ class Reading:
     scale: float = 1.0
     entropy: bool = False
     """whether the softmax of the logits is the router's distribution, so that its entropy is defined"""
+    drops: bool = False
+    """for ids: whether -1 stands for a slot that a token did not use"""
 
     @property
     def recomputed(self) -> bool:
@@ -44,10 +46,16 @@ class Reading:
         return self.kind in ("logits", "probabilities")
 
     @property
+    def may_be_unused(self) -> bool:
+        """Whether a token may use fewer than K experts."""
+        return self.kind == "sparse" or self.drops
+
+    @property
     def words(self) -> str:
         if self.kind == "ids":
             beside = "ids and weights" if self.weights is not None else "ids"
-            return f"{beside} as the gate gives them, top {self.top_k} of {self.num_experts}"
+            dropped = ", -1 for a slot that was not used" if self.drops else ""
+            return f"{beside} as the gate gives them, top {self.top_k} of {self.num_experts}{dropped}"
         if self.kind == "callable":
             return f"ids and weights from read=, top {self.top_k} of {self.num_experts}"
         if self.kind == "sparse":
@@ -72,7 +80,7 @@ class CallGroup:
     places: list[int]
     """indices of the calls, in the order of the forward pass"""
     ids: Tensor
-    """(g, n, K); from ``num_experts`` of the reading on: a slot that a token did not use, of sparse scores"""
+    """(g, n, K); from ``num_experts`` of the reading on: a slot that a token did not use"""
     weights: Tensor
     """(g, n, K)"""
     entropies: Tensor
@@ -133,7 +141,8 @@ def find_reading(
         # (logits, weights, ids) of a gate that chooses all its experts: the weights stand nearer to the ids.
         weights = equal[-1] if equal and (slots < num_experts or len(equal) > 1) else None
         logits = next((j for j in wide if j != weights and _width(tensors[j], rows) == num_experts), None)
-        return Reading("ids", num_experts, slots, i, weights, logits, scale or 1.0)
+        drops = bool((tensor.detach() < 0).any())
+        return Reading("ids", num_experts, slots, i, weights, logits, scale or 1.0, drops=drops)
     if num_experts is None:
         return f"{problem or 'its output holds no ids'}, and it cannot be told how many experts it has"
     scores = [i for i in wide if _width(tensors[i], rows) == num_experts]
@@ -171,10 +180,11 @@ def _no_ids(tensor: Tensor, rows: int, slots: int | None, num_experts: int | Non
         return f"its integers have {slots} values a token, more than its {num_experts} experts"
     values = tensor.detach().reshape(rows, slots)
     low, high = int(values.min()), int(values.max())
-    if low < 0 or (num_experts is not None and high >= num_experts):
+    # -1 in some slots: the token was dropped by an expert that is full.
+    if low < -1 or high < 0 or (num_experts is not None and high >= num_experts):
         return f"its integers reach from {low} to {high}, which are no ids of {num_experts or 'any'} experts"
     ordered = values.sort(dim=1).values
-    if slots > 1 and bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+    if slots > 1 and bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
         return "its integers repeat within a token, so they are no ids"
     return None
 
@@ -217,20 +227,23 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool, cou
     size = reading.num_experts
     ids, weights, logits = (_stacked([getattr(c, name) for c in calls]) for name in ("ids", "weights", "logits"))
     given = ids is not None
-    wrong = reach = counts = None
+    wrong = reach = counts = unused = None
     if ids is None:
         assert logits is not None
         ids = logits.topk(reading.top_k, dim=-1).indices
     else:
         # Looked at before they are narrowed, where 300 would become 44; judged on the host, so that nothing waits.
         ids = ids.long()
-        wrong = ((ids < 0) | (ids >= size)).any(dim=-1)
+        if reading.drops:
+            unused = ids == -1
+        wrong = ((ids < (-1 if reading.drops else 0)) | (ids >= size)).any(dim=-1)
         reach = torch.stack([ids.amin(dim=(1, 2)), ids.amax(dim=(1, 2))], dim=1) if ids.numel() else None
         ids = ids.clamp(0, size - 1)  # a gather with an id that is none would end the model's own CUDA context
     if counted:
         of_call = ids.flatten(1)
         counts = torch.zeros(len(ids), size, dtype=torch.int32, device=ids.device)
-        counts.scatter_add_(1, of_call, torch.ones_like(of_call, dtype=torch.int32))
+        sent = torch.ones_like(of_call) if unused is None else ~unused.flatten(1)
+        counts.scatter_add_(1, of_call, sent.to(torch.int32))
     probs = None
     if logits is not None and reading.kind in ("sparse", "probabilities"):
         probs = logits.float()
@@ -241,26 +254,33 @@ def _read_group(places: list[int], calls: Sequence[Call], renormalise: bool, cou
             torch.full(ids.shape, 1 / reading.top_k, device=ids.device) if probs is None else probs.gather(-1, ids)
         )
     weights = weights.float() / reading.scale
+    if unused is not None:
+        weights = weights.masked_fill(unused, float("-inf"))  # behind all others
     if reading.top_k > 1 and given:
         # Before rounding to 16 bits, which makes ties: slot 0 is the largest weight.
         weights, order = weights.sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(-1, order)
+        unused = None if unused is None else unused.gather(-1, order)
     if renormalise and reading.recomputed:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     if reading.kind == "sparse":
         assert logits is not None
         wrong = ((logits != 0).sum(dim=-1) > reading.top_k) | (logits < 0).any(dim=-1)
-        used = weights > 0
-        # Numbered from the first unused slot on, so that equal sets of experts are one path.
-        slot = torch.arange(reading.top_k, device=ids.device)
-        ids = torch.where(used, ids, size + slot - used.sum(dim=-1, keepdim=True))
-    narrow = _narrow_ids(size + reading.top_k if reading.kind == "sparse" else size)
+        unused = weights <= 0
+    narrow = _narrow_ids(size + reading.top_k if reading.may_be_unused else size)
     if probs is not None and reading.entropy:
         entropies = torch.special.entr(probs).sum(dim=-1)
         margins, runners = margins_of(probs, ids)
+        if unused is not None:  # no top-k of the scores
+            margins = margins.masked_fill(unused.any(dim=-1), float("nan"))
     else:
         entropies = margins = torch.full(ids.shape[:2], float("nan"), device=ids.device)
         runners = torch.zeros(ids.shape[:2], dtype=narrow, device=ids.device)
+    if unused is not None:
+        weights = weights.masked_fill(unused, 0)
+        # Numbered from the first unused slot on, so that equal sets of experts are one path.
+        slot = torch.arange(reading.top_k, device=ids.device)
+        ids = torch.where(unused, size + slot - (~unused).sum(dim=-1, keepdim=True), ids)
     small = weights.to(torch.float16), entropies.to(torch.float16)
     return CallGroup(places, ids.to(narrow), *small, margins, runners.to(narrow), wrong, reach, counts)
 

@@ -68,7 +68,7 @@ class Plan:
     @property
     def sparse_steps(self) -> list[int]:
         """The steps at which a token may use fewer than K experts."""
-        return [step for step, (_, reading) in enumerate(self.calls) if reading.kind == "sparse"]
+        return [step for step, (_, reading) in enumerate(self.calls) if reading.may_be_unused]
 
     @property
     def unused_from(self) -> int:
@@ -128,6 +128,11 @@ def decide(
         raise UserError(f"{name} cannot be read as a router: {problem}", field="routers")
     if not taken:
         raise _nothing_read(model, raw, passed_over)
+    if any(reading.drops for _, reading in taken.values()):
+        # A router whose experts had room in the first pass may drop tokens later, as the others do.
+        taken = {
+            at: (router, replace(reading, drops=reading.ids is not None)) for at, (router, reading) in taken.items()
+        }
     meanings: list[Meaning] = []
     settled: list[tuple[Router, Reading]] = []
     calls: list[RouterCall] = []
@@ -178,7 +183,7 @@ def _choose(
                 raise UserError(
                     f"it cannot be told how many experts {candidate.name} has: give num_experts=", field="num_experts"
                 )
-            return Reading("callable", size, int(tensors[0].shape[1]), 0, 1), candidate, ""
+            return Reading("callable", size, int(tensors[0].shape[1]), 0, 1, drops=True), candidate, ""
         scale = candidate.scale if settings.scale is None else settings.scale
         reading = find_reading(tensors, rows, size, top_k, scale)
         if isinstance(reading, str):

@@ -89,6 +89,7 @@ def explain(call: Call, scale: float | None, renormalise: bool, *, given: bool =
         )
         weights_nK, meaning = call.logits.float().topk(reading.top_k, dim=1).values, replace(_UNKNOWN, note=note)
     else:
+        call = _without_drops(call)
         assert call.weights is not None
         weights_nK, meaning = call.weights.float(), _UNKNOWN
         if fitting := _fitting(call, weights_nK, [inside] if given else [1.0, scale or 1.0]):
@@ -103,6 +104,16 @@ def explain(call: Call, scale: float | None, renormalise: bool, *, given: bool =
     return replace(reading, scale=inside), meaning
 
 
+def _without_drops(call: Call) -> Call:
+    """The tokens of a call that use all K slots: the formulas hold for them alone."""
+    if not call.reading.drops:
+        return call
+    assert call.ids is not None
+    whole_n = (call.ids >= 0).all(dim=1)
+    ids, weights, logits = (None if t is None else t[whole_n] for t in (call.ids, call.weights, call.logits))
+    return Call(call.reading, ids, weights, logits)
+
+
 def _fitting(call: Call, weights_nK: Tensor, scales: Sequence[float]) -> list[_Formula]:
     """The formulas that reproduce these weights from the logits: the best one, and those that are as good."""
     tried = [formula for scale in dict.fromkeys(scales) for formula in _formulas(call, weights_nK, scale)]
@@ -114,7 +125,7 @@ def _fitting(call: Call, weights_nK: Tensor, scales: Sequence[float]) -> list[_F
 
 
 def _formulas(call: Call, weights_nK: Tensor, scale: float) -> Iterator[_Formula]:
-    if call.logits is None or call.ids is None:
+    if call.logits is None or call.ids is None or not len(call.ids):
         return
     ids_nK, logits_nM = call.ids.long(), call.logits.float()
     for score, scores_nM in (("softmax", logits_nM.softmax(dim=1)), ("sigmoid", logits_nM.sigmoid())):
@@ -167,7 +178,7 @@ def _scale_of_sums(weights_nK: Tensor, scale: float | None) -> tuple[float, bool
                 return factor, True, f"the weights of every token sum to {factor:g}"
     if scale is None or scale == 1:
         return 1.0, None, ""
-    if float(weights_nK.max()) > 1 + _ABOVE_ONE:
+    if len(weights_nK) and float(weights_nK.max()) > 1 + _ABOVE_ONE:
         return scale, None, ""
     return (
         1.0,

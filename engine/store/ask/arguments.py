@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
 
@@ -79,6 +81,7 @@ def checked(
 
     @functools.wraps(function)
     def ask(*args: Any, **kwargs: Any) -> T:
+        args, kwargs = tuple(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if name in checks:
                 (fits, called), may_be_none = checks[name]
@@ -93,6 +96,25 @@ def checked(
         return function(*args, **kwargs)
 
     return ask
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy and pandas, also in lists, as Python's: DuckDB and JSON take no others."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value] if isinstance(value, list) else tuple(map(_plain, value))
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def check_opened(value: Any, name: str) -> None:
+    """Refuse what is no opened run.
+
+    Raises:
+        UserError: it names the argument ``name`` and what was given.
+    """
+    if not isinstance(value, RunFile):
+        raise UserError(f"{name} is {repr(value)[:60]}, it should be {KINDS[RunFile][1]}", field=name)
 
 
 def _check_of(hint: Any) -> tuple[Check, bool] | None:

@@ -6,6 +6,7 @@ Shapes: n tokens, p paths, S steps, K slots, V = S·K, M modules.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,10 @@ def _numpy(column: pa.Array) -> np.ndarray:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
+def _opened_again(cls: type[RunFile], file: str, time_limit_s: int | float, merged: bool) -> RunFile:
+    return cls.open(file, time_limit_s=time_limit_s).labelled("merged" if merged else None)
+
+
 class RunFile:
     """A sealed run, read-only; safe from several threads (a cursor for each call).
 
@@ -156,6 +161,8 @@ class RunFile:
         Raises:
             RunNotFound, RunFileError: a sentence about what is wrong with the file.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise UserError(f"file is {repr(path)[:60]}, it should be the path of a run file", field="file")
         path = Path(path)
         connection = Connection(path, time_limit_s, memory_megabytes=memory_megabytes)
         try:
@@ -163,6 +170,19 @@ class RunFile:
         except BaseException:
             connection.close()
             raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled run opens the same file again: in another process, where no connection of this one can be used."""
+        return _opened_again, (
+            type(self),
+            str(self.file.absolute()),
+            self._connection.time_limit_s,
+            bool(self.merged_names),
+        )
+
+    def __repr__(self) -> str:
+        size = f"{self.row['num_samples']:,} samples, {self.row['num_tokens']:,} tokens"
+        return f"<{type(self).__name__} {self.run_id!r}: {size}>"
 
     def need_tokens(self, asked: str) -> None:
         """Refuse a question about tokens to a run that was made of expert counts.

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.checkpoints import WORDS, save_tiny
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls
 from tokenpaths.engine.families.edit_values import KINDS, written
 from tokenpaths.engine.families.presets import mixture_of_depths, moe_transformer
 from tokenpaths.engine.models.apply_edits import shuffled_order
@@ -261,6 +262,8 @@ REFUSED = {
     r"names a module twice at step 2": [{"edit": "swap", "ribbons": [[[0, 1], [0, 1], [1, 1]]]}],
     r"has 1 modules at step 0; top-k is 2": [{"edit": "swap", "ribbons": [[[0], [1], [1]]]}],
     r"edit 0 ban: modules is \[\]": [{"edit": "ban", "modules": []}],
+    "edit 0 ban: modules: it is required, and was not given": [{"edit": "ban"}],
+    "edit 0 ban: modules is '3': it should be a list": [{"edit": "ban", "modules": "3"}],
     r"takes edits that say which they are": ["ban"],
 }
 
@@ -270,6 +273,15 @@ def test_refused_with_a_sentence(sentence: str):
     with pytest.raises(UserError, match=sentence) as refused:
         under(model_of(), REFUSED[sentence], images())
     assert refused.value.field.startswith("edits")
+
+
+def test_a_family_without_edits_says_so():
+    class Fixed(EditControls):
+        FAMILY = "fixed"
+        EDITS = ()
+
+    with pytest.raises(ValueError, match="a fixed model has no edit 'ban'; it has: none"):
+        Fixed.model_validate({"edits": [{"edit": "ban", "modules": [1]}]})
 
 
 def test_random_bans_are_never_visited_and_never_leave_too_few():

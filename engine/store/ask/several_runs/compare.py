@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis.paired_runs import agreement, is_flat, pearson, spearman
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.store.ask.arguments import check_opened
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.flow_difference import flow_difference
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
@@ -62,6 +63,8 @@ def compare(
         NotComparable: one run given twice, an image run beside a text run, or runs with no sample in common.
         UserError: an unknown measure, or limits out of range.
     """
+    for name, given in (("a", a), ("b", b)):
+        check_opened(given, name)
     check_choice(measure, (*MEASURES, AUTO), "measure")
     check_page(limit, 0, MOST_SAMPLES)
     for name, value, most in (("links", links, MOST_LINKS), ("points", points, MOST_POINTS)):

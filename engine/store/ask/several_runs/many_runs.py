@@ -9,7 +9,7 @@ Shapes: m samples, n tokens, S steps, K slots, M modules, G groups of samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from tokenpaths.engine.analysis.paired_runs import (
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import FIRST_PREDICTION
+from tokenpaths.engine.store.ask.arguments import check_opened
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
@@ -100,6 +101,11 @@ def compare_runs(runs: Sequence[RunFile]) -> dict[str, Any]:
     Raises:
         UserError: fewer than one or more than ``MOST_RUNS`` runs, or one twice.
     """
+    if isinstance(runs, (str, RunFile)) or not isinstance(runs, Iterable):
+        raise UserError(f"runs is {repr(runs)[:60]}, it should be a list of opened runs", field="runs")
+    runs = list(runs)
+    for number, run in enumerate(runs):
+        check_opened(run, f"runs[{number}]")
     names = [run.run_id for run in runs]
     if not 1 <= len(names) <= MOST_RUNS:
         raise UserError(f"{len(names)} runs were given, 1 to {MOST_RUNS} can stand side by side", field="runs")

@@ -54,6 +54,14 @@ REFUSED = {
     "iteration": (dict(series="a", iteration=-1), "iteration is -1"),
     "scale": (dict(scale=0), "scale is 0, it should be above 0"),
     "pattern": (dict(routers="blocks.*"), "no module is called 'blocks.\\*'; there are"),
+    "kind of run": (dict(run=3), "run is 3, it should be text"),
+    "kind of top_k": (dict(top_k="2"), "top_k is '2', it should be a whole number"),
+    "kind of every": (dict(every=None), "every is None, it should be a whole number"),
+    "kind of scale": (dict(scale="2.5"), "scale is '2.5', it should be a number"),
+    "kind of routers": (dict(routers=[3]), "routers is \\[3\\], it should be a name such as"),
+    "kind of read": (dict(read="topk"), "read is 'topk', it should be a function of"),
+    "kind of texts": (dict(token_texts=5), "token_texts is 5, it should be a mapping"),
+    "kind of folder": (dict(runs_dir=5), "runs_dir is 5, it should be the path of a folder"),
     "module": (dict(routers=nn.Linear(2, 2)), "no module of this model"),
 }
 
@@ -62,7 +70,7 @@ REFUSED = {
 def test_options_that_make_no_sense_are_refused_before_anything_runs(tmp_path, case):
     options, sentence = REFUSED[case]
     with pytest.raises(UserError, match=sentence):
-        record(language(layers=1), run="mine", runs_dir=tmp_path, **options)
+        record(language(layers=1), **dict(run="mine", runs_dir=tmp_path) | options)
 
 
 def test_a_name_that_is_taken_or_none_is_refused_before_anything_runs(tmp_path):
@@ -79,6 +87,21 @@ def test_a_name_that_is_taken_or_none_is_refused_before_anything_runs(tmp_path):
         pass
     with pytest.raises(UserError, match="there is no run yet"):
         _ = record(model, run="b", runs_dir=tmp_path).run
+
+
+def test_a_folder_that_is_a_file_is_refused_before_anything_runs(tmp_path):
+    (file := tmp_path / "runs").write_text("")
+    with pytest.raises(UserError, match="runs_dir is '.*runs', which is no folder"):  # noqa: SIM117
+        with record(language(layers=1), run="mine", runs_dir=file):
+            raise AssertionError("the block must not begin")
+
+
+def test_one_text_is_no_list_of_texts(tmp_path):
+    model = language(layers=1)
+    with pytest.raises(UserError, match="texts is 'cat': give a list with one for each sample"):  # noqa: PT012, SIM117
+        with record(model, run="mine", runs_dir=tmp_path) as rec:
+            rec.batch(texts="cat")
+            model(tokens(3, 2))
 
 
 def test_an_exception_in_the_block_leaves_nothing(tmp_path):

@@ -188,6 +188,70 @@ def test_a_token_that_was_dropped_uses_no_expert(tmp_path, first, experts):
     )
 
 
+class Full(TopKGate):
+    """Gives -1 for a slot whose expert has no room left; its weight stays."""
+
+    capacity = 3
+
+    def forward(self, x):
+        logits, weights, ids = super().forward(x)
+        place = nn.functional.one_hot(ids, len(self.weight)).cumsum(dim=0).gather(2, ids[..., None])[..., 0]
+        return logits, weights, ids.where(place <= self.capacity, -1)
+
+
+class FullMoE(GateMoE):
+    def __init__(self, capacity: int = 3) -> None:
+        super().__init__(6, 2)
+        self.gate = Full(6, 2)
+        self.gate.capacity = capacity
+
+
+@pytest.mark.parametrize("way", ["as found", "read="])
+def test_an_id_of_minus_one_is_a_slot_that_was_not_used(tmp_path, way):
+    model = language(FullMoE, layers=3)
+    late = model.layers[1].moe.gate
+    late.capacity = 10**6  # the first pass drops no token there
+    options = (
+        {} if way == "as found" else {"routers": "*.gate", "read": lambda _, i, out: (out[2], out[1]), "scale": 2.5}
+    )
+    batches, own = [tokens(), tokens(4, 9, seed=2)], []
+    with record(model, run="mine", runs_dir=tmp_path, **options) as rec:
+        for batch in batches:
+            model(batch)
+            ids, weights = (part.detach().flatten(0, 1).numpy() for part in model.decisions(batch))
+            own += [
+                [
+                    sorted((float(w) / -2.5, int(i)) for i, w in zip(*step, strict=True) if i >= 0)
+                    for step in zip(*token, strict=True)
+                ]
+                for token in zip(ids, weights, strict=True)
+            ]
+            late.capacity = 2
+    of_samples = [token for sample in range(7) for token in rec.run.sample(sample)["tokens"]]
+    assert [token["ribbon"] for token in of_samples] == [[[i for _, i in step] for step in token] for token in own]
+    weights = [weight for token in of_samples for step in token["weights"] for weight in step]
+    assert weights == pytest.approx([-w for token in own for step in token for w, _ in step], abs=0.003)
+    slots = sum(2 - len(step) for token in own for step in token)
+    assert rec.run.info()["findings"]["unused_slots"]["slots"] == slots > 50
+    assert rec.run.info()["num_modules"] == 6
+    semantics = rec.run.info()["weight_semantics"]
+    expected_score = ("sigmoid", 2.5) if way == "as found" else ("unknown", 2.5)
+    assert (semantics["score_function"], semantics["scale"]) == expected_score
+    assert rec.notes[-1].startswith(f"{100 * slots / (6 * len(own)):.2g} % of slots are unused")
+
+
+def test_a_gate_that_first_drops_a_token_later_stops_the_recording(tmp_path):
+    model = language(FullMoE, layers=1, capacity=10**6)
+    with pytest.warns(
+        RecordingStopped, match="or read= if another number means that a token was dropped: there −1 says"
+    ):
+        with record(model, run="mine", runs_dir=tmp_path) as rec:
+            model(tokens())
+            model.layers[0].moe.gate.capacity = 1
+            model(tokens())
+    assert rec.run.row["num_tokens"] == 21
+
+
 def test_scores_that_are_no_longer_zero_stop_the_recording(tmp_path):
     model = language(CombiningMoE, layers=1)
     with pytest.warns(RecordingStopped, match="forward pass 1: router layers.0.moe.gate gave more than 2 scores"):
