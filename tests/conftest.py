@@ -4,11 +4,14 @@ One thread each: models this small only wait for each other with more, and sums 
 threads only (a job that is killed and resumed by another process is compared so).
 """
 
+import atexit
 import functools
 import os
+import shutil
 import signal
 import ssl
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,13 @@ from jaxtyping import install_import_hook
 
 # Read by OpenMP when torch is first imported, here and in the children.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+# Settings and runs of whoever runs the tests neither change them nor are changed. The workers of pytest-xdist take what
+# the process that started them has made: names of tests have to be the same in all of them.
+if "PYTEST_OWN_HOME" not in os.environ:
+    os.environ["PYTEST_OWN_HOME"] = tempfile.mkdtemp(prefix="tokenpaths-tests-")
+    atexit.register(shutil.rmtree, os.environ["PYTEST_OWN_HOME"], ignore_errors=True)
+for name in ("data", "config"):
+    os.environ[f"XDG_{name.upper()}_HOME"] = f"{os.environ['PYTEST_OWN_HOME']}/{name}"
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(1)
 # A shell that is not interactive starts `… &` with Ctrl-C ignored, and children inherit that.
