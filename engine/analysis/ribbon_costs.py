@@ -154,18 +154,21 @@ def repeated_pairs(
     where skipping has nothing to do with the rest, as large a share of them repeats: reuse, a share of visits, would
     fall with skip even then, by more the more a model comes back to its modules.
     """
-    num_ribbons, num_steps, _ = module_ids.shape
+    num_ribbons, num_steps, top_k = module_ids.shape
     visited_nSK = _visited_units(module_ids, units).reshape(module_ids.shape)
-    active_nSK = visited_nSK >= 0
-    active_nS = active_nSK.sum(axis=2)
+    active_Sn = np.ascontiguousarray((visited_nSK >= 0).sum(axis=2, dtype=np.int16).T)
+    # A column of its own for each slot of a step, and two numbers for what is not active: those never equal each other.
+    first_SKn = np.ascontiguousarray(visited_nSK.transpose(1, 2, 0).astype(np.int32))
+    second_SKn = np.where(first_SKn < 0, NOTHING, first_SKn)
+    first_SKn[first_SKn < 0] = UNKNOWN
+    slots = [(k, other) for k in range(top_k) for other in range(top_k)]
     pairs_n, more_n, same, every = np.zeros(num_ribbons, dtype=np.int64), np.zeros(num_ribbons), 0, 0
     for step in range(num_steps):
         for later in range(step + 1, num_steps):
-            both_n = active_nS[:, step] * active_nS[:, later]
-            same_n = np.zeros(num_ribbons, dtype=np.int64)
-            for slot in range(module_ids.shape[2]):
-                equal_nK = visited_nSK[:, later] == visited_nSK[:, step, slot, None]
-                same_n += (equal_nK & active_nSK[:, later]).sum(axis=1)
+            both_n = active_Sn[step] * active_Sn[later]
+            same_n = np.zeros(num_ribbons, dtype=np.int16)
+            for k, other in slots:
+                same_n += first_SKn[step, k] == second_SKn[later, other]
             total, repeated = int(counts @ both_n), int(counts @ same_n)
             pairs_n += both_n
             more_n += same_n - repeated / max(total, 1) * both_n

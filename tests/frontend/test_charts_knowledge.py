@@ -9,6 +9,7 @@ import pytest
 from tests.frontend.test_charts import data_of
 from tokenpaths.frontend import charts
 from tokenpaths.frontend.charts import knowledge, paths
+from tokenpaths.frontend.views.paths.knowledge import _first
 
 PROPERTY = {
     "values": 5,
@@ -216,3 +217,13 @@ def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
 )
 def test_a_p_value_beside_its_threshold_is_no_verdict(further: int, said: str) -> None:
     assert paths.verdict_words(LAW | {"p_value": (1 + further) / 101}).startswith(said)
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_the_most_specific_of_many_is_called_so_as_surely_as_it_is(clear):
+    row = {"step": 1, "module": 3, "label": "cat", "share": 0.5, "base": 0.25, "lift": 2.0, "low": 1.2, "high": 3.0}
+    answer = {"label": None, "num_candidates": 30, "rows": [row | {"clear": clear}]}
+    told = _first(answer, "module")
+    assert "Module 3 at step 1 is the most specific of 30 modules" in told
+    assert told.startswith("No module is surely specific to a label. ") is not clear
+    assert told.endswith("by chance.") is not clear
