@@ -5,6 +5,7 @@ Shapes: n tokens; P and L the numbers of distinct paths and labels; R shuffles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from jaxtyping import Float, Integer
 
 _LARGEST_TABLE = 1 << 18
 """cells of paths × labels that are counted in one table; larger ones are sorted"""
+MOST_ALIKE = 0.05
+"""share of alike exchanges from which on a property cannot be tested by them"""
 _ENOUGH = 8
 """samples that may give each other their labels, images that go round without keeping their own map"""
 
@@ -39,6 +42,20 @@ def _entropy(counts: Integer[np.ndarray, " P"], total: int) -> float:
 
 def _codes(values: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def exchanged_alike(labels: Integer[np.ndarray, " n"], groups: Integer[np.ndarray, " n"]) -> float:
+    """Share of the exchanges of labels between groups that leave groups of one label together as they are.
+
+    N groups with n_l of label l: Π n_l! · Π m_k! / N!, m_k the number of labels that n_l = k groups have, as it does
+    not matter which of these is which. No p-value of such exchanges can be much smaller: it is 1 where each group has
+    a label of its own, and 1/3 of four groups of two labels.
+    """
+    first = np.unique(groups, return_index=True)[1]
+    sizes = np.unique(labels[first], return_counts=True)[1]
+    alike = np.unique(sizes, return_counts=True)[1]
+    logs = [math.lgamma(count + 1) for count in (*sizes.tolist(), *alike.tolist())]
+    return math.exp(min(0.0, sum(logs) - math.lgamma(len(first) + 1)))
 
 
 def nmi(paths: Integer[np.ndarray, " n"], labels: Integer[np.ndarray, " n"]) -> float:

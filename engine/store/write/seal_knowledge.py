@@ -11,7 +11,7 @@ from __future__ import annotations
 import duckdb
 import numpy as np
 
-from tokenpaths.engine.analysis.association import associations, places_in
+from tokenpaths.engine.analysis.association import MOST_ALIKE, associations, exchanged_alike, places_in
 from tokenpaths.engine.store.ask.tables.region_maps import region_maps
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.write.arrow_tables import insert_columns
@@ -50,9 +50,9 @@ def associate(
         values = len(np.unique(sketch[attribute][measured]))
         if measured.sum() < 2 or values < 2:
             continue
-        if shuffled == "samples" and values == len(np.unique(sketch["sample"][measured])):
-            continue  # each has one of its own: exchanged, they say the same
         sample_n, token_n = sketch["sample"][measured], sketch["token"][measured]
+        if shuffled == "samples" and exchanged_alike(sketch[attribute][measured], sample_n) >= MOST_ALIKE:
+            continue
         maps = region_maps(lambda query: _arrays(con, query), sample_n, token_n) if shuffled == "maps" else None
         if shuffled == "maps" and maps is None:
             continue

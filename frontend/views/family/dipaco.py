@@ -159,7 +159,7 @@ def nmi_words(associations: Sequence[Mapping[str, Any]]) -> str:
     """NMI of paths with the label, compared with shuffled labels."""
     row = next((row for row in associations if row["attribute"] == "label" and row.get("nmi") is not None), None)
     if row is None:
-        return "There are not two labels, so whether paths know them cannot be said."
+        return "There are not two labels, or too few samples of them, so whether paths know them cannot be said."
     far = row["p_value"] is not None and row["p_value"] <= 0.05
     return (
         f"Paths tell {'more than chance' if far else 'no more than chance'} about the label: NMI "

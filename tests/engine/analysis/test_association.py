@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from sklearn.metrics import normalized_mutual_info_score
 
-from tokenpaths.engine.analysis.association import Maps, Sequences, association
+from tokenpaths.engine.analysis.association import Maps, Sequences, association, exchanged_alike
+
+
+@pytest.mark.parametrize("labels", ["aabb", "aaab", "aabbcc", "abcdef", "aaabbb", "aaaabb", "aabbb"])
+def test_the_share_of_exchanges_that_say_the_same_is_that_of_all_orders(labels):
+    def parts(order: tuple[str, ...]) -> frozenset[frozenset[int]]:
+        return frozenset(frozenset(i for i, one in enumerate(order) if one == label) for label in set(order))
+
+    orders = list(itertools.permutations(labels))
+    same = sum(parts(order) == parts(tuple(labels)) for order in orders) / len(orders)
+    groups = np.repeat(np.arange(len(labels)), 3)
+    codes = np.unique(list(labels), return_inverse=True)[1]
+    assert exchanged_alike(codes[groups], groups) == pytest.approx(same)
 
 
 def test_a_sample_gets_the_labels_of_another_one_in_their_order():

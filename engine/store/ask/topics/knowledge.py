@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.association import Association, associations, places_in
+from tokenpaths.engine.analysis.association import MOST_ALIKE, Association, associations, exchanged_alike, places_in
 from tokenpaths.engine.analysis.words import CLASSES, Words, word_class
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -79,8 +79,11 @@ def knowledge(run: RunFile) -> dict[str, Any]:
             unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
             continue
         sample_n, token_n = table.sample_n[here], table.columns["token"][here]
-        if attribute.of_samples and values == len(np.unique(sample_n)):
+        alike = exchanged_alike(codes[here], sample_n) if attribute.of_samples else 0.0
+        if alike >= MOST_ALIKE:
             what = "is another one in every sample: exchanged between samples, it says the same"
+            if alike < 1:
+                what = f"is of too few samples: one in {round(1 / alike)} exchanges between them says the same"
             unknown.append({"property": attribute.name, "reason": f"{_WORDS[attribute.name]} {what}"})
             continue
         maps = region_maps(run.arrays, table.samples_N[sample_n], token_n) if attribute.as_maps else None

@@ -362,7 +362,8 @@ def test_card_and_info(case: Case):
     assert info["config"] == made.info.config
     attributes = {a["attribute"] for a in info["associations"]}
     wanted = {"region"} if made.info.modality == "vision" else {"token_id"}
-    assert attributes == (wanted | {"label"} if case.label else wanted)
+    # Labels of six samples or fewer cannot be exchanged to any effect.
+    assert attributes == (wanted | {"label"} if case.label and len(made.samples) > 6 else wanted)
     if made.info.modality == "vision":
         right = [s.prediction == s.label for s in made.samples]
         assert info["accuracy"] == pytest.approx(np.mean(right))
