@@ -18,13 +18,14 @@ PROPERTY = {
     "null_low": 0.08,
     "null_high": 0.12,
     "p_value": 0.005,
+    "clear": True,
     "num_tokens": 900,
 }
 KNOWN = {
     "shuffles": 200,
     "properties": [
         {**PROPERTY, "property": "token_id", "shuffled": "sequences"},
-        {**PROPERTY, "property": "label", "shuffled": "samples", "nmi": 0.1, "p_value": 0.4},
+        {**PROPERTY, "property": "label", "shuffled": "samples", "nmi": 0.1, "p_value": 0.4, "clear": False},
     ],
 }
 PATH = {"ribbon": [[1], [2]], "share_of_all": 0.1, "of": 50}
@@ -108,6 +109,7 @@ TWIN = {
     "untrained_null_low": 0.1,
     "untrained_null_high": 0.18,
     "untrained_p_value": 0.01,
+    "untrained_clear": True,
 }
 
 
@@ -130,9 +132,9 @@ def test_the_untrained_twin_stands_below_the_run_beside_the_same_shuffles():
         "less than this run of token id."
     )
     assert knowledge.knowledge_rows(both)[0]["untrained NMI"] == 0.2
-    blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3}]}
+    blind = {**KNOWN, "properties": [{**first, **TWIN, "untrained_p_value": 0.3, "untrained_clear": False}]}
     assert knowledge.knowledge_words(blind).endswith("The untrained model's paths predict none of these.")
-    alone = {**KNOWN, "properties": [{**first, **TWIN, "p_value": 0.5, "nmi": first["null_mean"]}]}
+    alone = {**KNOWN, "properties": [{**first, **TWIN, "p_value": 0.5, "clear": False, "nmi": first["null_mean"]}]}
     assert knowledge.knowledge_words(alone) == (
         "Paths predict none of these better than chance. The untrained model's paths predict token id."
     )
@@ -155,7 +157,7 @@ def test_the_sentence_about_the_twin_compares_what_the_chart_lets_one_compare():
     assert knowledge.knowledge_words({"properties": [{**rows[0], **as_much}]}).endswith(
         "they tell at least as much as this run of token id."
     )
-    some = {"properties": [rows[0], {**rows[1], "untrained_p_value": 0.5}]}
+    some = {"properties": [rows[0], {**rows[1], "untrained_p_value": 0.5, "untrained_clear": False}]}
     assert "The untrained model's paths predict token id. " in knowledge.knowledge_words(some)
     drawn = data_of(charts.knowledge_chart(mixed), "beyond")
     beyond = {(row["name"], row["whose"]): row["beyond"] for row in drawn}

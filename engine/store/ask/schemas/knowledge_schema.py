@@ -41,12 +41,14 @@ class KnownProperty(AnswerModel):
     null_low: float = Field(description="95 % of the shuffles lie between this and `null_high`")
     null_high: float
     p_value: float = Field(description="(1 + shuffles at least as high) / (1 + shuffles)")
+    clear: bool = Field(description="Whether paths tell it better than chance, all properties taken together (Holm)")
     num_tokens: int = Field(description="Tokens of which the property is known")
     untrained_nmi: float | None = Field(description="NMI with the untrained twin's paths of the same tokens")
     untrained_null_mean: float | None = Field(description="Beside the same shuffles")
     untrained_null_low: float | None
     untrained_null_high: float | None
     untrained_p_value: float | None
+    untrained_clear: bool | None
 
 
 class UnknownProperty(AnswerModel):

@@ -25,6 +25,8 @@ from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.hash_sample import KNOWN_TOKENS, mix
 
 SHUFFLES = 200
+LARGEST_P = 0.05
+"""chance of naming any property that paths do not tell"""
 SEED = 0
 UNTRAINED = "-untrained"
 """suffix of the model names of untrained twins (``Traceable.untrained``)"""
@@ -61,9 +63,9 @@ def knowledge(run: RunFile) -> dict[str, Any]:
     """What paths know: NMI(π; property) beside 200 shuffles, of label, token id, region, kind of word …
 
     Each of ``properties`` is {property, values, shuffled (samples, sequences or maps), nmi, null_mean, null_low,
-    null_high, p_value, num_tokens} and ``untrained_nmi`` … of the untrained twin's paths beside the same shuffles;
-    ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a hash
-    sample of 20,000 tokens.
+    null_high, p_value, clear, num_tokens} and ``untrained_nmi`` … of the untrained twin's paths beside the same
+    shuffles; ``untrained_reason`` says why there is no twin, ``unknown`` why other properties have no numbers. On a
+    hash sample of 20,000 tokens.
     """
     all_tokens = known_token_table(run) or tokens_of(run)
     drawn = _hash_sample(all_tokens)
@@ -116,6 +118,8 @@ def knowledge(run: RunFile) -> dict[str, Any]:
                 **_of_twin(twin[0] if twin else None),
             }
         )
+    for prefix in ("", "untrained_"):
+        _judge(rows, prefix)
     reason = None
     if len(table.rank_P) < 2:
         reason = "all tokens take one and the same path, which can tell nothing about them"
@@ -132,6 +136,21 @@ def knowledge(run: RunFile) -> dict[str, Any]:
         "untrained_reason": no_twin,
         "reason": reason,
     }
+
+
+def _judge(rows: list[dict[str, Any]], prefix: str) -> None:
+    """``clear``: whether a property is told better than chance when all are tested together (Holm, Scandinavian
+    Journal of Statistics 6, 1979): the page names those that are, of up to nine, so some would be by chance.
+
+    200 shuffles give no p-value below 1/201, which nine properties can all have.
+    """
+    told = sorted((row for row in rows if row[f"{prefix}p_value"] is not None), key=lambda row: row[f"{prefix}p_value"])
+    clear = True
+    for row in rows:
+        row[f"{prefix}clear"] = None
+    for place, row in enumerate(told):
+        clear = clear and row[f"{prefix}p_value"] * (len(told) - place) <= LARGEST_P
+        row[f"{prefix}clear"] = clear
 
 
 def _of_twin(association: Association | None) -> dict[str, float | None]:

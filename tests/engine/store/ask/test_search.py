@@ -19,6 +19,7 @@ from tokenpaths.engine.analysis.words import KINDS, is_kind
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables.token_table import read_token_table
+from tokenpaths.engine.store.ask.topics import knowledge as knowledge_topic
 from tokenpaths.engine.store.ask.topics.knowledge import CELLS
 
 
@@ -324,6 +325,18 @@ def test_samples_with_a_label_of_their_own_each_cannot_be_exchanged(tmp_path):
         (reason,) = (row["reason"] for row in known["unknown"] if row["property"] == "label")
         assert reason.startswith("the label is another one in every sample")
         assert "label" not in {row["attribute"] for row in run.info()["associations"]}
+
+
+def test_properties_are_told_better_than_chance_when_all_are_tested_together():
+    rows = [{"p_value": p, "untrained_p_value": None} for p in (0.03, 0.005, 0.4, 0.02)]
+    for prefix in ("", "untrained_"):
+        knowledge_topic._judge(rows, prefix)
+    # 4 × 0.005 and no further: 3 × 0.02 > 0.05, though each of both would pass alone.
+    assert [row["clear"] for row in rows] == [False, True, False, False]
+    assert {row["untrained_clear"] for row in rows} == {None}
+    nine = [{"p_value": 1 / (1 + knowledge_topic.SHUFFLES)} for _ in range(9)]
+    knowledge_topic._judge(nine, "")
+    assert all(row["clear"] for row in nine)
 
 
 def test_labels_of_too_few_samples_cannot_be_exchanged_either(tmp_path):
