@@ -17,6 +17,8 @@ from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT
 
 pytest.importorskip("anywidget")
 
+from tokenpaths.frontend.notebook.explorer import Explorer
+
 PAGE = """<!doctype html><meta charset="utf-8"><title>notebook</title><body style="background: #ffffff">
 <div id="cell"></div>"""
 MODEL = """async ({state, esm, css}) => {
@@ -209,7 +211,7 @@ ALIVE = """[...document.querySelectorAll("#cell *")].filter((element) =>
 
 @pytest.mark.parametrize("modality", ["text", "vision"])
 def test_texts_of_strangers_never_become_markup(cell: Callable[..., Cell], modality: Any) -> None:
-    drawn = cell(explore(Poisoned(open_run(modality, samples=6)), token=1))  # type: ignore[arg-type]
+    drawn = cell(Explorer(Poisoned(open_run(modality, samples=6)), token=1))  # type: ignore[arg-type]
     expect(drawn.page.locator(".tp-title")).to_contain_text(EVIL[:40])
     assert drawn.page.evaluate(ALIVE) == []
     drawn.page.get_by_label("next sample").click()
@@ -229,7 +231,7 @@ def test_an_export_shows_it_without_python(browser: Browser, tmp_path: Path) -> 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.run, name)
 
-    widget = explore(Ending(run), token=3)  # type: ignore[arg-type]
+    widget = Explorer(Ending(run), token=3)  # type: ignore[arg-type]
     file = tmp_path / "export.html"
     file.write_text(f'<!doctype html><meta charset="utf-8">{widget.to_html()}', encoding="utf-8")
     context = browser.new_context()
