@@ -55,6 +55,13 @@ def freedom(of_N: Real[np.ndarray, " N"]) -> float:
     return max(float(kish_size(of_N[:, None])[0]) - 1.0, 1.0)
 
 
+def student(freedom: int | float, intervals: int = 1) -> float:
+    """Student's quantile of a 95 % interval; of one of several ``intervals`` that are to hold together (Bonferroni)."""
+    from scipy.special import stdtrit  # only for who asks
+
+    return float(stdtrit(freedom, 1 - 0.025 / intervals))
+
+
 def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"]) -> Float[np.ndarray, " I"]:
     """Independent tokens that would tell as much about the shares Σhits/Σof: at most Σof, and 1 of one sample."""
     total = float(of_N.sum())
@@ -130,8 +137,6 @@ def contrast(
     hit and one miss added to each side (Agresti and Caffo 2000), for shares of 0 or 1 would look certain after a few
     tokens. No interval where A or B lies in a single sample.
     """
-    from scipy.special import stdtrit  # only for who asks
-
     total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
     hits_a_I, hits_b_I = hits_a_NI.sum(axis=0), hits_b_NI.sum(axis=0)
     share_a, share_b = hits_a_I / max(total_a, 1.0), hits_b_I / max(total_b, 1.0)
@@ -144,7 +149,7 @@ def contrast(
     rest_NI -= _residuals(hits_b_NI, share_b, of_b_N, total_b)
     variance = np.square(rest_NI, out=rest_NI).sum(axis=0)
     floor = _added(hits_a_I, total_a) + _added(hits_b_I, total_b)
-    half = float(stdtrit(min(freedom(of_a_N), freedom(of_b_N)), 0.975)) * np.sqrt(np.maximum(variance, floor))
+    half = student(min(freedom(of_a_N), freedom(of_b_N))) * np.sqrt(np.maximum(variance, floor))
     return Contrast(share_a, share_b, delta, np.maximum(delta - half, -1.0), np.minimum(delta + half, 1.0))
 
 
@@ -234,7 +239,7 @@ def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, sh
     if share:
         low, high = share_interval(sum_N[:, None], of_N)
         return Mean(mean, float(low[0]), float(high[0]))
-    half = _quantile(of_N) * (ratio_error(sum_N, of_N) or 0.0)
+    half = student(freedom(of_N)) * (ratio_error(sum_N, of_N) or 0.0)
     return Mean(mean, mean - half, mean + half)
 
 
@@ -260,7 +265,7 @@ def difference(
     rest_N1 = _residuals(sum_a_N[:, None], np.array([mean_a]), of_a_N, total_a)
     rest_N1 -= _residuals(sum_b_N[:, None], np.array([mean_b]), of_b_N, total_b)
     error = float(np.sqrt(np.square(rest_N1).sum()))
-    half = max(_quantile(of_a_N), _quantile(of_b_N)) * error
+    half = student(min(freedom(of_a_N), freedom(of_b_N))) * error
     return Mean(delta, delta - half, delta + half)
 
 
@@ -282,8 +287,6 @@ def line(x_N: Float[np.ndarray, " N"], y_N: Float[np.ndarray, " N"]) -> Line:
     Student's quantile has Bell and McCaffrey's degrees of freedom (Survey Methodology 28, 2002; Imbens and Kolesár,
     Review of Economics and Statistics 98, 2016): few, where the slope hangs on a few samples.
     """
-    from scipy.special import stdtrit  # only for who asks
-
     num, across_N = len(x_N), x_N - x_N.mean()
     squares = float((across_N**2).sum())
     slope = float((across_N * y_N).sum()) / squares
@@ -297,11 +300,5 @@ def line(x_N: Float[np.ndarray, " N"], y_N: Float[np.ndarray, " N"]) -> Line:
     part_N = across_N**2 / left_N
     pairs = (part_N**2 * (left_N**2 - own_N**2)).sum() + (part_N.sum() / num) ** 2
     pairs += 2 * (part_N * across_N).sum() ** 2 / (num * squares) + ((part_N * across_N**2).sum() / squares) ** 2
-    half = float(stdtrit(max(1.0, squares**2 / pairs), 0.975)) * error
+    half = student(max(1.0, squares**2 / pairs)) * error
     return Line(slope, slope - half, slope + half)
-
-
-def _quantile(of_N: Real[np.ndarray, " N"]) -> float:
-    from scipy.special import stdtrit  # only for who asks
-
-    return float(stdtrit(freedom(of_N), 0.975))

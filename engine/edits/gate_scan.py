@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.analysis.contrast import difference, freedom, ratio_error
+from tokenpaths.engine.analysis.contrast import difference, freedom, ratio_error, student
 from tokenpaths.engine.base.device import mixed_precision
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.gate_effects import row_losses
@@ -127,8 +127,6 @@ def paired_rise(
     interval excludes 0 when ``tests`` such intervals are to hold together (Bonferroni). Without two texts there is no
     error, and nothing is clear.
     """
-    from scipy.special import stdtrit  # only for who asks
-
     here = count > 0
     rest, count = (changed - trained)[here], count[here]
     if not len(count):
@@ -136,7 +134,7 @@ def paired_rise(
     rise, error = float(rest.sum() / count.sum()), ratio_error(rest, count)
     if error is None:
         return {"rise": rise, "error": None, "low": None, "high": None, "clear": False}
-    half, wide = (float(stdtrit(freedom(count), 1 - 0.025 / many)) * error for many in (1, tests))
+    half, wide = (student(freedom(count), many) * error for many in (1, tests))
     return {"rise": rise, "error": error, "low": rise - half, "high": rise + half, "clear": abs(rise) > wide}
 
 

@@ -47,8 +47,9 @@ class MapJob:
     kind: ClassVar[str] = "map"
     Request: ClassVar[type[BaseModel]] = MapRequest
 
-    def __init__(self, request: MapRequest, folder: Path, run: Run, numbers: Any, work: TSNE) -> None:
-        self.request, self.folder, self.run, self.numbers, self.work = request, folder, run, numbers, work
+    def __init__(self, request: MapRequest, folder: Path, run: Run, numbers: Any, values: Any, work: TSNE) -> None:
+        self.request, self.folder, self.run, self.work = request, folder, run, work
+        self.numbers, self.values = numbers, values
         self.curve: list[list[float]] = []
 
     @classmethod
@@ -67,7 +68,7 @@ class MapJob:
         try:
             _check_size(request, run)
             numbers, values = mapped_profiles(run, request.limit, request.seed)
-            job = cls(request, folder, run, numbers, TSNE.begin(values, request.perplexity, request.seed))
+            job = cls(request, folder, run, numbers, values, TSNE.begin(values, request.perplexity, request.seed))
             job._go_on()
         except BaseException:
             run.close()
@@ -131,11 +132,10 @@ class MapJob:
         return f"{self.run.row['created_at']} {self.run.row['num_tokens']}"
 
     def _write(self) -> dict[str, Any]:
-        from tokenpaths.engine.store.ask.topics.similar import map_answer, mapped_profiles
+        from tokenpaths.engine.store.ask.topics.similar import map_answer
 
-        request, points = self.request, self.work.points
-        numbers, values = mapped_profiles(self.run, request.limit, request.seed)
-        answer = map_answer(self.run, "tsne", numbers, values, points, thumbnails=True, perplexity=request.perplexity)
+        found, perplexity = (self.numbers, self.values, self.work.points), self.request.perplexity
+        answer = map_answer(self.run, "tsne", *found, thumbnails=True, perplexity=perplexity)
         write_artifact(self.folder, MAP, json.dumps(answer).encode())
         divergence = self.curve[-1][1] if self.curve else None
         return {"map_of": self.request.run, "num_samples": len(self.numbers), "divergence": divergence}

@@ -58,14 +58,11 @@ def knowledge_words(answer: Mapping[str, Any]) -> str:
     yes = [PROPERTIES[row["property"]] for row in answer["properties"] if known(row)]
     no = [PROPERTIES[row["property"]] for row in answer["properties"] if not known(row)]
     text = (
-        f"Paths predict {_listed(yes)} better than chance" if yes else "Paths predict none of these better than chance"
+        f"Paths predict {numbers.listed(yes)} better than chance"
+        if yes
+        else "Paths predict none of these better than chance"
     )
-    return text + (f", but not {_listed(no)}." if no and yes else ".") + _twin_words(answer)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """“a”, “a and b”, “a, b and c”."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return text + (f", but not {numbers.listed(no)}." if no and yes else ".") + _twin_words(answer)
 
 
 def _twin_words(answer: Mapping[str, Any]) -> str:
@@ -83,7 +80,7 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
         return " The untrained model's paths predict none of these."
     extra = [name for name in yes if name not in own]
     same = bool(own) and len(yes) - len(extra) == len(own)
-    text = f" The untrained model's paths predict {_listed(['the same', *extra] if same else yes)}."
+    text = f" The untrained model's paths predict {numbers.listed(['the same', *extra] if same else yes)}."
     gaps = {PROPERTIES[row["property"]]: _beyond(twin) - _beyond(row) for row, twin in pairs}
     both = [name for name in yes if name in own]
     less, more = [name for name in both if gaps[name] < 0], [name for name in both if gaps[name] >= 0]
@@ -93,7 +90,7 @@ def _twin_words(answer: Mapping[str, Any]) -> str:
     if not less or not more:
         beyond = f"{'less than' if less else 'at least as much as'} this run of {of}"
     else:
-        beyond = f"less than this run of {_listed(less)}, and at least as much of {_listed(more)}"
+        beyond = f"less than this run of {numbers.listed(less)}, and at least as much of {numbers.listed(more)}"
     return f"{text} Beyond what shuffling gives, they tell {beyond}."
 
 

@@ -91,7 +91,7 @@ def reuse(source: Source, wishes: Wishes) -> list[Figure]:
     answer = source.skip_and_reuse()
     if answer["reason"] is None:
         drawn = f", {len(samples):,} drawn at random of {total:,}" if len(samples) < total else ""
-        numbers_of = {key: answer[key] for key in ("pearson", "seen", "by_chance", "beyond", "excess")}
+        numbers_of = {key: answer[key] for key in ("pearson", "seen", "by_chance", "beyond", "pairs", "excess")}
         figures.append(
             Figure(
                 "fig7-skip-reuse",

@@ -235,6 +235,11 @@ def _explained(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def verdict(words: str, **options: Any) -> None:
+    """What a chart shows, as a sentence above it; ``options`` are those of ``st.markdown``."""
+    st.markdown(f"**{escape(words)}**", **options)
+
+
 def empty(sentence: str, todo: str = "") -> None:
     """Show that there is nothing to show, and what to do."""
     st.info(f"{sentence} {todo}".strip(), icon=":material/info:")

@@ -291,7 +291,7 @@ def _skip_and_reuse(run: Mapping[str, Any], selection: Selection) -> None:
         )
         return
     listed = widgets.client().ask(run["run"], "samples", most=READ_AT_MOST // 2, order="sample", label=selection.label)
-    st.markdown(f"**{widgets.escape(skip_reuse_words(answer))}**")
+    widgets.verdict(skip_reuse_words(answer))
     drawing = skip_reuse_chart(listed["samples"], answer, theme=widgets.theme(), title=None)
     widgets.chart(
         drawing,

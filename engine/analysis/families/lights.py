@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from tokenpaths.engine.analysis.contrast import student
 from tokenpaths.engine.analysis.paired_runs import mean_ranks
 
 Values = Num[np.ndarray, " n"]
@@ -58,14 +59,12 @@ class ClassShare:
 
 def share_by_class(share: Values, labels: Sequence[str | None]) -> list[ClassShare]:
     """The mean of ``share`` for every label, smallest first; samples without one are left out."""
-    from scipy.special import stdtrit  # only for who asks
-
     if len(labels) != len(share):
         raise ValueError(f"{len(share)} shares and {len(labels)} labels: give one label a sample")
     rows = []
     for label in sorted({label for label in labels if label is not None}):
         own = share[[other == label for other in labels]]
-        half = stdtrit(len(own) - 1, 0.975) * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
+        half = student(len(own) - 1) * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
         mean = float(own.mean())
         rows.append(ClassShare(label, len(own), mean, float(mean - half), float(mean + half)))
     return sorted(rows, key=lambda row: row.mean)

@@ -69,6 +69,11 @@ def plural(value: float | None, singular: str, plural_form: str | None = None) -
     return f"{count(value)} {singular if value == 1 else plural_form or singular + 's'}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """“a”, “a and b”, “a, b and c”."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def p_number(p: float, draws: int | None) -> str:
     """A p-value of ``draws`` draws, never below its resolution 1 / (1 + draws).
 

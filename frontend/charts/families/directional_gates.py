@@ -223,11 +223,10 @@ def specialist_words(share_by_layer: Sequence[float]) -> str:
     """The layers with the most specialists among their heads, in a sentence."""
     most = max(share_by_layer)
     layers = [str(layer) for layer, share in enumerate(share_by_layer) if share >= most - 1e-9]
-    named = " and ".join(filter(None, [", ".join(layers[:-1]), layers[-1]]))
     share = numbers.percent(most)
     if len(layers) == 1:
-        return f"Layer {named} has most: {share} of its heads."
-    return f"Layers {named} have most: {share} of their heads each."
+        return f"Layer {layers[0]} has most: {share} of its heads."
+    return f"Layers {numbers.listed(layers)} have most: {share} of their heads each."
 
 
 @redrawable(numbers=specialist_rows)

@@ -84,6 +84,6 @@ def _charts(answer: Mapping[str, Any], compared: Compared) -> None:
         return
     for row, column in zip(rows, st.columns(len(rows), gap="medium"), strict=True):
         with column:
-            st.markdown(f"**{widgets.escape(number_title(row, answer['runs'], compared.labels))}**")
+            widgets.verdict(number_title(row, answer["runs"], compared.labels))
             drawing = number_chart(row, answer["runs"], labels=compared.labels, theme=widgets.theme(), title=None)
             widgets.chart(drawing, runs=[run["run"] for run in answer["runs"]])

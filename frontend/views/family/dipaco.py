@@ -96,7 +96,7 @@ def _tree(
 ) -> None:
     st.header(dipaco_shards.TREE, anchor=False, help=HELP["tree"])
     st.caption(widgets.escape(tree_words(run, selection, paths)))
-    st.markdown(f"**{widgets.escape(dipaco_shards.busiest_words(paths))}**")
+    widgets.verdict(dipaco_shards.busiest_words(paths))
     ranks = {path["rank"] for path in drawn}
     shown = {label: [path for path in rows if path["rank"] in ranks] for label, rows in by_label.items()}
     inks = {dipaco_shards.modules_of(path): path for path in paths["paths"]}
@@ -148,7 +148,7 @@ def _labels(run: Mapping[str, Any], by_label: Mapping[str, Paths], drawn: Paths)
         return
     ordered = sorted(drawn, key=lambda path: tuple(reversed(dipaco_shards.modules_of(path))))
     table = dipaco_shards.label_path_rows(by_label, ordered)
-    st.markdown(f"**{widgets.escape(nmi_words(run['associations']))}**")
+    widgets.verdict(nmi_words(run["associations"]))
     drawing = dipaco_shards.label_path_chart(table, theme=widgets.theme(), title=None)
     widgets.chart(drawing, filters=("label", "labels"))
     st.caption("Per cent of the label’s tokens; a row adds up to 100.")

@@ -121,7 +121,7 @@ def _heat_map(
         "" if number is not None else f", mean of {numbers.plural(answer['num_samples'], 'text')}"
     )
     st.caption(widgets.escape(caption + (f", minus the mean of {other}. " if other else ". ") + _reading(minus)))
-    st.markdown(f"**{widgets.escape(gate_words(answer, minus))}**")
+    widgets.verdict(gate_words(answer, minus))
     about = who + (f" minus the mean of {other}" if other else "")
     of_labels = ("labels",) if other or number is None and selection.label is not None else ()
     words = findings.get("vocabulary")
@@ -188,7 +188,7 @@ def _specialists(findings: Mapping[str, Any]) -> None:
     with left:
         st.header("Which heads treat domains differently?", anchor=False, help=HELP["variance"])
         st.caption("Stronger colour: its gates differ more between domains. Dot: a specialist, in the top quarter.")
-        st.markdown(f"**{widgets.escape(variance_words(findings['variance']))}**")
+        widgets.verdict(variance_words(findings["variance"]))
         widgets.chart(
             variance_chart(findings["variance"], findings.get("specialists") or (), theme=widgets.theme(), title=None)
         )
@@ -205,7 +205,7 @@ def _specialists(findings: Mapping[str, Any]) -> None:
         if share:
             st.header("In which layers do specialists sit?", anchor=False, help=HELP["variance"])
             st.caption("Share of each layer's heads that are specialists. Dashed: as many in every layer.")
-            st.markdown(f"**{widgets.escape(specialist_words(share))}**")
+            widgets.verdict(specialist_words(share))
             widgets.chart(specialist_chart(share, theme=widgets.theme(), title=None))
             widgets.numbers_behind(
                 [{"layer": layer, "share": head} for layer, head in enumerate(share)], "specialists per layer"
@@ -221,7 +221,7 @@ def _plane(findings: Mapping[str, Any], selection: Selection) -> None:
     )
     accuracy = findings.get("centroid_accuracy")
     if accuracy:
-        st.markdown(f"**{widgets.escape(centroid_title(accuracy))}**")
+        widgets.verdict(centroid_title(accuracy))
     chosen = [label for label in (selection.label, selection.other) if label]
     widgets.chart(
         pca_chart(findings["pca"], theme=widgets.theme(), title=None, chosen=chosen, sample=selection.sample),

@@ -280,4 +280,4 @@ def _parts(found: Mapping[str, Any]) -> None:
 
 
 def _titled(sentence: str, help_text: str) -> None:
-    st.markdown(f"**{widgets.escape(widgets.with_full_stop(sentence))}**", help=help_text)
+    widgets.verdict(widgets.with_full_stop(sentence), help=help_text)

@@ -81,7 +81,7 @@ def _balance(run: Mapping[str, Any], selection: Selection) -> None:
     st.subheader("How does the balance of each layer change?", anchor=False, help=widgets.HELP["load"])
     for column, measure in zip(st.columns(len(BALANCE), gap="medium"), BALANCE, strict=True):
         with column:
-            st.markdown(f"**{widgets.escape(MAPS[measure][0])}**")
+            widgets.verdict(MAPS[measure][0])
             st.caption(widgets.escape(training_words(training, measure, when=str(answer["axis"]))))
             chart = training_map(training, measure, theme=widgets.theme(), title=None, when=str(answer["axis"]))
             widgets.chart(chart, filters=("label",))

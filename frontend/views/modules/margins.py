@@ -24,7 +24,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
         return
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.markdown(f"**{widgets.escape(margin_words(answer))}**")
+        widgets.verdict(margin_words(answer))
         widgets.chart(margin_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     with right:
         st.markdown("**Who came second most often**")

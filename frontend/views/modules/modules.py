@@ -56,7 +56,7 @@ def draw(selection: Selection) -> None:
             + ": no token came.",
             "load",
         )
-        st.markdown(f"**{widgets.escape(load_words(usage))}**")
+        widgets.verdict(load_words(usage))
         widgets.chart(
             load_chart(usage, theme=widgets.theme(), title=None, chosen=chosen, names=names_of(run["run"], "module")),
             key=f"load_{run['run']}_{selection.label}_{chosen}",
@@ -75,7 +75,7 @@ def draw(selection: Selection) -> None:
             + (", beside the same architecture untrained." if selection.label is None and twin else "."),
             "topk",
         )
-        st.markdown(f"**{widgets.escape(concentration_words(usage))}**")
+        widgets.verdict(concentration_words(usage))
         widgets.chart(top_k_chart(usage, theme=widgets.theme(), title=None), filters=("label",))
         if selection.label is not None:
             st.caption("The untrained twin was counted over all tokens: clear the label to see it beside them.")

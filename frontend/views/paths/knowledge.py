@@ -48,7 +48,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     else:
         if common.all_differ(run):
             st.caption("Nearly every token has a path of its own here, so a path tells everything and nothing.")
-        st.markdown(f"**{widgets.escape(knowledge_words(answer))}**")
+        widgets.verdict(knowledge_words(answer))
         widgets.chart(knowledge_chart(answer, theme=widgets.theme(), title=None), filters=("labels",))
         if answer["untrained_reason"]:
             answer = answer | {"untrained_reason": twin_reason(run, answer["untrained_reason"])}

@@ -128,7 +128,7 @@ def _statistics(run: Mapping[str, Any], fit: Mapping[str, Any], laws: Mapping[st
         "slopes",
     )
     slopes = widgets.client().ask(run["run"], "paths/slopes")
-    st.markdown(f"**{widgets.escape(slope_words(slopes))}**")
+    widgets.verdict(slope_words(slopes))
     widgets.chart(slope_growth_chart(slopes, theme=widgets.theme(), title=None), key=f"slopes_{run['run']}")
     widgets.numbers_behind(slopes["observed"], "slopes of this run")
     if run.get("path_layout") == "unique":

@@ -289,7 +289,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
 def _lead_module(matches: Mapping[str, Any], selection: Selection) -> None:
     row = preferred_module(matches)
     assert row is not None, "modules come first only where one is preferred"
-    st.markdown(f"**{widgets.escape(module_words(row))}**", help=CONTRAST, width="content")
+    widgets.verdict(module_words(row), help=CONTRAST, width="content")
     node = f"{row['step']}.{row['module']}"
     st.button(
         f"See module {row['module']}",
@@ -302,7 +302,7 @@ def _lead_module(matches: Mapping[str, Any], selection: Selection) -> None:
 
 def _lead_path(matches: Mapping[str, Any], selection: Selection) -> None:
     best = preferred_path(matches)
-    st.markdown(f"**{widgets.escape(preferred_words(matches))}**", help=LIFT, width="content")
+    widgets.verdict(preferred_words(matches), help=LIFT, width="content")
     if best is not None and selection.inspect != f"path:{best['rank']}":
         st.button(
             f"See path {best['rank']:,}",

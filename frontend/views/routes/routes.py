@@ -95,7 +95,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         return
     if counted and not counted["exact"]:
         st.caption(widgets.escape(sampled_words(run, flow)))
-    st.markdown(f"**{widgets.escape(flow_words(flow))}**")
+    widgets.verdict(flow_words(flow))
     if int(run["top_k"]) >= MANY_SLOTS:
         _drawn_picker(run, selection)
     if _as_map(run, selection):

@@ -56,7 +56,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     shown = made or answer
     st.caption(widgets.escape(("t-SNE. " if made else "PCA. ") + map_words(shown)))
     if words := nearest_words(shown):
-        st.markdown(f"**{widgets.escape(words)}**")
+        widgets.verdict(words)
     inspected = (selection.inspect or "").partition("sample:")[2]
     marked = int(inspected) if inspected else None
     widgets.chart(

@@ -49,7 +49,7 @@ def _outcomes(run: Mapping[str, Any], answer: Mapping[str, Any], unit: str, sele
     told = [row["outcome"] for row in answer["differences"]]
     for column, outcome in zip(st.columns(len(told), gap="large"), told, strict=True):
         with column:
-            st.markdown(f"**{widgets.escape(work.outcome_words(answer, outcome, unit))}**")
+            widgets.verdict(work.outcome_words(answer, outcome, unit))
             drawing = work.outcome_chart(answer, outcome, unit=unit, theme=widgets.theme(), title=None)
             widgets.chart(drawing, filters=("label",))
     with st.expander(f"How sure is this? ({work.AXES[answer['measure']]})"):
@@ -110,7 +110,7 @@ def kinds(run: Mapping[str, Any], selection: Selection) -> None:
     twin = twin_run(run)
     beside = widgets.client().ask(twin, "means/{measure}", measure=measure) if twin else None
     beside = beside if beside and beside["kinds"] else None
-    st.markdown(f"**{widgets.escape(work.kind_words(answer))}**")
+    widgets.verdict(work.kind_words(answer))
     widgets.chart(work.kind_means_chart(answer, beside, theme=widgets.theme(), title=None))
     text = _counted(answer["counted"])
     if any(row["kind"] in ("edge", "flat") for row in answer["kinds"]):
@@ -142,7 +142,7 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
         return
     row = answer["looks"][0]
     whole = whole_images(run)
-    st.markdown(f"**{widgets.escape(work.likeness_words(answer, whole=whole))}**")
+    widgets.verdict(work.likeness_words(answer, whole=whole))
     if row["paths"]:
         options = {"offered": offered_ids(run), "whole": whole}
         widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None, **options))
@@ -175,7 +175,7 @@ def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
     if answer["reason"]:
         widgets.empty(widgets.escape(common.as_sentence(answer["reason"])))
         return
-    st.markdown(f"**{widgets.escape(work.kind_share_words(answer))}**")
+    widgets.verdict(work.kind_share_words(answer))
     widgets.chart(work.module_kinds_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     rest = sorted({row["kind"] for row in answer["shares"]} - set(work.drawn_kinds(answer["shares"])))
     st.caption(

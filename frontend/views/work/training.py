@@ -37,7 +37,7 @@ def curve(run: Mapping[str, Any], selection: Selection) -> None:
     if not words:
         return
     st.subheader("How was this model trained?", anchor=False)
-    st.markdown(f"**{widgets.escape(words)}**")
+    widgets.verdict(words)
     name = training_curve.training_loss_name(model)
     widgets.chart(training_curve.training_curve_chart(kept, training=name, theme=widgets.theme(), title=None))
     altered = name.removeprefix(training_curve.TRAINING)
@@ -56,7 +56,7 @@ def phases(run: Mapping[str, Any], selection: Selection) -> None:
     if not words:
         return
     st.subheader("How did perplexity fall, phase by phase?", anchor=False, help=widgets.HELP["phases"])
-    st.markdown(f"**{widgets.escape(words)}**")
+    widgets.verdict(words)
     widgets.chart(training_curve.phase_chart(kept, theme=widgets.theme(), title=None))
     st.caption(
         "A phase ends with an outer step, which moves what paths share. Measured on documents held back for stopping, "

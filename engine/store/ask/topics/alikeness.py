@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.analysis.association import Maps, Sequences
+from tokenpaths.engine.analysis.contrast import student
 from tokenpaths.engine.analysis.patches import patch_colour
 from tokenpaths.engine.analysis.path_statistics import PathLikeness
 from tokenpaths.engine.analysis.words import CLASSES, word_class
@@ -146,8 +147,6 @@ def _exchanges(run: RunFile, table: TokenTable) -> Callable[[int], np.ndarray]:
 
 def _interval(paths: PathLikeness, looks_n: np.ndarray, num_samples: int, names: str = "") -> dict[str, float | None]:
     """95 % interval of a delete-a-group jackknife over samples (Kott 2001)."""
-    from scipy.special import stdtrit  # only for who asks
-
     groups = min(JACKKNIFE, num_samples)
     group_N = np.random.default_rng(SEED).permutation(num_samples) % groups
     left_out = np.array([paths.of(looks_n, (group_N != group).astype(np.float64)).value for group in range(groups)])
@@ -155,7 +154,7 @@ def _interval(paths: PathLikeness, looks_n: np.ndarray, num_samples: int, names:
         return {f"{names}low": None, f"{names}high": None}
     value = paths.of(looks_n).value
     error = float(np.sqrt((groups - 1) / groups * ((left_out - left_out.mean()) ** 2).sum()))
-    half = float(stdtrit(groups - 1, 0.975)) * error
+    half = student(groups - 1) * error
     return {f"{names}low": value - half, f"{names}high": min(1.0, value + half)}
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from tokenpaths.engine.analysis import paired_runs
-from tokenpaths.engine.analysis.contrast import by_sample, difference, freedom, mean_of
+from tokenpaths.engine.analysis.contrast import by_sample, difference, freedom, mean_of, student
 from tokenpaths.engine.analysis.words import CLASSES, word_class
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, Rows, question
@@ -130,11 +130,9 @@ def _judge(rows: list[dict[str, Any]]) -> None:
 
     The page names the kinds that lie furthest apart, the largest of many differences.
     """
-    from scipy.special import stdtrit  # only for who asks
-
     tests = max(1, sum(row["difference_high"] is not None for row in rows))
     for row in rows:
-        one, many = (float(stdtrit(row["freedom"], 1 - 0.025 / num)) for num in (1, tests))
+        one, many = (student(row["freedom"], num) for num in (1, tests))
         half = None if row["difference_high"] is None else row["difference_high"] - row["difference"]
         row["clear"] = half is not None and abs(row["difference"]) > half * many / one
         del row["freedom"]

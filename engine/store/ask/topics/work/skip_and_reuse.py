@@ -5,7 +5,7 @@ is worked out for each token (``analysis.ribbon_costs.chance_reuse``). What is s
 for the same reason, where a model comes back to its modules as readily whatever it skips. So that question is put to
 pairs of visits (``analysis.ribbon_costs.repeated_pairs``): is it the same module, where both steps used one?
 
-Shapes: n tokens, N samples, P paths, S steps, K slots.
+Shapes: n tokens, N samples, P paths, p of them taken, S steps, K slots, M modules.
 """
 
 from __future__ import annotations
@@ -29,6 +29,23 @@ GROUPS = 4
 UNKNOWN: dict[str, Any] = dict.fromkeys(
     ("num_samples", "skip", "reuse", "chance_reuse", "pearson", "seen", "by_chance", "beyond", "excess", "pairs")
 )
+
+
+class Taken:
+    """The paths p that tokens of ``table`` take, and sums over these tokens by sample."""
+
+    def __init__(self, table: TokenTable, units: np.ndarray) -> None:
+        self.table, self.paths = table, np.flatnonzero(table.tokens_of_path)
+        self.counted = (table.ribbon_PSK[self.paths], table.tokens_of_path[self.paths], units)
+        """ribbons (p, S, K), how many tokens take each, and the units of modules (S, M)"""
+        self.here = table.per_sample() > 0
+        self.size_N = table.per_sample()[self.here]
+
+    def by_sample(self, values_p: np.ndarray) -> np.ndarray:
+        """(N,) sum of the values of their paths over the tokens of each sample that has any."""
+        values_P = np.zeros(len(self.table.rank_P))
+        values_P[self.paths] = values_p
+        return np.bincount(self.table.sample_n, values_P[self.table.path_n], self.table.num_samples)[self.here]
 
 
 def _can_skip(run: RunFile) -> bool:
@@ -68,10 +85,10 @@ def skip_and_reuse(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]
     if not _can_skip(run):
         return {**answer, "reason": "no sample skipped anything"}
     table = tokens_of(run).of_label(label_id)
-    size_N = table.per_sample()
+    taken = Taken(table, run.units)
     skip_N, reuse_N, chance_N = (
-        np.bincount(table.sample_n, values_P[table.path_n], table.num_samples)[size_N > 0] / size_N[size_N > 0]
-        for values_P in (1.0 - table.compute_P, table.reuse_P, _by_chance(run, table))
+        taken.by_sample(values_p) / taken.size_N
+        for values_p in (1.0 - table.compute_P[taken.paths], table.reuse_P[taken.paths], chance_reuse(*taken.counted))
     )
     answer |= {
         "counted": table.counted,
@@ -94,32 +111,17 @@ def skip_and_reuse(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]
         "pearson": asdict(r) if r else None,
         **{name: asdict(line(skip_N, values)) for name, values in slopes.items()},
         "excess": asdict(excess),
-        "pairs": _pairs(run, table, size_N > 0, skip_N),
+        "pairs": _pairs(taken, skip_N),
         "groups": [_group(parts, group, reuse_N, chance_N) for group in range(GROUPS)],
         "reason": None,
     }
 
 
-def _by_chance(run: RunFile, table: TokenTable) -> np.ndarray:
-    """(P,) reuse of each path by chance; of paths that none of these tokens takes it is 0."""
-    taken_P = table.tokens_of_path
-    paths = np.flatnonzero(taken_P)
-    chance_P = np.zeros(len(taken_P))
-    chance_P[paths] = chance_reuse(table.ribbon_PSK[paths], taken_P[paths], run.units)
-    return chance_P
-
-
-def _pairs(run: RunFile, table: TokenTable, counted_N: np.ndarray, skip_N: np.ndarray) -> dict[str, Any] | None:
+def _pairs(taken: Taken, skip_N: np.ndarray) -> dict[str, Any] | None:
     """Slope over skip of the share of each sample's pairs that repeat a module, less what is expected of them, and the
     share of all; None where too few samples have pairs."""
-    taken_P = table.tokens_of_path
-    paths = np.flatnonzero(taken_P)
-    pairs_P, more_P = np.zeros(len(taken_P)), np.zeros(len(taken_P))
-    pairs_P[paths], more_P[paths], share = repeated_pairs(table.ribbon_PSK[paths], taken_P[paths], run.units)
-    pairs_N, more_N = (
-        np.bincount(table.sample_n, values_P[table.path_n], table.num_samples)[counted_N]
-        for values_P in (pairs_P, more_P)
-    )
+    pairs_p, more_p, share = repeated_pairs(*taken.counted)
+    pairs_N, more_N = taken.by_sample(pairs_p), taken.by_sample(more_p)
     has = pairs_N > 0
     if has.sum() < paired_runs.FEWEST or paired_runs.is_flat(skip_N[has]):
         return None
