@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Integer
 
+from tokenpaths.engine.analysis.association import MOST_ALIKE, exchanged_alike
+
 DENSE = 600
 """up to so many rows or columns all eigenvectors are worked out at once"""
 EXAGGERATION, EXAGGERATED = 12.0, 250
@@ -116,11 +118,12 @@ def same_label(
 ) -> SameLabel | None:
     """Agreement of labels of nearest points, those without a label (−1) left out; labels are exchanged by a seed.
 
-    None where exchanging says nothing: fewer than two labels, or one for each point.
+    None where exchanging says nothing: fewer than two labels, or so few points that it often leaves them as they are
+    (``association.exchanged_alike``), as where each has a label of its own.
     """
     there = np.flatnonzero(label_n >= 0)
     codes, counts = np.unique(label_n[there], return_inverse=True, return_counts=True)[1:]
-    if len(counts) < 2 or counts.max() < 2:
+    if len(counts) < 2 or exchanged_alike(codes.reshape(-1), np.arange(len(there))) >= MOST_ALIKE:
         return None
     codes, nearest, rng = codes.reshape(-1), nearest_of(values[there], seed), np.random.default_rng(seed)
     share = float((codes == codes[nearest]).mean())

@@ -122,7 +122,7 @@ def kinds(run: Mapping[str, Any], selection: Selection) -> None:
             text += f" Contrast is that of {numbers.count(drawn['num_samples'])} pictures drawn by hash."
     if selection.label is not None:
         text += " Over all labels."
-    st.caption(widgets.escape(text))
+    st.caption(widgets.escape(f"{text} {work.KIND_BARS}"))
     common.note_not_independent(run)
     widgets.numbers_behind(answer["kinds"], f"{measure} by kind")
 

@@ -160,3 +160,5 @@ def test_labels_of_the_nearest_agree_beyond_chance_only_where_they_do() -> None:
     assert within.share > 0.9
     assert same_label(rng.normal(size=(5, 2)), np.arange(5)) is None
     assert same_label(rng.normal(size=(5, 2)), np.zeros(5, dtype=int)) is None
+    # One exchange in three of two and two leaves them as they are.
+    assert same_label(rng.normal(size=(4, 2)), np.array([0, 0, 1, 1])) is None

@@ -246,7 +246,9 @@ class SampleMap(AnswerModel):
     num_samples: int
     of_samples: int
     explained: list[float] | None = Field(description="Share of the variance along each axis")
-    nearest: NearestLabels | None = Field(description="null with fewer than two labels, or one for each sample")
+    nearest: NearestLabels | None = Field(
+        description="null with fewer than two labels, or too few samples to exchange them"
+    )
     points: list[MapPoint]
 
 
