@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from benchmarks.measure import report
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 from tokenpaths.engine.adapters.recorder.recorder import Recorder
-from tokenpaths.engine.adapters.recorder.router_plan import Read
+from tokenpaths.engine.adapters.recorder.routers.router_plan import Read
 from tokenpaths.engine.families.presets import moe_transformer
 from tokenpaths.engine.models.dna import DNA
 

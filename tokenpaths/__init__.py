@@ -28,7 +28,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers
-    from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
+    from tokenpaths.engine.adapters.recorder.recorder import record
+    from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
     from tokenpaths.engine.store.ask.run import Run
     from tokenpaths.engine.store.ask.several_runs.compare import compare
     from tokenpaths.engine.store.ask.several_runs.many_runs import compare_runs
@@ -38,8 +39,8 @@ if TYPE_CHECKING:  # for editors and type checkers
     from tokenpaths.shortcuts import explore, import_log, trace
 
 _WHERE = {
-    "RecordingAssumed": "tokenpaths.engine.adapters.recorder.recorder",
-    "RecordingStopped": "tokenpaths.engine.adapters.recorder.recorder",
+    "RecordingAssumed": "tokenpaths.engine.adapters.recorder.recording_warnings",
+    "RecordingStopped": "tokenpaths.engine.adapters.recorder.recording_warnings",
     "Run": "tokenpaths.engine.store.ask.run",
     "charts": "tokenpaths.frontend.charts",
     "compare": "tokenpaths.engine.store.ask.several_runs.compare",

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenpaths.engine.adapters.recorder.choice_verification import ExpertRows
+from tokenpaths.engine.adapters.recorder.joined_texts import Piece
+from tokenpaths.engine.adapters.recorder.pass_caches import Continued, GivenCache
 from tokenpaths.engine.adapters.recorder.pass_tokens import Say, read_mask, tokens_of_pass
-from tokenpaths.engine.adapters.recorder.router_outputs import CallGroup, read_calls
-from tokenpaths.engine.adapters.recorder.router_plan import (
+from tokenpaths.engine.adapters.recorder.routers.choice_verification import ExpertRows
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import CallGroup, read_calls
+from tokenpaths.engine.adapters.recorder.routers.router_plan import (
     Plan,
     RawCall,
     RouterCall,
@@ -24,7 +26,7 @@ from tokenpaths.engine.adapters.recorder.router_plan import (
     other_order,
     rows_of_call,
 )
-from tokenpaths.engine.adapters.recorder.router_search import Router
+from tokenpaths.engine.adapters.recorder.routers.router_search import Router
 from tokenpaths.engine.adapters.recorder.user_model import BatchInfo
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
@@ -44,6 +46,7 @@ class Forward:
     kwargs: dict[str, Any]
     named: dict[str, Any]
     """inputs by name, including positional ones"""
+    given: GivenCache
     expert_rows: ExpertRows = field(default_factory=dict)
     """rows that the watched experts received so far"""
     calls: list[RouterCall] = field(default_factory=list)
@@ -68,6 +71,26 @@ class Forward:
             raise other_order(router, [earlier.name for earlier, _ in expected], place)
         self.calls.append((router, rows_of_call(tensors, expected[place][1], rows, router, copy=copy), rows))
 
+    def read(self, plan: Plan) -> None:
+        """Keep what routers gave before there was a plan: this pass is around the first one to end."""
+        for router, tensors, rows in self.raw:
+            self.take(plan, router, tensors, rows, copy=False)
+
+    def check_whole(self, plan: Plan) -> None:
+        """Let go of what is read.
+
+        Raises:
+            UserError: the pass left out a router.
+        """
+        self.raw.clear()
+        if len(self.calls) != len(plan.calls):
+            missing = plan.calls[len(self.calls)][0].name
+            raise UserError(
+                f"it called {len(self.calls)} routers, the first one {len(plan.calls)}: {missing} was left out; a run "
+                "needs every step of every token",
+                field="routers",
+            )
+
 
 @dataclass
 class Batch:
@@ -86,6 +109,9 @@ class Batch:
     samples: list[SampleRecord]
     transposed: bool
     expert_rows: ExpertRows
+    continued: Continued | None
+    continues: bool | None
+    """what the caller says of it"""
     events: list[torch.cuda.Event]
 
     def ready(self) -> bool:
@@ -129,8 +155,9 @@ def batch_of(
     rows = counts.pop()
     groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise, counted)
     info = forward.info
+    past = None if forward.given.continued is None else forward.given.continued.past
     tokens = tokens_of_pass(
-        rows, info, forward.args, forward.kwargs, forward.named, parameters, batch_first=batch_first, say=say
+        rows, info, forward.args, forward.kwargs, forward.named, parameters, batch_first=batch_first, past=past, say=say
     )
     return Batch(
         forward.number,
@@ -144,6 +171,8 @@ def batch_of(
         _samples_of(forward, tokens.shape, rank, remarks),
         not batch_first,
         forward.expert_rows,
+        forward.given.continued,
+        info.continues,
         _events([*(group.ids for group in groups), tokens.ids, tokens.mask]),
     )
 
@@ -217,7 +246,7 @@ def _label(value: Any, where: str, remarks: Remarks) -> str | None:
     return label
 
 
-def trace_batch(batch: Batch, plan: Plan, say: Say) -> TraceBatch:
+def piece_of(batch: Batch, plan: Plan, say: Say) -> Piece:
     """Rows of tokens, samples one after the other, without padding.
 
     Raises:
@@ -263,8 +292,8 @@ def trace_batch(batch: Batch, plan: Plan, say: Say) -> TraceBatch:
         ids[:, step] += ids.dtype.type(plan.unused_from - plan.layers[step].num_experts) * (
             ids[:, step] >= plan.layers[step].num_experts
         )
-    return TraceBatch(
-        samples=[replace(s, num_tokens=int(n)) for s, n in zip(batch.samples, lengths, strict=True) if n],
+    trace = TraceBatch(
+        samples=[replace(s, num_tokens=int(n)) for s, n in zip(batch.samples, lengths, strict=True)],
         module_ids=ids,
         weights=np.clip(weights, 0.0, 1.0),
         gate_entropy=np.maximum(entropies, 0),
@@ -273,6 +302,7 @@ def trace_batch(batch: Batch, plan: Plan, say: Say) -> TraceBatch:
         flops=plan.flops(ids),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
     )
+    return Piece(batch.number, trace, keep)
 
 
 def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) -> None:

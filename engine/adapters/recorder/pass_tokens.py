@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import tensors_of
 from tokenpaths.engine.adapters.recorder.user_model import BatchInfo
 from tokenpaths.engine.base.errors import UserError
 
@@ -51,6 +51,7 @@ def tokens_of_pass(
     named: Mapping[str, Any],
     parameters: Collection[str],
     batch_first: bool,
+    past: int | Tensor | None,
     say: Say,
 ) -> PassTokens:
     """The tokens of a pass whose routers saw ``rows`` of them.
@@ -60,6 +61,7 @@ def tokens_of_pass(
         args, kwargs: inputs of the model.
         named: all of them by name.
         parameters: names of the inputs that the model can take.
+        past: tokens before those of the pass, where a cache says it.
         say: receives notes on what could not be recorded.
 
     Raises:
@@ -95,7 +97,7 @@ def tokens_of_pass(
     if mask is not None and tuple(mask.shape) != shape:
         if info.mask is not None:
             raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
-        mask = _last_columns(mask, shape, ids, inputs, batch_first, say)
+        mask = _last_columns(mask, shape, ids, inputs, batch_first, past, say)
     return PassTokens(shape, ids, mask, compact)
 
 
@@ -200,13 +202,21 @@ def _shape_of(
 
 
 def _last_columns(
-    mask: Tensor, shape: tuple[int, int], ids: Tensor | None, inputs: Sequence[Tensor], batch_first: bool, say: Say
+    mask: Tensor,
+    shape: tuple[int, int],
+    ids: Tensor | None,
+    inputs: Sequence[Tensor],
+    batch_first: bool,
+    past: int | Tensor | None,
+    say: Say,
 ) -> Tensor | None:
     """The part of a mask that is about the tokens of a pass after others, whose keys and values a cache holds.
 
     None, and a note, where a mask does not fit otherwise.
     """
     samples, length = shape
+    if isinstance(past, int) and mask.shape[0] == samples and mask.shape[1] >= past + length:
+        return mask[:, past : past + length]  # a cache of fixed size has columns for tokens to come
     vectors = next((t.shape[:2] for t in inputs if t.is_floating_point() and t.dim() == 3), None)
     passed = ids.shape if ids is not None else vectors if vectors is None or batch_first else vectors[::-1]
     if mask.shape[0] == samples and mask.shape[1] > length and passed is not None and tuple(passed) == shape:

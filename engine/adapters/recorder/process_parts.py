@@ -197,24 +197,15 @@ def part_file(folder: Path, rank: int) -> Path:
 
 
 class PartWriter:
-    """Writes the batches of one process to one Parquet file, a row group per batch.
+    """Writes the batches of one process to one Parquet file, a row group per batch."""
 
-    ``check`` raises a UserError for a batch that could not be appended to the run: its own process is told, at once.
-    """
-
-    def __init__(self, meeting: Meeting, check: Callable[[TraceBatch], object]) -> None:
+    def __init__(self, meeting: Meeting) -> None:
         self.file = part_file(meeting.folder, meeting.rank)
         self._meeting = meeting
-        self._check = check
         self._writer = pq.ParquetWriter(self.file, _SCHEMA, compression="zstd")
 
     def write(self, batch: TraceBatch) -> None:
-        """Append a batch; its samples keep label, text and source.
-
-        Raises:
-            UserError: it is malformed; it is not written.
-        """
-        self._check(batch)
+        """Append a batch, which is checked already; its samples keep label, text and source."""
         ends = np.cumsum([sample.num_tokens for sample in batch.samples])[:-1]
 
         def pieces(values: np.ndarray | None, kind: str) -> list[bytes | None]:

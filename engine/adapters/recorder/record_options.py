@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from tokenpaths.engine.adapters.recorder.router_plan import Read, RouterSettings
+from tokenpaths.engine.adapters.recorder.routers.router_plan import Read, RouterSettings
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name
 

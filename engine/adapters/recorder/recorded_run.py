@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from torch import nn
 from tokenpaths.engine.adapters.expert_runs import FAMILY, Series
 from tokenpaths.engine.adapters.recorder import process_parts as parts
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
-from tokenpaths.engine.adapters.recorder.router_plan import Plan
-from tokenpaths.engine.adapters.recorder.router_search import Router
+from tokenpaths.engine.adapters.recorder.routers.router_plan import Plan
+from tokenpaths.engine.adapters.recorder.routers.router_search import Router
 from tokenpaths.engine.adapters.recorder.user_model import config_of
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import UserError
@@ -39,6 +40,7 @@ class RecordedRun:
         self.run_id, self.runs_dir, self.model_name = run_id, runs_dir, model_name
         self._model, self._options = model, options
         self._sink: RunWriter | parts.PartWriter | None = None
+        self._check: Callable[[TraceBatch], object] | None = None
         self._broken: Exception | None = None
         self._findings: dict[str, Any] = {}
         self._meeting: parts.Meeting | None = None
@@ -70,6 +72,14 @@ class RecordedRun:
             return str(error)
         return None
 
+    def check(self, trace: TraceBatch, plan: Plan, routers: list[Router]) -> None:
+        """UserError if the samples of a pass are malformed, before they are joined with others."""
+        if trace.num_tokens:
+            if self._check is None:
+                self._open(trace, plan, routers)
+            assert self._check is not None
+            self._check(replace(trace, samples=[sample for sample in trace.samples if sample.num_tokens]))
+
     def write(self, trace: TraceBatch, plan: Plan, routers: list[Router]) -> None:
         """Append some samples.
 
@@ -77,8 +87,8 @@ class RecordedRun:
             UserError: they are malformed; they are dropped, earlier ones are kept.
         """
         if self._sink is None:
-            known = trace.margin is not None and not bool(np.isnan(trace.margin).all())
-            self._sink = self._open(plan, routers, known)
+            self._open(trace, plan, routers)
+        assert self._sink is not None
         try:
             self._sink.write(trace)
         except UserError:
@@ -92,14 +102,17 @@ class RecordedRun:
             self._unused += int(unused.sum())
             self._dropped += int(unused.all(axis=2).sum())
 
-    def _open(self, plan: Plan, routers: list[Router], scores: bool) -> RunWriter | parts.PartWriter:
+    def _open(self, trace: TraceBatch, plan: Plan, routers: list[Router]) -> None:
+        """The first samples tell whether there are scores."""
+        scores = trace.margin is not None and not bool(np.isnan(trace.margin).all())
         info, modules = self._info(plan, routers, scores), plan.modules()
+        check_run(info, modules)
+        available, _ = module_units(modules, info.num_steps, info.num_modules)
+        self._check = partial(check_batch, info=info, available=available, unused_from=first_unused(modules))
         if self._meeting is not None and self.rank:
-            check_run(info, modules)
-            available, _ = module_units(modules, info.num_steps, info.num_modules)
-            check = partial(check_batch, info=info, available=available, unused_from=first_unused(modules))
-            return parts.PartWriter(self._meeting, check)
-        return RunWriter(self.runs_dir, info, modules, overwrite=self._options.overwrite)
+            self._sink = parts.PartWriter(self._meeting)
+        else:
+            self._sink = RunWriter(self.runs_dir, info, modules, overwrite=self._options.overwrite)
 
     def _info(self, plan: Plan, routers: list[Router], scores: bool) -> RunInfo:
         options = self._options

@@ -28,7 +28,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +37,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenpaths.engine.adapters.recorder.choice_verification import (
+from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, piece_of
+from tokenpaths.engine.adapters.recorder.joined_texts import Ends, JoinedTexts
+from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
+from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses
+from tokenpaths.engine.adapters.recorder.pass_caches import PassCaches
+from tokenpaths.engine.adapters.recorder.record_options import RecordOptions, signature_of_record
+from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, nothing_recorded
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
+from tokenpaths.engine.adapters.recorder.routers.choice_verification import (
     UNSEEN_LATER,
     ExpertCalls,
     ExpertRows,
@@ -44,14 +53,9 @@ from tokenpaths.engine.adapters.recorder.choice_verification import (
     assumption,
     rows_of,
 )
-from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, trace_batch
-from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
-from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses
-from tokenpaths.engine.adapters.recorder.record_options import RecordOptions, signature_of_record
-from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, nothing_recorded
-from tokenpaths.engine.adapters.recorder.router_outputs import tensors_of
-from tokenpaths.engine.adapters.recorder.router_plan import Plan, decide, left_out, read_by_caller
-from tokenpaths.engine.adapters.recorder.router_search import Router, find_routers, named_routers, nothing_found
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.routers.router_plan import Plan, decide, left_out, read_by_caller
+from tokenpaths.engine.adapters.recorder.routers.router_search import Router, find_routers, named_routers, nothing_found
 from tokenpaths.engine.adapters.recorder.user_model import (
     BatchInfo,
     core,
@@ -63,24 +67,13 @@ from tokenpaths.engine.adapters.recorder.user_model import (
 )
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
+from tokenpaths.engine.base.records import TraceBatch
 from tokenpaths.engine.data.labels import Remarks
 from tokenpaths.engine.store.ask.run import Run
 
 _MOST_PENDING = 2
 """maximum number of forward passes with pending copies from a GPU"""
 _MOST_NOTES = 100
-
-
-class RecordingStopped(UserError, UserWarning):
-    """Warning that a recording ended before its block did, or recorded nothing.
-
-    Raised as an error only if warnings are errors: ``warnings.simplefilter("error", tokenpaths.RecordingStopped)``.
-    """
-
-
-class RecordingAssumed(UserWarning):
-    """Warning that a run may not be what the model did: decisions that are recomputed from logits could not be compared
-    with those of the model, or what looks like a router is no step of the run."""
 
 
 def record(model: nn.Module, run: str | None = None, **options: Any) -> Recorder:
@@ -173,6 +166,7 @@ class Recorder:
         texts: Sequence[str] | None = None,
         labels: Sequence[Any] | None = None,
         mask: Any = None,
+        continues: bool | None = None,
     ) -> None:
         """Describe the next forward pass; what is given replaces what is found in its inputs.
 
@@ -182,8 +176,10 @@ class Recorder:
             labels: One for each sample.
             mask: (B, T), False or 0 = padding, which is left out. A model input called ``attention_mask`` of that
                 shape is found by itself.
+            continues: Whether its samples are the next tokens of those of the pass before, as in a decoding loop. By
+                default found in the cache, or in the position, that the model is given.
         """
-        self._info = BatchInfo(input_ids, texts, labels, mask)
+        self._info = BatchInfo(input_ids, texts, labels, mask, continues)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
@@ -197,6 +193,9 @@ class Recorder:
         self._pending: deque[Batch] = deque()
         self._forwards = self._stray = self._masked = 0
         self._signature = signature_of(self.model)
+        self._parameters = () if self._signature is None else tuple(self._signature.parameters)
+        self._caches = PassCaches(self._parameters)
+        self._texts = JoinedTexts(self._caches.may_go_on, partial(Ends.of, self.model), self._say)
         self._state = "open"
         self._hooks: list[Any] = []
         self._place_hooks()
@@ -213,7 +212,7 @@ class Recorder:
         try:
             self._write_pending(to_the_end=True)
             stopped = self.problem
-            self.notes.extend([*self._checks.notes(), *self._remarks.sentences()])
+            self.notes.extend([*self._texts.notes(), *self._checks.notes(), *self._remarks.sentences()])
             self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
         except BaseException as failure:
             self._state = "failed"
@@ -267,7 +266,8 @@ class Recorder:
             forward = None
             if number % self._options.every == 0:
                 named = named_inputs(self._signature, args, kwargs)
-                forward = Forward(number, self._info, args, kwargs, named, self._experts.new_rows())
+                given = self._caches.begin(named)
+                forward = Forward(number, self._info, args, kwargs, named, given, self._experts.new_rows())
             self._passes.begin(forward)
         except Exception as error:
             self._stop(error, number)
@@ -304,6 +304,7 @@ class Recorder:
             try:
                 with torch.no_grad():
                     self._pending.append(self._batch_of(forward))
+                    self._caches.end(forward.number, forward.given, output)
             except Exception as error:
                 self._stop(error, forward.number)
                 return
@@ -378,22 +379,14 @@ class Recorder:
         if self._plan is None:
             self._plan = self._settle(forward)
         else:
-            for router, tensors, rows in forward.raw:  # of a pass around the first one to end
-                forward.take(self._plan, router, tensors, rows, copy=False)
-        forward.raw.clear()
-        if len(forward.calls) != len(self._plan.calls):
-            missing = self._plan.calls[len(forward.calls)][0].name
-            raise UserError(
-                f"it called {len(forward.calls)} routers, the first one {len(self._plan.calls)}: {missing} was left "
-                "out; a run needs every step of every token",
-                field="routers",
-            )
+            forward.read(self._plan)
+        forward.check_whole(self._plan)
         return batch_of(
             forward,
             renormalise=self._options.renormalise,
             batch_first=self._options.batch_first,
             rank=self._output.rank,
-            parameters=() if self._signature is None else self._signature.parameters,
+            parameters=self._parameters,
             counted=bool(self._plan.verified),
             say=self._say,
             remarks=self._remarks,
@@ -410,6 +403,8 @@ class Recorder:
             except Exception as error:
                 self._pending.clear()
                 self._stop(error, batch.number)
+        if to_the_end:
+            self._write_texts(self._texts.rest())
 
     def _write(self, batch: Batch) -> None:
         """Check a forward pass that has arrived, and pass it to the writer."""
@@ -420,12 +415,16 @@ class Recorder:
         verifiable = {name: batch.expert_rows[name] for name in plan.verified}
         if self._checks.check(batch.number, plan.calls, batch.chosen, verifiable):
             self._assume(f"forward pass {batch.number}: {UNSEEN_LATER}")
-        trace = trace_batch(batch, plan, self._say)
-        if not trace.samples:
-            self._masked += 1
-            return
-        self._output.write(trace, plan, self.routers)
-        self.num_tokens += trace.num_tokens
+        piece = piece_of(batch, plan, self._say)
+        self._output.check(piece.trace, plan, self.routers)
+        self._masked += not piece.trace.num_tokens
+        self._write_texts(self._texts.add(piece, batch.continued, batch.continues))
+
+    def _write_texts(self, texts: Iterable[TraceBatch]) -> None:
+        for trace in texts:
+            assert self._plan is not None
+            self._output.write(trace, self._plan, self.routers)
+        self.num_tokens = self._texts.num_tokens
 
     def _nothing_recorded(self) -> UserError:
         if self.problem is not None:

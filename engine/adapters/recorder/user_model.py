@@ -79,6 +79,7 @@ class BatchInfo:
     texts: Sequence[str] | None = None
     labels: Sequence[Any] | None = None
     mask: Any = None
+    continues: bool | None = None
 
 
 def signature_of(model: nn.Module) -> inspect.Signature | None:

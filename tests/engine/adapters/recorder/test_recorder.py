@@ -24,7 +24,7 @@ from tokenpaths.engine.adapters.recorder.recorder import record
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.store.ask.run import Run
 
-pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
+pytestmark = pytest.mark.filterwarnings("error::tokenpaths.RecordingStopped")
 """A recording that stops is an error here; test_recorder_faults.py has what people see."""
 
 

@@ -9,10 +9,24 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from tests.support.recorder_models import language, tokens
+from tests.engine.adapters.recorder.test_recorder_texts import KeepsInside, decoder
+from tests.support.recorder_models import tokens
+from tokenpaths.engine.store.ask.run import Run
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "recorder.md"
+
+
+class Writer(KeepsInside):
+    def forward(self, input_ids: Tensor, start_pos: int = 0) -> Tensor:
+        return super().forward(input_ids, start_pos=start_pos)
+
+    def generate(self, prompts: Tensor, max_new_tokens: int) -> None:
+        token, begin = prompts, 0
+        for _ in range(max_new_tokens):
+            logits = self(token, begin)
+            token, begin = logits[:, -1:].argmax(dim=-1), begin + token.shape[1]
 
 
 def test_every_example_runs(tmp_path, monkeypatch, capsys):
@@ -20,20 +34,35 @@ def test_every_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     batch = tokens(4, 6)
     space = {
-        "model": language(layers=2),
+        "model": decoder(Writer).requires_grad_(True),
         "batch": batch,
+        "prompts": batch,
+        "pieces": [batch[:, :4], batch[:, 4:]],
         "loader": [batch, batch],
         "mask": torch.ones(4, 6, dtype=torch.bool),
     }
     blocks = re.findall(r"```python\n(.+?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 12
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for block in blocks:
             exec(compile(block, "recorder.md", "exec"), space)
-    names = {"mine", "by-name", "by-function", "with-texts", "training", "mine-000000", "mine-000500", "mine-001000"}
+    names = {
+        "mine",
+        "by-name",
+        "by-function",
+        "with-texts",
+        "written",
+        "said",
+        "training",
+        "mine-000000",
+        "mine-000500",
+        "mine-001000",
+    }
     assert {file.stem for file in (tmp_path / "runs").iterdir()} == names
     assert [file.name for file in (tmp_path / "my-runs").iterdir()] == ["elsewhere.duckdb"]
+    lengths = {name: Run.open(tmp_path / "runs" / f"{name}.duckdb").row["num_tokens"] for name in ("written", "said")}
+    assert lengths == {"written": 4 * (6 + 199), "said": 24}
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("mine.duckdb 48")
     assert lines[-2:] == ["[0, 500, 1000]", "mine-001000 [1.0, 1.0, 1.0] [0.5, 0.5]"]

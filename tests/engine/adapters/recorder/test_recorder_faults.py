@@ -15,7 +15,8 @@ from torch import nn
 import tokenpaths
 from tests.engine.adapters.recorder.test_recorder import assert_same, expected, nothing_left, recorded
 from tests.support.recorder_models import WIDTH, Expert, Language, LinearMoE, TopKGate, language, tokens
-from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
 from tokenpaths.engine.base.errors import UserError
 
 

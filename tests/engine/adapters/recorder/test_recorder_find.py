@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.recorder_models import Expert
-from tokenpaths.engine.adapters.recorder.router_search import find_routers
+from tokenpaths.engine.adapters.recorder.routers.router_search import find_routers
 
 
 def line(outputs: int, inputs: int = 16) -> nn.Linear:

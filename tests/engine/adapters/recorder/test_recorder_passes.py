@@ -16,7 +16,8 @@ from torch import nn
 
 from tests.engine.adapters.recorder.test_recorder import assert_same, expected, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, Language, LinearMoE, language, tokens
-from tokenpaths.engine.adapters.recorder.recorder import RecordingAssumed, RecordingStopped, record
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
 
 
 class Balanced(LinearMoE):

@@ -10,11 +10,11 @@ from torch import nn
 from tests.engine.adapters.recorder.test_recorder import nothing_left, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, language, tokens
 from tokenpaths.engine.adapters.recorder.recorder import record
-from tokenpaths.engine.adapters.recorder.router_search import find_routers
+from tokenpaths.engine.adapters.recorder.routers.router_search import find_routers
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.topics.overview import list_runs
 
-pytestmark = pytest.mark.filterwarnings("error::tokenpaths.engine.adapters.recorder.recorder.RecordingStopped")
+pytestmark = pytest.mark.filterwarnings("error::tokenpaths.RecordingStopped")
 
 
 def test_a_model_without_a_router_is_refused_with_what_was_looked_for(tmp_path):

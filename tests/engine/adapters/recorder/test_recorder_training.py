@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from tests.engine.adapters.recorder.test_recorder import assert_same, expected, nothing_left, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, LinearMoE, language, tokens
 from tokenpaths.engine.adapters.recorder import process_parts
-from tokenpaths.engine.adapters.recorder.recorder import RecordingStopped, record
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
@@ -284,7 +285,7 @@ def test_a_damaged_part_is_refused(tmp_path):
         return np.full(len(ids), 7.0, dtype=np.float32)
 
     meeting = process_parts.Meeting(tmp_path, 1, 2, HolderLock(tmp_path / "lock"))
-    writer = process_parts.PartWriter(meeting, lambda batch: None)
+    writer = process_parts.PartWriter(meeting)
     made = _batch()
     writer.write(made)
     writer.seal({"layers": [], "top_k": 2}, [])

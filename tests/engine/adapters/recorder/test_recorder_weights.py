@@ -11,9 +11,10 @@ from torch import nn
 
 from tests.engine.adapters.recorder.test_recorder import expected, recorded
 from tests.support.recorder_models import WIDTH, GateMoE, Language, TopKGate, language, tokens
-from tokenpaths.engine.adapters.recorder.recorder import RecordingStopped, record
-from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading
-from tokenpaths.engine.adapters.recorder.weight_meaning import explain
+from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading
+from tokenpaths.engine.adapters.recorder.routers.weight_meaning import explain
 
 TOKENS = 64
 

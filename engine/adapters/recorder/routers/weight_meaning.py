@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading
 
 TOLERANCE = 0.02
 """largest relative difference between a weight and a formula: three roundings of bfloat16, which has 8 bits"""

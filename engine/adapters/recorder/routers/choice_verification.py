@@ -17,8 +17,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
-from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading, tensors_of
-from tokenpaths.engine.adapters.recorder.router_search import Router, plain_name
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, tensors_of
+from tokenpaths.engine.adapters.recorder.routers.router_search import Router, plain_name
 from tokenpaths.engine.base.errors import UserError
 
 CLOSE = 0.05

@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
-from tokenpaths.engine.adapters.recorder.choice_verification import CLOSE, Outcome, compare, counts_of
-from tokenpaths.engine.adapters.recorder.router_outputs import Call, Reading, find_reading
-from tokenpaths.engine.adapters.recorder.router_search import Router
-from tokenpaths.engine.adapters.recorder.weight_meaning import Meaning, explain
+from tokenpaths.engine.adapters.recorder.routers.choice_verification import CLOSE, Outcome, compare, counts_of
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading
+from tokenpaths.engine.adapters.recorder.routers.router_search import Router
+from tokenpaths.engine.adapters.recorder.routers.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo, unused_slots
 

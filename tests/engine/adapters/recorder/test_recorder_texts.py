@@ -1,0 +1,394 @@
+"""Texts whose tokens come in several passes: decoding with a cache, by transformers and by models of people's own."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.adapters.recorder.test_recorder import expected, recorded
+from tests.support.recorder_models import WIDTH, Language, tokens
+from tokenpaths.engine.adapters.recorder.recorder import Recorder, record
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
+def texts(rec: Recorder) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Choices (T, S, K) and token ids (T,) of each sample."""
+    ids, _, token_ids = recorded(rec.run)
+    with duckdb.connect(str(rec.file), read_only=True) as connection:
+        lengths = [n for (n,) in connection.execute("SELECT num_tokens FROM sample ORDER BY sample").fetchall()]
+    ends = np.cumsum(lengths)[:-1]
+    return list(zip(np.split(ids, ends), np.split(token_ids, ends), strict=True))
+
+
+def of_samples(rec: Recorder, column: str) -> list[str]:
+    with duckdb.connect(str(rec.file), read_only=True) as connection:
+        return [text for (text,) in connection.execute(f"SELECT {column} FROM sample ORDER BY sample").fetchall()]
+
+
+# Models of transformers ---------------------------------------------------------------------------------------------
+
+COMMON = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "eos_token_id": 5, "bos_token_id": 1,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def mixtral(**options):
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(num_local_experts=6, **{**COMMON, "sliding_window": None, **options})
+    model = transformers.MixtralForCausalLM(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(3)  # choices that hang on the tokens before
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return mixtral()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Tensor:
+    return torch.randint(6, 97, (3, 7), generator=torch.Generator().manual_seed(0))
+
+
+def whole(model, token_ids: np.ndarray, folder: Path) -> np.ndarray:
+    """Choices (T, S, K) of one text in one pass without a cache."""
+    with record(model, run="whole", runs_dir=folder, overwrite=True) as rec:
+        model(torch.as_tensor(token_ids)[None].long(), use_cache=False)
+    return recorded(rec.run)[0]
+
+
+def assert_whole_texts(rec: Recorder, model, folder: Path, wanted: list[np.ndarray] | None = None) -> None:
+    """Every sample has the choices of its tokens given in one pass, and (if given) the tokens ``wanted``."""
+    found = texts(rec)
+    for choices, token_ids in found:
+        assert np.array_equal(choices, whole(model, token_ids, folder))
+    if wanted is not None:
+        assert [token_ids.tolist() for _, token_ids in found] == [list(text) for text in wanted]
+    assert rec.num_tokens == sum(len(token_ids) for _, token_ids in found) == rec.run.row["num_tokens"]
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 8}], ids=["full", "sliding window"])
+def test_a_generated_text_is_one_sample(tmp_path, prompts, options):
+    model = mixtral(**options)
+    prompts, mask = prompts.clone(), torch.ones_like(prompts)
+    prompts[1, :3], mask[1, :3] = 0, 0
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(prompts, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=-1)
+    # The last token was never given to the model; the padding before the second text is left out.
+    assert_whole_texts(rec, model, tmp_path, [row[3 * (i == 1) : -1].tolist() for i, row in enumerate(out)])
+    assert rec.notes == []
+    assert of_samples(rec, "source")[2] == "forward passes 0 to 11, sample 2"
+
+
+def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
+    model = mixtral()
+    free = model.generate(prompts, max_new_tokens=9, do_sample=False, eos_token_id=-1)
+    new = [row.tolist() for row in free[:, 7:-1]]
+    end, text = next((new[i][3], i) for i in range(3) if new[i][3] not in new[i][:3])
+    model.generation_config.eos_token_id = end
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model.generate(prompts, max_new_tokens=9, do_sample=False)
+    lengths = [len(token_ids) for _, token_ids in texts(rec)]
+    assert lengths[text] == 7 + 4
+    ended = [row.index(end) + 1 if end in row else 8 for row in new]
+    longest = max(ended)
+    assert lengths == [7 + min(n, longest) for n in ended]
+    assert rec.notes == [
+        f"{sum(longest - n for n in ended)} tokens of padding behind the end of a text, while others of its batch went "
+        "on, are left out"
+    ]
+    assert_whole_texts(rec, model, tmp_path)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_beams_are_followed_back(tmp_path, model, prompts, cache):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model.generate(
+            prompts[:2],
+            num_beams=3,
+            max_new_tokens=8,
+            do_sample=False,
+            cache_implementation=cache,
+            disable_compile=True,
+        )
+    assert_whole_texts(rec, model, tmp_path)
+    assert [len(token_ids) for _, token_ids in texts(rec)] == [14] * 6
+    (note,) = (note for note in rec.notes if "beam search" in note)
+    assert "went on from another one's tokens" in note
+
+
+def test_a_cache_of_fixed_size(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(
+            prompts, max_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True
+        )
+    assert_whole_texts(rec, model, tmp_path, out[:, :-1].tolist())
+
+
+def test_rejected_drafts_are_left_out(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(
+            prompts[:1].repeat(1, 3), prompt_lookup_num_tokens=3, max_new_tokens=12, do_sample=False, eos_token_id=-1
+        )
+    assert_whole_texts(rec, model, tmp_path, out[:, :-1].tolist())
+    assert "taken back out of a cache (rejected drafts) are left out" in rec.notes[0]
+
+
+def test_turns_of_a_conversation_are_one_text(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        cache, text = transformers.DynamicCache(config=model.config), prompts[:1]
+        for _ in range(3):
+            text = model.generate(text, past_key_values=cache, max_new_tokens=3, do_sample=False, eos_token_id=-1)
+            text = torch.cat([text, prompts[2:, :3]], dim=1)
+    assert_whole_texts(rec, model, tmp_path, [text[0, :-4].tolist()])
+
+
+def test_conversations_that_take_turns_stay_apart(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        caches = [transformers.DynamicCache(config=model.config) for _ in range(3)]
+        for place in range(7):
+            for row, cache in enumerate(caches):
+                model(prompts[row : row + 1, place : place + 1], past_key_values=cache)
+    assert_whole_texts(rec, model, tmp_path, prompts.tolist())
+
+
+def test_passes_without_a_past_stay_apart_and_in_order(tmp_path, model, prompts):
+    """Also where the caller keeps the caches that every pass leaves."""
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        kept = [model((prompts + i) % 97) for i in range(12)]
+    assert len(kept) == 12
+    assert np.array_equal(recorded(rec.run)[2], torch.cat([(prompts + i).flatten() % 97 for i in range(12)]).numpy())
+    assert rec.run.row["num_samples"] == 36
+
+
+def test_a_copied_prefix_begins_in_the_middle_and_says_so(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        prefix = transformers.DynamicCache(config=model.config)
+        model(prompts[:1, :4], past_key_values=prefix)
+        for _ in range(2):
+            mine = copy.deepcopy(prefix)
+            for place in range(4, 7):
+                model(prompts[:1, place : place + 1], past_key_values=mine)
+    assert [token_ids.tolist() for _, token_ids in texts(rec)] == [
+        prompts[0, :4].tolist(), prompts[0, 4:].tolist(), prompts[0, 4:].tolist()
+    ]  # fmt: skip
+    (note,) = rec.notes
+    assert note == (
+        "forward pass 1 was given a cache that was left by no pass of this recording: its tokens are samples of their "
+        "own"
+    )
+
+
+def test_a_shortened_cache_keeps_the_text_that_it_was_cut_from(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        cache = transformers.DynamicCache(config=model.config)
+        model(prompts[:1, :4], past_key_values=cache)
+        model(prompts[:1, 4:], past_key_values=cache)
+        cache.crop(-5)
+        model(prompts[1:2, 2:], past_key_values=cache)
+    assert [token_ids.tolist() for _, token_ids in texts(rec)] == [prompts[0].tolist(), prompts[1, 2:].tolist()]
+    assert "was shortened to an earlier place of its text" in rec.notes[0]
+
+
+def test_every_second_pass_of_a_decoding_loop_makes_no_text(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path, every=2) as rec:
+        model.generate(prompts[:1], max_new_tokens=6, do_sample=False, eos_token_id=-1)
+    assert [len(token_ids) for _, token_ids in texts(rec)] == [7, 1, 1]
+    assert "holds tokens of passes that were not recorded" in rec.notes[0]
+
+
+# Models of people's own ---------------------------------------------------------------------------------------------
+
+
+class Decoder(Language):
+    """``Language`` that goes on from the sums of its layers, in the caches that people write."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=2)
+        self.sums: list[Tensor] = []
+
+    def run(self, input_ids: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the sums (B, 1, D) of each layer up to the last token."""
+        x, new = self.embed(input_ids), []
+        for layer, before in zip(self.layers, sums, strict=True):
+            total = x.cumsum(dim=1) + before
+            new.append(total[:, -1:])
+            x = x + torch.tanh(layer.mixer(total / WIDTH))
+            x = x + layer.moe(layer.norm(x))
+        return self.head(x), new
+
+
+def nothing(input_ids: Tensor, layers: int = 2) -> list[Tensor]:
+    return [torch.zeros(len(input_ids), 1, WIDTH) for _ in range(layers)]
+
+
+class GivesBack(Decoder):
+    """A tuple goes in, a new one comes out."""
+
+    def forward(self, input_ids, past=None):
+        logits, new = self.run(input_ids, nothing(input_ids) if past is None else past)
+        return logits, tuple(new)
+
+    def decode(self, pieces: list[Tensor]) -> None:
+        past = None
+        for piece in pieces:
+            _, past = self(piece, past=past)
+
+
+class FillsList(Decoder):
+    """A list is filled and changed in place."""
+
+    def forward(self, input_ids, kv_cache):
+        logits, new = self.run(input_ids, list(kv_cache) or nothing(input_ids))
+        kv_cache[:] = new
+        return logits
+
+    def decode(self, pieces: list[Tensor]) -> None:
+        cache: list[Tensor] = []
+        for piece in pieces:
+            self(piece, kv_cache=cache)
+
+
+class KeepsInside(Decoder):
+    """The cache is the model's own; a number or positions say where a pass begins."""
+
+    def forward(self, input_ids, start_pos=None, input_pos=None):
+        begin = int(start_pos if input_pos is None else input_pos[0])
+        logits, self.sums = self.run(input_ids, self.sums if begin else nothing(input_ids))
+        return logits
+
+    def decode(self, pieces: list[Tensor]) -> None:
+        begin = 0
+        for i, piece in enumerate(pieces):
+            positions = torch.arange(begin, begin + piece.shape[1])
+            self(piece, **({"start_pos": begin} if i % 2 else {"input_pos": positions}))
+            begin += piece.shape[1]
+
+
+class FixedBuffers(Decoder):
+    """The same tensors for every text, so that nothing tells where one begins but ``start_pos``, where it is given."""
+
+    def forward(self, input_ids, cache, start_pos=None):
+        logits, new = self.run(input_ids, [buffer.clone() for buffer in cache])
+        for buffer, value in zip(cache, new, strict=True):
+            buffer.copy_(value)
+        return logits
+
+    def decode(self, pieces: list[Tensor]) -> None:
+        begin = 0
+        for buffer in self.buffers_of(pieces[0]):
+            buffer.zero_()
+        for piece in pieces:
+            self(piece, cache=self.sums, start_pos=begin)
+            begin += piece.shape[1]
+
+    def buffers_of(self, piece: Tensor) -> list[Tensor]:
+        if not self.sums:
+            self.sums = nothing(piece)
+        return self.sums
+
+
+def decoder(kind: type[Decoder]) -> Decoder:
+    torch.manual_seed(0)
+    return kind().requires_grad_(False)
+
+
+def split(ids: Tensor) -> list[Tensor]:
+    return list(ids.split([4, 1, 2], dim=1))
+
+
+@pytest.mark.parametrize("kind", [GivesBack, FillsList, KeepsInside, FixedBuffers])
+def test_caches_that_people_write(tmp_path, kind):
+    model, first, second = decoder(kind), tokens(), tokens(seed=2)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model.decode(split(first))
+        model.decode(split(second))
+    assert rec.notes == []
+    found, wanted = recorded(rec.run), expected(model, [first, second])
+    assert np.array_equal(found[0], wanted[0])
+    assert np.array_equal(found[2], torch.cat([first, second]).flatten().numpy())
+    assert [len(ids) for ids, _ in texts(rec)] == [7] * 6
+
+
+def test_a_cache_of_unknown_length_is_not_guessed_at(tmp_path):
+    model, ids = decoder(FixedBuffers), tokens()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        for piece in split(ids):
+            model(piece, cache=model.buffers_of(piece))
+    assert [len(part) for part, _ in texts(rec)] == [4] * 3 + [1] * 3 + [2] * 3
+    (note,) = rec.notes
+    assert note == (
+        "forward pass 1 was given a cache that does not say how many tokens stand in it: its tokens are samples of "
+        "their own; rec.batch(continues=True) says that they go on where the pass before ended"
+    )
+    model = decoder(FixedBuffers)
+    with record(model, run="said", runs_dir=tmp_path) as rec:
+        for i, piece in enumerate(split(ids)):
+            rec.batch(continues=i > 0, texts=[f"{i}{row}" for row in "abc"], labels=["x"] * 3 if i == 0 else None)
+            model(piece, cache=model.buffers_of(piece))
+    assert rec.notes == []
+    assert np.array_equal(recorded(rec.run)[0], expected(model, [ids])[0])
+    assert of_samples(rec, "text") == ["0a1a2a", "0b1b2b", "0c1c2c"]
+    assert of_samples(rec, "label") == ["x"] * 3
+
+
+def test_a_pass_can_be_said_to_begin_texts_of_its_own(tmp_path):
+    model, ids = decoder(GivesBack), tokens()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        _, past = model(ids[:, :4])
+        rec.batch(continues=False)
+        model(ids[:, 4:], past=past)
+    assert [len(part) for part, _ in texts(rec)] == [4] * 3 + [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "there"), [([], "there is none"), ([2], "that had 2")], ids=["no pass", "of other samples"]
+)
+def test_a_pass_that_continues_nothing_stops_the_recording(tmp_path, before, there):
+    model = decoder(GivesBack)
+    with warnings.catch_warnings(record=True) as caught, record(model, run="mine", runs_dir=tmp_path) as rec:
+        warnings.simplefilter("always")
+        for samples in before:
+            model(tokens(samples))
+        rec.batch(continues=True)
+        model(tokens(3))
+    assert f"continues is True for a pass of 3 samples, but of the pass before {there}" in str(caught[0].message)
+    assert (rec.file is None) == (not before)
+
+
+@pytest.mark.parametrize("kind", [GivesBack, FillsList])
+def test_more_texts_at_once_than_are_waited_for(tmp_path, kind: Callable[[], Decoder], monkeypatch):
+    """The texts that began first are written, and what follows of them stands apart; nothing is lost."""
+    monkeypatch.setattr("tokenpaths.engine.adapters.recorder.joined_texts._MOST_TEXTS", 2)
+    model = decoder(kind)
+    ids = [tokens(1, 4, seed=seed) for seed in range(4)]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        state = [[] if kind is FillsList else None for _ in ids]
+        for part in (slice(0, 3), slice(3, 4)):
+            for i, text in enumerate(ids):
+                out = model(text[:, part], state[i])
+                if kind is GivesBack:
+                    state[i] = out[1]
+    assert [len(part) for part, _ in texts(rec)] == [3] * 4 + [1] * 4
+    assert "was left by a pass whose texts are written already" in rec.notes[0]
