@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenpaths.engine.analysis.contrast import ratio_error
+from tokenpaths.engine.analysis.contrast import mean_of, ratio_error
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.prepared import PreparedSet
@@ -90,8 +90,9 @@ class OutputChange:
     def answer(self) -> dict[str, Any]:
         """Means over rows: KL(unchanged ‖ edited) in nats, shares, loss and accuracy before and after.
 
-        ``error`` is the standard error of the change in loss, samples taken as what was drawn: predictions of one text
-        rise and fall together. None with fewer than two samples.
+        ``error`` is the standard error of the change in loss, ``low`` and ``high`` are the ends of its 95 % interval,
+        samples taken as what was drawn: predictions of one text rise and fall together. None with fewer than two
+        samples.
         """
         rows, n = max(1, self.rows), self.targets
         answer: dict[str, Any] = {
@@ -105,7 +106,10 @@ class OutputChange:
         }
         if n:
             answer["loss"] = change_of(self.loss[0] / n, self.loss[1] / n)
-            answer["loss"]["error"] = ratio_error(*np.array(list(self.by_sample.values())).T)
+            rise_N, known_N = np.array(list(self.by_sample.values())).T
+            change = mean_of(rise_N, known_N)
+            assert change is not None  # there are targets
+            answer["loss"] |= {"error": ratio_error(rise_N, known_N), "low": change.low, "high": change.high}
             answer["accuracy"] = change_of(self.correct[0] / n, self.correct[1] / n)
         return answer
 

@@ -18,7 +18,6 @@ from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 from tokenpaths.engine.models.family import family_class
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.detour import before_after as compare
-from tokenpaths.frontend.views.detour import result
 from tokenpaths.frontend.views.detour.edits import (
     KINDS,
     added,
@@ -30,7 +29,7 @@ from tokenpaths.frontend.views.detour.edits import (
     takes,
     why_not,
 )
-from tokenpaths.frontend.views.detour.result import change_words, moved_words
+from tokenpaths.frontend.views.detour.result import change_words, loss_words, moved_words
 
 SAMPLE = {
     "tokens": [
@@ -124,12 +123,15 @@ def test_a_change_of_loss_has_its_error():
     assert change_words({"change": 0.5}, None) == "+0.500"
 
 
-@pytest.mark.parametrize("num", [2, 4, 12])
-def test_an_edit_that_changes_nothing_seldom_seems_to(num):
-    """The mean of a few texts beside its own error, which is a guess as well."""
-    changes = np.random.default_rng(num).normal(size=(4000, num))
-    errors = changes.std(axis=1, ddof=1) / num**0.5
-    assert (np.abs(changes.mean(axis=1)) > result._quantile(num) * errors).mean() < 0.06
+def test_a_change_of_loss_that_chance_would_make_is_no_verdict():
+    def said(change, samples=3, **interval):
+        return loss_words({"loss": {"change": change}, "num_samples": samples}, interval)
+
+    assert said(0.5, low=0.1, high=0.9) == "the texts become harder to predict by 0.500 nats a token"
+    assert said(-0.5, low=-0.9, high=-0.1) == "the texts become easier to predict by 0.500 nats a token"
+    assert said(0.5, low=-0.1, high=1.1) == "how hard the texts are to predict changes by no more than chance would"
+    assert said(0.0, low=0.0, high=0.0) == "the texts stay as hard to predict"
+    assert said(0.5, samples=1, low=None, high=None) == "the text becomes harder to predict by 0.500 nats a token"
 
 
 def test_edits_that_cannot_stand_beside_each_other_replace_each_other():

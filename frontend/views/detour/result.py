@@ -93,16 +93,7 @@ def _verdict(
         else:
             sentence += f"; the answer turns from {was} to {now}."
     elif effect.get("loss"):
-        change = effect["loss"]["change"]
-        error, one = (outputs.get("loss") or {}).get("error"), effect["num_samples"] == 1
-        if not change:
-            sentence += f"; {'the text stays' if one else 'the texts stay'} as hard to predict."
-        elif error is not None and abs(change) <= _quantile(effect["num_samples"]) * error:
-            sentence += "; how hard the texts are to predict changes by no more than chance would."
-        else:
-            becomes = "the text becomes" if one else "the texts become"
-            sentence += f"; {becomes} {'harder' if change > 0 else 'easier'} to predict by "
-            sentence += f"{numbers.number(abs(change))} nats a token."
+        sentence += f"; {loss_words(effect, outputs.get('loss') or {})}."
     st.subheader(widgets.escape(sentence), anchor=False, help=HELP)
     with st.container(horizontal=True, gap="large", key="effect_numbers"):
         for name, words in (("loss", "Loss (nats)"), ("perplexity", "Perplexity")):
@@ -121,11 +112,15 @@ def _verdict(
         at_click.button("Open the edited run", on_open, key="open_edited", icon=":material/open_in_new:")
 
 
-def _quantile(num_samples: int) -> float:
-    """Student's, 97.5 %: the error of a few texts is itself a guess."""
-    from scipy.special import stdtrit  # only for who asks
-
-    return float(stdtrit(max(1, num_samples - 1), 0.975))
+def loss_words(effect: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+    """Whether the texts are harder to predict; ``measured``: the same change with its interval over texts."""
+    change, one = effect["loss"]["change"], effect["num_samples"] == 1
+    if not change:
+        return f"{'the text stays' if one else 'the texts stay'} as hard to predict"
+    if measured.get("low") is not None and measured["low"] <= 0 <= measured["high"]:
+        return "how hard the texts are to predict changes by no more than chance would"
+    becomes = "the text becomes" if one else "the texts become"
+    return f"{becomes} {'harder' if change > 0 else 'easier'} to predict by {numbers.number(abs(change))} nats a token"
 
 
 def moved_words(effect: Mapping[str, Any], parts: str) -> str:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.special import stdtrit
 
 from tests.support.checkpoints import CLASSES, WORDS, save_tiny
 from tokenpaths.engine.analysis.route_changes import RouteChange, flow_counts, step_distance
@@ -79,7 +80,8 @@ def test_outputs_by_hand():
     assert answer["top1_changed"] == 0.5
     assert answer["top5_changed"] == 0.0  # both classes are in both lists
     assert answer["num_targets"] == 1
-    assert answer["loss"].pop("error") is None, "one text says nothing about others"
+    spread = [answer["loss"].pop(name) for name in ("error", "low", "high")]
+    assert spread == [None] * 3, "one text says nothing about others"
     assert answer["loss"] == pytest.approx(
         {"before": math.log(4 / 3), "after": math.log(4), "change": math.log(3)}, rel=1e-5
     )
@@ -119,8 +121,13 @@ def test_the_error_of_a_change_is_that_of_samples():
     once.add(before, after, targets, samples)
     for part in torch.arange(600).repeat_interleave(2).split(500):
         twice.add(before[part], after[part], targets[part], samples[part])
-    error = once.answer()["loss"]["error"]
+    loss = once.answer()["loss"]
+    error = loss["error"]
     assert twice.answer()["loss"]["error"] == pytest.approx(error)
+    assert (loss["low"] + loss["high"]) / 2 == pytest.approx(loss["change"])
+    sizes = np.bincount(samples)
+    effective = sizes.sum() ** 2 / (sizes**2).sum()
+    assert loss["high"] - loss["change"] == pytest.approx(stdtrit(effective - 1, 0.975) * error)
     # The bootstrap over texts, which knows no formula, agrees.
     rows = torch.arange(600).unsqueeze(1)
     rise = (before.log_softmax(1) - after.log_softmax(1)).gather(1, targets[:, None])[rows[:, 0], 0].numpy()
@@ -226,3 +233,17 @@ def test_an_effect_over_texts_is_that_of_every_window(tmp_path):
     assert alone["edits"] == ["force every token to module 2 at step 0"]
     with pytest.raises(UserError, match="is empty"):
         prepare(loaded, [Sample(image=None, text="", label=None, source="nothing")])
+
+
+@pytest.mark.parametrize("num", [2, 4, 12])
+def test_an_edit_that_changes_nothing_seldom_seems_to(num):
+    """Means of a few texts of unlike lengths: their error is a guess as well."""
+    rng, wrong = np.random.default_rng(num), 0
+    for _ in range(2000):
+        lengths = rng.integers(20, 60, num)
+        rises = rng.normal(size=num) * lengths
+        change = OutputChange(rows=1, targets=int(lengths.sum()))
+        change.by_sample = {i: (float(rise), int(n)) for i, (rise, n) in enumerate(zip(rises, lengths, strict=True))}
+        loss = change.answer()["loss"]
+        wrong += not loss["low"] <= 0 <= loss["high"]
+    assert wrong / 2000 < 0.07

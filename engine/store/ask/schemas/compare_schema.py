@@ -312,6 +312,8 @@ class Change(AnswerModel):
     error: float | None = Field(
         None, description="Standard error of `change` over samples, where each output was measured; null of one sample"
     )
+    low: float | None = Field(None, description="Of its 95 % interval, as `error`")
+    high: float | None = None
 
 
 class Likely(AnswerModel):
