@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from tokenpaths.engine.analysis.contrast import freedom, student
 from tokenpaths.engine.analysis.expert_affinity import common
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import RUN_SUFFIX
@@ -299,7 +300,7 @@ def _error(shared_mS: np.ndarray, used_mS: np.ndarray, drawn: float) -> float | 
     ``drawn`` of all tokens.
 
     The usual estimate for a ratio over whole clusters (Cochran, *Sampling Techniques*, 2.11): tokens of one sample are
-    alike, so it is the samples that count.
+    alike, so it is the samples that count; Student's quantile takes as many as the long ones leave effective.
     """
     count, total_S = len(shared_mS), used_mS.sum(axis=0)
     if count < 2:
@@ -307,8 +308,7 @@ def _error(shared_mS: np.ndarray, used_mS: np.ndarray, drawn: float) -> float | 
     known = total_S > 0
     residual_mS = (shared_mS - shared_mS.sum(axis=0) / np.maximum(total_S, 1) * used_mS)[:, known] / total_S[known]
     variance = (1 - drawn) * count / (count - 1) * float((residual_mS.mean(axis=1) ** 2).sum())
-    half: float | None = 1.96 * max(0.0, variance) ** 0.5
-    return half
+    return student(freedom(used_mS.sum(axis=1))) * float(max(0.0, variance) ** 0.5)
 
 
 def _place(run: RunFile) -> SeriesRun:
