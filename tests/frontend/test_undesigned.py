@@ -93,6 +93,20 @@ def test_answers_hold_no_nan_and_say_what_is_missing(run):
     assert "nan" not in words.lower()
 
 
+def test_the_least_even_step_is_told_by_all_its_modules():
+    """By the entropy of its load; the busiest module alone stands above the chart."""
+    steps = [
+        {"step": 0, "load_entropy": 0.9, "importance_cv2": 0.2},
+        {"step": 1, "load_entropy": 0.7, "importance_cv2": 0.1},
+        {"step": 2, "load_entropy": None, "importance_cv2": None},
+    ]
+    assert balance_words({"steps": steps}) == (
+        "Least evenly at step 1: load entropy 0.700 (1 = even). By weight at step 0: importance CV² 0.200 (0 = even)."
+    )
+    even = [{"step": 0, "load_entropy": 0.9999}, {"step": 1, "load_entropy": None}]
+    assert balance_words({"steps": even}) == "At every step each module has its fair share of the tokens."
+
+
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_charts_hold_no_nan_and_no_empty_axis(run, theme):
     charts = [top_k_chart(run.usage(), theme=theme)]

@@ -107,12 +107,12 @@ def _picked(_name: str, node: str) -> None:
 
 
 def balance_words(usage: Mapping[str, Any]) -> str:
-    """The step with the least even load, by tokens and by weights."""
-    by_tokens = max(usage["steps"], key=lambda row: row["max_violation"] or 0.0)
+    """The step with the least even load, by all modules' tokens and weights: the busiest one stands above."""
+    by_tokens = min(usage["steps"], key=lambda row: 1.0 if row["load_entropy"] is None else row["load_entropy"])
+    entropy = by_tokens["load_entropy"]
     text = (
-        f"Least evenly at step {by_tokens['step']}: its busiest module has "
-        f"{numbers.number((by_tokens['max_violation'] or 0.0) + 1)} times a fair share of the tokens."
-        if (by_tokens["max_violation"] or 0.0) > 0.005
+        f"Least evenly at step {by_tokens['step']}: load entropy {numbers.number(entropy)} (1 = even)."
+        if entropy is not None and entropy < 0.9995
         else "At every step each module has its fair share of the tokens."
     )
     weighted = [row for row in usage["steps"] if row.get("importance_cv2") is not None]
