@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Integer, Real
+from jaxtyping import Bool, Float, Integer, Real
 
 Z = 1.959963984540054
 """standard deviations on both sides of 95 %"""
@@ -267,6 +267,60 @@ def difference(
     error = float(np.sqrt(np.square(rest_N1).sum()))
     half = student(min(freedom(of_a_N), freedom(of_b_N))) * error
     return Mean(delta, delta - half, delta + half)
+
+
+@dataclass(frozen=True)
+class GroupMeans:
+    """Mean of each group of samples with a 95 % interval; NaN where a group has none."""
+
+    mean: Float[np.ndarray, " G"]
+    low: Float[np.ndarray, " G"]
+    high: Float[np.ndarray, " G"]
+    clear: Bool[np.ndarray, " G"]
+    """whether it differs from the mean of all other groups, when that is to hold of all of them together"""
+
+
+def group_means(
+    value_N: Float[np.ndarray, " N"],
+    weight_N: Real[np.ndarray, " N"],
+    group_N: Integer[np.ndarray, " N"],
+    num_groups: int,
+) -> GroupMeans:
+    """Weighted means over the samples of each group, as ``mean_of`` has them; weights are positive.
+
+    A group is ``clear`` where the interval of its mean less that of the others leaves 0 out at 1 − 0.05/G (Bonferroni):
+    who names the largest of many has looked at all of them. The others count with the variance of their weighted
+    mean, K/(K − 1) times, K how many of them are effective.
+    """
+    order = np.argsort(group_N, kind="stable")
+    ends = np.cumsum(np.bincount(group_N, minlength=num_groups))[:-1]
+    mean_G, low_G, high_G = np.full((3, num_groups), np.nan)
+    error_G, freedom_G = np.full(num_groups, np.nan), np.ones(num_groups)
+    parts = (np.split(values[order], ends) for values in (value_N * weight_N, weight_N.astype(np.float64)))
+    for group, (sum_n, of_n) in enumerate(zip(*parts, strict=True)):
+        mean = mean_of(sum_n, of_n)
+        if mean is None:
+            continue
+        mean_G[group], freedom_G[group] = mean.mean, freedom(of_n)
+        if mean.low is not None and mean.high is not None:
+            low_G[group], high_G[group] = mean.low, mean.high
+            error_G[group] = ratio_error(sum_n, of_n) or 0.0
+    # Sums of the other groups: those of all less its own.
+    powers = (weight_N, weight_N * value_N, weight_N**2, weight_N**2 * value_N, (weight_N * value_N) ** 2)
+    of_G, sum_G, square_G, cross_G, both_G = (
+        total.sum() - total for total in (np.bincount(group_N, power, num_groups) for power in powers)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rest_G, effective_G = sum_G / of_G, of_G**2 / square_G
+        variance_G = (both_G - 2 * rest_G * cross_G + rest_G**2 * square_G) / of_G**2
+        variance_G = np.maximum(variance_G, 0.0) * effective_G / (effective_G - 1)
+        several = int(np.isfinite(error_G).sum())
+        half_G = np.sqrt(error_G**2 + variance_G) * [
+            student(max(1.0, min(own, rest - 1)), max(1, several)) if rest > 1 else np.nan
+            for own, rest in zip(freedom_G.tolist(), effective_G.tolist(), strict=True)
+        ]
+        clear_G: np.ndarray = np.abs(mean_G - rest_G) > half_G
+    return GroupMeans(mean_G, low_G, high_G, clear_G)
 
 
 @dataclass(frozen=True)

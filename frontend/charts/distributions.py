@@ -106,6 +106,30 @@ def mean_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "mean of all": distribution["mean"]} for row in distribution["by_label"]]
 
 
+def label_words(distribution: Mapping[str, Any]) -> str:
+    """Which labels surely have more and less than all others; empty where no interval is known."""
+    name = MEASURES[str(distribution["measure"])][0]
+    known = [row for row in distribution["by_label"] if row.get("low") is not None]
+    if not known:
+        return ""
+    apart = sorted((row for row in known if row["clear"]), key=lambda row: (-row["mean"], str(row["label"])))
+    told = []
+    if apart and apart[0]["mean"] > distribution["mean"]:
+        told.append(f"most {name}: {apart[0]['label']} ({numbers.number(apart[0]['mean'])})")
+    if apart and apart[-1]["mean"] < distribution["mean"]:
+        told.append(f"least{'' if told else f' {name}'}: {apart[-1]['label']} ({numbers.number(apart[-1]['mean'])})")
+    if not told:
+        return f"No label has surely more or less {name} than the others."
+    text = ", ".join(told)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _interval_words(row: Mapping[str, Any]) -> str:
+    if row.get("low") is None:
+        return ""
+    return f" ({numbers.number(row['low'])} to {numbers.number(row['high'])})"
+
+
 @redrawable(numbers=mean_rows)
 def label_chart(
     distribution: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", most: int = 30
@@ -123,11 +147,19 @@ def label_chart(
     )
     shown = labels if len(labels) <= most else labels[: most // 2] + labels[-(most // 2) :]
     table = [
-        {"label": str(row["label"]), "mean": row["mean"], "num": row["num"], "words": numbers.number(row["mean"])}
+        {
+            "label": str(row["label"]),
+            "mean": row["mean"],
+            "low": row.get("low"),
+            "high": row.get("high"),
+            "num": row["num"],
+            "words": numbers.number(row["mean"]) + _interval_words(row),
+        }
         for row in shown
     ]
     order = [row["label"] for row in table]
-    x = alt.X("mean:Q", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(title=f"mean {name}", tickCount=5))
+    scale = alt.Scale(zero=False, padding=14)
+    x = alt.X("mean:Q", scale=scale, axis=alt.Axis(title=f"mean {name}", tickCount=5))
     y = alt.Y("label:N", sort=order, axis=bare_axis(None, labelLimit=120, grid=True))
     points = (
         alt.Chart(rows(table))
@@ -135,6 +167,9 @@ def label_chart(
         .encode(x=x, y=y, tooltip=tips("label:N", f"words:N mean {name}", f"num:Q|, {per}s"))
     )
     layers = [points]
+    if known := [row for row in table if row["low"] is not None]:
+        bars = alt.Chart(rows(known))
+        layers.insert(0, bars.mark_rule(color=look.module).encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y))
     if distribution.get("mean") is not None:
         layers.insert(
             0,
@@ -143,8 +178,10 @@ def label_chart(
             .encode(x=x),
         )
     hidden = len(labels) - len(shown)
-    subtitle = "Dashed: mean over all." + (
-        f" The {hidden} labels in the middle are in the table below." if hidden else ""
+    subtitle = (
+        "Dashed: mean over all."
+        + (" Bars: 95 % intervals by sample." if known else "")
+        + (f" The {hidden} labels in the middle are in the table below." if hidden else "")
     )
     summary = highest(table, "mean", lambda row: f"{row['label']}, mean {name} {row['words']}")
     heading = f"Which labels get more {name}?" if title == "" else title

@@ -15,6 +15,7 @@ from tokenpaths.frontend.charts.distributions import (
     distribution_words,
     histogram_chart,
     label_chart,
+    label_words,
     skip_reuse_chart,
     skip_reuse_statistics,
     skip_reuse_words,
@@ -185,10 +186,14 @@ def _labels(distribution: Mapping[str, Any], mean: float | None) -> None:
         return
     st.subheader(f"Which labels get more {name}?", anchor=False)
     shown = {**distribution, "by_label": labels, "mean": mean}
+    if mean is not None and (words := label_words(shown)):
+        widgets.verdict(words)
     widgets.chart(label_chart(shown, theme=widgets.theme(), title=None, most=14), filters=("labels",))
     hidden = max(0, len(labels) - 14)
     st.caption(
-        "Dashed: mean over all." + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
+        "Dashed: mean over all. "
+        + ("Bars: 95 % intervals by sample." if any(row.get("low") is not None for row in labels) else "")
+        + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
     )
     widgets.numbers_behind(labels, "labels")
 

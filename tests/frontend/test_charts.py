@@ -381,6 +381,25 @@ def test_many_labels_show_both_ends_and_count_the_rest():
     assert "8 labels" in chart.to_dict()["title"]["subtitle"]
 
 
+def test_labels_are_told_apart_where_their_means_surely_differ():
+    def of(*clear: str, **more) -> dict:
+        by_label = [
+            {"label": name, "num": 9, "mean": mean, "low": mean - 0.01, "high": mean + 0.01, "clear": name in clear}
+            for name, mean in (("cat", 0.6), ("dog", 0.8), ("owl", 0.7))
+        ]
+        return DISTRIBUTION | {"mean": 0.7, "by_label": by_label} | more
+
+    assert charts.distributions.label_words(of("dog", "cat")) == "Most compute: dog (0.800), least: cat (0.600)."
+    assert charts.distributions.label_words(of("dog")) == "Most compute: dog (0.800)."
+    assert charts.distributions.label_words(of("cat")) == "Least compute: cat (0.600)."
+    assert charts.distributions.label_words(of()) == "No label has surely more or less compute than the others."
+    assert charts.distributions.label_words(DISTRIBUTION) == "", "nothing is known of how sure these means are"
+    bars = data_of(charts.label_chart(of()), "label", "low", "high")
+    assert [(row["label"], row["low"], row["high"]) for row in bars][0] == ("dog", 0.79, 0.81)
+    assert "95 % intervals" in charts.label_chart(of()).to_dict()["title"]["subtitle"]
+    assert "95 % intervals" not in charts.label_chart(DISTRIBUTION).to_dict()["title"]["subtitle"]
+
+
 def test_dead_and_overloaded_modules_are_named():
     rows = [
         {"step": 0, "module": m, "name": f"m{m}", "kind": "mlp", "count": c, "share": c / 10, "utilisation": u}

@@ -11,11 +11,13 @@ from tokenpaths.engine.analysis.contrast import (
     contrast,
     difference,
     freedom,
+    group_means,
     kish_size,
     line,
     mean_of,
     ratio_error,
     share_interval,
+    student,
     wilson,
 )
 
@@ -149,3 +151,45 @@ def test_a_line_through_one_sample_that_differs_has_no_interval():
     found = line(np.array([0.2, 0.2, 0.2, 0.5]), np.array([1.0, 2.0, 3.0, 9.0]))
     assert found.slope == pytest.approx(7 / 0.3)
     assert found.low is found.high is None
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_means_of_groups_and_which_are_apart(weigh):
+    """As one group after the other, beside all others; a group of one sample has no interval, an empty one no mean."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 4, 60)
+    group[0] = 4
+    value = rng.normal(size=60) + 3.0 * (group == 2)
+    weight = np.exp(rng.normal(size=60)) if weigh else np.ones(60)
+    found = group_means(value, weight, group, 6)
+    for g in range(4):
+        alone = mean_of((value * weight)[group == g], weight[group == g])
+        assert (found.mean[g], found.low[g], found.high[g]) == pytest.approx((alone.mean, alone.low, alone.high))
+        here, rest = (np.where(mask, weight, 0.0) for mask in (group == g, group != g))
+        # Four intervals instead of one, and hardly another error: two sides that share no sample.
+        apart = difference(value * here, here, value * rest, rest)
+        few = min(freedom(here), freedom(rest))
+        sure = abs(apart.mean) - (apart.high - apart.mean) * student(few, 4) / student(few)
+        if abs(sure) > 0.02:
+            assert found.clear[g] == (sure > 0)
+    assert found.clear.tolist()[2]
+    assert found.mean[4] == pytest.approx(value[0])
+    assert np.isnan([found.low[4], found.high[4], found.mean[5]]).all()
+    assert not found.clear[4:].any()
+
+
+@pytest.mark.parametrize(("num", "groups"), [(16, 2), (40, 8), (200, 12)])
+@pytest.mark.parametrize("alike", [False, True])
+def test_no_group_is_apart_where_there_is_nothing(num, groups, alike):
+    rng, wrong = np.random.default_rng(num), 0
+    for _ in range(DRAWS):
+        weight = np.ones(num) if alike else sizes(rng, num, 0.7)
+        found = group_means(rng.normal(size=num), weight, np.arange(num) % groups, groups)
+        wrong += found.clear.any()
+    assert wrong / DRAWS < 0.08
+
+
+def test_one_group_is_apart_from_no_other():
+    found = group_means(np.arange(5.0), np.ones(5), np.zeros(5, dtype=int), 1)
+    assert found.mean.tolist() == [2.0]
+    assert not found.clear.any()

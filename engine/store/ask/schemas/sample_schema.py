@@ -137,6 +137,13 @@ class LabelMean(AnswerModel):
     label: str | None
     num: int
     mean: float | None
+    low: float | None = Field(
+        description="Of the 95 % interval by sample; null of one sample, and of the loss and gate entropy of tokens"
+    )
+    high: float | None
+    clear: bool = Field(
+        description="Whether the mean differs from that of the other labels, if that is to hold of all labels together"
+    )
 
 
 class Distribution(AnswerModel):

@@ -348,6 +348,14 @@ def measure_by_label(measure: str, per: str) -> Query:
     )
 
 
+def measure_of_labelled(measure: str) -> Query:
+    """Columns label_id, ``value`` and num_tokens of the samples that have a label and a value."""
+    return Query(
+        f"SELECT label_id, {measure}::DOUBLE AS value, num_tokens FROM sample "
+        f"WHERE label IS NOT NULL AND {measure} IS NOT NULL"
+    )
+
+
 def sealed_distribution(measure: str, bins: int) -> Query:
     """The distribution over all tokens as computed at sealing: JSON."""
     return Query("SELECT answer FROM histogram WHERE measure = ? AND bins = ?", (measure, bins))

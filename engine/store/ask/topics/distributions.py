@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from tokenpaths.engine.analysis import paired_runs
+from tokenpaths.engine.analysis.contrast import group_means
 from tokenpaths.engine.analysis.distribution import describe
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import Argument, LabelFilter, Rows, question
@@ -55,7 +57,7 @@ def _page_distributions(run: RunFile) -> Iterator[dict[str, Any]]:
     description="How `compute`, `reuse`, `loss` or `gate_entropy` is distributed, over all and by label.",
     frames={
         "distribution": Rows("bins", "The bars of a histogram: lo, hi, count; mean and quantiles are in ``attrs``."),
-        "by_label": Rows("by_label", "The mean of a measure for each label: label, num, mean."),
+        "by_label": Rows("by_label", "The mean of a measure for each label with its 95 % interval by sample."),
     },
     sealed=_page_distributions,
 )
@@ -83,14 +85,38 @@ def distribution(
         raise UserError(
             f"run {run.run_id!r} recorded no {measure} per {per}{' for this label' if label else ''}", field="measure"
         )
-    by_label = run.rows(queries.measure_by_label(measure, per))
     return {
         "run": run.run_id,
         "measure": measure,
         "per": per,
         **described,
-        "by_label": [{"label": name, "num": num, "mean": finite(mean)} for name, num, mean in by_label],
+        "by_label": cached(run, f"{measure} by label per {per}", lambda: _by_label(run, measure, per), _row_bytes),
     }
+
+
+def _by_label(run: RunFile, measure: str, per: str) -> list[dict[str, Any]]:
+    """Means with intervals over samples; no intervals of the tokens' loss and gate entropy, whose sums by sample a run
+    does not keep."""
+    rows = [
+        {"label": name, "num": num, "mean": finite(mean), "low": None, "high": None, "clear": False}
+        for name, num, mean in run.rows(queries.measure_by_label(measure, per))
+    ]
+    if len(rows) < 2 or (per == "token" and measure not in ("compute", "reuse")):
+        return rows
+    columns = run.arrays(queries.measure_of_labelled(measure))
+    if paired_runs.is_flat(columns["value"]):
+        return rows
+    weight_N = columns["num_tokens"] if per == "token" else np.ones(len(columns["value"]))
+    numbers = {name: number for number, name, _, _ in run.labels}
+    means = group_means(columns["value"], weight_N, columns["label_id"], max(numbers.values()) + 1)
+    for row in rows:
+        at = numbers[row["label"]]
+        row |= {"low": finite(means.low[at]), "high": finite(means.high[at]), "clear": bool(means.clear[at])}
+    return rows
+
+
+def _row_bytes(rows: list[dict[str, Any]]) -> int:
+    return 500 * len(rows)
 
 
 def _values(run: RunFile, measure: str, per: str, label_id: int | None) -> dict[str, np.ndarray]:

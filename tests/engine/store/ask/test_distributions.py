@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.naive_store import Case
 from tests.support.runs import make
+from tokenpaths.engine.analysis.contrast import mean_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import queries
@@ -61,8 +62,26 @@ def test_distributions(case: Case, measure: str, per: str):
             of_label = np.array([v for v, name in zip(values, labels, strict=True) if name == row["label"]])
             of_label = of_label[~np.isnan(of_label)]
             assert (row["num"], row["mean"]) == (len(of_label), pytest.approx(of_label.mean(), abs=close))
+            assert (row["low"] is None) == (row["high"] is None)
+            if rough:
+                assert (row["low"], row["clear"]) == (None, False), "sums by sample are not kept"
+        if not rough:
+            _check_intervals(case, measure, per, answer["by_label"])
     if measure in ("compute", "reuse"):
         assert (answer["bins"][0]["lo"], answer["bins"][-1]["hi"]) == (0, 1)
+
+
+def _check_intervals(case: Case, measure: str, per: str, by_label: list) -> None:
+    """Each label's samples, weighed by their tokens where these are counted."""
+    values, labels = _values(case, measure, "sample")
+    weights = np.array([float(s.num_tokens) if per == "token" else 1.0 for s in case.naive.made.samples])
+    for row in by_label:
+        own = np.array([label == row["label"] for label in labels]) & ~np.isnan(values)
+        wanted = mean_of((values * weights)[own], weights[own])
+        if len(by_label) > 1 and own.sum() > 1 and np.ptp(values[~np.isnan(values)]) > 1e-6:
+            assert (row["low"], row["high"]) == (pytest.approx(wanted.low), pytest.approx(wanted.high))
+        else:
+            assert row["low"] is None
 
 
 def test_what_is_equal_for_all_paths_needs_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
