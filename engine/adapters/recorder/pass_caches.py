@@ -155,8 +155,8 @@ def _cache_of(named: Mapping[str, Any]) -> Any:
     """The input that is a cache; None without one."""
     for name, value in named.items():
         if _CACHE_NAME.search(name) and value is not None and not isinstance(value, (bool, int, float, str)):
-            if isinstance(value, Tensor) and not value.is_floating_point():
-                continue  # positions in a cache
+            if isinstance(value, Tensor) and (value.dim() < 4 or not value.is_floating_point()):
+                continue  # positions in a cache, values of the past of a time series
             return value
     return None
 

@@ -193,3 +193,20 @@ def test_one_group_is_apart_from_no_other():
     found = group_means(np.arange(5.0), np.ones(5), np.zeros(5, dtype=int), 1)
     assert found.mean.tolist() == [2.0]
     assert not found.clear.any()
+
+
+def test_means_of_groups_of_equal_weights_are_students_and_apart_as_welch_has_it():
+    rng, told = np.random.default_rng(11), []
+    for _ in range(200):
+        group = np.repeat(np.arange(3), rng.integers(4, 12, 3))
+        value = rng.normal(size=len(group)) * (1 + group) + 1.5 * (group == 1)
+        found = group_means(value, np.ones(len(group)), group, 3)
+        for g in range(3):
+            own, rest = value[group == g], value[group != g]
+            interval = scipy.stats.t.interval(0.95, len(own) - 1, own.mean(), scipy.stats.sem(own))
+            assert (found.low[g], found.high[g]) == pytest.approx(interval)
+            t = scipy.stats.ttest_ind(own, rest, equal_var=False).statistic
+            # As many degrees of freedom as the smaller side has, where Welch's would be some more.
+            told.append(found.clear[g])
+            assert told[-1] == (abs(t) > scipy.stats.t.ppf(1 - 0.025 / 3, min(len(own), len(rest)) - 1))
+    assert 20 < sum(told) < 400
