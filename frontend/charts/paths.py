@@ -331,6 +331,18 @@ def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | Non
     ]
 
 
+def count_words(fit: Mapping[str, Any]) -> str:
+    """How many paths there are, beside those of independent steps, and how much the most frequent one holds."""
+    observed, independent = fit["observed"], fit.get("independent")
+    tokens, paths = (numbers.count(observed[name]) for name in ("num_tokens", "num_paths"))
+    if observed["num_paths"] == observed["num_tokens"]:
+        return f"Each of the {tokens} tokens takes a path of its own."
+    text = f"{tokens} tokens take {paths} paths"
+    if independent and independent["num_tokens"] == observed["num_tokens"]:
+        text += f", {numbers.count(independent['num_paths'])} if steps were independent"
+    return f"{text}; the most frequent one has {numbers.percent(observed['points'][0]['share'])} of the tokens."
+
+
 def law_words(law: Mapping[str, Any], draws: int = 100) -> str:
     """The power law fitted to the run's path counts, its goodness of fit by ``draws`` simulated data sets, and whether
     a lognormal fits better.

@@ -208,6 +208,23 @@ def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
 
 
 @pytest.mark.parametrize(
+    ("observed", "independent", "said"),
+    [
+        ((300, 40), (300, 90), "300 tokens take 40 paths, 90 if steps were independent; the most frequent one has "),
+        ((300, 40), (200, 90), "300 tokens take 40 paths; the most frequent one has "),
+        ((300, 40), None, "300 tokens take 40 paths; the most frequent one has "),
+        ((300, 300), (300, 300), "Each of the 300 tokens takes a path of its own."),
+    ],
+)
+def test_the_number_of_paths_is_said_beside_that_of_independent_steps(observed, independent, said):
+    def curve(counts):
+        return {"num_tokens": counts[0], "num_paths": counts[1], "points": [{"share": 0.05}]} if counts else None
+
+    words = paths.count_words({"observed": curve(observed), "independent": curve(independent)})
+    assert words == said or words == said + "5.00 % of the tokens."
+
+
+@pytest.mark.parametrize(
     ("further", "said"),
     [
         (0, "A pure power law does not fit"),

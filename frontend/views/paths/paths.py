@@ -13,6 +13,7 @@ from tokenpaths.frontend.charts.drawing.thing_names import bare
 from tokenpaths.frontend.charts.paths import (
     RANK_PICK,
     WHO,
+    count_words,
     law_rows,
     path_rows,
     rank_frequency_chart,
@@ -72,6 +73,7 @@ def _curve(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         )
         return lambda: None
     laws = widgets.client().ask(run["run"], "paths/law", draws=0)
+    widgets.verdict(count_words(fit))
     widgets.chart(
         rank_frequency_chart(
             with_one_null(fit), theme=widgets.theme(), chosen=marked(selection), names=names, fitted=False, title=None
