@@ -155,7 +155,6 @@ class JoinedTexts:
         """What still waits."""
         while self._waiting:
             yield from self._first()
-        self._newest = None
 
     def notes(self) -> list[str]:
         """What was left out of the texts."""
@@ -218,9 +217,10 @@ class JoinedTexts:
         return None
 
     def _is_over(self, first: _Texts) -> bool:
-        if len(self._waiting) > 1 and (len(self._waiting) > _MOST_TEXTS or self._num_waiting > _MOST_TOKENS):
-            return True
-        return first is not self._newest and not self._may_go_on(first.number)
+        if first is self._newest:
+            return False  # the next pass may be said to continue it
+        full = len(self._waiting) > _MOST_TEXTS or self._num_waiting > _MOST_TOKENS
+        return full or not self._may_go_on(first.number)
 
     def _first(self) -> Iterator[TraceBatch]:
         """The texts that began first; nothing where masks left all of them out."""

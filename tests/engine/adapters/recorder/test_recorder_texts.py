@@ -392,3 +392,18 @@ def test_more_texts_at_once_than_are_waited_for(tmp_path, kind: Callable[[], Dec
                     state[i] = out[1]
     assert [len(part) for part, _ in texts(rec)] == [3] * 4 + [1] * 4
     assert "was left by a pass whose texts are written already" in rec.notes[0]
+
+
+def test_a_text_that_is_at_work_is_not_written_under_its_hands(tmp_path, monkeypatch):
+    """It began first, others wait behind it, and too many tokens wait: what follows must not go where nobody looks."""
+    monkeypatch.setattr("tokenpaths.engine.adapters.recorder.joined_texts._MOST_TOKENS", 8)
+    model, ids = decoder(GivesBack), tokens(1, 6)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        _, past = model(ids[:, :2])
+        kept = [model(tokens(1, 3, seed=seed)) for seed in (5, 6)]
+        _, past = model(ids[:, 2:4], past)
+        rec.batch(continues=True)
+        model(ids[:, 4:], past)
+    assert kept
+    assert rec.num_tokens == rec.run.row["num_tokens"] == 12
+    assert [token_ids.tolist() for _, token_ids in texts(rec)][0] == ids[0].tolist()
