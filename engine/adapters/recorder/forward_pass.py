@@ -155,9 +155,16 @@ def batch_of(
     rows = counts.pop()
     groups = read_calls([call for _, call, _ in forward.calls], rows, renormalise, counted)
     info = forward.info
-    past = None if forward.given.continued is None else forward.given.continued.past
     tokens = tokens_of_pass(
-        rows, info, forward.args, forward.kwargs, forward.named, parameters, batch_first=batch_first, past=past, say=say
+        rows,
+        info,
+        forward.args,
+        forward.kwargs,
+        forward.named,
+        parameters,
+        batch_first=batch_first,
+        past=forward.given.past,
+        say=say,
     )
     return Batch(
         forward.number,

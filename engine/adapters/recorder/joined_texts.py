@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,8 @@ from tokenpaths.engine.adapters.recorder.pass_tokens import Say
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import SampleRecord, TraceBatch
 
-_MOST_TEXTS = 8
-"""sets of texts that wait at once"""
 _MOST_TOKENS = 1 << 17
-"""tokens that wait, beyond those of the pass at hand"""
+"""tokens that wait, beyond those of the texts at hand"""
 _UNKNOWN_ID = -1
 
 
@@ -54,19 +51,21 @@ class Ends:
         for name in ("generation_config", "config"):
             settings = getattr(model, name, None)
             end, padding = getattr(settings, "eos_token_id", None), getattr(settings, "pad_token_id", None)
-            ends = frozenset(i for i in (end if isinstance(end, (list, tuple)) else [end]) if isinstance(i, int))
+            ends = [i for i in (end if isinstance(end, (list, tuple)) else [end]) if isinstance(i, int)]
             if ends:
-                return cls(ends, padding if isinstance(padding, int) else min(ends))
+                # Without a padding of its own, transformers pads with the first end.
+                return cls(frozenset(ends), padding if isinstance(padding, int) else ends[0])
         return cls()
 
-    def behind(self, ids: np.ndarray, prompt: int) -> np.ndarray:
-        """Tokens that follow an end directly and are padding, from place ``prompt`` on, where ``ids`` (T,) go on."""
-        behind = np.zeros(len(ids), dtype=bool)
-        ended = False
-        for place in range(prompt, len(ids)):
-            behind[place] = ended and ids[place] == self.padding_id
-            ended = behind[place] or int(ids[place]) in self.end_ids
-        return behind
+    def tail(self, ids: np.ndarray) -> int:
+        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end."""
+        if self.padding_id is None or not len(ids):
+            return 0
+        text = len(ids) - int((ids[::-1] != self.padding_id).argmax()) if (ids != self.padding_id).any() else 0
+        if text and int(ids[text - 1]) in self.end_ids:
+            return len(ids) - text
+        # Where padding is an end as well, the first of them is the end.
+        return max(0, len(ids) - text - 1) if self.padding_id in self.end_ids else 0
 
 
 class _Texts:
@@ -75,11 +74,13 @@ class _Texts:
     def __init__(self, piece: Piece, past: int) -> None:
         """``past``: tokens before, which are not recorded."""
         self.pieces = [piece]
+        # For each piece but the first, the sample of the piece before that each of its samples continues.
+        self.orders: list[np.ndarray] = []
         self.num_tokens = piece.trace.num_tokens
-        # For each sample the samples of the pieces that it is made of: another one after beam search.
-        self.rows = [[row] for row in range(len(piece.keep))]
         self.columns = past + piece.keep.shape[1]
-        self.taken_back = 0
+        self.taken_back = self.given_up = 0
+        self.ended: list[tuple[int, int]] = []
+        """(piece, sample) of texts that went no further, others of the batch did"""
 
     @property
     def number(self) -> int:
@@ -87,12 +88,19 @@ class _Texts:
         return self.pieces[-1].number
 
     @property
+    def num_samples(self) -> int:
+        return len(self.pieces[-1].keep)
+
+    @property
     def last_begin(self) -> int:
         return self.columns - self.pieces[-1].keep.shape[1]
 
-    def add(self, piece: Piece, order: Sequence[int] | None) -> None:
-        before = self.rows if order is None else [self.rows[row] for row in order]
-        self.rows = [[*rows, row] for row, rows in enumerate(before)]
+    def add(self, piece: Piece, order: np.ndarray, selected: bool) -> None:
+        left_out = sorted(set(range(self.num_samples)) - set(order.tolist()))
+        if selected:
+            self.ended += [(len(self.pieces) - 1, sample) for sample in left_out]
+        self.given_up += 0 if selected else len(left_out)
+        self.orders.append(order)
         self.pieces.append(piece)
         self.num_tokens += piece.trace.num_tokens
         self.columns += piece.keep.shape[1]
@@ -108,6 +116,17 @@ class _Texts:
         self.num_tokens -= int((~stays).sum())
         self.taken_back += int((~stays).sum())
 
+    def samples(self) -> list[list[int]]:
+        """For each text the samples of the pieces that it is made of, from the first piece on."""
+        texts = []
+        last = len(self.pieces) - 1
+        for piece, sample in [*((last, sample) for sample in range(self.num_samples)), *self.ended]:
+            rows = [sample]
+            for order in reversed(self.orders[:piece]):
+                rows.append(int(order[rows[-1]]))
+            texts.append(rows[::-1])
+        return texts
+
 
 class JoinedTexts:
     """Passes in, whole texts out."""
@@ -117,17 +136,13 @@ class JoinedTexts:
         self._may_go_on, self._ends, self._say = may_go_on, ends, say
         self._waiting: deque[_Texts] = deque()
         self._newest: _Texts | None = None
-        self._num_written = 0
-        self._beams = self._after_end = self._back = 0
+        self._num_written = self._num_waiting = 0
+        self._given_up = self._after_end = self._back = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens written and waiting."""
         return self._num_written + self._num_waiting
-
-    @property
-    def _num_waiting(self) -> int:
-        return sum(texts.num_tokens for texts in self._waiting)
 
     def add(self, piece: Piece, continued: Continued | None, wanted: bool | None) -> Iterator[TraceBatch]:
         """Take a pass in; gives the texts that can no longer be continued.
@@ -139,14 +154,20 @@ class JoinedTexts:
         Raises:
             UserError: the caller says that it continues another pass, and there is none of so many samples.
         """
-        past = None if continued is None or wanted is not None else continued.past
+        past = None if continued is None else continued.past
         past = int(past) if isinstance(past, Tensor) else past
+        self._num_waiting += piece.trace.num_tokens
         texts = self._of(piece, continued, past, wanted)
         if texts is None:
             texts = _Texts(piece, past or 0)
             self._waiting.append(texts)
         else:
-            texts.add(piece, None if wanted or continued is None else continued.order)
+            order = None if continued is None else continued.order
+            texts.add(
+                piece,
+                np.arange(len(piece.keep)) if order is None else order.numpy(),
+                continued is not None and continued.selected,
+            )
         self._newest = texts
         while self._waiting and self._is_over(self._waiting[0]):
             yield from self._first()
@@ -161,10 +182,10 @@ class JoinedTexts:
         notes = []
         if self._back:
             notes.append(f"{self._back:,} tokens that were taken back out of a cache (rejected drafts) are left out")
-        if self._beams:
+        if self._given_up:
             notes.append(
-                f"{self._beams:,} times a sample went on from another one's tokens (beam search): each sample has the "
-                "tokens that its last one goes back to, and those of beams that were given up are left out"
+                f"{self._given_up:,} times a beam ended or was given up: each sample has the tokens that the last "
+                "beams go back to, and what only other beams had is left out"
             )
         if self._after_end:
             notes.append(
@@ -176,38 +197,43 @@ class JoinedTexts:
     def _of(self, piece: Piece, continued: Continued | None, past: int | None, wanted: bool | None) -> _Texts | None:
         """The waiting texts that a pass continues; None: it begins texts of its own."""
         samples = len(piece.keep)
+        texts = self._newest
         if wanted is not None:
-            if wanted and (self._newest is None or len(self._newest.rows) != samples):
-                there = "there is none" if self._newest is None else f"that had {len(self._newest.rows)}"
+            if wanted and (texts is None or texts.num_samples != samples):
+                there = "there is none" if texts is None else f"that had {texts.num_samples}"
                 raise UserError(
                     f"continues is True for a pass of {samples} samples, but of the pass before {there}: a pass can "
                     "continue one of as many samples",
                     field="continues",
                 )
-            return self._newest if wanted else None
+            if wanted and texts is not None and past is not None and texts.last_begin < past < texts.columns:
+                self._shorten(texts, past)
+            return texts if wanted else None
         if continued is None or past == 0:
             return None
-        texts = self._newest
+        why = continued.unread and f"was given a cache that {continued.unread}"
         if continued.of is not None:
             texts = next((waiting for waiting in self._waiting if waiting.number == continued.of), None)
-        why = continued.unread
-        if why is None and texts is None:
-            why = "was left by a pass whose texts are written already"
-        if texts is not None and why is None:
-            if len(texts.rows) != samples:
-                why = f"is of {len(texts.rows)} samples, the pass of {samples}"
-            elif past is None or past == texts.columns:
-                return texts
-            elif texts.last_begin <= past < texts.columns:
-                texts.shorten(past)
-                return texts
-            elif past > texts.columns:
-                why = "holds tokens of passes that were not recorded"
-            else:
-                why = "was shortened to an earlier place of its text"
+            if texts is None:
+                why = "was given a cache that another pass has gone on from, or whose texts are written already"
+            elif samples != (texts.num_samples if continued.order is None else len(continued.order)):
+                why = f"is of {samples} samples, the pass that left its cache of {texts.num_samples}"
+            elif past is not None and texts.last_begin < past < texts.columns:
+                self._shorten(texts, past)
+            elif past is not None and past != texts.columns:
+                less = (
+                    "was shortened to an earlier place of its text"
+                    if past < texts.columns
+                    else "holds tokens that no text has"
+                )
+                why = f"was given a cache that {less}"
+        elif why is None and (texts is None or texts.num_samples != samples or past != texts.columns):
+            why = f"begins at place {past} of its texts, where no recorded pass ended"
+        if why is None:
+            return texts
         self._say(
             "begins in the middle",
-            f"forward pass {piece.number} was given a cache that {why}: its tokens are samples of their own"
+            f"forward pass {piece.number} {why}: its tokens are samples of their own"
             + (
                 ""
                 if past is not None
@@ -216,15 +242,21 @@ class JoinedTexts:
         )
         return None
 
+    def _shorten(self, texts: _Texts, columns: int) -> None:
+        before = texts.num_tokens
+        texts.shorten(columns)
+        self._num_waiting -= before - texts.num_tokens
+
     def _is_over(self, first: _Texts) -> bool:
         if first is self._newest:
             return False  # the next pass may be said to continue it
-        full = len(self._waiting) > _MOST_TEXTS or self._num_waiting > _MOST_TOKENS
-        return full or not self._may_go_on(first.number)
+        return self._num_waiting > _MOST_TOKENS or not self._may_go_on(first.number)
 
     def _first(self) -> Iterator[TraceBatch]:
         """The texts that began first; nothing where masks left all of them out."""
-        trace = self._joined(self._waiting.popleft())
+        texts = self._waiting.popleft()
+        self._num_waiting -= texts.num_tokens
+        trace = self._joined(texts)
         self._num_written += trace.num_tokens
         if trace.samples:
             yield trace
@@ -232,24 +264,34 @@ class JoinedTexts:
     def _joined(self, texts: _Texts) -> TraceBatch:
         pieces = texts.pieces
         if len(pieces) == 1:
+            self._back += texts.taken_back
             return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
         self._back += texts.taken_back
+        self._given_up += texts.given_up
         starts = [np.cumsum([0, *(s.num_tokens for s in piece.trace.samples)]) for piece in pieces]
         offsets = np.cumsum([0, *(piece.trace.num_tokens for piece in pieces)])
         whole = _concatenated([piece.trace for piece in pieces])
-        samples, chosen, ends = [], [np.empty(0, dtype=np.int64)], self._ends()
-        for rows in texts.rows:
-            self._beams += sum(a != b for a, b in pairwise(rows))
-            spans = [np.arange(*s[row : row + 2]) + o for row, s, o in zip(rows, starts, offsets, strict=False)]
-            taken = np.concatenate(spans)
-            if whole.token_id is not None:
-                behind = ends.behind(whole.token_id[taken], len(spans[0]))
-                self._after_end += int(behind.sum())
-                taken = taken[~behind]
-            if len(taken):
-                chosen.append(taken)
-                parts = [piece.trace.samples[row] for piece, row in zip(pieces, rows, strict=True)]
-                samples.append(_sample(parts, (pieces[0].number, pieces[-1].number), len(taken)))
+        texts_of = texts.samples()
+        spans = [
+            [np.arange(*s[row : row + 2]) + o for row, s, o in zip(rows, starts, offsets, strict=False)]
+            for rows in texts_of
+        ]
+        taken = [np.concatenate(span) for span in spans]
+        if whole.token_id is not None and texts.num_samples > 1:
+            ends = self._ends()
+            running = range(texts.num_samples)
+            tails = [ends.tail(whole.token_id[taken[row]][len(spans[row][0]) :]) for row in running]
+            # As long as one of them goes on; what all have behind their ends is what all of them said.
+            for row in running:
+                behind = tails[row] - min(tails)
+                self._after_end += behind
+                taken[row] = taken[row][: len(taken[row]) - behind]
+        samples, chosen = [], [np.empty(0, dtype=np.int64)]
+        for rows, own in zip(texts_of, taken, strict=True):
+            if len(own):
+                chosen.append(own)
+                parts = [piece.trace.samples[row] for piece, row in zip(pieces, rows, strict=False)]
+                samples.append(_sample(parts, (pieces[0].number, pieces[len(rows) - 1].number), len(own)))
         return _taken(whole, samples, np.concatenate(chosen))
 
 

@@ -157,8 +157,8 @@ def _mask_of(mask: Any, say: Say) -> Tensor | None:
         what = f"is {type(mask).__name__}"
     elif mask.dim() == 1:
         return mask[None]
-    elif mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1:  # as it is added to the scores of all heads
-        return mask[:, 0, 0]
+    elif mask.dim() == 4 and mask.shape[1] == 1 and not mask.is_complex():  # as it is added to the scores of all heads
+        return mask.amax(dim=2)[:, 0]  # padding is what no token looks at
     elif mask.dim() != 2:
         what = f"has shape {tuple(mask.shape)}"
     else:

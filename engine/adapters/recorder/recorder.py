@@ -41,7 +41,7 @@ from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, bat
 from tokenpaths.engine.adapters.recorder.joined_texts import Ends, JoinedTexts
 from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
 from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses
-from tokenpaths.engine.adapters.recorder.pass_caches import PassCaches
+from tokenpaths.engine.adapters.recorder.pass_caches import NOTHING_GIVEN, PassCaches
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions, signature_of_record
 from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, nothing_recorded
 from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
@@ -194,7 +194,7 @@ class Recorder:
         self._forwards = self._stray = self._masked = 0
         self._signature = signature_of(self.model)
         self._parameters = () if self._signature is None else tuple(self._signature.parameters)
-        self._caches = PassCaches(self._parameters)
+        self._caches = PassCaches(self.model, self._signature)
         self._texts = JoinedTexts(self._caches.may_go_on, partial(Ends.of, self.model), self._say)
         self._state = "open"
         self._hooks: list[Any] = []
@@ -249,6 +249,7 @@ class Recorder:
 
     def _remove_hooks(self) -> None:
         self._experts.close()
+        self._caches.close()
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
@@ -266,7 +267,7 @@ class Recorder:
             forward = None
             if number % self._options.every == 0:
                 named = named_inputs(self._signature, args, kwargs)
-                given = self._caches.begin(named)
+                given = self._caches.begin(named) if self._options.every == 1 else NOTHING_GIVEN
                 forward = Forward(number, self._info, args, kwargs, named, given, self._experts.new_rows())
             self._passes.begin(forward)
         except Exception as error:
@@ -304,7 +305,8 @@ class Recorder:
             try:
                 with torch.no_grad():
                     self._pending.append(self._batch_of(forward))
-                    self._caches.end(forward.number, forward.given, output)
+                    if self._options.every == 1:
+                        self._caches.end(forward.number, forward.given, output)
             except Exception as error:
                 self._stop(error, forward.number)
                 return

@@ -107,7 +107,7 @@ class Prompted(Language):
     ("model", "mask", "what"),
     [
         (Prompted, KEEP, r"of shape (3, 7) does not fit the 3 × 9 tokens that the routers saw"),
-        (Language, torch.ones(3, 1, 7, 7), "has shape (3, 1, 7, 7), not (B, T)"),
+        (Language, torch.ones(3, 2, 7, 7), "has shape (3, 2, 7, 7), not (B, T)"),
         (Language, torch.ones(3, 6), "of shape (3, 6) does not fit the 3 × 7 tokens that the routers saw"),
         (Language, {"full": KEEP}, "is dict, not (B, T)"),
     ],
@@ -130,6 +130,16 @@ def test_a_mask_that_is_added_to_the_scores_of_all_heads(tmp_path):
         model(tokens(), attention_mask=torch.where(KEEP == 1, 0.0, float("-inf"))[:, None, None])
     assert rec.notes == []
     assert np.array_equal(recorded(rec.run)[2], tokens()[KEEP.bool()].numpy())
+
+
+def test_padding_is_what_no_token_of_a_causal_mask_looks_at(tmp_path):
+    model = language(layers=1)
+    may_look = torch.ones(7, 7, dtype=torch.bool).tril() & KEEP.bool()[:, None] & KEEP.bool()[:, :, None]
+    for run, mask in (("bool", may_look[:, None]), ("added", torch.where(may_look, 0.0, -1e9)[:, None])):
+        with record(model, run=run, runs_dir=tmp_path) as rec:
+            model(tokens(), attention_mask=mask)
+        assert rec.notes == []
+        assert np.array_equal(recorded(rec.run)[2], tokens()[KEEP.bool()].numpy())
 
 
 def test_the_end_of_a_mask_is_that_of_tokens_behind_a_cache(tmp_path):
