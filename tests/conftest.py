@@ -14,9 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+from tests.support import shapes
 
 # Read by OpenMP when torch is first imported, here and in the children.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
@@ -39,7 +41,8 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 ENGINE = Path(__file__).resolve().parent.parent / "engine"
 SHAPED = [file for file in sorted(ENGINE.rglob("*.py")) if "jaxtyping" in file.read_text(encoding="utf-8")]
 NAMES = [".".join(("tokenpaths", *file.relative_to(ENGINE.parent).with_suffix("").parts)) for file in SHAPED]
-install_import_hook(NAMES, "beartype.beartype")
+jaxtyping.jaxtyped = shapes.jaxtyped
+jaxtyping.install_import_hook(NAMES, "beartype.beartype")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
