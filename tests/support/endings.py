@@ -1,7 +1,7 @@
 """A plugin that ends what a folder, or a file, has made for the whole session with its last test.
 
-A server that nobody asks any more and a browser that nobody looks at take 2 % of a core each, and memory. Whoever asks
-for one again, as where files come in another order, has it made anew.
+`tokenpaths up` that nobody asks any more takes 2 % of a core, and memory. Whoever asks for one again, as where files
+come in another order, has it made anew.
 """
 
 from __future__ import annotations

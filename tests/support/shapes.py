@@ -1,4 +1,4 @@
-"""What the import hook of jaxtyping decorates functions with, at a third of its cost and with the same checks.
+"""What the import hook of jaxtyping decorates functions with: the same checks, in less time.
 
 jaxtyping's own decorator binds the arguments of each call and checks them twice, before the call and with what it
 returns, also of functions that say no shape: 20 µs, which small functions that are called a million times do not
