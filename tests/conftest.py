@@ -6,6 +6,7 @@ threads only (a job that is killed and resumed by another process is compared so
 
 import atexit
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -14,9 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jaxtyping
 import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+from tests.support import endings, shapes
 
 # Read by OpenMP when torch is first imported, here and in the children.
 os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
@@ -39,14 +42,15 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 ENGINE = Path(__file__).resolve().parent.parent / "engine"
 SHAPED = [file for file in sorted(ENGINE.rglob("*.py")) if "jaxtyping" in file.read_text(encoding="utf-8")]
 NAMES = [".".join(("tokenpaths", *file.relative_to(ENGINE.parent).with_suffix("").parts)) for file in SHAPED]
-install_import_hook(NAMES, "beartype.beartype")
+jaxtyping.jaxtyped = shapes.jaxtyped
+jaxtyping.install_import_hook(NAMES, "beartype.beartype")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-LONGEST = ("browser", "faults", "fuzz", "backend")
-"""folders whose files take longest: with several processes (make test) they are begun first, so that none is left to
-the end alone"""
+LONGEST = ("browser", "faults", "fuzz", "backend", "test_tutorials.py", "test_gpu_benchmark.py", "test_bench.py")
+"""folders whose files take longest, and such files: with several processes (make test) they are begun first, so that
+none is left to the end alone"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,3 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         here = Path(__file__).parent
         ranks = {name: rank for rank, name in enumerate(LONGEST)}
         items.sort(key=lambda item: ranks.get(item.path.relative_to(here).parts[0], len(LONGEST)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(endings)
+
+
+def pytest_collection_finish() -> None:
+    """A million objects were made by now that stay to the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WAITING = "import time; print('ready', flush=True); time.sleep(60)"
+# In short naps: a signal that comes just before a sleep is heard after it only.
+WAITING = "import time; print('ready', flush=True); [time.sleep(0.05) for _ in range(1200)]"
 INSIDE = "TESTS_STARTED_WITH_SIGINT_IGNORED"
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.runs import make_run
 from tokenpaths.backend.runs import names as own_names
+from tokenpaths.engine.base.seal_marks import mark_sealed
 from tokenpaths.frontend.api.client import Client
 
 NAMES = API + "/runs/text/names"
@@ -27,8 +28,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(serve: Serve, made: Path, tmp_path: Path) -> Served:
-    """An API over a folder of its own with one run, ``text``."""
-    shutil.copytree(made, tmp_path / "data" / "runs")
+    """An API over a folder of its own with one run, ``text``, sealed there: one from elsewhere is looked into first."""
+    file = Path(shutil.copytree(made, tmp_path / "data" / "runs")) / "text.duckdb"
+    assert mark_sealed(file, file.stat()) is not None
     return serve()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
+# What breaks no rule is not listed element by element, which took a third of the time.
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
 VIEWS = {
     "start": {"view": "home"},
     "picture": {"view": "samples", "run": "pictures", "sample": "1"},
