@@ -3,7 +3,7 @@
 The decisions of a pass wait here until no later pass can continue its texts; then they are written, in the order in
 which the texts began. Most passes are texts of their own and wait for the next one only.
 
-Shapes: B samples, T tokens each (padding included), n tokens kept.
+Shapes: B samples, T tokens each (padding included), n tokens kept; P pieces, N texts.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ class _Texts:
         self.num_tokens -= int((~stays).sum())
         self.taken_back += int((~stays).sum())
 
-    def samples(self) -> list[list[int]]:
-        """For each text the samples of the pieces that it is made of, from the first piece on."""
-        texts = []
+    def rows(self) -> np.ndarray:
+        """(P, N) sample of each piece that each text has, −1 from the piece on that a text did not get to."""
         last = len(self.pieces) - 1
-        for piece, sample in [*((last, sample) for sample in range(self.num_samples)), *self.ended]:
-            rows = [sample]
-            for order in reversed(self.orders[:piece]):
-                rows.append(int(order[rows[-1]]))
-            texts.append(rows[::-1])
-        return texts
+        ends = np.array([*((last, sample) for sample in range(self.num_samples)), *self.ended], dtype=np.int64)
+        rows = np.full((last + 1, len(ends)), -1)
+        rows[ends[:, 0], np.arange(len(ends))] = ends[:, 1]
+        for place, order in reversed(list(enumerate(self.orders))):
+            goes_on = rows[place + 1] >= 0
+            rows[place, goes_on] = order[rows[place + 1, goes_on]]
+        return rows
 
 
 class JoinedTexts:
@@ -268,31 +268,38 @@ class JoinedTexts:
             return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
         self._back += texts.taken_back
         self._given_up += texts.given_up
-        starts = [np.cumsum([0, *(s.num_tokens for s in piece.trace.samples)]) for piece in pieces]
-        offsets = np.cumsum([0, *(piece.trace.num_tokens for piece in pieces)])
-        whole = _concatenated([piece.trace for piece in pieces])
-        texts_of = texts.samples()
-        spans = [
-            [np.arange(*s[row : row + 2]) + o for row, s, o in zip(rows, starts, offsets, strict=False)]
-            for rows in texts_of
-        ]
-        taken = [np.concatenate(span) for span in spans]
+        whole, rows_PN = _concatenated([piece.trace for piece in pieces]), texts.rows()
+        taken, lengths_PN = _tokens_of(pieces, rows_PN)
+        ends_N = np.cumsum(lengths_PN.sum(axis=0))
+        own = np.split(taken, ends_N[:-1])
         if whole.token_id is not None and texts.num_samples > 1:
-            ends = self._ends()
-            running = range(texts.num_samples)
-            tails = [ends.tail(whole.token_id[taken[row]][len(spans[row][0]) :]) for row in running]
+            ends, running = self._ends(), range(texts.num_samples)
+            tails = [ends.tail(whole.token_id[own[row]][lengths_PN[0, row] :]) for row in running]
             # As long as one of them goes on; what all have behind their ends is what all of them said.
             for row in running:
                 behind = tails[row] - min(tails)
                 self._after_end += behind
-                taken[row] = taken[row][: len(taken[row]) - behind]
-        samples, chosen = [], [np.empty(0, dtype=np.int64)]
-        for rows, own in zip(texts_of, taken, strict=True):
-            if len(own):
-                chosen.append(own)
-                parts = [piece.trace.samples[row] for piece, row in zip(pieces, rows, strict=False)]
-                samples.append(_sample(parts, (pieces[0].number, pieces[len(rows) - 1].number), len(own)))
-        return _taken(whole, samples, np.concatenate(chosen))
+                own[row] = own[row][: len(own[row]) - behind]
+        samples = []
+        for rows_P, tokens in zip(rows_PN.T.tolist(), own, strict=True):
+            if len(tokens):
+                parts = [piece.trace.samples[row] for piece, row in zip(pieces, rows_P, strict=True) if row >= 0]
+                samples.append(_sample(parts, (pieces[0].number, pieces[len(parts) - 1].number), len(tokens)))
+        return _taken(whole, samples, np.concatenate([np.empty(0, dtype=np.int64), *own]))
+
+
+def _tokens_of(pieces: Sequence[Piece], rows_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the pieces one after the other, text by text, and how many of each piece (P, N) each text has."""
+    starts_PN, lengths_PN = np.zeros_like(rows_PN), np.zeros_like(rows_PN)
+    before = 0
+    for place, (piece, rows_N) in enumerate(zip(pieces, rows_PN, strict=True)):
+        sizes = np.array([sample.num_tokens for sample in piece.trace.samples])
+        starts_PN[place] = before + (np.cumsum(sizes) - sizes)[rows_N]
+        lengths_PN[place] = np.where(rows_N >= 0, sizes[rows_N], 0)
+        before += piece.trace.num_tokens
+    starts, lengths = starts_PN.T.ravel(), lengths_PN.T.ravel()
+    skipped = starts - (np.cumsum(lengths) - lengths)
+    return np.repeat(skipped, lengths) + np.arange(int(lengths.sum())), lengths_PN
 
 
 def _sample(parts: Sequence[SampleRecord], numbers: tuple[int, int], num_tokens: int) -> SampleRecord:
