@@ -165,9 +165,8 @@ class PassCaches:
         return any(left.number == number and left.alive for left in self._left)
 
     def close(self) -> None:
-        """Leave the caches' methods as they were."""
+        """Leave the caches' methods as they were; passes that are not written yet can still be told apart."""
         self._moves.close()
-        self._left.clear()
 
     def _moved(self, cache: Any, order: Tensor | None, selected: bool) -> None:
         """A method of the cache changed it: what it holds now is still what the pass left."""
