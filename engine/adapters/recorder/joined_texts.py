@@ -181,16 +181,17 @@ class JoinedTexts:
         """What was left out of the texts."""
         notes = []
         if self._back:
-            notes.append(f"{self._back:,} tokens that were taken back out of a cache (rejected drafts) are left out")
+            notes.append(f"rejected drafts, taken back out of a cache, are left out ({_times(self._back, 'token')})")
         if self._given_up:
             notes.append(
-                f"{self._given_up:,} times a beam ended or was given up: each sample has the tokens that the last "
-                "beams go back to, and what only other beams had is left out"
+                "beams that ended or were given up are left out "
+                f"({_times(self._given_up, 'time')}): each sample has the "
+                "tokens that a beam of the end goes back to"
             )
         if self._after_end:
             notes.append(
-                f"{self._after_end:,} tokens of padding behind the end of a text, while others of its batch went on, "
-                "are left out"
+                "padding behind the end of a text, while others of its batch went on, is left out "
+                f"({_times(self._after_end, 'token')})"
             )
         return notes
 
@@ -286,6 +287,10 @@ class JoinedTexts:
                 parts = [piece.trace.samples[row] for piece, row in zip(pieces, rows_P, strict=True) if row >= 0]
                 samples.append(_sample(parts, (pieces[0].number, pieces[len(parts) - 1].number), len(tokens)))
         return _taken(whole, samples, np.concatenate([np.empty(0, dtype=np.int64), *own]))
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _tokens_of(pieces: Sequence[Piece], rows_PN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -115,8 +115,8 @@ def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
     longest = max(ended)
     assert lengths == [7 + min(n, longest) for n in ended]
     assert rec.notes == [
-        f"{sum(longest - n for n in ended)} tokens of padding behind the end of a text, while others of its batch went "
-        "on, are left out"
+        "padding behind the end of a text, while others of its batch went on, is left out "
+        f"({sum(longest - n for n in ended)} tokens)"
     ]
     assert_whole_texts(rec, model, tmp_path)
 
@@ -134,7 +134,7 @@ def test_beams_are_followed_back(tmp_path, model, prompts, cache):
         )
     assert_whole_texts(rec, model, tmp_path)
     assert [len(token_ids) for _, token_ids in texts(rec)] == [14] * 6
-    assert "a beam ended or was given up" in rec.notes[-1]
+    assert rec.notes[-1].startswith("beams that ended or were given up are left out (")
 
 
 def test_a_cache_of_fixed_size(tmp_path, model, prompts):
@@ -151,7 +151,7 @@ def test_rejected_drafts_are_left_out(tmp_path, model, prompts):
             prompts[:1].repeat(1, 3), prompt_lookup_num_tokens=3, max_new_tokens=12, do_sample=False, eos_token_id=-1
         )
     assert_whole_texts(rec, model, tmp_path, out[:, :-1].tolist())
-    assert "taken back out of a cache (rejected drafts) are left out" in rec.notes[0]
+    assert rec.notes[0].startswith("rejected drafts, taken back out of a cache, are left out (")
 
 
 def test_turns_of_a_conversation_are_one_text(tmp_path, model, prompts):
@@ -551,7 +551,7 @@ def test_an_end_that_is_padding_too_is_text_where_nothing_else_goes_on(tmp_path)
         for first, second in ((7, 7), (8, 8), (5, 9), (5, 9), (5, 5)):
             model(torch.tensor([[first], [second]]), past_key_values=pair)
     assert [token_ids.tolist() for _, token_ids in texts(rec)] == [written, [7, 8, 5], [7, 8, 9, 9, 5]]
-    assert rec.notes[0].startswith("2 tokens of padding")
+    assert rec.notes[0].endswith("is left out (2 tokens)")
 
 
 def test_without_a_padding_of_its_own_a_model_pads_with_its_first_end(tmp_path):
@@ -578,7 +578,7 @@ def test_what_the_caller_says_stands_beside_what_the_cache_says(tmp_path, model,
     assert [token_ids.tolist() for _, token_ids in texts(rec)] == [
         prompts[0, :3].tolist(), [*prompts[0, 3:6].tolist(), 11, 12, 13]
     ]  # fmt: skip
-    assert rec.notes == ["1 tokens that were taken back out of a cache (rejected drafts) are left out"]
+    assert rec.notes == ["rejected drafts, taken back out of a cache, are left out (1 token)"]
 
 
 def test_a_constant_context_is_no_cache(tmp_path):
