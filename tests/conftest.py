@@ -6,7 +6,6 @@ threads only (a job that is killed and resumed by another process is compared so
 
 import atexit
 import functools
-import gc
 import os
 import shutil
 import signal
@@ -63,9 +62,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(endings)
-
-
-def pytest_collection_finish() -> None:
-    """A million objects were made by now that stay to the end: the garbage collector need not look at them again."""
-    gc.collect()
-    gc.freeze()

@@ -1,15 +1,24 @@
-"""The checks of types and shapes that the tests put around the engine's functions find what they are there for."""
+"""That the tests check the shapes and types of what they call (``tests/conftest.py``, ``tests/support/shapes.py``)."""
 
 from __future__ import annotations
 
-import jaxtyping
 import numpy as np
 import pytest
 from beartype import beartype
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, TypeCheckError
 
 from tests.support.shapes import jaxtyped
 from tokenpaths.engine.analysis.contrast import mean_of
+from tokenpaths.engine.store.file.pages.ribbon_planes import decode_planes, encode_planes
+
+
+def test_a_wrong_shape_or_type_ends_a_test() -> None:
+    planes = encode_planes(np.zeros((9, 2), dtype=np.uint8), bits=3)
+    assert decode_planes(planes, 9, np.dtype(np.uint8)).shape == (2, 9)
+    with pytest.raises(TypeCheckError, match="ids_PV"):
+        encode_planes(np.zeros(9, dtype=np.uint8), bits=3)
+    with pytest.raises(TypeCheckError, match="bits"):
+        encode_planes(np.zeros((9, 2), dtype=np.uint8), bits="3")  # type: ignore[arg-type]
 
 
 @jaxtyped(typechecker=beartype)
@@ -49,7 +58,7 @@ def test_what_is_right_passes():
     ],
 )
 def test_what_is_wrong_does_not(call):
-    with pytest.raises(jaxtyping.TypeCheckError):
+    with pytest.raises(TypeCheckError):
         call()
 
 

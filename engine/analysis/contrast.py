@@ -294,17 +294,15 @@ def group_means(
     """
     order = np.argsort(group_N, kind="stable")
     ends = np.cumsum(np.bincount(group_N, minlength=num_groups))[:-1]
-    mean_G, low_G, high_G = np.full((3, num_groups), np.nan)
-    error_G, freedom_G = np.full(num_groups, np.nan), np.ones(num_groups)
+    mean_G, half_G, error_G = np.full((3, num_groups), np.nan)
+    freedom_G = np.ones(num_groups)
     parts = (np.split(values[order], ends) for values in (value_N * weight_N, weight_N.astype(np.float64)))
     for group, (sum_n, of_n) in enumerate(zip(*parts, strict=True)):
-        mean = mean_of(sum_n, of_n)
-        if mean is None:
+        if not len(of_n):
             continue
-        mean_G[group], freedom_G[group] = mean.mean, freedom(of_n)
-        if mean.low is not None and mean.high is not None:
-            low_G[group], high_G[group] = mean.low, mean.high
-            error_G[group] = ratio_error(sum_n, of_n) or 0.0
+        mean_G[group], freedom_G[group] = sum_n.sum() / of_n.sum(), freedom(of_n)
+        if (error := ratio_error(sum_n, of_n)) is not None:
+            error_G[group], half_G[group] = error, student(freedom_G[group]) * error
     # Sums of the other groups: those of all less its own.
     powers = (weight_N, weight_N * value_N, weight_N**2, weight_N**2 * value_N, (weight_N * value_N) ** 2)
     of_G, sum_G, square_G, cross_G, both_G = (
@@ -315,12 +313,12 @@ def group_means(
         variance_G = (both_G - 2 * rest_G * cross_G + rest_G**2 * square_G) / of_G**2
         variance_G = np.maximum(variance_G, 0.0) * effective_G / (effective_G - 1)
         several = int(np.isfinite(error_G).sum())
-        half_G = np.sqrt(error_G**2 + variance_G) * [
+        apart_G = np.sqrt(error_G**2 + variance_G) * [
             student(max(1.0, min(own, rest - 1)), max(1, several)) if rest > 1 else np.nan
             for own, rest in zip(freedom_G.tolist(), effective_G.tolist(), strict=True)
         ]
-        clear_G: np.ndarray = np.abs(mean_G - rest_G) > half_G
-    return GroupMeans(mean_G, low_G, high_G, clear_G)
+        clear_G: np.ndarray = np.abs(mean_G - rest_G) > apart_G
+    return GroupMeans(mean_G, mean_G - half_G, mean_G + half_G, clear_G)
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ def _labels(distribution: Mapping[str, Any], mean: float | None) -> None:
     widgets.chart(label_chart(shown, theme=widgets.theme(), title=None, most=14), filters=("labels",))
     hidden = max(0, len(labels) - 14)
     st.caption(
-        "Dashed: mean over all. "
-        + ("Bars: 95 % intervals by sample." if any(row.get("low") is not None for row in labels) else "")
+        "Dashed: mean over all."
+        + (" Bars: 95 % intervals by sample." if any(row.get("low") is not None for row in labels) else "")
         + (f" {numbers.plural(hidden, 'label')} between the ends not drawn." if hidden else "")
     )
     widgets.numbers_behind(labels, "labels")

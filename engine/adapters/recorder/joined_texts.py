@@ -264,11 +264,10 @@ class JoinedTexts:
 
     def _joined(self, texts: _Texts) -> TraceBatch:
         pieces = texts.pieces
-        if len(pieces) == 1:
-            self._back += texts.taken_back
-            return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
         self._back += texts.taken_back
         self._given_up += texts.given_up
+        if len(pieces) == 1:
+            return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
         whole, rows_PN = _concatenated([piece.trace for piece in pieces]), texts.rows()
         taken, lengths_PN = _tokens_of(pieces, rows_PN)
         ends_N = np.cumsum(lengths_PN.sum(axis=0))
@@ -322,8 +321,6 @@ def _sample(parts: Sequence[SampleRecord], numbers: tuple[int, int], num_tokens:
 
 
 def _concatenated(traces: Sequence[TraceBatch]) -> TraceBatch:
-    if len(traces) == 1:
-        return traces[0]
     columns: dict[str, Any] = {}
     for name in _COLUMNS:
         values = [getattr(trace, name) for trace in traces]

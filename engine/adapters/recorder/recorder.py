@@ -193,7 +193,6 @@ class Recorder:
         self._pending: deque[Batch] = deque()
         self._forwards = self._stray = self._masked = 0
         self._signature = signature_of(self.model)
-        self._parameters = () if self._signature is None else tuple(self._signature.parameters)
         self._caches = PassCaches(self.model, self._signature)
         self._texts = JoinedTexts(self._caches.may_go_on, partial(Ends.of, self.model), self._say)
         self._state = "open"
@@ -382,13 +381,14 @@ class Recorder:
             self._plan = self._settle(forward)
         else:
             forward.read(self._plan)
+        forward.raw.clear()
         forward.check_whole(self._plan)
         return batch_of(
             forward,
             renormalise=self._options.renormalise,
             batch_first=self._options.batch_first,
             rank=self._output.rank,
-            parameters=self._parameters,
+            parameters=() if self._signature is None else self._signature.parameters,
             counted=bool(self._plan.verified),
             say=self._say,
             remarks=self._remarks,
