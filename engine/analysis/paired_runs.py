@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from tokenpaths.engine.analysis.contrast import difference as mean_difference
-from tokenpaths.engine.analysis.contrast import mean_of
+from tokenpaths.engine.analysis.contrast import mean_of, student
 
 NORMAL_95 = 1.959963984540054
 FEWEST = 4
@@ -24,6 +24,8 @@ _TIE = 1e-12
 """likewise of two values next to each other"""
 _ROUNDING = 1e-12
 """likewise of an error"""
+_ALMOST_ONE = 1 - 1e-12
+"""a coefficient from which on it is ±1"""
 
 
 FEWEST_SAMPLES = 8
@@ -49,33 +51,36 @@ def is_flat(values: Float[np.ndarray, " n"]) -> bool:
 
 
 def pearson(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlation | None:
-    """Pearson's r with the interval of Fisher's z, tanh(atanh r ± 1.96/√(n − 3)).
+    """Pearson's r with the interval of Fisher's z, tanh(atanh r ± t·error), t Student's at n − 2 degrees of freedom.
 
-    None for fewer than four pairs, or where one side has no spread.
+    The error is 1/√(n − 3), which is that of normal values, or the jackknife's of z where that is larger: where one
+    side scatters more the further out the other lies, or both are skewed, intervals of the first alone are wrong in 10
+    to 26 of 100 cases, of the second alone in up to 11; of the larger one in 1 to 8. None for fewer than four pairs,
+    or where one side has no spread.
     """
     if len(x) < FEWEST or is_flat(x) or is_flat(y):
         return None
-    dx, dy = x - x.mean(), y - y.mean()
-    r = float((dx * dy).sum() / math.sqrt((dx * dx).sum() * (dy * dy).sum()))
-    return _with_interval(r, 1 / math.sqrt(len(x) - 3))
+    r, error = _jackknifed(x, y)
+    return _with_interval(r, max(1 / math.sqrt(len(x) - 3), error), student(len(x) - 2))
 
 
 def spearman(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> Correlation | None:
     """Pearson's r of the ranks (ties share their mean rank), Fisher's z with standard error √((1 + r²/2)/(n − 3)).
 
     The error is that of Bonett and Wright (Psychometrika 65, 2000): ranks are not normal, so Fisher's own is too
-    narrow. Ranks in one order reach ±1 though the law behind them does not: four of them by chance in one of twelve
-    cases. So z is taken no nearer to it than half of the least step, 6/(n³ − n), by which a coefficient can differ from
-    it (the correction for continuity; Kendall and Gibbons, *Rank Correlation Methods*, 4.14). None as for ``pearson``.
+    narrow; where the jackknife's is larger, that one. Ranks in one order reach ±1 though the law behind them does not:
+    four of them by chance in one of twelve cases. So z is taken no nearer to it than half of the least step,
+    6/(n³ − n), by which a coefficient can differ from it (the correction for continuity; Kendall and Gibbons, *Rank
+    Correlation Methods*, 4.14). None as for ``pearson``.
     """
     if len(x) < FEWEST or is_flat(x) or is_flat(y):
         return None
-    correlation = pearson(mean_ranks(x), mean_ranks(y))
-    if correlation is None:
+    x, y = mean_ranks(x), mean_ranks(y)
+    if is_flat(x) or is_flat(y):
         return None
-    r, most = correlation.r, 1 - 6 / (len(x) ** 3 - len(x))
+    (r, error), most = _jackknifed(x, y), 1 - 6 / (len(x) ** 3 - len(x))
     nearest = max(-most, min(most, r))
-    found = _with_interval(nearest, math.sqrt((1 + nearest**2 / 2) / (len(x) - 3)))
+    found = _with_interval(nearest, max(math.sqrt((1 + nearest**2 / 2) / (len(x) - 3)), error))
     return Correlation(r, min(found.low, r), max(found.high, r))
 
 
@@ -94,12 +99,27 @@ def mean_ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return ranks
 
 
-def _with_interval(r: float, error: float) -> Correlation:
+def _jackknifed(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Pearson's r, and the jackknife's standard error of atanh r; infinite where r hangs on one pair alone."""
+    dx, dy, num = x - x.mean(), y - y.mean(), len(x)
+    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    r = xy / math.sqrt(xx * yy)
+    # Sums of squares without pair i, about the mean without it.
+    left = num / (num - 1)
+    xx_n, yy_n, xy_n = xx - left * dx * dx, yy - left * dy * dy, xy - left * dx * dy
+    if min(float(xx_n.min()) / xx, float(yy_n.min()) / yy) < _ROUNDING:
+        return r, math.inf
+    z_n = np.arctanh(np.clip(xy_n / np.sqrt(xx_n * yy_n), -_ALMOST_ONE, _ALMOST_ONE))
+    off_n = z_n - math.atanh(max(-_ALMOST_ONE, min(_ALMOST_ONE, r)))
+    return r, math.sqrt((num - 1) / num * float(off_n @ off_n))
+
+
+def _with_interval(r: float, error: float, times: float = NORMAL_95) -> Correlation:
     r = max(-1.0, min(1.0, r))
-    if 1 - abs(r) < 1e-12:
+    if abs(r) >= _ALMOST_ONE:
         return Correlation(math.copysign(1.0, r), math.copysign(1.0, r), math.copysign(1.0, r))
     z = math.atanh(r)
-    return Correlation(r, math.tanh(z - NORMAL_95 * error), math.tanh(z + NORMAL_95 * error))
+    return Correlation(r, math.tanh(z - times * error), math.tanh(z + times * error))
 
 
 @dataclass(frozen=True)

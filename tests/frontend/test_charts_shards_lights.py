@@ -6,11 +6,12 @@ import functools
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import vl_convert
 
 from tests.frontend.test_charts import data_of, walk
-from tokenpaths.frontend.charts.drawing import palette
+from tokenpaths.frontend.charts.drawing import numbers, palette
 from tokenpaths.frontend.charts.families import (
     dipaco_rerouting,
     dipaco_shards,
@@ -404,3 +405,16 @@ def test_the_sentence_of_paths_of_documents_counts_those_of_half_of_the_tokens()
     assert dipaco_shards.busiest_words(of(10, 25, 40, 25)) == (
         "Path 3·0 takes 40.0 % of the tokens; half of them go along 2 of 4 paths."
     )
+
+
+@pytest.mark.parametrize("num", [4, 6, 30])
+def test_the_correlation_of_one_label_is_the_engines(num):
+    from tokenpaths.engine.analysis.paired_runs import pearson
+
+    rng = np.random.default_rng(num)
+    x = rng.normal(size=num)
+    for y in (rng.normal(size=num) * np.abs(x), 0.7 * x + rng.normal(size=num), -x, np.arange(num) == 2):
+        ours, theirs = numbers.correlation(x.tolist(), [float(value) for value in y]), pearson(x, np.asarray(y, float))
+        assert ours["r"] == pytest.approx(theirs.r)
+        # Student's quantile at 2 degrees of freedom is far out: its series reaches 3.9 of 4.3.
+        assert (ours["low"], ours["high"]) == pytest.approx((theirs.low, theirs.high), abs=0.05 if num == 4 else 0.01)

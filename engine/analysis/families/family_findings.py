@@ -141,7 +141,7 @@ def lights(samples: SoftSamples) -> dict[str, Any]:
     }
     finite = np.isfinite(samples.loss)
     if finite.sum() > 2:
-        findings["correlation"] = asdict(measure.correlation(share[finite], samples.loss[finite], seed=SEED))
+        findings["correlation"] = asdict(measure.correlation(share[finite], samples.loss[finite]))
     return findings
 
 

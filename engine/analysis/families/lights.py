@@ -8,14 +8,15 @@ Source: "Ray-Tracing for Conditionally Activated Neural Networks", section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int, Num
 
 from tokenpaths.engine.analysis.contrast import student
-from tokenpaths.engine.analysis.paired_runs import mean_ranks
+from tokenpaths.engine.analysis.paired_runs import Correlation as Coefficient
+from tokenpaths.engine.analysis.paired_runs import pearson, spearman
 
 Values = Num[np.ndarray, " n"]
 
@@ -79,26 +80,22 @@ def cheapest_and_dearest(share: Values, count: int = 12) -> tuple[Int[np.ndarray
 
 @dataclass(frozen=True)
 class Correlation:
-    """Of two numbers of every sample, with percentile bootstrap intervals; NaN where one of them is constant."""
+    """Of two numbers of every sample, with 95 % intervals; None where there is none (``paired_runs``)."""
 
-    pearson: float
-    pearson_low: float
-    pearson_high: float
-    spearman: float
-    spearman_low: float
-    spearman_high: float
+    pearson: float | None
+    pearson_low: float | None
+    pearson_high: float | None
+    spearman: float | None
+    spearman_low: float | None
+    spearman_high: float | None
     num_samples: int
-    resamples: int
-    confidence: float
 
 
-def correlation(
-    share: Values, loss: Num[np.ndarray, " m"], *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> Correlation:
+def correlation(share: Values, loss: Num[np.ndarray, " m"]) -> Correlation:
     """Does a sample that lights up more blocks have a higher loss?
 
-    Pearson: of the values; Spearman: of their ranks, ties at their mean rank. The intervals come from
-    ``resamples`` draws of the samples with replacement (a draw in which one number is constant is left out).
+    Pearson: of the values; Spearman: of their ranks, ties at their mean rank; ``paired_runs`` says how their intervals
+    are made.
 
     Raises:
         ValueError: lengths differ, fewer than 3 samples, or values that are not finite.
@@ -108,33 +105,8 @@ def correlation(
         raise ValueError(f"{len(x)} shares and {len(y)} losses: give as many of both, at least 3")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("shares or losses hold NaN or infinite values")
-    rng = np.random.default_rng(seed)
-    draws = [rng.integers(0, len(x), len(x)) for _ in range(resamples)]
-    tail = 50 * (1 - confidence)
-    pearson, spearman = ((measure(x, y), *_interval(measure, x, y, draws, tail)) for measure in (_pearson, _spearman))
-    return Correlation(*pearson, *spearman, len(x), resamples, confidence)
+    return Correlation(*_ends(pearson(x, y)), *_ends(spearman(x, y)), len(x))
 
 
-def _interval(
-    measure: Callable[[np.ndarray, np.ndarray], float],
-    x: np.ndarray,
-    y: np.ndarray,
-    draws: list[np.ndarray],
-    tail: float,
-) -> tuple[float, float]:
-    values = np.array([measure(x[rows], y[rows]) for rows in draws])
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return np.nan, np.nan
-    return float(np.percentile(values, tail)), float(np.percentile(values, 100 - tail))
-
-
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
-    if x.min() == x.max() or y.min() == y.max():
-        return np.nan
-    x, y = x - x.mean(), y - y.mean()
-    return float((x @ y) / np.sqrt((x @ x) * (y @ y)))
-
-
-def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    return _pearson(mean_ranks(x), mean_ranks(y))
+def _ends(found: Coefficient | None) -> tuple[float | None, float | None, float | None]:
+    return (found.r, found.low, found.high) if found else (None, None, None)

@@ -23,8 +23,9 @@ SHOWN = ("reuse", "compute", "loss")
 MOST_MOVED = 12
 MOST_LINKS = 2000
 HELP = (
-    "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z, tanh(atanh r ± 1.96/√(n−3)); Spearman’s "
-    "is that of the ranks, its error by Bonett and Wright. Reuse, compute and loss of a sample: means over its tokens."
+    "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z; Spearman’s is that of the ranks, its "
+    "error by Bonett and Wright. Where the jackknife’s error is larger, it is that one. Reuse, compute and loss of a "
+    "sample: means over its tokens."
 )
 GROUPING_HELP = (
     "Adjusted mutual information of the paths of the same tokens in both runs: (I − E I) / (mean of both H − E I), E "

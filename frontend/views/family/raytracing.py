@@ -36,8 +36,8 @@ HELP = {
         "when their block fired, or when the output was read, are multiplied by zero and not counted."
     ),
     "correlation": (
-        "Pearson’s r of active share and loss over samples, with a 95 % interval: by bootstrap for the whole run, by "
-        "Fisher’s z for one label."
+        "Pearson’s r of active share and loss over samples, with the 95 % interval of Fisher’s z; its error is that of "
+        "the jackknife where this is larger."
     ),
     "fired": "Threshold steps until the signal at the output exceeded θ_out; the last step at which a block was lit.",
     "used": (

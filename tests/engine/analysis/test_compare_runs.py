@@ -26,8 +26,10 @@ def test_pearson_is_scipys_with_its_interval(seed: int) -> None:
     found, known = pearson(x, y), stats.pearsonr(x, y)
     assert found is not None
     assert found.r == pytest.approx(known.statistic)
+    # Fisher's own interval, or a little wider: of normal values the jackknife's error scatters about his.
     interval = known.confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert interval.low - 0.1 < found.low <= interval.low
+    assert interval.high <= found.high < interval.high + 0.1
 
 
 def test_spearman_is_scipys_with_ties_and_a_wider_interval() -> None:
@@ -38,8 +40,18 @@ def test_spearman_is_scipys_with_ties_and_a_wider_interval() -> None:
     assert found is not None
     assert found.r == pytest.approx(stats.spearmanr(x, y).statistic)
     half = 1.959964 * math.sqrt((1 + found.r**2 / 2) / 57)
-    assert found.low == pytest.approx(math.tanh(math.atanh(found.r) - half), abs=1e-6)
-    assert found.high == pytest.approx(math.tanh(math.atanh(found.r) + half), abs=1e-6)
+    assert found.low <= math.tanh(math.atanh(found.r) - half) + 1e-6
+    assert found.high >= math.tanh(math.atanh(found.r) + half) - 1e-6
+    assert found.high - found.low < 0.4
+
+
+def test_a_correlation_that_hangs_on_one_pair_is_not_known() -> None:
+    x, y = np.zeros(9), np.random.default_rng(0).normal(size=9)
+    x[4] = 1.0
+    for measure in (pearson, spearman):
+        found = measure(x, y)
+        assert found is not None
+        assert (found.low, found.high) == (-1, 1)
 
 
 def test_ties_that_rounding_tells_apart_are_ties() -> None:

@@ -20,6 +20,7 @@ from tokenpaths.engine.analysis.contrast import (
     student,
     wilson,
 )
+from tokenpaths.engine.analysis.paired_runs import pearson, spearman
 
 DRAWS = 500
 
@@ -210,3 +211,27 @@ def test_means_of_groups_of_equal_weights_are_students_and_apart_as_welch_has_it
             told.append(found.clear[g])
             assert told[-1] == (abs(t) > scipy.stats.t.ppf(1 - 0.025 / 3, min(len(own), len(rest)) - 1))
     assert 20 < sum(told) < 400
+
+
+@pytest.mark.parametrize("num", [8, 60])
+@pytest.mark.parametrize("kind", ["normal", "scatter grows", "both skewed"])
+def test_correlations_hold_the_truth_also_of_values_that_are_not_normal(kind, num):
+    """Fisher's own interval is wrong in 22 to 24 of 100 cases where the scatter grows, in 13 to 19 of skewed values."""
+    rng = np.random.default_rng(num)
+
+    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+        x, off = rng.normal(size=count), rng.normal(size=count)
+        if kind == "scatter grows":
+            return x, off * np.abs(x)
+        joint = 0.6 * x + 0.8 * off
+        return (x, joint) if kind == "normal" else (np.exp(0.7 * x), np.exp(joint))
+
+    many = drawn(2_000_000)
+    truths = [scipy.stats.pearsonr(*many).statistic, scipy.stats.spearmanr(*many).statistic]
+    wrong = [0, 0]
+    for _ in range(DRAWS):
+        x, y = drawn(num)
+        for place, measure in enumerate((pearson, spearman)):
+            found = measure(x, y)
+            wrong[place] += not found.low <= truths[place] <= found.high
+    assert max(wrong) <= 0.1 * DRAWS

@@ -52,8 +52,8 @@ class MeasureCorrelation(AnswerModel):
     num: int = Field(description="Pairs that have the measure in both")
     mean_a: float | None
     mean_b: float | None
-    pearson: Coefficient | None = Field(description="Interval by Fisher's z")
-    spearman: Coefficient | None = Field(description="Interval by Fisher's z with the error of Bonett and Wright")
+    pearson: Coefficient | None = Field(description="Interval by Fisher's z, its error at least the jackknife's")
+    spearman: Coefficient | None = Field(description="Likewise, of ranks: the error of Bonett and Wright")
     reason: str | None = Field(description="Why there is none")
 
 

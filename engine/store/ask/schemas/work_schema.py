@@ -91,7 +91,7 @@ class SkipAndReuse(AnswerModel):
         description="Mean reuse if each token kept how many modules it uses at each step, and chose each as often as "
         "all tokens that use as many there"
     )
-    pearson: Coefficient | None = Field(description="Of skip and reuse; interval by Fisher's z")
+    pearson: Coefficient | None = Field(description="Of skip and reuse; interval as in /compare")
     seen: Slope | None = Field(description="Of reuse over skip")
     by_chance: Slope | None = Field(description="Of the reuse that chance gives, over skip")
     beyond: Slope | None = Field(
