@@ -113,15 +113,13 @@ def label_words(distribution: Mapping[str, Any]) -> str:
     if not known:
         return ""
     apart = sorted((row for row in known if row["clear"]), key=lambda row: (-row["mean"], str(row["label"])))
-    told = []
-    if apart and apart[0]["mean"] > distribution["mean"]:
-        told.append(f"most {name}: {apart[0]['label']} ({numbers.number(apart[0]['mean'])})")
-    if apart and apart[-1]["mean"] < distribution["mean"]:
-        told.append(f"least{'' if told else f' {name}'}: {apart[-1]['label']} ({numbers.number(apart[-1]['mean'])})")
-    if not told:
-        return f"No label has surely more or less {name} than the others."
-    text = ", ".join(told)
-    return f"{text[0].upper()}{text[1:]}."
+    ends = [(str(row["label"]), float(row["mean"])) for row in apart]
+    words = numbers.most_and_least(
+        name,
+        ends[0] if ends and ends[0][1] > distribution["mean"] else None,
+        ends[-1] if ends and ends[-1][1] < distribution["mean"] else None,
+    )
+    return words or f"No label has surely more or less {name} than the others."
 
 
 def _interval_words(row: Mapping[str, Any]) -> str:
@@ -283,7 +281,7 @@ def _share_scale(shares: Sequence[float]) -> alt.Scale:
 def skip_reuse_words(answer: Mapping[str, Any]) -> str:
     """What a response of ``/skip_and_reuse`` says, as sentences, or why it says nothing."""
     if answer["reason"]:
-        return f"{answer['reason'][0].upper()}{answer['reason'][1:]}."
+        return f"{numbers.capital(answer['reason'])}."
     least, most = answer["groups"][0], answer["groups"][-1]
     seen = {1: "more", -1: "less", 0: "neither more nor less for certain"}[_side(answer["seen"])]
     pairs = {

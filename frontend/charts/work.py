@@ -178,14 +178,9 @@ def kind_words(answer: Mapping[str, Any]) -> str:
     apart = sorted((row for row in answer["kinds"] if row["clear"]), key=lambda row: -row["difference"])
     if not apart:
         return f"No kind of token has surely more or less {name} than all tokens."
-    most, least = apart[0], apart[-1]
-    told = []
-    if most["difference"] > 0:
-        told.append(f"most {name}: {kind_name(most['kind'])} ({numbers.number(most['mean'])})")
-    if least["difference"] < 0:
-        told.append(f"least: {kind_name(least['kind'])} ({numbers.number(least['mean'])})")
-    text = ", ".join(told)
-    return f"{text[0].upper()}{text[1:]}."
+    ends = [(kind_name(row["kind"]), float(row["mean"])) for row in apart]
+    most, least = apart[0]["difference"] > 0, apart[-1]["difference"] < 0
+    return numbers.most_and_least(name, ends[0] if most else None, ends[-1] if least else None)
 
 
 @redrawable

@@ -75,6 +75,21 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+def capital(text: str) -> str:
+    """The text with its first letter large and the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def most_and_least(name: str, most: tuple[str, float] | None, least: tuple[str, float] | None) -> str:
+    """Who surely has most and least of something, with their means; empty where nobody has.
+
+    >>> most_and_least("compute", ("dog", 0.8), ("cat", 0.6)), most_and_least("compute", None, ("cat", 0.6))
+    ('Most compute: dog (0.800), least: cat (0.600).', 'Least compute: cat (0.600).')
+    """
+    told = [f"{end}: {who[0]} ({number(who[1])})" for end, who in (("most", most), ("least", least)) if who]
+    return f"{capital(', '.join(told)).replace(':', f' {name}:', 1)}." if told else ""
+
+
 def p_number(p: float, draws: int | None) -> str:
     """A p-value of ``draws`` draws, never below its resolution 1 / (1 + draws).
 

@@ -24,7 +24,7 @@ def flow_words(flow: Mapping[str, Any]) -> str:
     most = f"module {busiest['module']}{skip} at step {busiest['step']} is the busiest, with {share} of the tokens"
     halves = [_modules_of_half(nodes) for nodes in by_step.values()]
     if None in halves:
-        return f"{most[0].upper()}{most[1:]}."
+        return f"{numbers.capital(most)}."
     visited = [sum(int(node.get("num_modules") or 1) for node in nodes) for nodes in by_step.values()]
     if max(visited) == 1:
         return "All tokens take the same way."

@@ -289,9 +289,9 @@ def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labe
     words = name_words(row["name"])
     low, high = (f(known, key=lambda pair: pair[0]) for f in (min, max))
     if low[0] == high[0]:
-        return f"{words[0].upper()}{words[1:]} is {value_words(row['name'], low[0])} in all"
+        return f"{numbers.capital(words)} is {value_words(row['name'], low[0])} in all"
     way, (value, run) = ("lowest", low) if row["name"] == "loss" else ("highest", high)
-    return f"{words[0].upper()}{words[1:]} is {way} in {labels[run['run']]}: {value_words(row['name'], value)}"
+    return f"{numbers.capital(words)} is {way} in {labels[run['run']]}: {value_words(row['name'], value)}"
 
 
 def number_rows(

@@ -136,7 +136,7 @@ def training_map(
             .encode(x=x)
         ]
     height = max(90, min(460, 22 * len(steps)))
-    subtitle = [f"{DARKER}: more. {words[0].upper()}{words[1:]}: {MAPS[measure][1]}."]
+    subtitle = [f"{DARKER}: more. {numbers.capital(words)}: {MAPS[measure][1]}."]
     drawn = finish(
         alt.layer(*layers), look, title, subtitle, height=height, summary=training_words(training, measure, when)
     )
@@ -149,7 +149,7 @@ def training_words(training: Mapping[str, Any], measure: str, when: str = "itera
     """
     places = [place for place in places_of(training) if any(step.get(measure) is not None for step in place["steps"])]
     words = MAPS[measure][0]
-    head = words[0].upper() + words[1:]
+    head = numbers.capital(words)
     if not places:
         return f"{head} is not known of these checkpoints."
     ends = [_mean(place["steps"], measure) for place in (places[0], places[-1])]

@@ -33,7 +33,8 @@ SURE = (
     "difference times the t-quantile of as many samples as their lengths leave effective. Paths and loads are no "
     "means: their standard errors come from 24 random halves of the samples (of a large run, of 32 stretches of it), "
     "the two runs taken as independent, which makes intervals rather too wide. Samples are taken as what was drawn, so "
-    "these intervals say nothing about other data or other trainings."
+    "these intervals say nothing about other data or other trainings. Each number is told for itself: of twenty that "
+    "do not differ, one is marked by chance."
 )
 
 

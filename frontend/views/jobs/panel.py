@@ -145,7 +145,7 @@ def failure_text(job: Mapping[str, Any]) -> str:
     text = widgets.with_full_stop(job["problem"]["detail"]) if job["problem"] else ""
     if job["kind"] == "import":
         text = import_options.with_labels(text)
-    return text[:1].upper() + text[1:]
+    return numbers.capital(text)
 
 
 def open_buttons(job: Mapping[str, Any], key: str, *, most: int | None = None) -> None:
