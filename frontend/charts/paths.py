@@ -24,7 +24,7 @@ RANK_PICK = "rank"
 MOST_WHOLE = 1e6
 """largest rank that an axis writes in full"""
 OBSERVED, FITTED, UNTRAINED, INDEPENDENT = "this run", "least-squares line", "untrained twin", "independent steps"
-LAW, NULL_LAWS = "power law", "fits to the baselines"
+LAW = "power law"
 WHO = {"observed": "this run", "untrained": "untrained twin", "independent": "independent steps"}
 
 
@@ -43,7 +43,7 @@ def rank_frequency_chart(
     """Rank–frequency chart of a response of ``/paths/fit`` ({observed, untrained | null, independent | null}).
 
     Each is {num_paths, num_tokens, slope, r2, points: [{rank, count, share, cdf?}]}. ``law`` is the response of
-    ``/paths/law`` ({observed, untrained, independent}, each {curve: [{rank, share}]}), or only its part for the run.
+    ``/paths/law`` ({observed: {curve: [{rank, share}]}}), or only its part for the run.
     ``chosen`` ranks get a ring in the accent colour. ``names`` are display names by thing (``drawing.thing_names``),
     for tooltips. ``fitted``: with the least-squares line. Points are coloured by CDF if the response has it.
     """
@@ -66,15 +66,12 @@ def rank_frequency_chart(
     )
     laws = law if law and "observed" in law else {"observed": law}
     curve = (laws.get("observed") or {}).get("curve") or []
-    null_curves = [c for key in ("untrained", "independent") if fit.get(key) and (c := _curve(laws.get(key), fit[key]))]
     line = fitted_line(observed) if fitted else []
     kinds = [OBSERVED] + [FITTED] * bool(line) + [LAW] * bool(curve)
     kinds += [UNTRAINED] * bool(fit.get("untrained")) + [INDEPENDENT] * bool(fit.get("independent"))
-    kinds += [NULL_LAWS] * bool(null_curves)
     layers = [_nulls(fit, look, x, y, kinds)]
     if line:
         layers.append(_fitted(line, FITTED, look, x, y, kinds))
-    layers += [_fitted(null_curve, NULL_LAWS, look, x, y, kinds) for null_curve in null_curves]
     layers = [_points_legend(look), *layers, _points(observed, look, x, y, set(chosen), names)]
     if curve:  # drawn above the points it fits
         layers.append(_fitted(curve, LAW, look, x, y, kinds))
@@ -135,12 +132,6 @@ def fitted_line(fit: Mapping[str, Any]) -> list[dict[str, float]]:
             log_rank = (floor - intercept) / slope
         ends.append({"rank": 10**log_rank, "share": 10 ** (intercept + slope * log_rank)})
     return ends
-
-
-def _curve(law: Mapping[str, Any] | None, fit: Mapping[str, Any]) -> list[Mapping[str, float]]:
-    """A law's curve within the range of the data: expected shares below one token would stretch the axis."""
-    least = 0.5 / fit["num_tokens"]
-    return [point for point in (law or {}).get("curve") or [] if point["share"] >= least]
 
 
 def _nulls(fit: Mapping[str, Any], look: Theme, x: alt.X, y: alt.Y, names: list[str]) -> alt.Chart:
@@ -234,7 +225,7 @@ def _points_legend(look: Theme) -> alt.Chart:
 
 
 def _colours(names: list[str], look: Theme) -> alt.Color:
-    paint = {FITTED: look.ink, LAW: look.accent, UNTRAINED: look.muted, INDEPENDENT: look.identity, NULL_LAWS: look.ink}
+    paint = {FITTED: look.ink, LAW: look.accent, UNTRAINED: look.muted, INDEPENDENT: look.identity}
     shown = [name for name in names if name != OBSERVED]
     return alt.Color(
         "what:N",
@@ -252,13 +243,7 @@ def _colours(names: list[str], look: Theme) -> alt.Color:
 
 
 def _dashes(names: list[str]) -> alt.StrokeDash:
-    paint: dict[str, list[float]] = {
-        FITTED: [6, 4],
-        LAW: [1, 0],
-        UNTRAINED: [1, 0],
-        INDEPENDENT: [1, 0],
-        NULL_LAWS: [1.5, 3],
-    }
+    paint: dict[str, list[float]] = {FITTED: [6, 4], LAW: [1, 0], UNTRAINED: [1, 0], INDEPENDENT: [1, 0]}
     shown = [name for name in names if name != OBSERVED]
     return alt.StrokeDash("what:N", scale=alt.Scale(domain=shown, range=[paint[name] for name in shown]))
 
