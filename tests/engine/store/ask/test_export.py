@@ -68,6 +68,7 @@ def test_every_table_is_what_the_file_holds(runs, name):
         assert one["num_rows"] == rows.num_rows
         source = "sample" if table == "image" else table
         kept = [c for c in rows.column_names if c in _columns(con, source)]
+        assert table == "token" or set(rows.column_names) - set(kept) <= {"label"}, table
         # Weights are kept as codes, FLOPs where they are not those of the path (see test_store_by_path), ids as words.
         kept = [c for c in kept if not (table == "token" and (c.startswith("w") or c in ("flops", "ids")))]
         names = ", ".join(f'"{c}"' for c in kept)
