@@ -46,9 +46,11 @@ TABLES = {
     "that are of the kind `unused` or `unrecorded` in `module` stand for slots without a module",
     "path": "every path: rank, modules of each step (numbers as of `token`), count, CDF, compute, reuse",
     "path_member": "who takes which path, in the order of ranks",
-    "flow": "tokens from module to module between steps, of all and of each label",
-    "usage": "tokens of each module at each step, of all and of each label (numbers as of `token`)",
-    "load": "tokens of each module at each time, of each label: of runs that were made of counts",
+    "flow": "tokens from module to module between steps, of all and of each label; where none go there is no row",
+    "usage": "tokens of each module at each step, of all and of each label (numbers as of `token`); of a "
+    "module without tokens there is no row",
+    "load": "tokens of each module at each time, of each label: of runs that were made of counts; where there are none "
+    "there is no row",
     "step_summary": "mean gate entropy of each step, of all and of each label",
     "null_path": "paths of the untrained twin and of independent steps",
     "null_usage": "usage of the untrained twin and of independent steps",
@@ -60,7 +62,7 @@ TABLES = {
     "finding": "what is known of the model and of its soft decisions, as JSON",
     "edge": "soft connections of each sample (H-Model)",
     "gate": "gates of each sample (Directional Routing)",
-    "block": "firing rates of each sample (RayTracing)",
+    "block": "firing rates of each sample (RayTracing); of a block that is silent there is no row: its rate is 0",
     "axis": "names along the axes of soft decisions",
     "soft_shape": "sizes of the axes of soft decisions",
     "soft_summary": "mean and deviation of soft decisions, of all and of each label",

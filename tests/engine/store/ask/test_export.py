@@ -139,6 +139,16 @@ def test_only_what_is_there_leaves(runs):
     assert "edge" in {one["table"] for one in runs["soft"].tables()["tables"]}
 
 
+def test_tables_that_hold_no_zeros_say_so(runs):
+    """Who takes the mean of the rates of a table would otherwise count silent samples as absent."""
+    for name, run in runs.items():
+        for one in run.tables()["tables"]:
+            if one["table"] in ("flow", "usage"):
+                assert min(arrow(run, one["table"])["count"].to_pylist()) > 0, name
+                assert "no row" in one["what"]
+    assert "no row: its rate is 0" in export.TABLES["block"]
+
+
 def test_rows_are_counted_without_joining_a_view(runs, monkeypatch):
     run, asked = runs["vision"], []
     plain = export._size
