@@ -191,6 +191,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.limits.stalled.pop(self, None)
         super().resume_writing()
 
+    def send_400_response(self, msg: str) -> None:
+        """Of uvicorn, for bytes that are no HTTP: a problem, as every other error is."""
+        self.refuse(400, f"What was sent is no HTTP request, or its address is longer than {HEAD_BYTES:,} bytes.")
+
     def refuse(self, status: int, detail: str) -> None:
         """Send a problem without routing anything, and close the connection."""
         body = json.dumps(Problem(status, "head", detail).body()).encode()

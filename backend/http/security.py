@@ -108,13 +108,11 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or host_name(hosts[0]) not in self.names:
-            shown = hosts[0][:80] if hosts else "missing"
-            return Problem(
-                400,
-                "host",
-                f"Host {shown!r} is not one of this server's names; add it to `allowed_hosts`.",
-                field="Host",
-            )
+            if len(hosts) == 1:
+                detail = f"Host {hosts[0][:80]!r} is not one of this server's names; add it to `allowed_hosts`."
+            else:
+                detail = f"The request has {len(hosts) or 'no'} `Host` headers; send one, with a name of this server."
+            return Problem(400, "host", detail, field="Host")
         if self.token is not None and scope["path"] not in OPEN_PATHS and not self.has_token(headers):
             return Problem(
                 401,

@@ -77,7 +77,7 @@ def read_artifact(folder: Path, name: str) -> tuple[bytes, str]:
 
 def _no_artifact(folder: Path, name: str) -> Problem:
     names = list_artifacts(folder)
-    listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "") if names else "it has none yet"
+    listed = "it has " + (", ".join(names[:20]) + (", …" if len(names) > 20 else "") if names else "none yet")
     return Problem(404, "no-such-artifact", f"The job has no artifact {name[:80]!r}; {listed}.", field="name")
 
 

@@ -27,7 +27,7 @@ async def put_run_into_series(request: Request, services: Shared, run: RunName) 
     said = json_body(await receive_json(request, services.settings, MOST_BYTES))
     if not isinstance(said, dict) or set(said) != {"name", "iteration"} or not isinstance(said["name"], str):
         raise Problem(422, "json", 'The body should be {"name": "…", "iteration": 100}.', field="name")
-    await _say(services, run, said["name"], check_iteration(said["iteration"]))
+    await _say(services, run, said["name"], check_iteration(said["iteration"], "iteration"))
     return Response(status_code=204)
 
 

@@ -178,7 +178,8 @@ def _entry(values: Any, where: str, *, saved_at: bool = False) -> dict[str, str]
             raise Problem(422, field, message, field=field)
         allowed = "\n\t" if field == "note" else ""
         if any((unicodedata.category(c) == "Cc" and c not in allowed) or c in _BIDIRECTIONAL for c in text):
-            message = f"{where}: `{field}` holds control characters; {'give one line' if field == 'name' else 'text'}."
+            wanted = "give one line of text without them" if field == "name" else "give text without them"
+            message = f"{where}: `{field}` holds control characters; {wanted}."
             raise Problem(422, field, message, field=field)
     if not any(entry.values()):
         raise Problem(422, "name", f"{where} has neither `name` nor `note`; DELETE forgets both.", field="name")

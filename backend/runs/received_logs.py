@@ -100,9 +100,12 @@ class ReceivedLogs:
         for name in ("layers", "top_k", "experts"):
             said = getattr(given, name)
             if said is not None and said != known[name]:
-                raise Problem(
-                    409, "other-sizes", f"The log {run} began with {name} {known[name]}, not {said}.", field=name
+                began = (
+                    f"without `{name}`; leave it out"
+                    if known[name] is None
+                    else f"with {name} {known[name]}, not {said}"
                 )
+                raise Problem(409, "other-sizes", f"The log {run} began {began}.", field=name)
         return Announced(known["layers"], known["top_k"], known["experts"])
 
     def add(self, run: str, received: Sequence[Received], sizes: Announced) -> Row:

@@ -109,10 +109,17 @@ def in_words(error: Mapping[str, Any], model: type[BaseModel] | None = None) -> 
         return f"say with `{key}` which kind it is{': ' * bool(tags)}{tags}"
     if kind == "string_pattern_mismatch" and about.get("pattern") == NAME_PATTERN:
         return "a name is 1 to 64 letters, digits, - and _, starting with a letter or digit"
+    if kind == "string_pattern_mismatch" and about.get("pattern") == r"^\d*$":
+        return "it should be digits alone"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(error.get("input"), str):
+        return f"{_PLAIN[kind]}, without quotation marks"
     return _PLAIN.get(kind) or str(error["msg"]).removeprefix("Value error, ")
 
 
 _PLAIN = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "it should be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "it should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "it should be true or false"),
     "missing": "it is required, and was not given",
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "it should be a JSON object, {…}"),
     **dict.fromkeys(("tuple_type", "list_type"), "it should be a list, […]"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenpaths.engine.adapters.huggingface.config import is_huggingface
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.dream.dream_request import ChoicesTarget, ConnectionTarget, DreamRequest, Group, group_of
+from tokenpaths.engine.dream.settings import ImageSettings, TextSettings
 from tokenpaths.engine.families.checkpoint_config import CheckpointError, read_checkpoint
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
 
@@ -49,6 +50,13 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
     elif getattr(target, "first", 0):
         raise UserError(
             f"First is for the tokens of a text, and {request.model} takes images; leave it out", field="target.first"
+        )
+    unused, usual = ("image", ImageSettings()) if text else ("text", TextSettings())
+    if getattr(request, unused) != usual:
+        raise UserError(
+            f"`{unused}` has the settings of dreams of {unused}s, and {request.model} takes "
+            f"{'texts' if text else 'images'}; leave it out",
+            field=unused,
         )
     _check_original(request, text, context)
     if family == "dna":

@@ -140,7 +140,9 @@ def test_eight_clients_cancel_at_once(working: Served, running: bool) -> None:
 def test_nothing_but_artifacts_is_given_out(working: Served, name: str) -> None:
     job = submit(working, iterations=1)
     until(working, job, "succeeded")
-    assert working.get(f"/jobs/{job}/artifacts/{name}").status_code == 404
+    said = working.get(f"/jobs/{job}/artifacts/{name}")
+    assert said.status_code == 404
+    assert "; it has curve.json" in said.json()["detail"] or "nothing at this address" in said.json()["detail"]
     outside = working.settings.data_dir / "jobs" / job / "artifacts" / "link.json"
     outside.symlink_to("../state.json")
     assert working.get(f"/jobs/{job}/artifacts/link.json").status_code == 404

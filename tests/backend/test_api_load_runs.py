@@ -38,6 +38,7 @@ def test_a_run_of_loads_is_listed_and_asked_as_others(serve: Serve) -> None:
     assert served.get("/runs/counted/load/labels").json()["reason"] == "this run has no labels"
     both = served.get("/compare/load", params={"a": "counted", "b": "again"}).json()
     assert [step["a"]["choices"] for step in both["steps"]] == counts.counts.sum(axis=1).tolist()
+    problem(served.get("/compare/load", params={"a": "counted", "b": "counted"}), 409, "b")
     numbers = served.get("/compare", params={"runs": "counted,again"}).json()
     assert {row["group"] for row in numbers["rows"]} == {"size", "balance"}
     rows = list(csv.DictReader(io.StringIO(served.get("/runs/counted/export/load.csv").text)))

@@ -138,6 +138,8 @@ def test_flat_ids_take_their_sizes_once(serve: Serve) -> None:
     assert tokenpaths.send([sglang(1), sglang(2)], run="flat", url=url_of(served))["received"] == 2
     with pytest.raises(UserError, match="began with layers 5, not 7"):
         tokenpaths.send(sglang(0), run="flat", url=url_of(served), layers=7)
+    with pytest.raises(UserError, match="began without `experts`; leave it out"):
+        tokenpaths.send(sglang(0), run="flat", url=url_of(served), experts=64)
 
 
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import json
 import re
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.backend.conftest import API, TOKEN, Serve, Served, problem
+from tests.backend.conftest import API, TOKEN, Serve, Served, problem, raw
 from tokenpaths.backend.settings import load_settings, require_safe_bind
 from tokenpaths.backend.worker.client import WorkerClient
 from tokenpaths.engine.base.errors import UserError
@@ -125,6 +126,26 @@ def test_docs_page_asks_nobody_else(api: Served) -> None:
         assert api.client.get(f"/docs/{name}").status_code == 200
     for name in ("..%2f__init__.py", "core.py", "redoc.standalone.js"):
         problem(api.client.get(f"/docs/{name}"), 404)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [("", b"has no `Host` header"), ("Host: localhost\r\nHost: localhost\r\n", b"has 2 `Host` headers")],
+)
+def test_a_missing_or_doubled_host_is_called_that(api: Served, hosts: str, words: bytes) -> None:
+    answer = raw(api, f"GET /healthz HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert words in answer
+
+
+@pytest.mark.parametrize(
+    "sent", [b"HELLO\r\n\r\n", b"GET /healthz?" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+def test_what_is_no_http_is_answered_with_a_problem(api: Served, sent: bytes) -> None:
+    head, _, body = raw(api, sent).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["detail"].startswith("What was sent is no HTTP request")
 
 
 def test_no_websocket(api: Served) -> None:

@@ -75,21 +75,24 @@ def test_one_from_elsewhere_is_put_into_a_series(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "field"),
     [
-        {"name": "a"},
-        {"name": "../a", "iteration": 1},
-        {"name": "a", "iteration": -1},
-        {"name": "a", "iteration": True},
-        {"name": "a", "iteration": 1.5},
-        {"name": None, "iteration": 1},
-        {"name": "a", "iteration": 1, "more": 2},
+        ({"name": "a"}, "name"),
+        ({"name": "../a", "iteration": 1}, "name"),
+        ({"name": "a", "iteration": -1}, "iteration"),
+        ({"name": "a", "iteration": True}, "iteration"),
+        ({"name": "a", "iteration": 1.5}, "iteration"),
+        ({"name": "a", "iteration": 2**53}, "iteration"),
+        ({"name": None, "iteration": 1}, "name"),
+        ({"name": "a", "iteration": 1, "more": 2}, "name"),
     ],
 )
-def test_a_wrong_place_is_refused(serve: Serve, body: dict) -> None:
+def test_a_wrong_place_is_refused(serve: Serve, body: dict, field: str) -> None:
     served = serve()
     make_run(served.runs_dir, "one", samples=2, twin=False)
-    assert problem(served.client.put("/api/v1/runs/one/series", json=body), 422)
+    said = problem(served.client.put("/api/v1/runs/one/series", json=body), 422, field)["detail"]
+    if field == "iteration":
+        assert "from 0 to 9,007,199,254,740,991" in said
     assert problem(served.client.put("/api/v1/runs/two/series", json={"name": "a", "iteration": 1}), 404)
     assert not (served.settings.data_dir / "run_series").exists()
 

@@ -158,10 +158,10 @@ def _rows(run: RunFile, table: str) -> Generator[pa.Table, None, None]:
 
 def _sample_rows(run: RunFile) -> Generator[pa.Table, None, None]:
     absent = "text" if run.row["modality"] == "vision" else "image, grid_rows, grid_cols"
-    columns = f"t.* EXCLUDE (label_id, first_row, search, place, {absent})"
+    columns = f"t.* EXCLUDE (label_id, first_row, search, export_row, {absent})"
     query = Query(
-        f"SELECT t.place, {columns} FROM (SELECT rowid AS place, {WITHOUT_PIECES} FROM sample "
-        "WHERE rowid BETWEEN ? AND ?) AS t ORDER BY t.place"
+        f"SELECT t.export_row, {columns} FROM (SELECT rowid AS export_row, {WITHOUT_PIECES} FROM sample "
+        "WHERE rowid BETWEEN ? AND ?) AS t ORDER BY t.export_row"
     )
     for rows in export.ranges(run, query, "sample", export.range_rows("image", run.layout)):
         if "image" in rows.column_names:

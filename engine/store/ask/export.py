@@ -46,9 +46,11 @@ TABLES = {
     "that are of the kind `unused` or `unrecorded` in `module` stand for slots without a module",
     "path": "every path: rank, modules of each step (numbers as of `token`), count, CDF, compute, reuse",
     "path_member": "who takes which path, in the order of ranks",
-    "flow": "tokens from module to module between steps, of all and of each label",
-    "usage": "tokens of each module at each step, of all and of each label (numbers as of `token`)",
-    "load": "tokens of each module at each time, of each label: of runs that were made of counts",
+    "flow": "tokens from module to module between steps, of all and of each label; where none go there is no row",
+    "usage": "tokens of each module at each step, of all and of each label (numbers as of `token`); of a "
+    "module without tokens there is no row",
+    "load": "tokens of each module at each time, of each label: of runs that were made of counts; where there are none "
+    "there is no row",
     "step_summary": "mean gate entropy of each step, of all and of each label",
     "null_path": "paths of the untrained twin and of independent steps",
     "null_usage": "usage of the untrained twin and of independent steps",
@@ -60,7 +62,7 @@ TABLES = {
     "finding": "what is known of the model and of its soft decisions, as JSON",
     "edge": "soft connections of each sample (H-Model)",
     "gate": "gates of each sample (Directional Routing)",
-    "block": "firing rates of each sample (RayTracing)",
+    "block": "firing rates of each sample (RayTracing); of a block that is silent there is no row: its rate is 0",
     "axis": "names along the axes of soft decisions",
     "soft_shape": "sizes of the axes of soft decisions",
     "soft_summary": "mean and deviation of soft decisions, of all and of each label",
@@ -156,15 +158,15 @@ def _plain_ids(rows: pa.Table, layout: Layout, flat: bool) -> pa.Table:
 
 
 def ranges(run: RunFile, query: Query, table: str, rows: int) -> Generator[pa.Table, None, None]:
-    """What ``query`` gives for ``rows`` rows of ``table`` after the other, without ``place``; at least one batch.
+    """What ``query`` gives for ``rows`` rows of ``table`` after the other, without ``export_row``; at least one batch.
 
     Args:
-        query: takes the first and the last row number, and orders by ``place``.
+        query: takes the first and the last row number, and orders by ``export_row``, a name that no table has.
     """
     with run.cursor(limited=False) as cursor:
         for start in range(0, max(num_rows(run, table), 1), rows):
             cursor.execute(query.sql, [start, start + rows - 1])
-            yield cursor.to_arrow_reader(rows).read_all().drop_columns(["place"])
+            yield cursor.to_arrow_reader(rows).read_all().drop_columns(["export_row"])
 
 
 def num_rows(run: RunFile, table: str) -> int:
@@ -176,26 +178,26 @@ def num_rows(run: RunFile, table: str) -> int:
 def export_query(table: str, layout: Layout, token_columns: Collection[str], *, flat: bool) -> Query:
     """The rows of ``table`` from a first to a last row number (two parameters), in the order of the file.
 
-    Columns: ``place``, then those of the export. The path of a token is still its ``path_id``.
+    Columns: ``export_row``, then those of the export. The path of a token is still its ``path_id``.
     """
     source, labels = _source(table), ""
     if table == "sample":
-        columns = "t.* EXCLUDE (label_id, first_row, search, image, place)"
+        columns = "t.* EXCLUDE (label_id, first_row, search, image, export_row)"
     elif table == "image":
         columns = "t.sample, " + ("base64(t.image) AS image" if flat else "t.image")
     elif table in _BY_LABEL:
-        columns, labels = "t.* EXCLUDE (label_id, place), label.label", " LEFT JOIN label USING (label_id)"
+        columns, labels = "t.* EXCLUDE (label_id, export_row), label.label", " LEFT JOIN label USING (label_id)"
     elif table == "path":
         ribbon = "array_to_string(t.ribbon, ' ') AS ribbon" if flat else "t.ribbon"
         # In one order for both layouts of paths.
-        columns = f"t.rank, {ribbon}, t.* EXCLUDE (rank, ribbon, path_id, first_member, place)"
+        columns = f"t.rank, {ribbon}, t.* EXCLUDE (rank, ribbon, path_id, first_member, export_row)"
     elif table == "token":
         columns, labels = _token_columns(layout, token_columns, flat), " LEFT JOIN label USING (label_id)"
     else:
-        columns = "t.* EXCLUDE (place)"
-    ranged = f"(SELECT rowid AS place, {WITHOUT_PIECES} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
+        columns = "t.* EXCLUDE (export_row)"
+    ranged = f"(SELECT rowid AS export_row, {WITHOUT_PIECES} FROM {source} WHERE rowid BETWEEN ? AND ?) AS t"
     where = " WHERE t.image IS NOT NULL" if table == "image" else ""
-    return Query(f"SELECT t.place, {columns} FROM {ranged}{labels}{where} ORDER BY t.place")
+    return Query(f"SELECT t.export_row, {columns} FROM {ranged}{labels}{where} ORDER BY t.export_row")
 
 
 def _token_columns(layout: Layout, token_columns: Collection[str], flat: bool) -> str:

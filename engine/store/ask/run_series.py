@@ -62,21 +62,22 @@ def put_into_series(run: RunFile, name: str | None, iteration: int | None) -> No
     """
     place: Place = {"name": None, "iteration": None}
     if name is not None:
-        place = {"name": check_series_name(name), "iteration": check_iteration(iteration)}
+        place = {"name": check_series_name(name, "name"), "iteration": check_iteration(iteration, "iteration")}
     said = {"created_at": run.row["created_at"], **place}
     write_atomically(series_file(run.file), json.dumps(said).encode())
 
 
-def check_series_name(name: str) -> str:
-    """UserError unless ``name`` can be that of a series."""
-    return check_name(name, "name of a series", field="series")
+def check_series_name(name: str, field: str = "series") -> str:
+    """UserError, about ``field``, unless ``name`` can be that of a series."""
+    return check_name(name, "name of a series", field=field)
 
 
-def check_iteration(iteration: object) -> int:
-    """UserError unless ``iteration`` is a whole number from 0."""
+def check_iteration(iteration: object, field: str = "at") -> int:
+    """UserError, about ``field``, unless ``iteration`` is a whole number from 0 to below ``MOST_ITERATION``."""
     if type(iteration) is not int or not 0 <= iteration < MOST_ITERATION:
         raise UserError(
-            f"the iteration is {iteration!r}, it should be a whole number from 0: where in the series the run stands",
-            field="at",
+            f"the iteration is {repr(iteration)[:40]}, it should be a whole number from 0 to {MOST_ITERATION - 1:,}: "
+            "where in the series the run stands",
+            field=field,
         )
     return iteration

@@ -46,6 +46,22 @@ def test_a_nested_fault_is_named_as_it_was_written(target: object, field: str, w
     assert not any(word in str(refused.value) for word in ("Tuple", "tuple", "dictionary", "discriminator", "tag"))
 
 
+@pytest.mark.parametrize(
+    ("field", "given", "words"),
+    [
+        ("limit", "5", "it should be a whole number, without quotation marks; given '5'"),
+        ("limit", 1.5, "it should be a whole number; given '1.5'"),
+        ("limit", True, "it should be a whole number; given 'True'"),
+        ("twin", "no", "it should be true or false, without quotation marks; given 'no'"),
+        ("twin", 1, "it should be true or false; given '1'"),
+    ],
+)
+def test_a_number_in_quotation_marks_is_told_so(field: str, given: object, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read_request(TraceJob, {"model": "tiny", "data": "bundled:texts", field: given})
+    assert str(refused.value) == f"`{field}`: {words}."
+
+
 def test_a_name_that_is_none_is_told_without_a_pattern() -> None:
     with pytest.raises(UserError) as refused:
         read_request(TraceJob, {"model": "tiny", "data": "bundled:texts", "run": "a b"})

@@ -132,7 +132,8 @@ def read_counts(file: Path, announced: Announced) -> ExpertCounts:
     try:
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: is not JSON ({str(error)[:80]})", field="file") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:80]
+        raise UserError(f"{file}: is not JSON ({reason})", field="file") from None
     if domains := find_domains(value):
         parts = [table_of_rows(file, _named_rows(rows), announced, name) for name, rows in domains.items()]
         return by_domain(dict(zip(domains, parts, strict=True)), str(file))

@@ -51,7 +51,7 @@ class SampleInReference(AnswerModel):
 
     run: str
     sample: int
-    reference: ReferenceRun | None = Field(description="Null where there is no run of this model over a data set")
+    reference: ReferenceRun | None = Field(description="Null where there is no other run of this model over a data set")
     found_by: Literal["checkpoint", "model", "named"] | None = Field(
         description="Why this run: the same weights, the same model's name, or it was named"
     )

@@ -25,7 +25,11 @@ class Card(AnswerModel):
         description="`load`: it was made of counts of tokens by expert and knows no token; of what needs tokens the "
         "answer is the problem `needs-tokens`",
     )
-    name: str | None = Field(None, description="Name that a user gave it, for lists; kept beside the run's file")
+    name: str | None = Field(
+        None,
+        description="Name that a user gave it, kept beside the run's file: in `GET /runs` alone, null in every other "
+        "answer; `GET /runs/{run}/names` has it too",
+    )
     model: str | None = Field(None, description="Name of the model that was traced")
     family: str | None = Field(None, description="Family of the model, for example `dna`")
     modality: str | None = Field(None, description="`vision` or `text`")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tokenpaths.engine.analysis.load import load_overlap
-from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.compare import NotComparable
 from tokenpaths.engine.store.ask.several_runs.series import relation_note
 from tokenpaths.engine.store.ask.tables import queries
 from tokenpaths.engine.store.ask.topics.load_over_time import balance
@@ -20,13 +20,13 @@ def compare_load(a: RunFile, b: RunFile, *, limit: int = 20) -> dict[str, Any]:
         limit: Most modules.
 
     Raises:
-        UserError: the runs have different numbers of steps, or are one.
+        NotComparable: the runs have different numbers of steps, or are one.
     """
     if a.run_id == b.run_id:
-        raise UserError(f"{a.run_id!r} is compared with itself: give two runs", field="b")
+        raise NotComparable(f"{a.run_id!r} is compared with itself: give two runs", field="b")
     steps = a.layout.num_steps
     if steps != b.layout.num_steps:
-        raise UserError(
+        raise NotComparable(
             f"{a.run_id!r} has {steps} steps, {b.run_id!r} has {b.layout.num_steps}: a load is compared step by step",
             field="b",
         )

@@ -70,8 +70,8 @@ def choose_reference(card: Card, others: Iterable[Card]) -> Choice:
             return Choice(min(same, key=lambda other: (-other["num_tokens"], other["run"]))["run"], how)
     return Choice(
         None,
-        reason=f"There is no run of {card['model']} over a data set here, so nothing says how often other tokens take "
-        f"these paths. Trace one: tokenpaths trace --model {card['model']} --data …",
+        reason=f"There is no other run of {card['model']} over a data set here, so nothing says how often other tokens "
+        f"take these paths. Trace one: tokenpaths trace --model {card['model']} --data …",
     )
 
 

@@ -439,3 +439,8 @@ def test_wrong_aggregates(fault: str, tmp_path: Path):
     value, message = COUNTS[fault]
     (tmp_path / "counts.json").write_text(json.dumps(value))
     refused(tmp_path, tmp_path / "counts.json", message, format="expert-counts")
+
+
+def test_counts_that_are_nested_without_an_end_are_told_so(tmp_path: Path):
+    (tmp_path / "counts.json").write_text("[" * 100_000)
+    refused(tmp_path, tmp_path / "counts.json", r"is not JSON \(it is nested too deeply\)", format="expert-counts")

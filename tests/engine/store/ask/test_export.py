@@ -68,6 +68,7 @@ def test_every_table_is_what_the_file_holds(runs, name):
         assert one["num_rows"] == rows.num_rows
         source = "sample" if table == "image" else table
         kept = [c for c in rows.column_names if c in _columns(con, source)]
+        assert table == "token" or set(rows.column_names) - set(kept) <= {"label"}, table
         # Weights are kept as codes, FLOPs where they are not those of the path (see test_store_by_path), ids as words.
         kept = [c for c in kept if not (table == "token" and (c.startswith("w") or c in ("flops", "ids")))]
         names = ", ".join(f'"{c}"' for c in kept)
@@ -136,6 +137,16 @@ def test_only_what_is_there_leaves(runs):
     assert set(str(refused.value).partition(" has ")[2].split(", ")) == listed
     assert not listed & {"edge", "gate", "block", "token_text"}
     assert "edge" in {one["table"] for one in runs["soft"].tables()["tables"]}
+
+
+def test_tables_that_hold_no_zeros_say_so(runs):
+    """Who takes the mean of the rates of a table would otherwise count silent samples as absent."""
+    for name, run in runs.items():
+        for one in run.tables()["tables"]:
+            if one["table"] in ("flow", "usage"):
+                assert min(arrow(run, one["table"])["count"].to_pylist()) > 0, name
+                assert "no row" in one["what"]
+    assert "no row: its rate is 0" in export.TABLES["block"]
 
 
 def test_rows_are_counted_without_joining_a_view(runs, monkeypatch):

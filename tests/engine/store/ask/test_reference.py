@@ -194,3 +194,5 @@ def test_without_a_reference_there_is_a_sentence() -> None:
     choice = choose_reference(card("mine", split="try", checkpoint_sha256=""), [card("x", model="y")])
     assert choice.run is None
     assert "tokenpaths trace --model m" in str(choice.reason)
+    of_data = card("mine")
+    assert "There is no other run of m over a data set here" in str(choose_reference(of_data, [of_data]).reason)
