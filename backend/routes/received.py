@@ -132,9 +132,19 @@ async def seal_received(
 
 @router.delete("/{run}", status_code=204, response_class=Response)
 async def forget_received(services: Shared, run: RunName) -> Response:
-    """Forget a log with all that came. There is no way back."""
-    await run_in_threadpool(services.received.forget, run)
+    """Forget a log with all that came, unless a run is being made of it. There is no way back."""
+    await run_in_threadpool(forget, services, run)
     return Response(status_code=204)
+
+
+def forget(services: Services, run: str) -> None:
+    """Delete all that came of a log.
+
+    Raises:
+        Problem: 404 if there is no such log (any more: its run may be made), 409 while a run is made of it.
+    """
+    settle(services)
+    services.received.forget(run)
 
 
 def seal(

@@ -316,7 +316,7 @@ class ReceivedLogs:
                 remove(file)
 
     def forget(self, run: str) -> None:
-        """Delete all that came; Problem 404 if there is none, 409 while it is written out."""
+        """Delete all that came; Problem 404 if there is none, 409 while a run is made of it."""
         file = self._known(run)
         if not file.is_file():
             raise no_such_log(run)  # before the lock, as in ``_read``
@@ -327,9 +327,7 @@ class ReceivedLogs:
             with contextlib.suppress(Exception), opened(file) as con:  # a damaged log can be forgotten too
                 sealing = _sealing_of(run, read_about(con))
             if sealing is not None:
-                if sealing.job is None:
-                    raise _is_sealed(run, None)
-                self._inbox(sealing).unlink(missing_ok=True)
+                raise _is_sealed(run, sealing.job, "; cancel that job to forget it")
             remove(file)
 
     @contextlib.contextmanager
@@ -393,8 +391,8 @@ def _nothing(reasons: Sequence[str | None]) -> Problem:
     return Problem(422, "no-response", f"Nothing of it can be taken: {reason}", field="body")
 
 
-def _is_sealed(run: str, job: str | None) -> Problem:
-    by = f" by job {job}" if job is not None else ""
+def _is_sealed(run: str, job: str | None, but: str = "") -> Problem:
+    by = f" by job {job}{but}" if job is not None else ""
     return Problem(409, "sealing", f"The log {run} is being sealed{by}.", field="run")
 
 

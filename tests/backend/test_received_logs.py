@@ -80,6 +80,20 @@ def test_nothing_is_taken_once_sealing_has_begun(services: Services, monkeypatch
     assert len(inbox(services)[0].read_bytes().splitlines()) == 1
 
 
+def test_a_log_of_which_a_run_is_made_is_forgotten_after_its_job(services: Services) -> None:
+    send(services, answer(0))
+    job = seal(services, "live")["job"]
+    refused = refusal(lambda: route.forget(services, "live"))
+    assert (refused.status, refused.detail) == (
+        409,
+        f"The log live is being sealed by job {job}; cancel that job to forget it.",
+    )
+    assert len(inbox(services)) == 1, "the job has still to read it"
+    end(services, job, "cancelled")
+    route.forget(services, "live")
+    assert services.received.names() == inbox(services) == []
+
+
 def test_two_seals_at_once_make_one_job(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     send(services, answer(0))
     both, write_out, kinds = threading.Event(), services.received.write_out, list[str]()
