@@ -107,17 +107,23 @@ def mean_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def label_words(distribution: Mapping[str, Any]) -> str:
-    """Which labels surely have more and less than all others; empty where no interval is known."""
+    """Which labels surely have more and less than all others; empty where no interval is known.
+
+    Where a label that is not sure, as one of a single sample, lies further out, the sure one has not the most.
+    """
     name = MEASURES[str(distribution["measure"])][0]
     known = [row for row in distribution["by_label"] if row.get("low") is not None]
     if not known:
         return ""
     apart = sorted((row for row in known if row["clear"]), key=lambda row: (-row["mean"], str(row["label"])))
+    means = [row["mean"] for row in distribution["by_label"] if row["mean"] is not None]
     told = []
     if apart and apart[0]["mean"] > distribution["mean"]:
-        told.append(f"most {name}: {apart[0]['label']} ({numbers.number(apart[0]['mean'])})")
+        most = "most" if apart[0]["mean"] == max(means) else "surely more"
+        told.append(f"{most} {name}: {apart[0]['label']} ({numbers.number(apart[0]['mean'])})")
     if apart and apart[-1]["mean"] < distribution["mean"]:
-        told.append(f"least{'' if told else f' {name}'}: {apart[-1]['label']} ({numbers.number(apart[-1]['mean'])})")
+        least = ("least" if apart[-1]["mean"] == min(means) else "surely less") + ("" if told else f" {name}")
+        told.append(f"{least}: {apart[-1]['label']} ({numbers.number(apart[-1]['mean'])})")
     if not told:
         return f"No label has surely more or less {name} than the others."
     text = ", ".join(told)

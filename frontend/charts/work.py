@@ -173,17 +173,23 @@ def kind_name(kind: str) -> str:
 
 
 def kind_words(answer: Mapping[str, Any]) -> str:
-    """Which kinds lie surely above and below all tokens, the furthest first."""
+    """Which kinds lie surely above and below all tokens, the furthest first.
+
+    Where a kind that is not sure lies further out, the sure one has not the most, or the least: it is surely more.
+    """
     name = MEASURE_NAMES.get(answer["measure"], answer["measure"])
     apart = sorted((row for row in answer["kinds"] if row["clear"]), key=lambda row: -row["difference"])
     if not apart:
         return f"No kind of token has surely more or less {name} than all tokens."
     most, least = apart[0], apart[-1]
+    differences = [row["difference"] for row in answer["kinds"]]
     told = []
     if most["difference"] > 0:
-        told.append(f"most {name}: {kind_name(most['kind'])} ({numbers.number(most['mean'])})")
+        first = "most" if most["difference"] == max(differences) else "surely more"
+        told.append(f"{first} {name}: {kind_name(most['kind'])} ({numbers.number(most['mean'])})")
     if least["difference"] < 0:
-        told.append(f"least: {kind_name(least['kind'])} ({numbers.number(least['mean'])})")
+        last = "least" if least["difference"] == min(differences) else "surely less"
+        told.append(f"{last}{'' if told else f' {name}'}: {kind_name(least['kind'])} ({numbers.number(least['mean'])})")
     text = ", ".join(told)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -221,7 +227,7 @@ def kind_means_chart(
         if kind_name(row["kind"]) in names
     ]
     y = alt.Y("kind:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
-    x = alt.X("difference:Q", axis=alt.Axis(title=f"mean {name} less that of all tokens", tickCount=5, format="+~g"))
+    x = alt.X("difference:Q", axis=alt.Axis(title=f"mean {name} minus that of all tokens", tickCount=5, format="+~g"))
     beside: dict[str, Any] = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twin else {}
     domain = [RUN, TWIN] if twin else [RUN]
     legend = alt.Legend(title=None, orient="top", symbolSize=80) if twin else None
@@ -267,7 +273,9 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
     else:
         faint = row["likeness"] - row["null_mean"] < FAINT
         way = f"only a trace more alike {how} than by chance" if faint else f"alike {how}"
-        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {numbers.number(row['null_mean'])}"
+        # 0.0000401 beside 0.0639 is 0; of a trace as small as that the chance is told as finely.
+        mean = row["null_mean"] if faint else round(row["null_mean"], 3)
+        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {numbers.number(mean)}"
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (

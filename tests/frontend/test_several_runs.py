@@ -23,6 +23,12 @@ from tokenpaths.frontend.views.compare.compared import groups_of, names_compared
 from tokenpaths.frontend.views.compare.training import _untrained_usage
 
 
+def test_effective_paths_are_no_more_than_different_ones_in_digits_either():
+    assert (table.value_words("num_paths", 4096), table.value_words("effective_paths", 4096.0)) == ("4,096", "4,096")
+    assert table.value_words("equal_effective_paths", 12.345) == "12.3"
+    assert table.value_words("effective_paths", None) == "–"
+
+
 def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     clear = {"value": 0.2, "low": 0.1, "high": 0.3, "num": 9, "clear": True}
     vague = {"value": 0.1, "low": -0.1, "high": 0.3, "num": 9, "clear": False}

@@ -52,6 +52,7 @@ WORDS = {
     "dead_modules": ("dead modules", "That no token chose, summed over steps."),
 }
 _COUNTS = ("num_paths", "num_tokens", "num_samples", "num_steps", "num_modules", "top_k", "equal_paths", "dead_modules")
+_EFFECTIVE = ("effective_paths", "equal_effective_paths")
 _FIRST = ("loss", "accuracy", "mean_compute", "mean_reuse", "load_entropy", "equal_effective_paths", "max_violation")
 GAP_COLUMNS = {"": "value", ", 2.5 %": "low", ", 97.5 %": "high"}
 MOST_SAID = 3
@@ -88,8 +89,11 @@ def name_words(name: str) -> str:
 
 
 def value_words(name: str, value: float | None) -> str:
-    """A number as the table has it."""
-    if name in _COUNTS:
+    """A number as the table has it.
+
+    Effective paths stand below the different ones and are no more than those: 4,096 would be 4,100 in three digits.
+    """
+    if name in _COUNTS or (name in _EFFECTIVE and value is not None and value >= 1000):
         return numbers.count(value)
     return numbers.percent(value) if name == "accuracy" else numbers.number(value)
 
