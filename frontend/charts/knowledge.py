@@ -31,7 +31,7 @@ OVER = {"samples": "whole samples", "sequences": "sequences of samples", "maps":
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
-AXIS = "NMI of path and property, above the mean of its shuffles"
+AXIS = "NMI above the mean of its shuffles"
 IF_ALL_ZERO = (-0.01, 0.01)
 """ends of the axis where nothing lies beside 0"""
 SHOWN = 14

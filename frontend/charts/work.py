@@ -273,9 +273,10 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
     else:
         faint = row["likeness"] - row["null_mean"] < FAINT
         way = f"only a trace more alike {how} than by chance" if faint else f"alike {how}"
-        # 0.0000401 beside 0.0639 is 0; of a trace as small as that the chance is told as finely.
-        mean = row["null_mean"] if faint else round(row["null_mean"], 3)
-        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {numbers.number(mean)}"
+        # 0.0000401 beside 0.0639 is 0; where the likeness is a trace itself, the chance is told as finely.
+        mean = round(row["null_mean"], 3)
+        by_chance = numbers.number(row["null_mean"]) if faint else f"{mean:.3f}".replace("-", "−") if mean else "0"
+        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {by_chance}"
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (

@@ -123,7 +123,7 @@ def test_likeness_says_what_places_and_the_untrained_model_give():
     ]
     told = {**row, "likeness": 0.567, "null_mean": 0.01, "p_value": 0.01, "untrained": 0.85, "trained": 0.53}
     assert work.likeness_words({"looks": [told]}) == (
-        "Patches of one path are alike in colour: 0.567, where 1 is equal and places alone give 0.0100; "
+        "Patches of one path are alike in colour: 0.567, where 1 is equal and places alone give 0.010; "
         "before training they were more alike (0.850, now 0.530 on the same tokens)."
     )
     assert "places alone give 0;" in work.likeness_words({"looks": [{**told, "null_mean": 0.0000401}]})
@@ -153,7 +153,7 @@ def test_nothing_is_called_grey_where_no_path_is_drawn():
 def test_whole_images_are_not_called_patches():
     told = {**IMAGES.alikeness()["looks"][0], "likeness": 0.5, "null_mean": -0.001, "p_value": 0.01, "untrained": None}
     whole = work.likeness_words({"looks": [told]}, whole=True)
-    assert whole == "Images of one path are alike in colour: 0.500, where 1 is equal and chance alone gives −0.00100."
+    assert whole == "Images of one path are alike in colour: 0.500, where 1 is equal and chance alone gives −0.001."
     kinds = [{"by": "patch", "kind": "edge"}, {"by": "region", "kind": "sky"}]
     assert sections.of_images({"kinds": kinds})["kinds"] == kinds[1:]
 
