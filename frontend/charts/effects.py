@@ -202,7 +202,7 @@ def importance_words(table: Sequence[Mapping[str, Any]], measure: str) -> str:
     Empty where no ban has a number above 0, as where none raises the loss.
     """
     known = [row for row in table if row.get("module") is not None and (row.get(measure) or 0) > 0]
-    told = []
+    told: list[str] = []
     for every in (False, True):
         if of := [row for row in known if (row["step"] is None) == every]:
             best = max(of, key=lambda row: row[measure])

@@ -366,7 +366,7 @@ def number_chart(
     scale = alt.Scale(zero=False, padding=14, nice=False)
     # A scale without width would have the one tick 0.000000.
     ends = {row[end] for row in table for end in ("low", "value", "high")}
-    one = {"values": [*ends], "labelExpr": f"'{table[0]['said']}'"} if len(ends) == 1 else {}
+    one: dict[str, Any] = {"values": [*ends], "labelExpr": f"'{table[0]['said']}'"} if len(ends) == 1 else {}
     axis = alt.Axis(title=name_words(name), tickCount=4, grid=True, **one)
     x = alt.X("value:Q", scale=scale, axis=axis)
     base = alt.Chart(rows(table)).encode(y=y)
