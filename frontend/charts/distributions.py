@@ -107,19 +107,18 @@ def mean_rows(distribution: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def label_words(distribution: Mapping[str, Any]) -> str:
-    """Which labels surely have more and less than all others; empty where no interval is known."""
+    """Which labels surely have more and less than all others; empty where no interval is known.
+
+    Where a label that is not sure, as one of a single sample, lies further out, the sure one has not the most.
+    """
     name = MEASURES[str(distribution["measure"])][0]
     known = [row for row in distribution["by_label"] if row.get("low") is not None]
     if not known:
         return ""
     apart = sorted((row for row in known if row["clear"]), key=lambda row: (-row["mean"], str(row["label"])))
-    ends = [(str(row["label"]), float(row["mean"])) for row in apart]
-    words = numbers.most_and_least(
-        name,
-        ends[0] if ends and ends[0][1] > distribution["mean"] else None,
-        ends[-1] if ends and ends[-1][1] < distribution["mean"] else None,
-    )
-    return words or f"No label has surely more or less {name} than the others."
+    told = [(str(row["label"]), row["mean"], row["mean"] - distribution["mean"]) for row in apart]
+    means = [row["mean"] - distribution["mean"] for row in distribution["by_label"] if row["mean"] is not None]
+    return numbers.most_and_least(name, told, means) or f"No label has surely more or less {name} than the others."
 
 
 def _interval_words(row: Mapping[str, Any]) -> str:

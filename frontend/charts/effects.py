@@ -188,6 +188,34 @@ MEASURES = {
 }
 
 
+DOES = {
+    "loss_change": "raises the loss most",
+    "kl": "changes the answers most",
+    "paths_changed_after": "sends most tokens another way later",
+}
+"""what the module with the highest number does when it is banned: measure → display text"""
+
+
+def importance_words(table: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """The module whose ban does most, of those at one step and of those at every step.
+
+    Empty where no ban has a number above 0, as where none raises the loss.
+    """
+    known = [row for row in table if row.get("module") is not None and (row.get(measure) or 0) > 0]
+    told: list[str] = []
+    for every in (False, True):
+        if of := [row for row in known if (row["step"] is None) == every]:
+            best = max(of, key=lambda row: row[measure])
+            where, at = ("every step", "") if every else ("one step", f" at step {best['step']}")
+            does = "does" if told else DOES[measure]
+            told.append(
+                f"banned at {where}, module {best['module']}{at} {does} "
+                f"({_signed(best[measure], measure)}{_error(best, measure)})"
+            )
+    text = "; ".join(told)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
 @redrawable
 def importance_chart(
     table: Sequence[Mapping[str, Any]],

@@ -31,7 +31,9 @@ OVER = {"samples": "whole samples", "sequences": "sequences of samples", "maps":
 NULL = "95 % of shuffles"
 MORE, LESS, UNSURE = "more than others", "less than others", "not surely different"
 KNOWN, UNKNOWN = "more than chance", "no more than chance"
-AXIS = "NMI of path and property, above the mean of its shuffles"
+AXIS = "NMI above the mean of its shuffles"
+IF_ALL_ZERO = (-0.01, 0.01)
+"""ends of the axis where nothing lies beside 0"""
 SHOWN = 14
 _ROW = 30
 
@@ -152,7 +154,10 @@ def knowledge_chart(
     )
     y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
     beside = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twins else {}
-    x = alt.X("beyond:Q", scale=alt.Scale(nice=True), axis=alt.Axis(title=AXIS, tickCount=5))
+    # Where each token has a path of its own, every shuffle gives the same number: an axis of zeros has no width.
+    flat = not any(row[end] for row in table for end in ("beyond", "low", "high"))
+    scale = alt.Scale(domain=list(IF_ALL_ZERO)) if flat else alt.Scale(nice=True)
+    x = alt.X("beyond:Q", scale=scale, axis=alt.Axis(title=AXIS, tickCount=5))
     kinds = {KNOWN: look.ink, UNKNOWN: look.muted, NULL: look.identity}
     domain = [kind for kind in kinds if kind == NULL or any(row["what"] == kind for row in table)]
     base = alt.Chart(rows(table))
@@ -197,10 +202,10 @@ def _property_table(properties: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             "whose": whose,
             "name": PROPERTIES[row["property"]],
             "beyond": round(_beyond(row), 12),
-            "low": row["null_low"] - row["null_mean"],
-            "high": row["null_high"] - row["null_mean"],
+            "low": round(row["null_low"] - row["null_mean"], 12),
+            "high": round(row["null_high"] - row["null_mean"], 12),
             "what": KNOWN if known(row) else UNKNOWN,
-            "above": numbers.number(_beyond(row)),
+            "above": numbers.number(round(_beyond(row), 12)),
             "told": numbers.number(row["nmi"]),
             "null": f"{numbers.number(row['null_low'])} – {numbers.number(row['null_high'])}",
             "p": numbers.number(row["p_value"], 2),

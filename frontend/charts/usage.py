@@ -332,10 +332,10 @@ def stand_in_words(usage: Mapping[str, Any]) -> str:
     )
 
 
-def overloaded(usage: Mapping[str, Any], most: int = 5) -> list[dict[str, Any]]:
+def overloaded(usage: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The (step, module) pairs far above their fair share, highest first."""
     high = [row for row in usage["usage"] if (row["utilisation"] or 0) >= OVERLOADED]
-    return sorted(high, key=lambda row: (-row["utilisation"], row["step"], row["module"]))[:most]
+    return sorted(high, key=lambda row: (-row["utilisation"], row["step"], row["module"]))
 
 
 def module_rows(usage: Mapping[str, Any]) -> list[dict[str, Any]]:

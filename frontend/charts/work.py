@@ -173,14 +173,16 @@ def kind_name(kind: str) -> str:
 
 
 def kind_words(answer: Mapping[str, Any]) -> str:
-    """Which kinds lie surely above and below all tokens, the furthest first."""
+    """Which kinds lie surely above and below all tokens, the furthest first.
+
+    Where a kind that is not sure lies further out, the sure one has not the most, or the least: it is surely more.
+    """
     name = MEASURE_NAMES.get(answer["measure"], answer["measure"])
     apart = sorted((row for row in answer["kinds"] if row["clear"]), key=lambda row: -row["difference"])
     if not apart:
         return f"No kind of token has surely more or less {name} than all tokens."
-    ends = [(kind_name(row["kind"]), float(row["mean"])) for row in apart]
-    most, least = apart[0]["difference"] > 0, apart[-1]["difference"] < 0
-    return numbers.most_and_least(name, ends[0] if most else None, ends[-1] if least else None)
+    told = [(kind_name(row["kind"]), row["mean"], row["difference"]) for row in apart]
+    return numbers.most_and_least(name, told, [row["difference"] for row in answer["kinds"]])
 
 
 @redrawable
@@ -216,7 +218,7 @@ def kind_means_chart(
         if kind_name(row["kind"]) in names
     ]
     y = alt.Y("kind:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
-    x = alt.X("difference:Q", axis=alt.Axis(title=f"mean {name} less that of all tokens", tickCount=5, format="+~g"))
+    x = alt.X("difference:Q", axis=alt.Axis(title=f"mean {name} minus that of all tokens", tickCount=5, format="+~g"))
     beside: dict[str, Any] = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twin else {}
     domain = [RUN, TWIN] if twin else [RUN]
     legend = alt.Legend(title=None, orient="top", symbolSize=80) if twin else None
@@ -262,7 +264,10 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
     else:
         faint = row["likeness"] - row["null_mean"] < FAINT
         way = f"only a trace more alike {how} than by chance" if faint else f"alike {how}"
-        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {numbers.number(row['null_mean'])}"
+        # 0.0000401 beside 0.0639 is 0; where the likeness is a trace itself, the chance is told as finely.
+        mean = round(row["null_mean"], 3)
+        by_chance = numbers.number(row["null_mean"]) if faint else f"{mean:.3f}".replace("-", "−") if mean else "0"
+        text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {by_chance}"
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (

@@ -63,10 +63,11 @@ def draw(selection: Selection) -> None:
     rows, whole = listed_samples(run, selection, measure)
     _chosen_bar(distribution, rows, selection, measure, run)
     _ends(rows, whole, measure, run)
+    shown = selection.change(measure=measure)
     with widgets.error_boundary("work beside its outcome"):
-        sections.outcomes(run, selection)
+        sections.outcomes(run, shown)
     with widgets.error_boundary("means by kind of token"):
-        sections.kinds(run, selection)
+        sections.kinds(run, shown)
     with widgets.error_boundary("skip beside reuse"):
         _skip_and_reuse(run, selection)
     with widgets.error_boundary("how this model was trained"):
@@ -96,28 +97,38 @@ def all_alike(distribution: Mapping[str, Any]) -> bool:
 def _alike(
     run: Mapping[str, Any], selection: Selection, distribution: Mapping[str, Any], measures: Sequence[str]
 ) -> None:
-    """Show the single value with an explanation, and links to measures that may vary."""
+    """Show the single value with an explanation, and links to measures that vary."""
     measure, per, num = distribution["measure"], selection.per, distribution["num"]
     whose = f"The only {per}" if num == 1 else f"Each of the {numbers.plural(num, per)}"
     never = measure == "compute" and distribution["max"] == 1
     why = "no token ever skipped a step"
     if never and not common.identities(run):
         why += ", because this model has no identity modules to skip with"
+    others = [other for other in measures if other != measure and _varies(run, selection, other)]
+    choose = ["another measure"] if others else []
+    choose += ["a run of a model that can skip (…-skip)"] if never else [] if others else ["another run"]
     widgets.empty(
         widgets.escape(f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}")
         + (f": {why}." if never else ".")
-        + " There is nothing to compare here.",
-        "Choose another measure, or a run of a model that can skip (…-skip)." if never else "Choose another measure.",
+        + (" There is nothing to compare here." if others else " No measure of this run has anything to compare here."),
+        f"Choose {', or '.join(choose)}.",
     )
+    if not others:
+        return
     with st.container(horizontal=True, gap="small"):
-        for other in measures:
-            if other != measure:
-                st.button(
-                    f"Show {MEASURES[other][0]}",
-                    key=f"instead_{other}",
-                    on_click=address.go_changed,
-                    kwargs={"measure": other, "bin": None},
-                )
+        for other in others:
+            st.button(
+                f"Show {MEASURES[other][0]}",
+                key=f"instead_{other}",
+                on_click=address.go_changed,
+                kwargs={"measure": other, "bin": None},
+            )
+
+
+def _varies(run: Mapping[str, Any], selection: Selection, measure: str) -> bool:
+    """Whether there is something to see of a measure: two of one value each led to one another."""
+    answer = widgets.client().ask(run["run"], "distributions/{measure}", **question(selection, measure))
+    return bool(answer["num"]) and not all_alike(answer)
 
 
 def _controls(run: Mapping[str, Any], selection: Selection, measures: list[str], measure: str) -> None:

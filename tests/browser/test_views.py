@@ -205,8 +205,8 @@ def test_hovering_a_patch_draws_its_ribbon_and_clicking_lights_its_kin(visit):
     here.page.mouse.move(5, 5)
     expect(here.page.locator(".tp-line > path")).to_have_count(5)
     lit = here.page.locator(".tp-patch.tp-same").count()
-    said = inspector(here).get_by_text("Of this sample").inner_text()
-    assert f"Of this sample {lit} patch" in said
+    said = inspector(here).get_by_text(re.compile("of this sample (is|are) on it")).inner_text()
+    assert f"{lit} {'patch of this sample is' if lit == 1 else 'patches of this sample are'} on it" in said
     again = visit().open(here.page.evaluate("location.href"))
     expect(again.page.locator(".tp-patch.tp-same")).to_have_count(lit)
     inspector(again).get_by_role("button", name="Its path").click()

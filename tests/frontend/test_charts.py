@@ -20,6 +20,7 @@ from tokenpaths.frontend.charts.drawing.encodings import NAME_LETTERS, names_apa
 from tokenpaths.frontend.charts.flow import flow, layout, token_flow
 from tokenpaths.frontend.charts.paths import with_one_null
 from tokenpaths.frontend.charts.slopes import slope_words
+from tokenpaths.frontend.views.modules.modules import overloaded_words
 
 RUN = open_run(samples=10, modules=8)
 FLOW = RUN.flow()
@@ -392,6 +393,9 @@ def test_labels_are_told_apart_where_their_means_surely_differ():
     assert charts.distributions.label_words(of("dog", "cat")) == "Most compute: dog (0.800), least: cat (0.600)."
     assert charts.distributions.label_words(of("dog")) == "Most compute: dog (0.800)."
     assert charts.distributions.label_words(of("cat")) == "Least compute: cat (0.600)."
+    single = [*of("dog", "cat")["by_label"], {"label": "fox", "num": 1, "mean": 0.5, "low": None, "high": None}]
+    told = charts.distributions.label_words(of() | {"by_label": single})
+    assert told == "Most compute: dog (0.800), surely less: cat (0.600).", "the only fox has less than each cat"
     assert charts.distributions.label_words(of()) == "No label has surely more or less compute than the others."
     assert charts.distributions.label_words(DISTRIBUTION) == "", "nothing is known of how sure these means are"
     bars = data_of(charts.label_chart(of()), "label", "low", "high")
@@ -408,6 +412,11 @@ def test_dead_and_overloaded_modules_are_named():
     made = {"usage": rows, "steps": []}
     assert usage.dead_modules(made) == [(1, "m1", 1)]
     assert [row["module"] for row in usage.overloaded(made)] == [0]
+    assert overloaded_words(made).endswith("fair share or more: module 0 at step 0 (4.00 × its share).")
+    many = {"usage": [{**rows[0], "step": step} for step in range(7)] + rows[1:], "steps": []}
+    told = overloaded_words(many)
+    assert "or more: 7 of 9 cells. Most: module 0 at step 0" in told
+    assert told.endswith("at step 4 (4.00 × its share); …")
     unknown = [{**row, "step": 1, "count": 0, "share": 0.0, "utilisation": None} for row in rows]
     assert usage.dead_modules({"usage": rows + unknown, "steps": []}) == [(1, "m1", 1)]
     assert usage.dead_modules({"usage": unknown, "steps": []}) == []

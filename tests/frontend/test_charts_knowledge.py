@@ -65,6 +65,22 @@ def test_every_property_and_module_is_a_mark(theme):
     ]
 
 
+def test_the_axis_has_numbers_that_can_be_read_where_every_shuffle_gives_the_same():
+    same = {"nmi": 0.2326214778296001, "null_mean": 0.2326214778296, "p_value": 1.0, "clear": False}
+    same |= {"null_low": same["nmi"], "null_high": same["nmi"]}  # the mean differs by rounding
+    drawn = charts.knowledge_chart(KNOWN | {"properties": [row | same for row in KNOWN["properties"]]})
+    assert {(row["beyond"], row["low"], row["high"], row["above"]) for row in data_of(drawn, "beyond")} == {
+        (0, 0, 0, "0")
+    }
+    domains = [part["scale"]["domain"] for part in layers_x(drawn) if part.get("scale")]
+    assert domains
+    assert all(domain == [-0.01, 0.01] for domain in domains)
+
+
+def layers_x(chart) -> list:
+    return [layer["encoding"]["x"] for layer in chart.to_dict()["layer"]]
+
+
 def test_sentences_say_what_stands_in_the_answer():
     assert knowledge.knowledge_words(KNOWN) == (
         "Paths predict token id better than chance, but not label of the sample."

@@ -114,3 +114,14 @@ def test_every_cell_of_the_heat_map_opens_a_module():
     assert opened_by("all.7", ROWS, "kl") == "0.7"
     for node in opened.values():
         assert not from_query({"inspect": f"module:{node}"})[1]
+
+
+def test_a_sweep_begins_with_the_module_that_matters_most():
+    assert effects.importance_words(ROWS, "loss_change") == (
+        "Banned at one step, module 0 at step 0 raises the loss most (+0.300 ± 0.010); banned at every step, module 0 "
+        "does (+0.500 ± 0.010)."
+    )
+    assert effects.importance_words(ROWS[1:2], "kl") == (
+        "Banned at one step, module 0 at step 1 changes the answers most (0.100)."
+    )
+    assert effects.importance_words(ROWS[1:2], "loss_change") == "", "no ban raises the loss"

@@ -23,6 +23,12 @@ from tokenpaths.frontend.views.compare.compared import groups_of, names_compared
 from tokenpaths.frontend.views.compare.training import _untrained_usage
 
 
+def test_effective_paths_are_no_more_than_different_ones_in_digits_either():
+    assert (table.value_words("num_paths", 4096), table.value_words("effective_paths", 4096.0)) == ("4,096", "4,096")
+    assert table.value_words("equal_effective_paths", 12.345) == "12.3"
+    assert table.value_words("effective_paths", None) == "–"
+
+
 def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     clear = {"value": 0.2, "low": 0.1, "high": 0.3, "num": 9, "clear": True}
     vague = {"value": 0.1, "low": -0.1, "high": 0.3, "num": 9, "clear": False}
@@ -49,6 +55,26 @@ def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     assert "▼" in table.runs_table_html(answer_of_numbers(None, lower), labels)
     answer = answer_of_numbers(None, vague, clear)
     assert table.number_title(answer["rows"][0], answer["runs"], labels) == "Loss (nats) is lowest in <A>: 2.00"
+    paths = {**answer["rows"][0], "name": "equal_effective_paths", "values": [500.0, 500.0, 90.0]}
+    assert table.number_title(paths, answer["runs"], labels) == "Effective paths, equal tokens are lowest in <C>: 90.0"
+    assert table.number_title({**paths, "values": [500.0, 90.0, 90.0]}, answer["runs"], labels).endswith("<A>: 500")
+
+
+def test_runs_without_common_samples_are_listed_as_in_a_sentence() -> None:
+    runs = [{"run": name, "num_samples": 16, "num_common": 0, "same_samples": False} for name in "ABC"]
+    told = table._samples_words(runs[0], runs[1:], {name: name for name in "ABC"})
+    assert told == "None of the 2 other runs is over exactly the 16 samples of A; B and C have none."
+
+
+def test_a_number_that_is_the_same_everywhere_has_one_tick_that_can_be_read() -> None:
+    answer, labels = answer_of_numbers(None, None, None), {name: name for name in "ABC"}
+    same = {**answer["rows"][0], "name": "mean_reuse", **dict.fromkeys(("values", "low", "high"), [0.0] * 3)}
+    axes = [
+        layer["encoding"]["x"]["axis"]
+        for layer in table.number_chart(same, answer["runs"], labels=labels).to_dict()["layer"]
+        if "axis" in layer["encoding"]["x"]
+    ]
+    assert [(axis["values"], axis["labelExpr"]) for axis in axes] == [([0.0], "'0'")]
 
 
 def test_a_first_run_without_the_number_is_said_and_has_no_line() -> None:

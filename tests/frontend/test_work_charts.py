@@ -105,7 +105,11 @@ def test_means_by_kind_name_the_surest_ends():
     }
     unsure = {**kind, "kind": "flat", "difference": 0.9, "difference_low": -0.1, "difference_high": 2.0, "clear": False}
     told = work.kind_words({"measure": "compute", "kinds": [unsure, kind, low]})
-    assert told == "Most compute: busy patches (edges) (0.500), least: background (0.300)."
+    assert told == "Surely more compute: busy patches (edges) (0.500), least: background (0.300).", "flat has more"
+    told = work.kind_words({"measure": "compute", "kinds": [kind, low, {**unsure, "difference": -0.9}]})
+    assert told == "Most compute: busy patches (edges) (0.500), surely less: background (0.300)."
+    told = work.kind_words({"measure": "compute", "kinds": [low, {**unsure, "difference": -0.9}]})
+    assert told == "Surely less compute: background (0.300)."
     assert "No kind" in work.kind_words({"measure": "loss", "kinds": [unsure]})
     one_of_many = {**kind, "clear": False}  # its own interval leaves 0 out, those of all kinds together do not
     assert "No kind" in work.kind_words({"measure": "loss", "kinds": [unsure, one_of_many]})
@@ -119,9 +123,10 @@ def test_likeness_says_what_places_and_the_untrained_model_give():
     ]
     told = {**row, "likeness": 0.567, "null_mean": 0.01, "p_value": 0.01, "untrained": 0.85, "trained": 0.53}
     assert work.likeness_words({"looks": [told]}) == (
-        "Patches of one path are alike in colour: 0.567, where 1 is equal and places alone give 0.0100; "
+        "Patches of one path are alike in colour: 0.567, where 1 is equal and places alone give 0.010; "
         "before training they were more alike (0.850, now 0.530 on the same tokens)."
     )
+    assert "places alone give 0;" in work.likeness_words({"looks": [{**told, "null_mean": 0.0000401}]})
     # Above the mean of the exchanges, but not above them all: the sentence says between what they lie.
     told |= {"p_value": 0.1, "untrained": None, "likeness": 0.234, "null_mean": 0.134, "null_low": -0.02}
     assert work.likeness_words({"looks": [{**told, "null_high": 0.3}]}) == (
@@ -135,10 +140,20 @@ def test_likeness_says_what_places_and_the_untrained_model_give():
     )
 
 
+def test_nothing_is_called_grey_where_no_path_is_drawn():
+    answer = IMAGES.alikeness()
+    drawn = sections.how_sure_of_likeness({}, answer | {"untrained_reason": None})
+    assert "Grey: 95 % of 99 exchanges" in drawn
+    none = answer | {"looks": [{**answer["looks"][0], "paths": []}], "untrained_reason": None}
+    told = sections.how_sure_of_likeness({}, none)
+    assert "to be drawn. 95 % of 99 exchanges" in told
+    assert "Grey" not in told
+
+
 def test_whole_images_are_not_called_patches():
     told = {**IMAGES.alikeness()["looks"][0], "likeness": 0.5, "null_mean": -0.001, "p_value": 0.01, "untrained": None}
     whole = work.likeness_words({"looks": [told]}, whole=True)
-    assert whole == "Images of one path are alike in colour: 0.500, where 1 is equal and chance alone gives −0.00100."
+    assert whole == "Images of one path are alike in colour: 0.500, where 1 is equal and chance alone gives −0.001."
     kinds = [{"by": "patch", "kind": "edge"}, {"by": "region", "kind": "sky"}]
     assert sections.of_images({"kinds": kinds})["kinds"] == kinds[1:]
 

@@ -19,6 +19,7 @@ from tokenpaths.frontend.views import compute
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir: Path = tmp_path_factory.mktemp("work")
     make_run(data_dir / "runs", "pictures", samples=310, seed=1)
+    make_run(data_dir / "runs", "flat", samples=6, steps=1, modules=4, identities=0, labels=False, seed=2)
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
 
@@ -56,3 +57,18 @@ def test_the_tooltip_of_a_label_counts_what_is_counted(per):
     (tooltip,) = [layer["encoding"]["tooltip"] for layer in drawn["layer"] if "tooltip" in layer["encoding"]]
     assert f"{per}s" in str(tooltip)
     assert ("samples" in str(tooltip)) == (per == "sample")
+
+
+def test_measures_of_one_value_do_not_lead_to_one_another(show, monkeypatch):
+    monkeypatch.setattr(compute, "_measures", lambda _run: ["compute", "reuse"])
+    for measure in ("compute", "reuse"):
+        page = show(run="flat", measure=measure)
+        assert "No measure of this run has anything to compare here" in " ".join(box.value for box in page.info)
+        assert not [button for button in page.button if str(button.key).startswith("instead_")]
+
+
+def test_where_the_measure_is_not_known_all_of_the_page_is_about_another(show, monkeypatch):
+    monkeypatch.setattr(compute, "_measures", lambda _run: ["compute", "reuse"])
+    page = show(measure="loss")
+    assert "Shown instead: compute" in " ".join(box.value for box in page.info)
+    assert "Which tokens get more compute?" in [heading.value for heading in page.subheader]

@@ -80,14 +80,28 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def most_and_least(name: str, most: tuple[str, float] | None, least: tuple[str, float] | None) -> str:
-    """Who surely has most and least of something, with their means; empty where nobody has.
+def most_and_least(name: str, sure: Sequence[tuple[str, float, float]], every: Sequence[float]) -> str:
+    """Who surely has more and less of something than all together; empty where nobody has.
 
-    >>> most_and_least("compute", ("dog", 0.8), ("cat", 0.6)), most_and_least("compute", None, ("cat", 0.6))
-    ('Most compute: dog (0.800), least: cat (0.600).', 'Least compute: cat (0.600).')
+    Args:
+        name: of what.
+        sure: who, mean and difference from the mean of all, the largest first.
+        every: differences of everybody, also of those that are not sure: one of them may be the least of all.
+
+    >>> most_and_least("compute", [("dog", 0.8, 0.1), ("cat", 0.6, -0.1)], [0.1, 0.0, -0.1])
+    'Most compute: dog (0.800), least: cat (0.600).'
+    >>> most_and_least("compute", [("cat", 0.6, -0.1)], [0.1, -0.1, -0.2])
+    'Surely less compute: cat (0.600).'
     """
-    told = [f"{end}: {who[0]} ({number(who[1])})" for end, who in (("most", most), ("least", least)) if who]
-    return f"{capital(', '.join(told)).replace(':', f' {name}:', 1)}." if told else ""
+    told = []
+    if sure and sure[0][2] > 0:
+        told.append(("most" if sure[0][2] >= max(every) else "surely more", sure[0]))
+    if sure and sure[-1][2] < 0:
+        told.append(("least" if sure[-1][2] <= min(every) else "surely less", sure[-1]))
+    words = (
+        f"{end}{'' if place else f' {name}'}: {who[0]} ({number(who[1])})" for place, (end, who) in enumerate(told)
+    )
+    return f"{capital(', '.join(words))}." if told else ""
 
 
 def p_number(p: float, draws: int | None) -> str:

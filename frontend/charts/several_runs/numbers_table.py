@@ -52,6 +52,9 @@ WORDS = {
     "dead_modules": ("dead modules", "That no token chose, summed over steps."),
 }
 _COUNTS = ("num_paths", "num_tokens", "num_samples", "num_steps", "num_modules", "top_k", "equal_paths", "dead_modules")
+_EFFECTIVE = ("effective_paths", "equal_effective_paths")
+_MANY = (*_EFFECTIVE, *_COUNTS)
+"""numbers whose words are of many things: “effective paths”"""
 _FIRST = ("loss", "accuracy", "mean_compute", "mean_reuse", "load_entropy", "equal_effective_paths", "max_violation")
 GAP_COLUMNS = {"": "value", ", 2.5 %": "low", ", 97.5 %": "high"}
 MOST_SAID = 3
@@ -88,8 +91,11 @@ def name_words(name: str) -> str:
 
 
 def value_words(name: str, value: float | None) -> str:
-    """A number as the table has it."""
-    if name in _COUNTS:
+    """A number as the table has it.
+
+    Effective paths stand below the different ones and are no more than those: 4,096 would be 4,100 in three digits.
+    """
+    if name in _COUNTS or (name in _EFFECTIVE and value is not None and value >= 1000):
         return numbers.count(value)
     return numbers.percent(value) if name == "accuracy" else numbers.number(value)
 
@@ -176,12 +182,13 @@ def _extreme_words(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], la
     values = [value_words(name, row["values"][i]) for i in (place, 0)]
     among = f", most of {len(gaps)} runs" if len(gaps) > 1 else ""
     way = "higher" if gap["value"] > 0 else "lower"
-    return f"{name_words(name)} is {way} in {labels[runs[place]['run']]} ({values[0]} instead of {values[1]}{among})"
+    where = labels[runs[place]["run"]]
+    return f"{name_words(name)} {_is(name)} {way} in {where} ({values[0]} instead of {values[1]}{among})"
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return (", ".join(names[:most]) + more) if more else numbers.listed(names)
 
 
 def what_cannot_be_told(answer: Mapping[str, Any]) -> list[str]:
@@ -284,14 +291,24 @@ def _cell_html(
 
 
 def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
-    """What the chart of one number shows, as a sentence: “Loss is lowest in B: 1.90”."""
+    """What the chart of one number shows, as a sentence: “Loss is lowest in B: 1.90”.
+
+    Where several runs have the best value, the other end is told: that is one run's, or the first of several.
+    """
+    name = row["name"]
     known = [(value, run) for value, run in zip(row["values"], runs, strict=True) if value is not None]
-    words = name_words(row["name"])
+    words = f"{numbers.capital(name_words(name))} {_is(name)}"
     low, high = (f(known, key=lambda pair: pair[0]) for f in (min, max))
     if low[0] == high[0]:
-        return f"{numbers.capital(words)} is {value_words(row['name'], low[0])} in all"
-    way, (value, run) = ("lowest", low) if row["name"] == "loss" else ("highest", high)
-    return f"{numbers.capital(words)} is {way} in {labels[run['run']]}: {value_words(row['name'], value)}"
+        return f"{words} {value_words(name, low[0])} in all"
+    ends = [("lowest", *low), ("highest", *high)] if name == "loss" else [("highest", *high), ("lowest", *low)]
+    way, value, run = min(ends, key=lambda end: sum(other == end[1] for other, _run in known))
+    return f"{words} {way} in {labels[run['run']]}: {value_words(name, value)}"
+
+
+def _is(name: str) -> str:
+    """The verb behind the words for a number: “effective paths are”."""
+    return "are" if name in _MANY else "is"
 
 
 def number_rows(
@@ -347,7 +364,11 @@ def number_chart(
         axis=bare_axis(None, labelLimit=150, grid=False, labelPadding=6),
     )
     scale = alt.Scale(zero=False, padding=14, nice=False)
-    x = alt.X("value:Q", scale=scale, axis=alt.Axis(title=name_words(name), tickCount=4, grid=True))
+    # A scale without width would have the one tick 0.000000.
+    ends = {row[end] for row in table for end in ("low", "value", "high")}
+    one: dict[str, Any] = {"values": [*ends], "labelExpr": f"'{table[0]['said']}'"} if len(ends) == 1 else {}
+    axis = alt.Axis(title=name_words(name), tickCount=4, grid=True, **one)
+    x = alt.X("value:Q", scale=scale, axis=axis)
     base = alt.Chart(rows(table)).encode(y=y)
     paint = either("datum.clear", look.module, look.identity)
     bars = base.mark_rule(strokeWidth=2.5, aria=False).encode(x=alt.X("low:Q", scale=scale), x2="high:Q", color=paint)

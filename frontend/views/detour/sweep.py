@@ -10,7 +10,14 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.effects import CELL_PICK, EVERY, MEASURES, importance_chart, share_chart
+from tokenpaths.frontend.charts.effects import (
+    CELL_PICK,
+    EVERY,
+    MEASURES,
+    importance_chart,
+    importance_words,
+    share_chart,
+)
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.jobs import alive, panel
@@ -185,6 +192,8 @@ def _sweep_charts(found: Mapping[str, Any], selection: Selection) -> None:
         if any(row.get("module") is not None and row["step"] is None for row in table):
             click += "; of the last column, at the step where the chosen number is highest"
         st.caption(widgets.escape(f"{caption}. {MEASURES[measure][1]} {click}."))
+        if words := importance_words(table, measure):
+            widgets.verdict(words)
         widgets.chart(
             importance_chart(table, measure=measure, theme=widgets.theme(), title=None),
             key=f"importance_{found['model']}_{len(table)}_{measure}",

@@ -60,7 +60,8 @@ def _facts(run: Mapping[str, Any], ranked: reference.Ranked, token: Mapping[str,
         taken_words(token, ranked.num_paths(run), reference=ranked.name),
         ""
         if whole_images(run)
-        else f"Of this sample {numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} on it.",
+        else f"{numbers.plural(same, *(('patch', 'patches') if patch else ('token',)))} of this sample "
+        f"{'is' if same == 1 else 'are'} on it.",
         f"Compute {numbers.percent(token['compute'])}, reuse {numbers.percent(token['reuse'])}.",
     ]
     if token.get("region"):

@@ -165,15 +165,22 @@ def _extremes(run: Mapping[str, Any], usage: Mapping[str, Any], own: bool, label
         st.write(widgets.escape(f"{numbers.plural(len(dead), 'module')} {_no_token(label)}: {names}."))
     else:
         st.write(widgets.escape(f"{_none_dead(label)} at some step."))
+    st.write(widgets.escape(overloaded_words(usage)))
+
+
+def overloaded_words(usage: Mapping[str, Any], most: int = 5) -> str:
+    """How many (step, module) pairs get far more than their fair share; the ``most`` busiest of them by name."""
     high = overloaded(usage)
-    if high:
-        names = "; ".join(
-            f"module {row['module']} at step {row['step']} ({numbers.number(row['utilisation'])} × its share)"
-            for row in high
-        )
-        st.write(widgets.escape(f"Overloaded, {OVERLOADED:g} times a fair share or more: {names}."))
-    else:
-        st.write(f"No module has {OVERLOADED:g} times its fair share at any step.")
+    if not high:
+        return f"No module has {OVERLOADED:g} times its fair share at any step."
+    names = "; ".join(
+        f"module {row['module']} at step {row['step']} ({numbers.number(row['utilisation'])} × its share)"
+        for row in high[:most]
+    )
+    text = f"Overloaded, {OVERLOADED:g} times a fair share or more: "
+    if len(high) <= most:
+        return f"{text}{names}."
+    return f"{text}{numbers.count(len(high))} of {numbers.plural(len(usage['usage']), 'cell')}. Most: {names}; …"
 
 
 def _no_token(label: str | None) -> str:

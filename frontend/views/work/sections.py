@@ -147,23 +147,31 @@ def likeness(run: Mapping[str, Any], selection: Selection) -> None:
         options = {"offered": offered_ids(run), "whole": whole}
         widgets.chart(work.likeness_chart(answer, theme=widgets.theme(), title=None, **options))
     with st.expander("How sure is this? (likeness)"):
-        text = f"{_counted(answer['counted'])} {numbers.percent(answer['shared'])} are on a path of several samples."
-        if row["low"] is not None:
-            text += f" 95 % interval by sample: {numbers.number(row['low'])} … {numbers.number(row['high'])}."
+        st.write(widgets.escape(how_sure_of_likeness(run, answer)))
+    if row["paths"]:
+        widgets.numbers_behind(work.likeness_rows(answer, offered_ids(run)), "likeness of paths")
+
+
+def how_sure_of_likeness(run: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """What was counted, the intervals, and what the exchanges give, which are grey where paths are drawn."""
+    row = answer["looks"][0]
+    text = f"{_counted(answer['counted'])} {numbers.percent(answer['shared'])} are on a path of several samples."
+    if row["low"] is not None:
+        text += f" 95 % interval by sample: {numbers.number(row['low'])} … {numbers.number(row['high'])}."
+    text += " Grey: 95 %" if row["paths"] else " No path has enough tokens, of enough samples, to be drawn. 95 %"
+    text += (
+        f" of {answer['shuffles']} exchanges, in which each sample gets the looks of another one, place by place; "
+        f"of all paths {numbers.number(row['null_low'])} … {numbers.number(row['null_high'])}, "
+        f"{numbers.p_words(row['p_value'], answer['shuffles'], 'exchanges')}."
+    )
+    if answer["untrained_reason"]:
+        text += f" Untrained twin: {twin_reason(run, answer['untrained_reason'])}."
+    elif row["untrained_low"] is not None:
         text += (
-            f" Grey: 95 % of {answer['shuffles']} exchanges, in which each sample gets the looks of another one, place "
-            f"by place; of all paths {numbers.number(row['null_low'])} … {numbers.number(row['null_high'])}, "
-            f"{numbers.p_words(row['p_value'], answer['shuffles'], 'exchanges')}."
+            f" Untrained twin, on {numbers.plural(answer['untrained_tokens'], 'token')}: "
+            f"{numbers.number(row['untrained_low'])} … {numbers.number(row['untrained_high'])}."
         )
-        if answer["untrained_reason"]:
-            text += f" Untrained twin: {twin_reason(run, answer['untrained_reason'])}."
-        elif row["untrained_low"] is not None:
-            text += (
-                f" Untrained twin, on {numbers.plural(answer['untrained_tokens'], 'token')}: "
-                f"{numbers.number(row['untrained_low'])} … {numbers.number(row['untrained_high'])}."
-            )
-        st.write(widgets.escape(text))
-    widgets.numbers_behind(work.likeness_rows(answer, offered_ids(run)), "likeness of paths")
+    return text
 
 
 def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
