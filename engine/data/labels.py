@@ -32,7 +32,7 @@ SENTENCES: Final = {
     "other": "{n} given as dates, times or decimal numbers {are} read as text",
     "control": "{n} with control characters {are} shown with visible signs for them",
     "surrogate": "{n} with bytes that are no Unicode {are} shown with question marks for them",
-    "long": f"{{n}} longer than {MOST_CHARACTERS} characters {{are}} cut, and end with a sum of the whole",
+    "long": f"{{n}} longer than {MOST_CHARACTERS} characters {{are}} cut, with a sum of the whole at the end",
     "key": "{n} under a key that is spelled otherwise than in the first object {are} read all the same",
     "list": "{n} given as a list {are} left out",
     "object": "{n} given as an object {are} left out",

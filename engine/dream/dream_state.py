@@ -42,7 +42,9 @@ def load_state(folder: Path, made_for: dict[str, Any]) -> tuple[dict[str, Tensor
         raise UserError(f"The saved state of this dream cannot be read ({kind}); start it anew") from None
     for name, value in made_for.items():
         if (_as_now(about.get(name)) if name == "request" else about.get(name)) != value:
-            raise UserError(f"This dream was begun with another {name}; start it anew", field="model")
+            raise UserError(
+                f"This dream was begun with another {name}; start it anew, in another folder", field="model"
+            )
     return tensors, about
 
 

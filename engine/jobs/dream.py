@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from tokenpaths.engine.dream.dream_request import DreamRequest
-from tokenpaths.engine.jobs.dream_check import check_request
+from tokenpaths.engine.jobs.dream_check import check_path_is_of, check_request
 from tokenpaths.engine.jobs.registry import JobContext, Progress
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class DreamJob:
     def start(cls, request: DreamRequest, folder: Path, context: JobContext) -> DreamJob:
         check_request(request, context)
         loaded = cast("LoadedModel", context.load_model(request.model))  # others are refused by the check
+        check_path_is_of(request, context, loaded.sha256)
         if loaded.modality == "vision":
             from tokenpaths.engine.jobs.dream_images import ImageWork
 

@@ -188,6 +188,21 @@ def _check_run(request: DreamRequest, card: dict[str, Any]) -> None:
         )
 
 
+def check_path_is_of(request: DreamRequest, context: JobContext, sha256: str) -> None:
+    """UserError if a path is named by its rank in a run of another checkpoint that has the model's name: its modules
+    have nothing but their numbers in common with those of this one."""
+    if request.run is None or getattr(request.target, "rank", None) is None:
+        return
+    with context.open_run(request.run) as run:
+        made_by = str(run.row["checkpoint_sha256"])
+    if made_by != sha256:
+        raise UserError(
+            f"The run {request.run} was made with other weights than those of {request.model} "
+            f"(SHA-256 {made_by[:12]}… and {sha256[:12]}…), so its paths are not this model's; trace it anew",
+            field="run",
+        )
+
+
 def _check_dna(request: DreamRequest, config: dict[str, Any]) -> None:
     target, steps = request.target, config["steps"]
     modules = sum(config[kind] for kind in ("transformers", "attentions", "mlps", "identities"))

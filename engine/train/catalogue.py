@@ -19,7 +19,7 @@ import torch
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
-from tokenpaths.engine.train.resuming import alone_in
+from tokenpaths.engine.train.resuming import alone_in, keep_to_data
 
 if TYPE_CHECKING:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
@@ -68,8 +68,10 @@ class Training:
 
         Raises:
             Held: another process trains there: two would write over each other's states.
+            UserError: what is there was trained on other data.
         """
         with alone_in(order.work, self.name):
+            keep_to_data(order.work, order.data, self.files)
             return self.run(order)
 
 
@@ -245,6 +247,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     # What all recipes start from; a folder of its own, so that they can share it.
     shared_base = order.work.parent / "dipaco-base"
     with alone_in(shared_base, "the base of all DiPaCo"):
+        keep_to_data(shared_base, order.data, FILES)
         base = train(RECIPES["base"], documents, shared_base, **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)
     learnt: dict[str, Any] = {}
@@ -282,6 +285,9 @@ def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
     _only_its_length(order, recipe.name)
     # Its states lie in folders of its name, beside those of the convolutions that all seeds share.
     recipe = _as_ordered(recipe, order).model_copy(update={"name": order.work.name})
+    shared = f"{recipe.data}-convolutions-{recipe.feature_seed}", f"{recipe.name}-twin", f"{recipe.name}-used-twin"
+    for name in shared if recipe.data != "digits" else ():
+        keep_to_data(order.work.parent / name, order.data, recipe.files)
     with order.stage(f"reading {recipe.data}"):
         corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
     done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)

@@ -128,7 +128,14 @@ def load_corpora(
     if tokenizer_file is None:
         tokenizer_file = work / TOKENIZER
         if not tokenizer_file.exists():
-            TextTokenizer.train(read_texts(train_file), recipe.model.vocab_size).save(tokenizer_file)
+            trained = TextTokenizer.train(read_texts(train_file), recipe.model.vocab_size)
+            if trained.vocab_size < recipe.model.vocab_size:
+                raise UserError(
+                    f"the texts of {train_file.name} give a vocabulary of {trained.vocab_size:,} entries, recipe "
+                    f"{recipe.name} takes {recipe.model.vocab_size:,}: give more text, or --tokenizer",
+                    field="data",
+                )
+            trained.save(tokenizer_file)
     tokenizer = TextTokenizer.load(tokenizer_file)
     if tokenizer.vocab_size != recipe.model.vocab_size:
         raise UserError(

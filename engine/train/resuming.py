@@ -4,9 +4,10 @@ and the precision of a state, one process a folder."""
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tokenpaths.engine.base.device import gains_by_bfloat16
-from tokenpaths.engine.base.errors import Held
-from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.base.errors import Held, UserError
+from tokenpaths.engine.base.files import HolderLock, write_atomically
+from tokenpaths.engine.models.checkpoint import file_sha256
+
+DATA = "data.json"
 
 
 class Resumable:
@@ -89,3 +93,32 @@ def alone_in(folder: Path, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> None:
+    """Refuse to go on in ``folder`` where what it holds was trained on other bytes than the ``files`` below ``data``.
+
+    Their SHA-256 are kept there when a training begins; one of before that is taken at its word. Files that are not
+    there are left to whoever reads them.
+
+    Raises:
+        UserError: a file has changed since, or is another one.
+    """
+    if not files or not all((data / file).is_file() for file in files):
+        return
+    sums = {file: file_sha256(data / file) for file in files}
+    kept_in = folder / DATA
+    try:
+        kept = json.loads(kept_in.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    other = [file for file in sums if isinstance(kept, dict) and kept.get(file, sums[file]) != sums[file]]
+    if other and any(item != kept_in for item in folder.iterdir()):
+        raise UserError(
+            f"{folder} holds a training on another {' and '.join(other)} than that in {data}; "
+            "give another folder with --work, or delete this one to start afresh",
+            field="work",
+        )
+    if kept != sums:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept_in, json.dumps(sums, indent=1).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -368,6 +369,23 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tokenpaths.backend.settings.load_settings", interrupted)
+    assert main(["ls"]) == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+def test_an_interrupt_that_c_drops_is_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ctypes.CFUNCTYPE(None)
+    def called_from_c() -> None:
+        raise KeyboardInterrupt
+
+    def load(*_: object, **__: object) -> None:
+        called_from_c()
+        for _ in range(100):  # in short naps: a signal that comes just before a sleep is heard after it only
+            time.sleep(0.05)
+
+    monkeypatch.setattr("tokenpaths.backend.settings.load_settings", load)
     assert main(["ls"]) == 130
     assert capsys.readouterr().err == "Stopped.\n"
 

@@ -188,6 +188,7 @@ def test_shards_are_sealed_by_ray(home: Path, capsys: pytest.CaptureFixture[str]
         (["--shard", "1/2", "--run", "x", "--beside", "--controls", '{"top_k": 1}'], "leave it out with shards"),
         (["--shards-dir", "x"], "--shards-dir is for --shard and --shards"),
         (["--ray", "auto"], "--ray is for --shards"),
+        (["--workers", "3"], "--workers is for --shards"),
         (["--shard", "1/2", "--run", "x", "--limit", "5", "--passage-chars", "9"], "a limit on passages"),
         (["--shard", "1/2", "--run", "x", "--shards-dir", "/dev/null"], "nothing can be written to the folder"),
     ],

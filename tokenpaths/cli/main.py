@@ -7,13 +7,17 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import gc
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -96,8 +100,26 @@ def main(arguments: list[str] | None = None) -> int:
     gc.set_threshold(50_000, 20, 20)
     if hasattr(sys.stdout, "reconfigure"):  # a character that the terminal's encoding lacks must not stop the command
         sys.stdout.reconfigure(errors="backslashreplace")
-    with plain_output():
+    with plain_output(), _interrupts_heard():
         return _run(arguments)
+
+
+@contextmanager
+def _interrupts_heard() -> Iterator[None]:
+    """Ctrl-C during a call from C into Python, as while compiled loops are loaded, is dropped there: raise it anew."""
+    shown = sys.unraisablehook
+
+    def hear(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(0.05, _thread.interrupt_main).start()  # by then the call from C is over
+        else:
+            shown(dropped)
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = shown
 
 
 def _run(arguments: list[str] | None) -> int:

@@ -96,7 +96,9 @@ class TraceCommand:
     shards: Annotated[
         int | None, typer.Option(help="Trace so many shards side by side, then seal; needs --run.", min=1, max=9999)
     ] = None
-    workers: Annotated[int, typer.Option(help="With --shards: so many at a time on this machine.", min=1)] = 2
+    workers: Annotated[
+        int | None, typer.Option(help="With --shards: so many at a time on this machine [default: 2].", min=1)
+    ] = None
     ray: Annotated[
         str | None,
         typer.Option(
@@ -141,8 +143,10 @@ def trace(context: typer.Context, options: TraceCommand) -> None:
     if shard is None:
         refuse_taken_name(settings, options.run, options.overwrite)
     if options.shards is not None:
-        trace_on_workers(context, settings, options.shards, options.workers, options.ray)
+        trace_on_workers(context, settings, options.shards, options.workers or 2, options.ray)
         return
+    if options.workers is not None:
+        raise UserError("--workers is for --shards N.", field="workers")
     if options.ray is not None:
         raise UserError("--ray is for --shards N.", field="ray")
     if options.beside:

@@ -66,6 +66,8 @@ def train(options: TrainOptions) -> None:
     from tokenpaths.engine.train.catalogue import Order, find_training, trainings
 
     recipe, data, out = options.recipe, options.data, options.out
+    if not recipe and not options.list_recipes and options != TrainOptions():
+        raise UserError("which recipe? tokenpaths train --list shows them", field="recipe")
     if options.list_recipes or not recipe:
         recipes = trainings().values()
         width = max(len(training.name) for training in recipes)

@@ -335,7 +335,7 @@ def _recognise_text(file: Path, head: bytes, skip_bad: bool) -> str:
             return name
         if record is None or find_counts(record) is not None or find_domains(record):
             return "expert-counts"
-        keys = ", ".join(list(record)[:8]) if isinstance(record, dict) else "no object"
+        keys = (", ".join(list(record)[:8]) or "no keys") if isinstance(record, dict) else "no object"
         raise UnknownLog(
             f"{file}, line 1: has {keys[:400]}, but neither routed_experts nor top_indices nor expert_counts; a table "
             f"of another layout needs {COLUMN_MAP}",

@@ -92,6 +92,14 @@ def test_a_dream_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(
     assert (through / STATE).read_bytes() == (killed / STATE).read_bytes()
 
 
+def test_a_path_of_other_weights_of_the_same_name_is_refused(context: JobContext, tmp_path: Path) -> None:
+    request = ask(context, sample=None, target={"of": "path", "rank": 1}, image={"iterations": 2})
+    retrained = replace(context.load_model("tiny"), sha256="0" * 64)
+    with pytest.raises(UserError, match=r"made with other weights than those of tiny .* trace it anew"):
+        DreamJob.start(request, tmp_path, replace(context, loader=lambda name: retrained))
+    DreamJob.start(request, tmp_path, context).close()
+
+
 def test_what_a_dream_leaves_says_all_that_repeats_it(context: JobContext, tmp_path: Path) -> None:
     request = ask(context, target=GROUP, image=IMAGE, frame_every=64, seed=3)
     progress = run(request, tmp_path, context)

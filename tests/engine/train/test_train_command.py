@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.engine.train.test_training import data, vision_recipe  # noqa: F401
+from tests.engine.train.test_training import data, text_recipe, vision_recipe  # noqa: F401
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.train import recipes
+from tokenpaths.engine.train.resuming import keep_to_data
 
 OPTIONS = ["--device", "cpu", "--threads", "1"]
 
@@ -45,6 +49,7 @@ def test_list_shows_the_recipes(tiny, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--iterations", "3"], "which recipe? tokenpaths train --list shows them"),
         (["nothing"], "no recipe is called 'nothing'; there are: v, v-dense"),
         (["v", "--data", "/does/not/exist"], "there is no folder"),
         (["v", "--data", "."], "v.parquet is not in the folder"),
@@ -69,3 +74,37 @@ def test_two_trainings_in_one_folder_are_refused(tiny, data, tmp_path, capsys): 
     lock.release()
     assert main(command) == 0
     assert not (tmp_path / ".v.lock").exists()
+
+
+def test_a_training_on_other_data_is_not_taken_for_this_one(tiny, data, tmp_path, capsys):  # noqa: F811
+    command = ["train", "v", "--out", str(tmp_path / "out"), "--data", str(data), "--work", str(tmp_path), *OPTIONS]
+    assert main(command) == 0
+    rows = pq.read_table(data / "v.parquet").to_pydict()
+    pq.write_table(pa.table(rows | {"label": rows["label"][1:] + rows["label"][:1]}), data / "v.parquet")
+    before = (tmp_path / "out" / "config.json").read_bytes()
+    assert main(command) == 2
+    assert "holds a training on another v.parquet" in capsys.readouterr().err
+    assert (tmp_path / "out" / "config.json").read_bytes() == before
+    assert main([*command, "--work", str(tmp_path / "new")]) == 0
+
+
+def test_a_training_that_never_began_keeps_to_nothing(data, tmp_path):  # noqa: F811
+    keep_to_data(tmp_path / "work", data, ["v.parquet", "nowhere.parquet"])
+    assert not (tmp_path / "work").exists()
+    keep_to_data(tmp_path / "work", data, ["v.parquet"])
+    (data / "v.parquet").write_bytes(b"mended")
+    keep_to_data(tmp_path / "work", data, ["v.parquet"])
+    (tmp_path / "work" / "state.json").touch()
+    (data / "v.parquet").write_bytes(b"changed")
+    with pytest.raises(UserError, match=r"another v\.parquet than that in"):
+        keep_to_data(tmp_path / "work", data, ["v.parquet"])
+
+
+def test_a_vocabulary_that_the_texts_do_not_fill_leaves_no_tokenizer(monkeypatch, data, tmp_path, capsys):  # noqa: F811
+    recipe = text_recipe()
+    model = recipe.model.model_copy(update={"vocab_size": 5000})
+    monkeypatch.setattr(recipes, "RECIPES", {"t": recipe.model_copy(update={"model": model})})
+    work = tmp_path / "work"
+    assert main(["train", "t", "--out", str(tmp_path / "t"), "--data", str(data), "--work", str(work), *OPTIONS]) == 2
+    assert "recipe t takes 5,000: give more text" in capsys.readouterr().err
+    assert not list(work.rglob("tokenizer.json"))

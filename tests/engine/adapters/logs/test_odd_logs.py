@@ -108,6 +108,7 @@ def test_failures_alone_are_no_log_and_are_left_out_of_a_folder(tmp_path: Path) 
     make.lines(folder / "a.jsonl", [make.vllm_chat(0)])
     wrong = make.lines(folder / "b.jsonl", [{"error": {"message": "x"}}])
     refused(tmp_path, wrong, "has error, but neither routed_experts")
+    refused(tmp_path, make.lines(tmp_path / "c.jsonl", [{}]), "has no keys, but neither routed_experts")
     log, found = pieces(folder)
     assert [piece.num_tokens for piece in found] == [ROWS]
     assert "files that are not read: b.jsonl" in log.note
