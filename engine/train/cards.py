@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ ENGLISH = (
     "Shakespeare, NLTK corpora"
 )
 """sources of ``text/english_*.parquet``"""
+SHIPPED_DATA = {
+    "vision/cifar10_test.parquet": "64e24b99d84d7cf2699ffd59c7415f26b63c848690a83d7946af5d4004a17ed2",
+    "vision/cifar10_train.parquet": "8a685a5d46fb484e1cec46fede4508c4f771075a431aa076f6f7052149624d97",
+    "vision/tiny_imagenet_50_train.parquet": "318ca6f51e310ae8d7e0c6eb5d91db4d450b41add12bbb376d8df1307e6b8e89",
+    "vision/tiny_imagenet_50_val.parquet": "3bd04ef72129ac90360b9a0a783a1d82460398926cc85ae3bd7118d371893660",
+    "text/english_train.parquet": "3cc734332b724f5df659269f87e20090ddedca62340e454a8ea1dff52eb6e81b",
+    "text/english_val.parquet": "979ae72b4676276bdf74b83e6c86c6c6fcd01a404049905b727747eb0d366cc2",
+    "text/languages_train.parquet": "bfc8ba231cf1e9486b2eb9a98952ae1c7c1c431e5674dadd7bba678a70269558",
+    "text/languages_val.parquet": "47f7e9518282590c24d01068780548a2e13d4c5d66583b0ee8a2dc2ff54995b8",
+}
+"""SHA-256 of the files that the shipped models were trained on"""
 
 
 def finish(
@@ -53,6 +64,21 @@ def note(folder: Path, validation: dict[str, Any]) -> None:
     about["validation"] |= validation
     write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
     write_card(folder)
+
+
+def say_data(folder: Path, sums: Mapping[str, str]) -> None:
+    """Keep in the checkpoint which files (SHA-256) it was trained on, and write its card again: somebody's own data of
+    the same name is not what the shipped models saw."""
+    about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    about["training"]["data"] = dict(sums)
+    write_atomically(folder / CONFIG, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+    write_card(folder)
+
+
+def is_of_shipped_data(training: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint was trained on the files of the shipped models, whose sources a card can name."""
+    sums: Mapping[str, str] = training.get("data") or {}
+    return all(SHIPPED_DATA.get(file) == of for file, of in sums.items())
 
 
 def write_card(folder: Path) -> Path:

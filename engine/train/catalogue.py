@@ -71,8 +71,13 @@ class Training:
             UserError: what is there was trained on other data.
         """
         with alone_in(order.work, self.name):
-            keep_to_data(order.work, order.data, self.files)
-            return self.run(order)
+            sums = keep_to_data(order.work, order.data, self.files)
+            numbers = self.run(order)
+            if sums and FAMILY_CONTROLS[self.family].CARD:
+                from tokenpaths.engine.train.cards import say_data
+
+                say_data(order.out, sums)
+            return numbers
 
 
 def trainings() -> dict[str, Training]:

@@ -16,7 +16,15 @@ import torch
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
 from tokenpaths.engine.models.directional import Directional, DirectionalConfig
-from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card, section
+from tokenpaths.engine.train.cards import (
+    ENGLISH,
+    curve,
+    is_of_shipped_data,
+    mebibytes,
+    recipe_lines,
+    save_card,
+    section,
+)
 from tokenpaths.engine.train.recipes import Recipe
 
 SEQUENCE, PREFIX, UNROUTED = "directional-text", "directional-text-prefix", "directional-text-unrouted"
@@ -81,18 +89,19 @@ def write_card(folder: Path) -> Path:
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
     recipe, routed, plain = training["recipe"], num_params(config), num_params(config.unrouted_twin())
+    ours = is_of_shipped_data(training)
     lines = [
         f"# {checkpoint.name}",
         "",
-        f"A transformer with directional routing for English text: {config.layers} layers of {config.heads} heads, "
-        f"{config.directions} directions a head ({config.layers * config.top_k} gates), one router a layer, width "
-        f"{config.width}, τ {config.temperature:g}.",
+        f"A transformer with directional routing for {'English ' * ours}text: {config.layers} layers of "
+        f"{config.heads} heads, {config.directions} directions a head ({config.layers * config.top_k} gates), one "
+        f"router a layer, width {config.width}, τ {config.temperature:g}.",
         "",
         POOLINGS[config.pooling],
         "",
         f"- weights: bfloat16 safetensors, {mebibytes(folder):.1f} MiB; {routed / 1e6:.2f} M parameters, "
         f"{routed / plain - 1:.1%} more than without routing",
-        f"- data: `{recipe['train_file']}`, validated on `{recipe['val_file']}` ({ENGLISH})",
+        f"- data: `{recipe['train_file']}`, validated on `{recipe['val_file']}`" + f" ({ENGLISH})" * ours,
         f"- command: `{training['command']}`",
         *recipe_lines(training, f" × {config.context} tokens"),
         *section("Validation"),

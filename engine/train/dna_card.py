@@ -8,7 +8,15 @@ from typing import Any
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.dna_config import DNAConfig
-from tokenpaths.engine.train.cards import ENGLISH, curve, mebibytes, recipe_lines, save_card, section
+from tokenpaths.engine.train.cards import (
+    ENGLISH,
+    curve,
+    is_of_shipped_data,
+    mebibytes,
+    recipe_lines,
+    save_card,
+    section,
+)
 
 SOURCES = {
     "vision/tiny_imagenet_50_train.parquet": "50 classes of Tiny-ImageNet (Stanford CS231n), 64×64",
@@ -48,7 +56,8 @@ def write_card(folder: Path) -> Path:
     checkpoint = read_checkpoint(folder)
     config, training = checkpoint.config, checkpoint.training
     recipe = training["recipe"]
-    vision, sources = config.modality == "vision", SOURCES.get(recipe["train_file"])
+    vision, ours = config.modality == "vision", is_of_shipped_data(training)
+    sources = SOURCES.get(recipe["train_file"]) if ours else None
     kinds = ", ".join(f"{config.kinds.count(kind)} {kind}" for kind in dict.fromkeys(config.kinds))
     lines = [
         f"# {checkpoint.name}",
@@ -71,8 +80,8 @@ def write_card(folder: Path) -> Path:
         *section("Limits"),
         "Small models for looking at routing, not for use: "
         + (
-            f"{config.image_size}×{config.image_size} pixels and {config.num_classes} classes. The image data is for "
-            "research use."
+            f"{config.image_size}×{config.image_size} pixels and {config.num_classes} classes."
+            + " The image data is for research use." * ours
             if vision
             else f"a context of {config.context} tokens and a vocabulary of {config.vocab_size:,}.".replace(",", " ")
         ),

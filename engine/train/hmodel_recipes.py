@@ -22,7 +22,17 @@ from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
 from tokenpaths.engine.models.hmodel.plain_transformer import plain_transformer
-from tokenpaths.engine.train.cards import curve, finish, mebibytes, note, recipe_lines, rounded, save_card, section
+from tokenpaths.engine.train.cards import (
+    curve,
+    finish,
+    is_of_shipped_data,
+    mebibytes,
+    note,
+    recipe_lines,
+    rounded,
+    save_card,
+    section,
+)
 from tokenpaths.engine.train.corpora import TextCorpus, label_of, read_rows
 from tokenpaths.engine.train.loop import TrainingRun, evaluate
 from tokenpaths.engine.train.recipes import Recipe
@@ -31,6 +41,7 @@ HELD_OUT = 0.1
 """share of each language's training texts that no model and no tokenizer sees"""
 SEED = 0
 SHIPPED = "hmodel-languages"
+LANGUAGES = "six languages (Arabic, Chinese, English, German, Swahili, Ukrainian)"
 SOURCES = (
     "Universal Dependencies (German GSD, Chinese GSD and PUD, English EWT, Ukrainian IU, Arabic PUD), MasakhaNEWS "
     "(Swahili), Universal Declaration of Human Rights"
@@ -155,19 +166,20 @@ def write_card(folder: Path) -> Path:
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
     recipe = training["recipe"]
+    ours = is_of_shipped_data(training)
     with torch.device("meta"):
         params = sum(p.numel() for p in HModel(config).parameters())
     lines = [
         f"# {checkpoint.name}",
         "",
-        f"An H-Model for six languages (Arabic, Chinese, English, German, Swahili, Ukrainian): {config.num_modules} "
+        f"An H-Model for {LANGUAGES if ours else 'several languages'}: {config.num_modules} "
         f"hidden layers ({', '.join(layer.kind for layer in config.hidden)}) that run {config.iterations} times and "
         f"choose by themselves which layers they send their state to; width {config.width}, {config.heads} heads, "
         f"connections by {config.pooling} pooling, α {config.alpha:g}, α_rate {config.alpha_rate:g}.",
         "",
         f"- weights: bfloat16 safetensors, {mebibytes(folder):.1f} MiB; {params / 1e6:.2f} M parameters",
         f"- data: `{recipe['train_file']}` without a seeded tenth of each language, which is held out, validated on "
-        f"`{recipe['val_file']}`: {SOURCES}",
+        f"`{recipe['val_file']}`" + f": {SOURCES}" * ours,
         f"- command: `{training['command']}`",
         *recipe_lines(training, f" × {config.context} tokens"),
         *section("Validation"),
@@ -176,8 +188,8 @@ def write_card(folder: Path) -> Path:
         *(
             _row(name, row)
             for name, row in (
-                ("held-out tenth, six languages", numbers.get("held_out")),
-                ("validation file, five languages", numbers),
+                ("held-out tenth" + ", six languages" * ours, numbers.get("held_out")),
+                ("validation file" + ", five languages" * ours, numbers),
             )
             if row
         ),
@@ -186,8 +198,8 @@ def write_card(folder: Path) -> Path:
         *section("Curve (on the held-out tenth)"),
         *curve(training, "mean_connection", "self_share"),
         *section("Limits"),
-        "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096, 1.2 MB "
-        "of training text.",
+        "A small model for looking at routing, not for use: a context of 128 tokens, a vocabulary of 4 096"
+        + (", 1.2 MB of training text." if ours else "."),
     ]
     return save_card(folder, lines)
 

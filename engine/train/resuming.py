@@ -95,17 +95,18 @@ def alone_in(folder: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
-def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> None:
-    """Refuse to go on in ``folder`` where what it holds was trained on other bytes than the ``files`` below ``data``.
+def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each of ``files``, below ``data``; refuses to go on in ``folder`` where what it holds was trained on
+    other bytes than those.
 
-    Their SHA-256 are kept there when a training begins; one of before that is taken at its word. Files that are not
-    there are left to whoever reads them.
+    They are kept there when a training begins; one of before that is taken at its word. Files that are not there are
+    left to whoever reads them, and nothing is returned.
 
     Raises:
         UserError: a file has changed since, or is another one.
     """
     if not files or not all((data / file).is_file() for file in files):
-        return
+        return {}
     sums = {file: file_sha256(data / file) for file in files}
     kept_in = folder / DATA
     try:
@@ -122,3 +123,4 @@ def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> None:
     if kept != sums:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept_in, json.dumps(sums, indent=1).encode())
+    return sums

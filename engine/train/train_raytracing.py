@@ -24,7 +24,7 @@ from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.raytracing import FeatureExtractor, MLPTwin, OnFeatures, RayTracing
-from tokenpaths.engine.train.cards import mebibytes, note, rounded, save_card, section
+from tokenpaths.engine.train.cards import is_of_shipped_data, mebibytes, note, rounded, save_card, section
 from tokenpaths.engine.train.loop import Progress, training_record
 from tokenpaths.engine.train.raytracing_fit import Fit, Plan, Samples, fit, measure
 from tokenpaths.engine.train.raytracing_recipe import Corpora, RayTracingRecipe
@@ -254,6 +254,7 @@ def write_card(folder: Path) -> Path:
     checkpoint = read_checkpoint(folder)
     config, training, numbers = checkpoint.config, checkpoint.training, checkpoint.validation
     recipe, twin, as_used = training["recipe"], numbers["mlp_twin"], numbers["mlp_as_used"]
+    ours = is_of_shipped_data(training)
     lines = [
         f"# {checkpoint.name}",
         "",
@@ -265,7 +266,8 @@ def write_card(folder: Path) -> Path:
         "",
         f"- weights: float16 safetensors, {mebibytes(folder):.2f} MiB; {numbers['params']:,} parameters without the "
         "convolutions",
-        f"- data: {DATA[recipe['data']]}; {recipe['validation_share']:.0%} of the rest for early stopping",
+        f"- data: {DATA[recipe['data']] if ours else ' and '.join(training['data'])}; "
+        f"{recipe['validation_share']:.0%} of the rest for early stopping",
         f"- command: `{training['command']}`",
         f"- trained {training['iterations']:,} iterations of {recipe['batch_size']} in "
         f"{training['wall_seconds'] / 60:.1f} minutes on {training['machine']}, finished {training['date']}; "
@@ -295,7 +297,7 @@ def write_card(folder: Path) -> Path:
             for e in _thinned(training["history"])
         ),
         *section("Limits"),
-        f"A small model for looking at routing, not for use. {TERMS[recipe['data']]}",
+        "A small model for looking at routing, not for use." + f" {TERMS[recipe['data']]}" * ours,
     ]
     return save_card(folder, lines)
 

@@ -23,7 +23,7 @@ from tokenpaths.engine.models.checkpoint import build_model, save_checkpoint
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.dipaco_path import PathModel
 from tokenpaths.engine.models.dipaco_router import best_continuation, fit_rerouter, nearest
-from tokenpaths.engine.train.cards import ENGLISH, mebibytes, rounded, save_card, section
+from tokenpaths.engine.train.cards import ENGLISH, is_of_shipped_data, mebibytes, rounded, save_card, section
 from tokenpaths.engine.train.dipaco.dipaco_run import DiPaCoRun
 from tokenpaths.engine.train.dipaco.documents import Sequences, document_features, path_scores, split_documents
 from tokenpaths.engine.train.dipaco.path_report import (
@@ -218,8 +218,8 @@ def write_card(folder: Path) -> Path:
         "",
         f"- weights: bfloat16 safetensors (the router's scores float32), {mebibytes(folder):.1f} MiB, base path "
         f"{'and learned re-router ' if 'rerouter' in numbers else ''}included",
-        f"- data: `english_train.parquet`, validated on `english_val.parquet`: English text of five "
-        f"domains ({ENGLISH})",
+        "- data: `english_train.parquet`, validated on `english_val.parquet`"
+        + f": English text of five domains ({ENGLISH})" * is_of_shipped_data(training),
         f"- command: `{training['command']}`",
         *(
             [f"- base: {b['iterations']} iterations of {b['batch_size']} sequences, rate {b['learning_rate']:g}"]

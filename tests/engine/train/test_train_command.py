@@ -41,6 +41,25 @@ def test_train_writes_a_checkpoint_with_its_dense_twin_on_the_card(tiny, data, t
     assert (out / "model.safetensors").read_bytes() == before
 
 
+def test_a_card_names_the_sources_of_the_shipped_models_of_their_files_alone(tiny, data, tmp_path, monkeypatch):  # noqa: F811
+    from tokenpaths.engine.train import cards, dna_card
+
+    recipe = recipes.RECIPES["v"]
+    monkeypatch.setitem(dna_card.SOURCES, recipe.train_file, "pictures of ours")
+    own = [*OPTIONS, "--data", str(data), "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert main(["train", "v", *own]) == 0
+    sums = read_checkpoint(tmp_path / "out").training["data"]
+    assert set(sums) == {recipe.train_file, recipe.val_file}
+    card = (tmp_path / "out" / "card.md").read_text(encoding="utf-8")
+    assert f"- data: `{recipe.train_file}`" in card
+    assert "pictures of ours" not in card
+    assert "research use" not in card
+    monkeypatch.setattr(cards, "SHIPPED_DATA", sums)
+    card = cards.write_card(tmp_path / "out").read_text(encoding="utf-8")
+    assert "(pictures of ours)" in card
+    assert "research use" in card
+
+
 def test_list_shows_the_recipes(tiny, capsys):
     assert main(["train", "--list"]) == 0
     assert "4 modules, 2 steps, top-1" in capsys.readouterr().out
