@@ -150,7 +150,7 @@ def _request(options: DreamOptions, modality: str | None) -> dict[str, Any]:
     names = ("model", "run", "sample", "data", "row", "seed")
     values = _without_none({name: getattr(options, name) for name in names} | {"target": _without_none(target)})
     precision = "bfloat16" if options.bfloat16 else None
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "image": {"iterations": options.iterations, "rate": options.rate, "precision": precision},
         "text": {"iterations": options.iterations, "length": options.length, "fluency": options.fluency},
     }
