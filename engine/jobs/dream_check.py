@@ -53,11 +53,7 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
         )
     unused, usual = ("image", ImageSettings()) if text else ("text", TextSettings())
     if getattr(request, unused) != usual:
-        raise UserError(
-            f"`{unused}` has the settings of dreams of {unused}s, and {request.model} takes "
-            f"{'texts' if text else 'images'}; leave it out",
-            field=unused,
-        )
+        raise UserError(of_the_other_modality(f"`{unused}`", 1, request.model, text), field=unused)
     _check_original(request, text, context)
     if family == "dna":
         _check_dna(request, config)
@@ -72,6 +68,17 @@ def check_request(request: DreamRequest, context: JobContext) -> None:
         _check_connection(target, config)
     if target.of == "class":
         _below("target.index", target.index, len(checkpoint.classes) or config.get("num_classes"), "classes")
+
+
+def of_the_other_modality(what: str, num: int, model: str, text: bool) -> str:
+    """The sentence that refuses ``num`` settings of the modality that ``model`` does not take.
+
+    >>> of_the_other_modality("--length and --fluency", 2, "mine", text=False)
+    '--length and --fluency are for dreams of texts, and mine takes images; leave them out'
+    """
+    other, own = ("images", "texts") if text else ("texts", "images")
+    are, it = ("is", "it") if num == 1 else ("are", "them")
+    return f"{what} {are} for dreams of {other}, and {model} takes {own}; leave {it} out"
 
 
 def _check_family(request: DreamRequest, family: str, config: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -54,17 +54,27 @@ CARD = {
 
 
 def report(
-    source: Source, *, version: str, refusals: tuple[type[Exception], ...] = (), wishes: Wishes | None = None
+    source: Source,
+    *,
+    version: str,
+    refusals: tuple[type[Exception], ...] = (),
+    wishes: Wishes | None = None,
+    on_missing: Callable[[Kind, Sequence[Figure], str], None] = lambda kind, drawn, why: None,
 ) -> str:
     """The HTML report of a run.
 
     Args:
+        source: The run.
+        version: Of this program.
         refusals: Exceptions whose message says why a figure cannot be drawn.
+        wishes: What figures show of the run, and the run beside it.
+        on_missing: Told of each kind that was not drawn, or in part, and why.
     """
     info, counter = source.info(), itertools.count()
     parts, contents, missing = [], [], []
     for kind, figures, why in draw_figures(source, wishes or Wishes(), KINDS, refusals):
         if why:
+            on_missing(kind, figures, why)
             numbered = f" (figure {escape(', '.join(kind.paper))})" if kind.paper else ""
             missing.append(f"<li><b>{escape(kind.shows)}</b>{numbered}: {_text(why)}</li>")
         if not figures:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from tests.support.command_line import ROOT, run_cli
+from tests.support.command_line import ROOT, plain_environment, run_cli
 from tests.support.runs import make, make_run
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.doctor import examine, read_constraints
@@ -440,3 +441,35 @@ def test_the_demo_shows_each_model_what_it_learnt_from() -> None:
     assert _sets("dna-text-top1", "text") == ("bundled:texts",)
     for model in ("raytracing-cifar10", "dna-vision-top1"):
         assert set(_sets(model, "vision")) <= set(BUNDLED)
+
+
+SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["tokenpaths"].partition(":")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "runpy.run_module('tokenpaths', run_name='__main__')",
+        f"from {SCRIPT[0]} import {SCRIPT[2]}; sys.exit({SCRIPT[2]}())",
+    ],
+)
+@pytest.mark.parametrize("module", ["typer", "tokenpaths.cli.main", "tokenpaths.cli.up"])
+def test_ctrl_c_while_the_command_line_is_imported_is_one_word(start: str, module: str) -> None:
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        f"{start}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "ls"],
+        env=plain_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")

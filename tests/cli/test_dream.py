@@ -83,7 +83,8 @@ def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.
         (["--step", "1"], "is for --module"),
         (["--iterations", "1000000000"], "65536"),
         (["--iterations", "0"], "tokenpaths: `--iterations`: Input"),
-        (["--length", "0"], "tokenpaths: `--length`: Input"),
+        (["--length", "3", "--fluency", "3"], "--length and --fluency are for dreams of texts, and tiny takes images"),
+        (["--length", "12"], "--length is for dreams of texts, and tiny takes images; leave it out"),
         (["--until", "-3"], "tokenpaths: `--until`: Input"),
         (["--module", "1", "--step", "-1"], "tokenpaths: `--step`: Input"),
         (["--image", "nowhere.png"], "no image file"),
@@ -93,6 +94,22 @@ def test_what_cannot_be_dreamed_is_one_line(
     data_dir: Path, extra: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*ASK, *extra, "--data-dir", str(data_dir)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--length", "0"], "tokenpaths: `--length`: Input"),
+        (["--rate", "0.1", "--bfloat16"], "--rate and --bfloat16 are for dreams of images, and tiny-text takes texts"),
+    ],
+)
+def test_what_a_text_cannot_be_dreamed_with_is_one_line(
+    tmp_path: Path, extra: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "models" / "tiny-text", "text")
+    ask = ["dream", "--model", "tiny-text", "--data", "bundled:texts", "--row", "0"]
+    assert main([*ask, *extra, "--data-dir", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -145,6 +145,7 @@ def test_a_second_run_that_does_not_fit_is_said_in_index_and_report(data_dir, tm
     file = tmp_path / "report.html"
     given = ("--data-dir", str(data_dir), "--run", "words", "--out", str(file))
     assert main(["report", *given, "--beside", "pictures"]) == 0
+    assert f"fig7: {left_out['why']}\n" in capsys.readouterr().out
     page = file.read_text("utf-8")
     assert "<section id='fig7'" in page
     assert "Drawn without the second run: " in page.partition("<h2>Not drawn</h2>")[2]

@@ -89,7 +89,9 @@ def find_dream(options: DreamOptions) -> None:
 
     settings = load_settings(data_dir=options.data_dir)
     context = _context(settings, options.device)
-    values = _request(options)
+    modality = _modality(options.model, context)
+    _refuse_of_the_other(options, modality)
+    values = _request(options, modality)
     copy = None
     if options.image is not None:
         values["inbox"], copy = _into_inbox(options.image, context)
@@ -108,7 +110,28 @@ def find_dream(options: DreamOptions) -> None:
     _iterate(request, folder, context)
 
 
-def _request(options: DreamOptions) -> dict[str, Any]:
+def _modality(model: str, context: JobContext) -> str | None:
+    """``vision`` or ``text``; None where the model cannot be read, which the check of the request refuses."""
+    from tokenpaths.engine.families.checkpoint_config import read_checkpoint
+
+    try:
+        return str(read_checkpoint(context.model_dir(model)).config.modality)
+    except UserError:
+        return None
+
+
+def _refuse_of_the_other(options: DreamOptions, modality: str | None) -> None:
+    """UserError for options of texts beside a model of images, and the other way round."""
+    from tokenpaths.engine.jobs.dream_check import of_the_other_modality
+
+    settings = {"vision": ("length", "fluency"), "text": ("rate", "bfloat16")}.get(str(modality), ())
+    given = [name for name in settings if getattr(options, name) not in (None, False)]
+    if given:
+        flags = " and ".join(f"--{name}" for name in given)
+        raise UserError(of_the_other_modality(flags, len(given), options.model, modality == "text"), field=given[0])
+
+
+def _request(options: DreamOptions, modality: str | None) -> dict[str, Any]:
     """The fields of a request of the dream job, but for the inbox file."""
     target = _target(options)
     if target["of"] == "choices":
@@ -127,10 +150,12 @@ def _request(options: DreamOptions) -> dict[str, Any]:
     names = ("model", "run", "sample", "data", "row", "seed")
     values = _without_none({name: getattr(options, name) for name in names} | {"target": _without_none(target)})
     precision = "bfloat16" if options.bfloat16 else None
-    return values | {
-        "image": _without_none({"iterations": options.iterations, "rate": options.rate, "precision": precision}),
-        "text": _without_none({"iterations": options.iterations, "length": options.length, "fluency": options.fluency}),
+    settings: dict[str, dict[str, Any]] = {
+        "image": {"iterations": options.iterations, "rate": options.rate, "precision": precision},
+        "text": {"iterations": options.iterations, "length": options.length, "fluency": options.fluency},
     }
+    name = "text" if modality == "text" else "image"
+    return values | {name: _without_none(settings[name])}
 
 
 def _with_flags(message: str) -> str:

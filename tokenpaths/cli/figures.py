@@ -22,7 +22,7 @@ from tokenpaths.engine.base.errors import UserError
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
     from tokenpaths.engine.store.ask.run import Run
-    from tokenpaths.frontend.figures import Kind, Wishes
+    from tokenpaths.frontend.figures import Figure, Kind, Wishes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +119,14 @@ def _draw(
             print(f"{figure.key}: {figure.question}")
         index.add(kind, drawn, why, names)
         if why:
-            print(f"{kind.name}: {why}" if drawn else f"{kind.name}: not drawn. {why}")
+            say_missing(kind, drawn, why)
     (folder / "index.json").write_text(index.as_json(), "utf-8")
     (folder / "index.md").write_text(index.as_markdown(), "utf-8")
+
+
+def say_missing(kind: Kind, drawn: Sequence[Figure], why: str) -> None:
+    """Why a kind of figures was not drawn, or in part."""
+    print(f"{kind.name}: {why}" if drawn else f"{kind.name}: not drawn. {why}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +29,9 @@ def report(
     from tokenpaths.backend import __version__
     from tokenpaths.backend.runs.finished_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.figures import opened
+    from tokenpaths.cli.figures import opened, say_missing
     from tokenpaths.engine.base.files import atomic_file
-    from tokenpaths.frontend.figures import Wishes
+    from tokenpaths.frontend.figures import Figure, Kind, Wishes
     from tokenpaths.frontend.figures.report import report as page_of
 
     if out.is_dir():
@@ -38,9 +39,17 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out.name} does not end with .html; --out is the HTML file to write.", field="out")
     settings = load_settings(data_dir=data_dir)
+
+    def say_asked(kind: Kind, drawn: Sequence[Figure], why: str) -> None:
+        """Of what the data simply lack, the page alone speaks; the second run was asked for."""
+        if beside is not None and kind.beside is not None:
+            say_missing(kind, drawn, why)
+
     with opened(settings, run, beside, "report") as (source, other):
         wishes = Wishes(seed=seed, other=other, dreams=dreams_of(settings, source.info()))
-        page = page_of(source.labelled(labels), version=__version__, refusals=(UserError,), wishes=wishes).encode()
+        page = page_of(
+            source.labelled(labels), version=__version__, refusals=(UserError,), wishes=wishes, on_missing=say_asked
+        ).encode()
     try:
         with atomic_file(out) as temporary:
             temporary.write_bytes(page)

@@ -226,7 +226,7 @@ TEXT = {"model": "tiny-text", "run": None, "sample": None, "data": "bundled:text
         ({"model": "tiny-text", "run": None, "sample": None, "inbox": "mine.png"}, "inbox", "a PNG image"),
         ({"target": {"of": "choices", "group": {"draw": 16}, "context": "with"}}, "target.context", "nothing is left"),
         ({"target": {"of": "choices", "first": 2}}, "target.first", "takes images"),
-        ({"text": {"iterations": 5}}, "text", "`text` has the settings of dreams of texts, and tiny takes images"),
+        ({"text": {"iterations": 5}}, "text", "`text` is for dreams of texts, and tiny takes images"),
         (TEXT | {"image": {"iterations": 5}}, "image", "takes texts; leave it out"),
         ({"target": {"of": "module", "module": 0, "steps": [3]}}, "target.steps", "steps are numbered 0 to 2"),
         (TEXT | {"target": {"of": "choices", "until": [1, 2]}}, "target.until", "give one"),
