@@ -268,6 +268,11 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
         mean = round(row["null_mean"], 3)
         by_chance = numbers.number(row["null_mean"]) if faint else f"{mean:.3f}".replace("-", "−") if mean else "0"
         text = f"{what} of one path are {way}: {said}, where 1 is equal and {chance} {by_chance}"
+        if row["low"] is not None and row["low"] <= row["null_mean"]:
+            text += (
+                "; but samples differ so much that it could be chance "
+                f"(95 % {numbers.number(row['low'])} to {numbers.number(row['high'])})"
+            )
     if row["untrained"] is not None:
         more = row["untrained"] > row["trained"]
         text += (

@@ -31,6 +31,8 @@ OWN_PLACES = re.compile(_PLACES % "(?!material/)", re.IGNORECASE | re.VERBOSE)
 """the same in Markdown of the page, which has icons of its own"""
 MARKUP = re.compile(r"(?<=\])(?=[(\[:])|(?<=<)(?=[a-z/!?])|(?<=&)(?=[#\w])", re.IGNORECASE)
 """where a joiner breaks links, pictures, definitions, HTML and character references; the page's own texts have none"""
+PERCENT = re.compile(r"(?<=\d) (?=%)")
+"""the space of a percentage: a line does not break there"""
 CODE = re.compile(r"(`[^`]+`)")
 FORMULA = re.compile(r"(?<!\\)((?:\\\\)*)\$")
 RAW = frozenset({"html", "code", "json", "iframe", "bidi_component", "component_instance", "arrow_vega_lite_chart"})
@@ -56,11 +58,19 @@ def _escape_characters(text: str) -> str:
 
 
 def inert(markdown: str) -> str:
-    """``markdown`` without anything that loads, links or runs; emphasis, lists, code and colours stay."""
+    """``markdown`` without anything that loads, links or runs; emphasis, lists, code and colours stay.
+
+    Percentages stay on one line.
+
+    >>> inert("8.8 % and `7.6 %`")
+    '8.8\\xa0% and `7.6 %`'
+    """
     if markdown.isalnum():
         return markdown
     parts = CODE.split(MARKUP.sub(JOINER, OWN_PLACES.sub(JOINER, markdown)))
-    return "".join(part if place % 2 else FORMULA.sub(r"\1\\$", part) for place, part in enumerate(parts))
+    return "".join(
+        part if place % 2 else FORMULA.sub(r"\1\\$", PERCENT.sub("\u00a0", part)) for place, part in enumerate(parts)
+    )
 
 
 def make_inert(message: ForwardMsg) -> None:

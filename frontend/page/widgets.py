@@ -12,7 +12,7 @@ from typing import Any
 import streamlit as st
 from streamlit.errors import StreamlitDuplicateElementKey
 
-from tokenpaths.frontend.api.client import ApiError, Client
+from tokenpaths.frontend.api.client import ApiError, Client, Down
 from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT, Theme
 from tokenpaths.frontend.charts.drawing.theme import unvalidated
 from tokenpaths.frontend.formulas import COLUMNS, HELP
@@ -275,10 +275,13 @@ def error_boundary(what: str) -> Iterator[None]:
     """
     try:
         yield
+        st.session_state.pop(RETURNED + what, None)
     except ApiError as error:
         show_error(error)
         if may_change(error):
             st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+        if isinstance(error, Down):
+            st.fragment(_until_it_answers, run_every=LOOK_AGAIN_S, key=f"until_{what}")(what, [True])
     except Exception:
         log.exception("drawing %s failed", what)
         st.error(
@@ -287,6 +290,33 @@ def error_boundary(what: str) -> Iterator[None]:
             icon=":material/error:",
         )
         st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
+
+
+LOOK_AGAIN_S = 3
+MOST_RETURNS = 3
+RETURNED = "returned_"
+"""prefix in the session state: how often a part was drawn again by itself since it was last whole"""
+
+
+def _until_it_answers(what: str, drawn: list[bool]) -> None:
+    """Draw the page again as soon as the API answers; not for ever, as where the question itself ends the API.
+
+    ``drawn``: not empty in the drawing that met the error, which asks nothing more.
+    """
+    if drawn:
+        drawn.clear()
+        return
+    times = st.session_state.get(RETURNED + what, 0)
+    if times >= MOST_RETURNS:
+        return
+    try:
+        client().problems()
+    except Down:
+        return
+    except ApiError:
+        pass  # whatever it says, it answers
+    st.session_state[RETURNED + what] = times + 1
+    st.rerun()
 
 
 def with_full_stop(text: str) -> str:

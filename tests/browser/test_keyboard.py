@@ -65,7 +65,7 @@ def choose(here: Visit, words: str, key: str) -> None:
 
 def test_a_module_is_inspected_in_two_views_by_keys_alone(visit):
     here = visit().open(view="routes", run="pictures")
-    choose(here, "step 2, module", "inspect")
+    choose(here, "at step 2", "inspect")
     node = here.query()["inspect"].removeprefix("module:")
     assert node.startswith("2.")
     module = node.split(".")[1]
@@ -94,7 +94,7 @@ def test_a_point_of_the_map_opens_its_sample_by_keys_alone(visit):
 
 def test_a_narrow_window_gives_the_focus_back(visit):
     here = visit(width=400).open(view="routes", run="pictures")
-    choose(here, "step 2, module", "inspect")
+    choose(here, "at step 2", "inspect")
     button = here.page.get_by_role("button", name="Choose from a list").and_(here.page.locator(":visible"))
     expect(button.first).to_be_focused()
 

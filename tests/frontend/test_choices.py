@@ -42,7 +42,7 @@ def test_circles_and_ribbons_of_a_flow():
     for choice in found:
         count = nodes[choice.value] if choice.name == "node" else links[choice.value]
         assert f": {count:,.0f} tokens (" in choice.words
-        assert choice.words.startswith(("step ", "from module "))
+        assert choice.words.startswith(("module ", "from module "))
 
 
 def test_cells_are_steps_and_modules_by_number_with_names_or_without(monkeypatch):
@@ -90,7 +90,7 @@ def test_nothing_to_choose_in_a_picture_without_clicks():
 @pytest.mark.parametrize(
     ("view", "panel", "begins", "key"),
     [
-        ("routes", "choose_flow_node_link_0", "step 1, module", "module:1."),
+        ("routes", "choose_flow_node_link_0", "module 1 at step 1", "module:1.1"),
         ("modules", "choose_load_node_0", "step: 1; module", "module:1."),
         ("samples", "choose_sample-map_sample_0", "sample 3", "sample:3"),
         ("paths", "choose_rank-frequency_rank_0", "rank 2", "path:2"),

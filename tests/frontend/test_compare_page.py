@@ -102,7 +102,7 @@ def test_flows_of_all_runs_have_the_threshold_of_the_address(show) -> None:
         return [one for caption in page.caption if "tokens are hidden" in (one := caption.value.replace("\\", ""))]
 
     assert hidden(hide=0) == []
-    assert ["under 9.00 % of the tokens" in words for words in hidden(hide=9)] == [True, True]
+    assert ["under 9.00\xa0% of the tokens" in words for words in hidden(hide=9)] == [True, True]
 
 
 def test_many_runs_stand_side_by_side_and_more_are_counted(show) -> None:

@@ -229,7 +229,7 @@ def test_an_expert_banned_for_one_text_is_shown_before_and_after(api: str, monke
     } <= {one.value for one in again.subheader}
     facts = {one.label: one.value for one in again.metric}
     assert facts["Loss (nats)"].count("→") == 1
-    assert facts["Paths changed at any step"] == f"{100 * effect['paths_changed']:.1f} %"
+    assert facts["Paths changed at any step"] == f"{100 * effect['paths_changed']:.1f}\xa0%"
     moved = sum(bool(row["moved"]) for row in effect["tokens"])
     assert f"{moved} of {effect['num_tokens']} tokens go another way" in words(again, "caption")
     assert len(effect["outputs"]["top5"]["after"]) == 5

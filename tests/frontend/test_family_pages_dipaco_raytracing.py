@@ -237,7 +237,7 @@ def test_every_question_about_shards_is_on_the_page(show):
     told = words(page)
     assert "chosen anew every 8 tokens" in told
     assert "NMI" in told
-    assert "lowers perplexity by 4.61 %" in told
+    assert "lowers perplexity by 4.61\xa0%" in told
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_both_sides_have_the_threshold_of_the_address_and_say_what_it_hides(show
         captions = [caption.value.replace("\\", "") for caption in page.caption]
         hidden = [words for words in captions if "of all moves between steps" in words]
         assert len(hidden) == said
-        assert all(f"under {hide}.00 % of the tokens" in words for words in hidden)
+        assert all(f"under {hide}.00\xa0% of the tokens" in words for words in hidden)
 
 
 def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):

@@ -140,6 +140,17 @@ def test_likeness_says_what_places_and_the_untrained_model_give():
     )
 
 
+def test_likeness_whose_interval_holds_chance_is_not_told_as_sure():
+    row = IMAGES.alikeness()["looks"][0] | {"likeness": 0.252, "null_mean": 0.001, "p_value": 0.01, "untrained": None}
+    told = work.likeness_words({"looks": [row | {"low": -0.0016, "high": 0.505}]})
+    assert told == (
+        "Patches of one path are alike in colour: 0.252, where 1 is equal and places alone give 0.001; but samples "
+        "differ so much that it could be chance (95 % −0.00160 to 0.505)."
+    )
+    assert "could be chance" not in work.likeness_words({"looks": [row | {"low": 0.1, "high": 0.4}]})
+    assert "could be chance" not in work.likeness_words({"looks": [row | {"low": None, "high": None}]})
+
+
 def test_nothing_is_called_grey_where_no_path_is_drawn():
     answer = IMAGES.alikeness()
     drawn = sections.how_sure_of_likeness({}, answer | {"untrained_reason": None})

@@ -201,7 +201,7 @@ def _circles(
             "tokens": numbers.count(node.count),
             "share": numbers.percent(node.share),
             "on": node.key in chosen,
-            "words": f"node: {node.key}; step {node.step}, module {node.module} "
+            "words": f"node: {node.key}; module {node.module} at step {node.step} "
             f"({called(names, f'module:{node.key}', node.name)}): "
             f"{numbers.count(node.count)} tokens ({numbers.percent(node.share)})",
         }
