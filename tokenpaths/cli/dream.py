@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenpaths.cli.support.options import DataDir, folder_option, takes
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import Held, UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
@@ -107,7 +109,29 @@ def find_dream(options: DreamOptions) -> None:
             message = message.replace(values["inbox"], str(options.image))
         raise UserError(message, field=error.field) from None
     folder = options.out or settings.data_dir / "dreams" / _name(options.model, request.model_dump_json())
-    _iterate(request, folder, context)
+    with _alone_in(folder):
+        _iterate(request, folder, context)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a dream's folder: two would write over each other's states (Held)."""
+    from tokenpaths.engine.base.files import HolderLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = HolderLock(folder / ".lock")
+    try:
+        lock.acquire()
+    except Held as error:
+        holder = str(error).partition(":")[0]
+        raise Held(
+            f"another process dreams in {folder} ({holder}); wait for it, or give another folder with --out",
+            field="out",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _modality(model: str, context: JobContext) -> str | None:
@@ -180,7 +204,6 @@ def _iterate(request: Any, folder: Path, context: JobContext) -> None:
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.engine.jobs.dream import DreamJob
 
-    folder.mkdir(parents=True, exist_ok=True)
     with waiting(f"loading {request.model}"):
         job = DreamJob.start(request, folder, context)
     try:
