@@ -57,6 +57,23 @@ def test_two_dreams_in_one_folder_are_refused(data_dir: Path, capsys: pytest.Cap
     assert list(out.iterdir()) == []
 
 
+def test_a_model_is_named_by_its_folder_too(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data_dir / "models" / "tiny").rename(data_dir / "trained")
+    (data_dir / "models" / "trained").mkdir()  # of the same name, and none: the folder that was given wins
+    monkeypatch.chdir(data_dir)
+    rest = ["--data", "bundled:scenes", "--row", "3", "--until", "1", "--iterations", "1", "--data-dir", str(data_dir)]
+    assert main(["dream", "--model", "./trained", *rest, "--device", "cpu"]) == 0, capsys.readouterr().err
+    (folder,) = data_dir.glob("dreams/trained-*")
+    assert json.loads((folder / "artifacts" / "result.json").read_text())["request"]["model"] == "trained"
+    assert main(["dream", "--model", "./nowhere", *rest]) == 2
+    assert "There is no model folder ./nowhere" in capsys.readouterr().err
+    (data_dir / "my model").mkdir()
+    assert main(["dream", "--model", "./my model", *rest]) == 2
+    assert "rename it" in capsys.readouterr().err
+
+
 def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_tiny(tmp_path / "models" / "tiny-text", "text")
     ask = [
