@@ -12,8 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = ".known"
 FRESH_SECONDS = 60.0
@@ -104,21 +107,57 @@ def forget_replaced(file: Path, info: os.stat_result) -> None:
             (marks_folder(file.parent) / identity_of(info)).unlink()
 
 
-def forget_deleted(runs_dir: Path) -> int:
-    """Remove the marks of runs that are no longer in ``runs_dir``; returns their number."""
-    num_removed = 0
+class Forgotten(NamedTuple):
+    """How many marks were removed, by what became of their runs."""
+
+    deleted: int
+    """no run has the content any more"""
+    copied: int
+    """a run has the content, but is another file: the data folder was copied, or the run put back"""
+
+
+def forget_deleted(runs_dir: Path) -> Forgotten:
+    """Remove the marks of files that are no longer in ``runs_dir``.
+
+    Runs without a mark are read if they are as large as such a file was, to tell a copy of it.
+    """
     try:
         marks = list(marks_folder(runs_dir).iterdir())
         files = list(os.scandir(runs_dir))
     except OSError:
-        return 0
+        return Forgotten(0, 0)
     known = {entry.name for entry in files}
+    marked = {mark.name for mark in marks}
+    of_size: dict[int, list[Path]] = {}
     for entry in files:
         with contextlib.suppress(OSError):
-            known.add(identity_of(os.stat(entry.path)))
+            info = os.stat(entry.path)
+            known.add(identity_of(info))
+            if identity_of(info) not in marked and stat.S_ISREG(info.st_mode):
+                of_size.setdefault(info.st_size, []).append(Path(entry.path))
+    num_deleted = num_copied = 0
+    digests: dict[Path, str] = {}
     for mark in marks:
         with contextlib.suppress(OSError):
             if mark.name not in known and time.time() - mark.stat().st_mtime > FRESH_SECONDS:
+                copied = _is_copied(mark, of_size, digests)
                 mark.unlink()
-                num_removed += 1
-    return num_removed
+                num_copied += copied
+                num_deleted += not copied
+    return Forgotten(num_deleted, num_copied)
+
+
+def _is_copied(mark: Path, of_size: Mapping[int, Sequence[Path]], digests: dict[Path, str]) -> bool:
+    """Whether one of the files has the content that a mark tells; ``digests`` keeps what was read."""
+    try:
+        size = int(mark.name.split("-")[1], 16)
+        digest = mark.read_text(encoding="ascii").partition(" ")[2]
+    except (IndexError, ValueError):  # of earlier versions, or nothing of ours
+        return False
+    for file in of_size.get(size, ()):
+        with contextlib.suppress(OSError):
+            if file not in digests:
+                digests[file] = digest_of(file)
+            if digests[file] == digest:
+                return True
+    return False

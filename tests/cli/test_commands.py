@@ -391,6 +391,19 @@ def test_an_interrupt_that_c_drops_is_heard(
     assert capsys.readouterr().err == "Stopped.\n"
 
 
+@pytest.mark.parametrize("command", [["ls", "runs"], ["export", "good"], ["export", "good", "token"]])
+def test_a_pipe_that_is_closed_ends_quietly(tmp_path: Path, command: list[str]) -> None:
+    """`tokenpaths ls | head -1`"""
+    make_run(tmp_path / "runs", "good", samples=3)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = run_cli(
+            *command, "--data-dir", str(tmp_path), capture_output=False, stdout=closed, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_an_answer_that_has_no_room_is_said_in_one_line() -> None:
     with open("/dev/full", "w") as full:

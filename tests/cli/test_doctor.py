@@ -129,8 +129,23 @@ def test_marks_of_runs_deleted_by_hand_are_cleared_away(settings: Settings) -> N
     young.unlink()
     os.utime(marks / gone_mark, (1, 1))
     os.utime(marks / kept_mark, (1, 1))
-    assert "1 of them were deleted by hand" in found("note", list(runs(settings)))[0]
+    assert "1 run was deleted by hand" in found("note", list(runs(settings)))[0]
     assert {mark.name for mark in marks.iterdir()} == {kept_mark, young_mark}, "the young one may be of a run to come"
+
+
+def test_runs_of_a_copied_data_folder_are_not_said_to_be_deleted(settings: Settings, tmp_path: Path) -> None:
+    for name in ("one", "two", "gone"):
+        make_run(settings.runs_dir, name, samples=2, twin=False)
+    copy = settings.model_copy(update={"data_dir": tmp_path / "copy"})
+    shutil.copytree(settings.data_dir, copy.data_dir)
+    (copy.runs_dir / "gone.duckdb").unlink()
+    for mark in (copy.data_dir / FOLDER).iterdir():
+        os.utime(mark, (1, 1))
+    deleted, copied = found("note", list(runs(copy)))
+    assert "1 run was deleted by hand" in deleted
+    assert "2 runs were copied here" in copied
+    assert list((copy.data_dir / FOLDER).iterdir()) == []
+    assert found("note", list(runs(copy))) == []
 
 
 def test_doctor_says_how_far_it_is(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.support.checkpoints import save_tiny
 from tests.support.command_line import TOKENPATHS
 from tokenpaths.cli.main import main
+from tokenpaths.engine.base.files import HolderLock
 
 ASK = ["dream", "--model", "tiny", "--data", "bundled:scenes", "--row", "3"]
 
@@ -37,6 +39,39 @@ def test_a_stopped_dream_goes_on_where_it_stood(data_dir: Path, capsys: pytest.C
     assert "S = 2: objective" in said
     (folder,) = data_dir.glob("dreams/*")
     assert (folder / "artifacts" / "result.json").is_file()
+
+
+def test_two_dreams_in_one_folder_are_refused(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = data_dir / "mine"
+    out.mkdir()
+    held = HolderLock(out / ".lock")
+    held.acquire()
+    ask = [*ASK, "--until", "1", "--iterations", "1", "--out", str(out), "--data-dir", str(data_dir)]
+    try:
+        assert main(ask) == 75
+    finally:
+        held.release()
+    said = capsys.readouterr().err
+    assert f"another process dreams in {out}" in said
+    assert f"process {os.getpid()}" in said
+    assert list(out.iterdir()) == []
+
+
+def test_a_model_is_named_by_its_folder_too(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data_dir / "models" / "tiny").rename(data_dir / "trained")
+    (data_dir / "models" / "trained").mkdir()  # of the same name, and none: the folder that was given wins
+    monkeypatch.chdir(data_dir)
+    rest = ["--data", "bundled:scenes", "--row", "3", "--until", "1", "--iterations", "1", "--data-dir", str(data_dir)]
+    assert main(["dream", "--model", "./trained", *rest, "--device", "cpu"]) == 0, capsys.readouterr().err
+    (folder,) = data_dir.glob("dreams/trained-*")
+    assert json.loads((folder / "artifacts" / "result.json").read_text())["request"]["model"] == "trained"
+    assert main(["dream", "--model", "./nowhere", *rest]) == 2
+    assert "There is no model folder ./nowhere" in capsys.readouterr().err
+    (data_dir / "my model").mkdir()
+    assert main(["dream", "--model", "./my model", *rest]) == 2
+    assert "rename it" in capsys.readouterr().err
 
 
 def test_a_text_dream_counts_its_two_parts_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

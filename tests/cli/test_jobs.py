@@ -39,7 +39,8 @@ def test_the_queue_from_a_terminal(jobs: Jobs, tmp_path: Path, capsys: pytest.Ca
     assert "Trace of " in said("jobs", *where)
     assert "0 workers: `tokenpaths worker` starts one" in said("jobs", *where, "list")
     assert said("jobs", "cancel", first, *where) == f"{first}: cancelled\n"
-    assert said("jobs", "cancel", first, *where) == f"{first}: cancelled\n"
+    over = "is over already: it was cancelled."
+    assert said("jobs", "cancel", first, *where, code=2) == f"tokenpaths: {first} {over}\n"
     assert said("jobs", "retry", first, *where) == f"{first}: waiting, place 2\n"
     assert "cancelled job can be tried again, and it is waiting" in said("jobs", "retry", first, *where, code=2)
     assert "cancel it first" in said("jobs", "remove", first, *where, code=2)

@@ -128,6 +128,17 @@ def test_shards_by_hand_are_resumed_and_sealed_by_name(home: Path, capsys: pytes
     assert main(["seal", str(elsewhere), "--data-dir", data]) == 2
 
 
+def test_a_shard_without_samples_says_by_what_shards_are_cut(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = arguments(home, "--run", "few", "--limit", "9", "--twin", "no", "--batch-size", "16")
+    assert main([*mine, "--shard", "1/2"]) == 0
+    told = capsys.readouterr()
+    assert "(0 tokens)" in told.out
+    assert "it has no samples: shards are cut by 64 samples, and" in told.err
+    assert "has 9 for 2 shards" in told.err
+    assert main([*mine, "--shard", "2/2"]) == 0
+    assert "no samples" not in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for the worker")
 def test_shards_sealed_by_workers_are_the_run_of_one_process_and_packed_one_file(
     home: Path, capsys: pytest.CaptureFixture[str]

@@ -92,7 +92,8 @@ def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]
         read_until(process, "starting it again")
         wait_for_worker(client)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.communicate(timeout=60)[0].count("Stopped.") == 1
+    assert process.returncode == 130
     for pid in children_of(process).values():
         assert not Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{children['api']}").exists()
@@ -123,7 +124,8 @@ def test_up_starts_the_page_too(start_up: Callable[..., subprocess.Popen[str]]) 
         assert "TOKENPATHS_API_URL=http://127.0.0.1:" in environment
         assert "--server.allowedHosts\x00127.0.0.1" in Path(f"/proc/{pid}/cmdline").read_text()
     process.terminate()
-    assert process.wait(60) == 143
+    assert process.communicate(timeout=60)[0].count("Stopped.") == 1
+    assert process.returncode == 143
 
 
 def test_up_demo_opens_with_the_first_runs_and_goes_on_where_it_was_stopped(

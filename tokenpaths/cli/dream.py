@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenpaths.cli.support.options import DataDir, folder_option, takes
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import Held, UserError
 
 if TYPE_CHECKING:
     from tokenpaths.backend.settings import Settings
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 class DreamOptions:
     """Options of ``tokenpaths dream``."""
 
-    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls models).")]
+    model: Annotated[str, typer.Option(help="Name of a model (tokenpaths ls models), or its folder.")]
     run: Annotated[str | None, typer.Option(help="Run that the sample, or the rank, is of.")] = None
     sample: Annotated[int | None, typer.Option(help="The original: a sample of the run.", min=0)] = None
     data: Annotated[str | None, typer.Option(help="Or a bundled set, such as bundled:scenes, with --row.")] = None
@@ -88,7 +91,9 @@ def find_dream(options: DreamOptions) -> None:
     from tokenpaths.engine.jobs.registry import find_kind, read_request
 
     settings = load_settings(data_dir=options.data_dir)
-    context = _context(settings, options.device)
+    model, beside = _named(options.model)
+    options = replace(options, model=model)
+    context = _context(settings, options.device, beside)
     modality = _modality(options.model, context)
     _refuse_of_the_other(options, modality)
     values = _request(options, modality)
@@ -107,7 +112,29 @@ def find_dream(options: DreamOptions) -> None:
             message = message.replace(values["inbox"], str(options.image))
         raise UserError(message, field=error.field) from None
     folder = options.out or settings.data_dir / "dreams" / _name(options.model, request.model_dump_json())
-    _iterate(request, folder, context)
+    with _alone_in(folder):
+        _iterate(request, folder, context)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a dream's folder: two would write over each other's states (Held)."""
+    from tokenpaths.engine.base.files import HolderLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = HolderLock(folder / ".lock")
+    try:
+        lock.acquire()
+    except Held as error:
+        holder = str(error).partition(":")[0]
+        raise Held(
+            f"another process dreams in {folder} ({holder}); wait for it, or give another folder with --out",
+            field="out",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _modality(model: str, context: JobContext) -> str | None:
@@ -180,7 +207,6 @@ def _iterate(request: Any, folder: Path, context: JobContext) -> None:
     from tokenpaths.cli.support.progress_bar import bar, waiting
     from tokenpaths.engine.jobs.dream import DreamJob
 
-    folder.mkdir(parents=True, exist_ok=True)
     with waiting(f"loading {request.model}"):
         job = DreamJob.start(request, folder, context)
     try:
@@ -215,11 +241,33 @@ def _say(result: dict[str, Any]) -> None:
             typer.echo(f"{item['name']}: objective {item['objective']:.3f}{share}; the model says {top or 'nothing'}")
 
 
-def _context(settings: Settings, device: str | None) -> JobContext:
+def _named(model: str) -> tuple[str, tuple[Path, ...]]:
+    """The name of a model, and the folder to look in before all others where its own folder was given.
+
+    Raises:
+        UserError: there is no such folder, or its name is none of a model.
+    """
+    from tokenpaths.engine.adapters.huggingface.config import is_huggingface
+    from tokenpaths.engine.base.files import is_name
+
+    if is_huggingface(model) or "/" not in model:
+        return model, ()
+    folder = Path(os.path.abspath(Path(model).expanduser()))  # not resolved: a link has a name of its own
+    if not folder.is_dir():
+        raise UserError(f"There is no model folder {model}.", field="model")
+    if not is_name(folder.name):
+        raise UserError(
+            f"The folder {folder.name!r} has no name that a model can have; rename it to letters, digits, - and _.",
+            field="model",
+        )
+    return folder.name, (folder.parent,)
+
+
+def _context(settings: Settings, device: str | None, beside: tuple[Path, ...]) -> JobContext:
     from tokenpaths.backend.runs.open_runs import gate_of
     from tokenpaths.engine.jobs.registry import JobContext
 
-    folders = settings.all_models_dirs
+    folders = [*beside, *settings.all_models_dirs]
 
     def load(name: str):
         from tokenpaths.engine.tracing.loaded_model import load_model

@@ -85,14 +85,20 @@ def show(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
 
 
 def cancel(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:
-    """Cancel a job; what it has made stays. Does nothing to one that is over.
+    """Cancel a job; what it has made stays. One that is over is refused, and stays as it is.
 
     Example: tokenpaths jobs cancel trace-20261121-101500-a1b2c3
     """
     jobs = _jobs(context, data_dir)
     with problems_as_errors():
+        before = jobs.table.get(job)
         row = jobs.shown(jobs.table.cancel(job))
+    if before.ended or row["state"] in ("succeeded", "failed"):  # it may have ended in between
+        raise UserError(f"{job} is over already: it {_BECAME[row['state']]}.", field="job")
     print(f"{job}: {'cancelling' if row['cancelling'] else row['state']}")
+
+
+_BECAME = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}
 
 
 def retry(context: typer.Context, job: Name, data_dir: DataDir = None) -> None:

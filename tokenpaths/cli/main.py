@@ -136,7 +136,12 @@ def _run(arguments: list[str] | None) -> int:
         print(f"tokenpaths: {one_line(error)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # `tokenpaths export … | head`
-        sys.stderr.close()
+        _drop_output()
+        return 0
+    except SystemExit as end:  # typer has converted a closed pipe, whichever it was, to an exit code
+        if not (isinstance(end.__context__, BrokenPipeError) and _has_no_reader()):
+            raise
+        _drop_output()
         return 0
     except Exception as error:
         return _explain(error)
@@ -183,6 +188,18 @@ def _explain(error: Exception) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _has_no_reader() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    import select
+
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # no poll on this system, or no file of the system's
+        return True
 
 
 def _drop_output() -> None:

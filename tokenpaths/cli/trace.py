@@ -206,7 +206,7 @@ def _trace(settings: Settings, options: TraceCommand, ask: Wanted | None, shard:
             done = known.manifest
     _say_what_was_skipped(part)
     if shard:
-        shard.say(done, str(options.run))
+        shard.say(done, str(options.run), part, options.batch_size)
         return
     if loaded.classes:
         _say_what_is_unknown(path, loaded.name, loaded.classes)

@@ -77,7 +77,8 @@ def up(
             for child in reversed(children):
                 child.stop()
     if stop_signals:
-        say("Stopped.")
+        if stop_signals[0] != signal.SIGINT:  # of Ctrl-C every command says it at its end
+            say("Stopped.")
         code = 128 + stop_signals[0]
     raise typer.Exit(code)
 

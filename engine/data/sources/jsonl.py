@@ -116,9 +116,18 @@ def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def bad_json_reason(error: ValueError | RecursionError) -> str:
-    """Why a line is no JSON, in a few words."""
+    """Why a line is no JSON, in a few words, and at which of its characters, counted from 1.
+
+    >>> bad_json_reason(json.JSONDecodeError("Invalid control character at", '{"a": "b\\n', 8))
+    'Invalid control character, at the end of the line, after character 8'
+    """
     if isinstance(error, json.JSONDecodeError):
-        return error.msg
+        size = len(error.doc.rstrip("\r\n"))
+        at_end = error.pos >= size
+        place = (
+            f"the end of the line, after character {size:,}" if at_end else f"character {error.pos + 1:,} of {size:,}"
+        )
+        return f"{error.msg.removesuffix(' at')}, at {place}"
     return str(error) if str(error).startswith("the key") else "nested too deeply or numbers too long"
 
 

@@ -61,8 +61,14 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     for left in sorted(settings.runs_dir.glob(".*.partial")):
         text = f"{left.name} is being written, or was left by a writer that was killed; the next trace removes it then"
         yield Finding("note", "runs", text)
-    if gone := forget_deleted(settings.runs_dir):
-        yield Finding("note", "runs", f"{gone} of them were deleted by hand: what was noted of them was removed too")
+    gone = forget_deleted(settings.runs_dir)
+    if gone.deleted:
+        were = "1 run was" if gone.deleted == 1 else f"{gone.deleted:,} runs were"
+        yield Finding("note", "runs", f"{were} deleted by hand: what was noted of them was removed too")
+    if gone.copied:
+        were = "1 run was" if gone.copied == 1 else f"{gone.copied:,} runs were"
+        text = f"{were} copied here, as with a whole data folder, and not sealed here: read as from elsewhere"
+        yield Finding("note", "runs", f"{text}; what was noted of the files that they are copies of was removed")
     yield Finding("ok", "runs", f"{good} whole, {tokens:,} tokens read")
 
 

@@ -84,14 +84,22 @@ class OneShard:
 
         return make
 
-    def say(self, manifest: Manifest | None, run: str) -> None:
-        """Where the shard is."""
+    def say(self, manifest: Manifest | None, run: str, part: Dataset, batch_size: int) -> None:
+        """Where the shard is, and why it has no samples where ``part`` has none."""
+        from tokenpaths.engine.data.blocks import block_rows
         from tokenpaths.engine.store.file.shard_format import Shard, read_manifest
 
         name = Shard(self.shard, self.of, 0, 0, 0, "").name
         done = manifest or read_manifest(self.folder / name)
         was = "was traced before and is" if manifest else "is"
         typer.echo(f"{done.name} of run {run} {was} in {self.folder / name} ({done.tokens:,} tokens)")
+        if part.stop_place == part.first_place:
+            rows = block_rows(part.modality, batch_size)
+            typer.echo(
+                f"it has no samples: shards are cut by {rows:,} samples, and {part.name} has {part.num_places:,} for "
+                f"{self.of:,} shards; a smaller --batch-size than {batch_size} cuts by fewer",
+                err=True,
+            )
 
 
 def requested_shard(
