@@ -23,6 +23,10 @@ from tokenpaths.frontend.views.compare.compared import groups_of, names_compared
 from tokenpaths.frontend.views.compare.training import _untrained_usage
 
 
+def test_dead_modules_are_said_to_be_a_sum_beside_means_over_steps() -> None:
+    assert table.name_words("dead_modules") == "dead modules, all steps"
+
+
 def test_effective_paths_are_no_more_than_different_ones_in_digits_either():
     assert (table.value_words("num_paths", 4096), table.value_words("effective_paths", 4096.0)) == ("4,096", "4,096")
     assert table.value_words("equal_effective_paths", 12.345) == "12.3"

@@ -49,7 +49,10 @@ WORDS = {
     "load_cv": ("CV of loads", "Standard deviation / mean of the modules’ tokens: 0 = even."),
     "max_violation": ("MaxVio", "Load of the busiest module / fair share − 1: 0 = even, M − 1 = one gets all."),
     "effective_top_k": ("effective top-k", "(Σ c²)^1.5 / Σ c³: 1 = one module takes all, √M = even."),
-    "dead_modules": ("dead modules", "That no token chose, summed over steps."),
+    "dead_modules": (
+        "dead modules, all steps",
+        "Of steps × modules, those that no token chose: the sum over steps, no mean.",
+    ),
 }
 _COUNTS = ("num_paths", "num_tokens", "num_samples", "num_steps", "num_modules", "top_k", "equal_paths", "dead_modules")
 _EFFECTIVE = ("effective_paths", "equal_effective_paths")
