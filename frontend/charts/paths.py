@@ -325,7 +325,11 @@ def count_words(fit: Mapping[str, Any]) -> str:
     text = f"{tokens} tokens take {paths} paths"
     if independent and independent["num_tokens"] == observed["num_tokens"]:
         text += f", {numbers.count(independent['num_paths'])} if steps were independent"
-    return f"{text}; the most frequent one has {numbers.percent(observed['points'][0]['share'])} of the tokens."
+    first = observed["points"][0]
+    # Points are thinned out, so a tie is not counted: its middle is half of what all of its paths hold.
+    tied = round(2 * first["cdf_middle"] / first["share"])
+    who = "the most frequent one has" if tied < 2 else f"the {numbers.count(tied)} most frequent have"
+    return f"{text}; {who} {numbers.percent(first['share'])} {'of the tokens' if tied < 2 else 'of the tokens each'}."
 
 
 def law_words(law: Mapping[str, Any], draws: int = 100) -> str:

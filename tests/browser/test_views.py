@@ -49,7 +49,7 @@ def test_every_view_of_every_kind_of_run(visit, run):
         if run == "bare" and view == "paths":
             here.alert("one and the same path")
         if run == "bare" and view == "work":
-            here.alert("nothing to compare")
+            here.alert("has anything to compare")
 
 
 def inspector(here):

@@ -234,10 +234,17 @@ def test_the_table_of_laws_has_a_row_for_whatever_was_traced():
 )
 def test_the_number_of_paths_is_said_beside_that_of_independent_steps(observed, independent, said):
     def curve(counts):
-        return {"num_tokens": counts[0], "num_paths": counts[1], "points": [{"share": 0.05}]} if counts else None
+        points = [{"share": 0.05, "cdf_middle": 0.025}]
+        return {"num_tokens": counts[0], "num_paths": counts[1], "points": points} if counts else None
 
     words = paths.count_words({"observed": curve(observed), "independent": curve(independent)})
     assert words == said or words == said + "5.00 % of the tokens."
+
+
+def test_paths_that_are_equally_frequent_are_not_called_the_most_frequent_one():
+    tied = {"num_tokens": 300, "num_paths": 40, "points": [{"share": 0.05, "cdf_middle": 0.3}]}
+    words = paths.count_words({"observed": tied})
+    assert words == "300 tokens take 40 paths; the 12 most frequent have 5.00 % of the tokens each."
 
 
 @pytest.mark.parametrize(
