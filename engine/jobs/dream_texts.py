@@ -146,7 +146,7 @@ class TextWork:
 
     def _keep(self, dreams: TextDreams) -> None:
         series = [
-            {"name": f"text {b + 1}", "x": list(range(len(ys))), "y": [round(y, 5) for y in ys]}
+            {"name": _name(b), "x": list(range(len(ys))), "y": [round(y, 5) for y in ys]}
             for b, ys in enumerate(dreams.curves().T.tolist())
         ]
         curve = {"x": "round of swaps", "y": "objective (mean over the wanted decisions)", "series": series}
@@ -163,6 +163,7 @@ class TextWork:
                 matched = self.objective.matched(seen) if isinstance(self.objective, Choices | Module) else (None, None)
                 texts.append(
                     {
+                        "name": _name(b),
                         "objective": float(dreams.wanted[b]),
                         "matched_choices": matched[0],
                         "matched_tokens": matched[1],
@@ -237,3 +238,8 @@ class TextWork:
         steps = range(s) if target.form == "cumulative" else range(s - 1, s)
         tokens = None if self.targets is None else torch.tensor(self.targets, device=self.loaded.device)
         return Choices(own, steps, tokens, target.scores)
+
+
+def _name(start: int) -> str:
+    """What a dreamed text is called, in its curve and in the result, whose texts are in the order of their worth."""
+    return f"text {start + 1}"

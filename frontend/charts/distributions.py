@@ -226,7 +226,7 @@ def skip_reuse_chart(
     scales = {name: _share_scale([row[name] for row in table]) for name in ("skip", "reuse")}
     x = alt.X("skip:Q", scale=scales["skip"], axis=alt.Axis(title="skip (1 − compute)", tickCount=5, format="~%"))
     y_axis = alt.Axis(title="reuse (share of visits)", tickCount=5, format="~%")
-    kinds = {"one sample": look.link, "a quarter’s mean": look.ink, "by chance": look.muted}
+    kinds = {"one sample": look.link, "a quarter’s mean": look.ink}
     colour = alt.Color(
         "what:N",
         scale=alt.Scale(domain=list(kinds), range=list(kinds.values())),
@@ -239,7 +239,7 @@ def skip_reuse_chart(
     def reuse(name: str) -> alt.Y:
         return alt.Y(f"{name}:Q", scale=scales["reuse"], axis=y_axis)
 
-    one, mean, chance = kinds
+    one, mean, chance = *kinds, "by chance"
     points = (
         part(one, table)
         .mark_point(filled=True, size=26, opacity=0.4 if len(table) > 200 else 0.6, cursor="pointer")
@@ -256,10 +256,15 @@ def skip_reuse_chart(
         for row in tables["quarters"]
     ]
     tooltip = tips("skipped:N mean skip", "said:N mean reuse", "dealt:N by chance")
+    dash = alt.StrokeDash(
+        "what:N",
+        scale=alt.Scale(domain=[chance], range=[[5, 3]]),
+        legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolSize=300, symbolStrokeWidth=2),
+    )
     by_chance = (
         part(chance, groups)
-        .mark_line(strokeDash=[5, 3], strokeWidth=2, aria=False)
-        .encode(y=reuse("chance"), color=colour)
+        .mark_line(strokeWidth=2, color=look.muted, aria=False)
+        .encode(y=reuse("chance"), strokeDash=dash)
     )
     quarters = part(mean, groups)
     spans = quarters.mark_rule(strokeWidth=2).encode(y=reuse("low"), y2="high:Q", color=colour)

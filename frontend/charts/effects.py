@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, shade, tips
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, shade, signed_ticks, tips
 from tokenpaths.frontend.charts.drawing.palette import (
     NATS_FLOOR,
     SHARE_FLOOR,
@@ -67,7 +67,7 @@ def flow_difference_chart(
                 "change:Q",
                 diverging_scale(most, look, middle=look.identity),
                 "change, share of tokens",
-                format="+.2~p",
+                labelExpr=signed_ticks("+.2~p", "0%"),
                 values=[-most, 0, most],
             ),
             strokeWidth=alt.StrokeWidth("width:Q", scale=None),

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import tips
+from tokenpaths.frontend.charts.drawing.encodings import signed_ticks, tips
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import finish, rows
@@ -218,7 +218,8 @@ def kind_means_chart(
         if kind_name(row["kind"]) in names
     ]
     y = alt.Y("kind:N", sort=names, axis=alt.Axis(title=None, labelLimit=170, ticks=False))
-    x = alt.X("difference:Q", axis=alt.Axis(title=f"mean {name} minus that of all tokens", tickCount=5, format="+~g"))
+    less = alt.Axis(title=f"mean {name} minus that of all tokens", tickCount=5, labelExpr=signed_ticks("+~g"))
+    x = alt.X("difference:Q", axis=less)
     beside: dict[str, Any] = {"yOffset": alt.YOffset("whose:N", sort=[RUN, TWIN])} if twin else {}
     domain = [RUN, TWIN] if twin else [RUN]
     legend = alt.Legend(title=None, orient="top", symbolSize=80) if twin else None
@@ -386,6 +387,12 @@ def kind_share_words(answer: Mapping[str, Any]) -> str:
     )
 
 
+def kind_marks(answer: Mapping[str, Any]) -> str:
+    """What the marks of ``module_kinds_chart`` are, for its caption."""
+    twin = any(row["untrained"] is not None for row in answer["shares"])
+    return "Bars: 95 % intervals by sample." + " Dashed: the untrained twin." * twin
+
+
 @redrawable
 def module_kinds_chart(
     answer: Mapping[str, Any], *, theme: str | Theme = "light", title: str | None = "", height: int = 220
@@ -427,11 +434,4 @@ def module_kinds_chart(
     )
     words = kind_share_words(answer)
     heading = words.rstrip(".") if title == "" else title
-    return finish(
-        alt.layer(twin, spans, line, dots),
-        look,
-        heading,
-        "Bars: 95 % intervals by sample. Dashed: untrained twin.",
-        height=height,
-        summary=words,
-    )
+    return finish(alt.layer(twin, spans, line, dots), look, heading, kind_marks(answer), height=height, summary=words)

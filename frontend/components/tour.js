@@ -1,7 +1,7 @@
 // The tour of Home: an invitation, then one small step at a time with a picture. All of it is in `data`
 // (views/home/tour_steps.py); nothing is asked of a server until a link is followed. textContent and setAttribute only.
 const TOUR_SVG = "http://www.w3.org/2000/svg";
-const TOUR_AT = { tour: null, step: 0 };  // where the visitor is: kept when Streamlit draws the page again
+const TOUR_AT = { tour: null, step: 0 };  // where the visitor is: kept when the page writes an address of its own
 
 function tourPut(parent, tag, className, text) {
   const node = parent.appendChild(document.createElement(tag));
@@ -155,11 +155,27 @@ function tourButton(parent, className, text, act) {
   return button;
 }
 
+// The step that the address asks for, as `tour=photograph.4`, the fourth; null where it asks for none that there is.
+function tourAsked(data) {
+  const [key, number] = (new URLSearchParams(location.search).get("tour") ?? "").split(".");
+  const tour = data.tours.find((one) => one.key === key);
+  return tour && { tour: key, step: Math.min(Math.max(Number(number) || 1, 1), tour.steps.length) - 1 };
+}
+
+// In the place of the step before, so that Back leads out of the tour.
+function tourWrite() {
+  const address = new URL(location.href);
+  if (TOUR_AT.tour) address.searchParams.set("tour", `${TOUR_AT.tour}.${TOUR_AT.step + 1}`);
+  else address.searchParams.delete("tour");
+  if (address.href !== location.href) history.replaceState(history.state, "", address);
+}
+
 // Draws `data` into `root`; a step's link calls go(to).
 function drawTour(root, data, go) {
   for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tour-${name}`, value);
   const move = (tour, step) => {
     Object.assign(TOUR_AT, { tour, step });
+    tourWrite();
     draw();
     (root.querySelector("h3") ?? root.querySelector("button")).focus();
   };
@@ -237,5 +253,7 @@ function drawTour(root, data, go) {
     event.preventDefault();
     event.stopPropagation();
   };
+  Object.assign(TOUR_AT, tourAsked(data));
+  tourWrite();
   draw();
 }

@@ -74,6 +74,8 @@ MOST_PATHS = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
 _INSPECTED = re.compile(r"module:\d{1,4}\.\d{1,6}|path:[1-9]\d{0,14}|token:\d{1,15}\.\d{1,15}|sample:\d{1,15}")
+_GATE = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
+_TOUR = re.compile(r"[a-z]{1,20}\.[1-9]\d?")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 
 
@@ -129,6 +131,10 @@ class Selection:
     reuse: tuple[float, float] | None = None
     model: str | None = None
     """Home: the model that traces an upload"""
+    tour: str | None = None
+    """Home: ``tour.step`` at which the visitor is, counted from 1. Written and read in the browser, so that no click
+    waits (``components/tour.js``), which also keeps it where the page writes an address of its own.
+    """
     light: int | None = None
     """Family, RayTracing: the threshold step shown; None: where the sample's output fired"""
     layer: int | None = None
@@ -180,7 +186,7 @@ class Selection:
             changes: Values, or functions of this selection that give them: what is added to a tuple is added to that of
                 the click, which another one may have changed since the page was drawn.
         """
-        changes = {name: value(self) if callable(value) else value for name, value in changes.items()}
+        changes = {name: value(self) if callable(value) else value for name, value in changes.items()} | {"tour": None}
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
@@ -277,12 +283,6 @@ def _one_of(*allowed: str) -> Any:
     return read
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError
-    return text
-
-
 def _names(text: str) -> tuple[str, ...]:
     """Names of runs; more than can be compared are left out."""
     names = tuple(dict.fromkeys(text.split(",")))
@@ -311,7 +311,7 @@ def _model(text: str) -> str:
     """The name of a model; ``hf:`` and a folder for a Hugging Face checkpoint."""
     if text.startswith("hf:") and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", text[3:]):
         return text
-    return _name(text)
+    return _like(_NAME)(text)
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -342,16 +342,13 @@ def _nodes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parts))
 
 
-def _inspected(text: str) -> str:
-    if not _INSPECTED.fullmatch(text):
-        raise ValueError
-    return text
+def _like(pattern: re.Pattern[str]) -> Any:
+    def read(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError
+        return text
 
-
-def _gate(text: str) -> str:
-    if not re.fullmatch(r"\d{1,4}\.\d{1,4}\.\d{1,4}", text):
-        raise ValueError
-    return text
+    return read
 
 
 def _changes(text: str) -> tuple[str, ...]:
@@ -370,7 +367,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 _READERS = {
     "view": _one_of(*VIEWS),
-    "run": _name,
+    "run": _like(_NAME),
     "label": lambda text: text[: MOST_WRITTEN["label"]] or None,
     "labels": _one_of("merged"),
     "steps": _steps,
@@ -397,23 +394,24 @@ _READERS = {
     "compute": _bounds,
     "reuse": _bounds,
     "model": _model,
+    "tour": _like(_TOUR),
     "light": _natural,
     "layer": _natural,
     "other": lambda text: text[: MOST_WRITTEN["other"]] or None,
-    "against": _name,
+    "against": _like(_NAME),
     "runs": _names,
     "part": _one_of(*PARTS),
     "by": _one_of("reuse", "compute", "loss"),
     "at": _natural,
-    "number": _name,
-    "opens": _name,
+    "number": _like(_NAME),
+    "opens": _like(_NAME),
     "effect": _one_of(*EFFECTS),
-    "gate": _gate,
+    "gate": _like(_GATE),
     "merge": _between(0, 100),
-    "inspect": _inspected,
-    "pinned": _inspected,
+    "inspect": _like(_INSPECTED),
+    "pinned": _like(_INSPECTED),
     "words": _one_of("input", "next", "predicted"),
     "controls": _changes,
     "dream": _changes,
-    "job": _name,
+    "job": _like(_NAME),
 }

@@ -84,3 +84,26 @@ def test_a_frame_of_the_dream_is_shown_large_only_when_asked(visit):
     here.page.locator(".tour-strip button").first.click()
     expect(here.page.locator(".tour-strip button").first).to_have_attribute("aria-pressed", "true")
     assert large.get_attribute("src") != last
+
+
+def test_the_address_has_the_step_and_opens_it(visit):
+    here = visit().open()
+    tour = tours()[0]
+    here.page.get_by_role("button", name=tour["name"]).click()
+    here.page.get_by_role("button", name="Next").click()
+    here.expect_query(tour=f"{tour['key']}.2")
+    again = visit(width=400).open(here.page.evaluate("location.href"))
+    title = again.page.locator(".tour h3")
+    expect(title).to_have_text(tour["steps"][1]["title"])
+    again.page.get_by_role("radio", name="Experiment", exact=True).click()
+    again.expect_query(tour=None)
+    again.page.get_by_role("radio", name="Home", exact=True).click()
+    expect(title).to_have_text(tour["steps"][1]["title"])
+    again.expect_query(tour=f"{tour['key']}.2")
+    again.page.get_by_role("button", name="Leave the tour").click()
+    again.expect_query(tour=None)
+    over = visit().open(tour=f"{tour['key']}.99", view="home")
+    expect(over.page.locator(".tour h3")).to_have_text(tour["steps"][-1]["title"])
+    nowhere = visit().open(tour="nowhere.1", view="home")
+    expect(nowhere.page.get_by_role("button", name=tour["name"])).to_be_visible()
+    nowhere.expect_query(tour=None)

@@ -89,6 +89,7 @@ def test_texts_are_read_where_their_letters_are_certain():
         ("a.dat", b"\x01\0\x02\0", "neither an image"),
         ("nothing.txt", b"", "is empty"),
         ("cut.pdf", b"", "a PDF"),
+        ("photo.PNG", b"words and more words\n", "called a picture and holds text"),
     ],
 )
 def test_what_is_refused_is_named_and_what_would_fit_is_said(name, content, words):

@@ -39,6 +39,15 @@ def shade(field: str, scale: alt.Scale, title: str, **legend: Any) -> alt.Color:
     return alt.Color(field, scale=scale, legend=gradient_legend(title, **legend))
 
 
+def signed_ticks(form: str, zero: str = "0") -> str:
+    """Labels of ticks of differences in a d3 format with a sign, which 0 has none of.
+
+    >>> signed_ticks("+.2~p", "0%")
+    "datum.value === 0 ? '0%' : format(datum.value, '+.2~p')"
+    """
+    return f"datum.value === 0 ? '{zero}' : format(datum.value, '{form}')"
+
+
 def between(low: float, high: float) -> alt.Scale:
     """A scale from ``low`` to ``high`` exactly."""
     return alt.Scale(domain=[low, high], nice=False, zero=False)

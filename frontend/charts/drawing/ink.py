@@ -22,9 +22,9 @@ MANY, FEW = "taken by many", "taken by few"
 ONCE, UNKNOWN = "only here", "not in the reference run"
 WORDS: Mapping[Kind, str] = {"once": ONCE, "unknown": UNKNOWN}
 NEUTRALS: Mapping[str, Mapping[Kind, str]] = {
-    "light": {"once": "#cdbfa9", "unknown": "#efe4d2"},
-    "dark": {"once": "#7a6d5a", "unknown": "#45403a"},
-    "print": {"once": "#cdbfa9", "unknown": "#ece4d8"},
+    "light": {"once": "#b5a182", "unknown": "#efe4d2"},
+    "dark": {"once": "#9a896d", "unknown": "#45403a"},
+    "print": {"once": "#b5a182", "unknown": "#ece4d8"},
 }
 """sand, which the scale does not have; skipped steps are a bluish grey"""
 

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import bare_axis, shade, tips
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, shade, signed_ticks, tips
 from tokenpaths.frontend.charts.drawing.palette import (
     NATS_FLOOR,
     Theme,
@@ -58,7 +58,11 @@ def head_chart(
     base = alt.Chart(rows(table)).encode(x=x, y=alt.Y("layer:O", axis=bare_axis("layer")))
     cells = base.mark_rect(stroke=look.grid, strokeWidth=0.7).encode(
         color=shade(
-            "rise:Q", diverging_scale(most, look), "rise of loss (nats)", format="+.2~f", values=[-most, 0, most]
+            "rise:Q",
+            diverging_scale(most, look),
+            "rise of loss (nats)",
+            labelExpr=signed_ticks("+.2~f"),
+            values=[-most, 0, most],
         ),
         tooltip=tips("layer:O", "head:O", "said:N rise of loss (nats)", "told:N clearly different from 0"),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.encodings import signed_ticks
 from tokenpaths.frontend.charts.drawing.palette import (
     SHARE_FLOOR,
     Theme,
@@ -131,7 +132,7 @@ def flow_contrast_chart(
     scale = diverging_scale(most, look, middle=look.identity)
     legend = gradient_legend(
         f"less often ← {names[0]} → more often",
-        labelExpr="datum.value === 0 ? 'alike' : format(datum.value, '+.2~p')",
+        labelExpr=signed_ticks("+.2~p", "alike"),
         gradientLength=200,
         titleLimit=420,
         values=[-most, 0, most],

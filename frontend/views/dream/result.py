@@ -112,10 +112,16 @@ def marked(dream: Mapping[str, Any]) -> str:
     return "".join(pieces).strip()
 
 
+def as_found(dream: Mapping[str, Any]) -> bool:
+    """Whether a dreamed text is still the stretch of the corpus that it began as."""
+    return bool(dream["tokens"] == (dream.get("start") or {}).get("tokens"))
+
+
 def text_rows(texts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Table of dreamed texts or of segments of the corpus."""
     return [
         {
+            **({"dream": item["name"]} if "name" in item else {}),
             "objective": item["objective"],
             "choices that match": item.get("matched_choices"),
             "text": item["text"].strip(),
@@ -145,7 +151,9 @@ def _texts(result: Mapping[str, Any]) -> None:
         for dream in result["dreams"][:SHOWN]:
             share = dream.get("matched_choices")
             match = "" if share is None else f", {numbers.percent(share)} of the choices match"
-            st.markdown(f"{numbers.number(dream['objective'])}{match} · {marked(dream)}")
+            same = " · as it was found, no swap helped" if as_found(dream) else ""
+            whose = f"{dream['name']}: " if "name" in dream else ""
+            st.markdown(f"{whose}{numbers.number(dream['objective'])}{match}{same} · {marked(dream)}")
     with written:
         st.markdown("**Found**, the best of the bundled texts")
         for excerpt in corpus["examples"][:SHOWN]:

@@ -10,6 +10,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 
 Kind = Literal["image", "text", "log"]
 IMAGES = ((b"\x89PNG", 0), (b"\xff\xd8\xff", 0), (b"GIF8", 0), (b"BM", 0), (b"WEBP", 8))
+PICTURES = ("png", "jpg", "jpeg", "webp", "gif", "bmp")
 LOGS = ((b"\x93NUMPY", 0), (b"PAR1", 0), (b"GGUF", 0), *((bytes((0x80, version)), 0) for version in (2, 3, 4, 5)))
 """numpy, Parquet, GGUF, and pickles of PyTorch"""
 PACKED_LOGS = ("npz", "pt", "pth")
@@ -83,6 +84,9 @@ def what_is(name: str, head: bytes, size: int, most: int) -> Dropped:
         return Dropped(None, f"{called} is an Office document or a packed file, which cannot be read here.", FITS)
     if _is_binary(head):
         return Dropped(None, f"{called} is neither an image, a text nor a log that is known here.", f"{FITS} {AS_UTF8}")
+    if suffix in PICTURES:
+        todo = f"Drop the picture itself, or call the file .txt and its text is traced. {FITS}"
+        return Dropped(None, f"{called} is called a picture and holds text.", todo)
     return Dropped("text")
 
 

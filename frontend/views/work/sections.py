@@ -186,10 +186,5 @@ def module_kinds(run: Mapping[str, Any], selection: Selection) -> None:
     widgets.verdict(work.kind_share_words(answer))
     widgets.chart(work.module_kinds_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
     rest = sorted({row["kind"] for row in answer["shares"]} - set(work.drawn_kinds(answer["shares"])))
-    st.caption(
-        widgets.escape(
-            "Bars: 95 % intervals by sample. Dashed: the untrained twin, where one was traced with the run."
-            + (f" Not drawn, the rest: {', '.join(rest)}." if rest else "")
-        )
-    )
+    st.caption(widgets.escape(work.kind_marks(answer) + (f" Not drawn, the rest: {', '.join(rest)}." if rest else "")))
     widgets.numbers_behind(answer["shares"], "kinds of modules")
