@@ -48,7 +48,7 @@ GO = """address => {
     history.pushState(null, "", address);
     dispatchEvent(new PopStateEvent("popstate"));
 }"""
-"""go to an address as the Back button does, a third of the work of loading it; ``data-begun`` says that the script runs"""
+"""go to an address as the Back button does, a third of the work of loading it; ``data-begun``: the script has begun"""
 TEST_FOLDER = Path(__file__).parent
 
 
