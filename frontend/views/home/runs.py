@@ -117,7 +117,7 @@ def _cards(cards: Sequence[Mapping[str, Any]], wanted: str | None) -> None:
                 "q",
                 "Find a run",
                 wanted or "",
-                placeholder="Find a run by name, model or data",
+                placeholder="Find by name, model or data",
                 label_visibility="collapsed",
                 read=lambda text: text.strip() or None,
             )
