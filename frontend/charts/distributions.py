@@ -230,7 +230,7 @@ def skip_reuse_chart(
     colour = alt.Color(
         "what:N",
         scale=alt.Scale(domain=list(kinds), range=list(kinds.values())),
-        legend=alt.Legend(title=None, orient="top", symbolSize=80, symbolOpacity=1),
+        legend=alt.Legend(title=None, orient="top", symbolType="circle", symbolSize=80, symbolOpacity=1),
     )
 
     def part(name: str, data: Sequence[Mapping[str, Any]]) -> alt.Chart:
@@ -257,12 +257,20 @@ def skip_reuse_chart(
     ]
     tooltip = tips("skipped:N mean skip", "said:N mean reuse", "dealt:N by chance")
     dash = alt.StrokeDash(
-        "what:N",
+        "line:N",  # of a name of its own: legends of one field are made one, with the symbol of the first
         scale=alt.Scale(domain=[chance], range=[[5, 3]]),
-        legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolSize=300, symbolStrokeWidth=2),
+        legend=alt.Legend(
+            title=None,
+            orient="top",
+            symbolType="stroke",
+            symbolSize=300,
+            symbolStrokeWidth=2,
+            symbolStrokeColor=look.muted,
+        ),
     )
     by_chance = (
         part(chance, groups)
+        .transform_calculate(line=f"'{chance}'")
         .mark_line(strokeWidth=2, color=look.muted, aria=False)
         .encode(y=reuse("chance"), strokeDash=dash)
     )
