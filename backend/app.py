@@ -49,11 +49,11 @@ COMPILE_EVERY_S = 2.0
 DESCRIPTION = """
 See, measure and compare the paths that tokens take through routed neural networks.
 
-A *run* is one model traced over one data set. It never changes, so every answer about it has an `ETag`: send it
-back as `If-None-Match` and get `304` without a body. Lists have `limit` and `next`: give `next` of one answer to
-get the following page. A query key that does not exist is refused with `422`. Every error is
-`application/problem+json` (RFC 9457) with a sentence in `detail` and the parameter at fault in `field`. When the
-server is busy the answer is `503` with `Retry-After`.
+A *run* is one model traced over one data set. It never changes, but that its untrained twin may be added, so every
+answer about it but `twin` and `names` has an `ETag`: send it back as `If-None-Match` and get `304` without a body.
+Lists have `limit` and `next`: give `next` of one answer to get the following page. A query key that does not exist is
+refused with `422`. Every error is `application/problem+json` (RFC 9457) with a sentence in `detail` and the parameter
+at fault in `field`. When the server is busy the answer is `503` with `Retry-After`.
 """
 
 

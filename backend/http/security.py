@@ -142,7 +142,7 @@ class Guard:
             if site in OWN_SITES or (navigates and headers.get("sec-fetch-dest") in (None, "document")):
                 return None
             header = "Sec-Fetch-Dest" if navigates else "Sec-Fetch-Site"
-            return _cross_site(header, headers.get(header, ""))
+            return _cross_site(header, headers.get(header, ""), reads=True)
         if any(not self.is_own(origin, host) for origin in origins):
             return _cross_site("Origin", origins[0])
         allowed = bool(origins) and all(origin.strip().lower() in self.origins for origin in origins)
@@ -156,10 +156,9 @@ class Guard:
         return origin in self.origins or origin in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
-def _cross_site(header: str, value: str) -> Problem:
+def _cross_site(header: str, value: str, *, reads: bool = False) -> Problem:
+    """Of a read without advice: answers are for pages of this server alone, whatever ``allowed_origins`` names."""
+    advice = "" if reads else "; add the site to `allowed_origins`"
     return Problem(
-        403,
-        "cross-site",
-        f"{header} {value[:80]!r}: requests from other web sites are refused; add the site to `allowed_origins`.",
-        field=header,
+        403, "cross-site", f"{header} {value[:80]!r}: requests from other web sites are refused{advice}.", field=header
     )

@@ -116,6 +116,8 @@ def _jackknifed(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple
 
 def _with_interval(r: float, error: float, times: float = NORMAL_95) -> Correlation:
     r = max(-1.0, min(1.0, r))
+    if math.isinf(error):
+        return Correlation(r, -1.0, 1.0)
     if abs(r) >= _ALMOST_ONE:
         return Correlation(math.copysign(1.0, r), math.copysign(1.0, r), math.copysign(1.0, r))
     z = math.atanh(r)

@@ -19,7 +19,7 @@ import torch
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
-from tokenpaths.engine.train.resuming import alone_in, keep_to_data
+from tokenpaths.engine.train.resuming import alone_in, data_sums, keep_to_data
 
 if TYPE_CHECKING:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
@@ -62,6 +62,8 @@ class Training:
     files: tuple[str, ...]
     """what it reads, below the folder of ``--data``; none: it brings its own data"""
     run: Callable[[Order], dict[str, Any]]
+    measured_on: tuple[str, ...] = ()
+    """of ``files`` those that no state of the training depends on: what is trained is measured on them at the end"""
 
     def carry_out(self, order: Order) -> dict[str, Any]:
         """``run``, alone in ``order.work``; returns the numbers of the card.
@@ -71,12 +73,13 @@ class Training:
             UserError: what is there was trained on other data.
         """
         with alone_in(order.work, self.name):
-            sums = keep_to_data(order.work, order.data, self.files)
+            states = [file for file in self.files if file not in self.measured_on]
+            sums = keep_to_data(order.work, order.data, states)
             numbers = self.run(order)
             if sums and FAMILY_CONTROLS[self.family].CARD:
                 from tokenpaths.engine.train.cards import say_data
 
-                say_data(order.out, sums)
+                say_data(order.out, sums | data_sums(order.data, self.measured_on))
             return numbers
 
 
@@ -194,6 +197,7 @@ def hmodel_trainings() -> list[Training]:
             ),
             (recipe.train_file, recipe.val_file),
             partial(_train_hmodel, recipe),
+            measured_on=(recipe.val_file,),
         )
         for recipe in HMODEL_RECIPES.values()
     ]
@@ -227,6 +231,7 @@ def dipaco_trainings() -> list[Training]:
             f"paths, levels {' × '.join(map(str, recipe.model.levels))}",
             FILES,
             partial(_train_dipaco, recipe),
+            measured_on=FILES[1:],
         )
         for recipe in RECIPES.values()
         if recipe.name.startswith("dipaco")
@@ -252,7 +257,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     # What all recipes start from; a folder of its own, so that they can share it.
     shared_base = order.work.parent / "dipaco-base"
     with alone_in(shared_base, "the base of all DiPaCo"):
-        keep_to_data(shared_base, order.data, FILES)
+        keep_to_data(shared_base, order.data, FILES[:1])
         base = train(RECIPES["base"], documents, shared_base, **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)
     learnt: dict[str, Any] = {}
@@ -278,6 +283,7 @@ def raytracing_trainings() -> list[Training]:
             f"{recipe.model.layers} layers of {recipe.model.blocks} blocks",
             recipe.files,
             partial(_train_raytracing, recipe),
+            measured_on=recipe.files[1:],
         )
         for recipe in RECIPES.values()
     ]
@@ -292,7 +298,7 @@ def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
     recipe = _as_ordered(recipe, order).model_copy(update={"name": order.work.name})
     shared = f"{recipe.data}-convolutions-{recipe.feature_seed}", f"{recipe.name}-twin", f"{recipe.name}-used-twin"
     for name in shared if recipe.data != "digits" else ():
-        keep_to_data(order.work.parent / name, order.data, recipe.files)
+        keep_to_data(order.work.parent / name, order.data, recipe.files[:1])
     with order.stage(f"reading {recipe.data}"):
         corpora = load_corpora(recipe, None if recipe.data == "digits" else order.data)
     done = train(recipe, corpora, order.work.parent, on_progress=order.on_progress)

@@ -5,7 +5,7 @@ Shapes: N images, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,14 +128,8 @@ def load_corpora(
     if tokenizer_file is None:
         tokenizer_file = work / TOKENIZER
         if not tokenizer_file.exists():
-            trained = TextTokenizer.train(read_texts(train_file), recipe.model.vocab_size)
-            if trained.vocab_size < recipe.model.vocab_size:
-                raise UserError(
-                    f"the texts of {train_file.name} give a vocabulary of {trained.vocab_size:,} entries, recipe "
-                    f"{recipe.name} takes {recipe.model.vocab_size:,}: give more text, or --tokenizer",
-                    field="data",
-                )
-            trained.save(tokenizer_file)
+            size, instead = recipe.model.vocab_size, ", or --tokenizer"
+            trained_tokenizer(read_texts(train_file), size, train_file.name, instead).save(tokenizer_file)
     tokenizer = TextTokenizer.load(tokenizer_file)
     if tokenizer.vocab_size != recipe.model.vocab_size:
         raise UserError(
@@ -148,6 +142,22 @@ def load_corpora(
     _require_batch(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
     _require_batch(val_file, len(texts[1].ids), context + 1, "tokens")
     return texts
+
+
+def trained_tokenizer(texts: Sequence[str], vocab_size: int, source: str, instead: str = "") -> TextTokenizer:
+    """A vocabulary of the texts of ``source``; ``instead``: what else than more text would do.
+
+    Raises:
+        UserError: they do not fill it; a model of ``vocab_size`` entries would be refused with it once it is trained.
+    """
+    trained = TextTokenizer.train(texts, vocab_size)
+    if trained.vocab_size < vocab_size:
+        raise UserError(
+            f"the texts of {source} give a vocabulary of {trained.vocab_size:,} entries, the recipe takes "
+            f"{vocab_size:,}: give more text{instead}",
+            field="data",
+        )
+    return trained
 
 
 def fitted(recipe: Recipe, corpus: ImageCorpus | TextCorpus) -> Recipe:

@@ -33,7 +33,7 @@ from tokenpaths.engine.train.cards import (
     save_card,
     section,
 )
-from tokenpaths.engine.train.corpora import TextCorpus, label_of, read_rows
+from tokenpaths.engine.train.corpora import TextCorpus, label_of, read_rows, trained_tokenizer
 from tokenpaths.engine.train.loop import TrainingRun, evaluate
 from tokenpaths.engine.train.recipes import Recipe
 
@@ -144,10 +144,14 @@ def _read(path: Path) -> LabelledTexts:
 
 
 def tokenizer_for(languages: Languages, work: Path, vocab_size: int = _DEEP.vocab_size) -> TextTokenizer:
-    """The tokenizer in ``work``; trained on the training texts if there is none yet."""
+    """The tokenizer in ``work``; trained on the training texts if there is none yet.
+
+    Raises:
+        UserError: these do not fill the vocabulary.
+    """
     path = work / TOKENIZER
     if not path.exists():
-        TextTokenizer.train(languages.train.texts, vocab_size).save(path)
+        trained_tokenizer(languages.train.texts, vocab_size, "the training file").save(path)
     return TextTokenizer.load(path)
 
 

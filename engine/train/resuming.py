@@ -95,6 +95,12 @@ def alone_in(folder: Path, what: str) -> Iterator[None]:
         lock.release()
 
 
+def data_sums(data: Path, files: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each of ``files``, below ``data``; nothing where one is not there."""
+    there = all((data / file).is_file() for file in files)
+    return {file: file_sha256(data / file) for file in files} if there else {}
+
+
 def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> dict[str, str]:
     """SHA-256 of each of ``files``, below ``data``; refuses to go on in ``folder`` where what it holds was trained on
     other bytes than those.
@@ -105,9 +111,8 @@ def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> dict[str, st
     Raises:
         UserError: a file has changed since, or is another one.
     """
-    if not files or not all((data / file).is_file() for file in files):
+    if not (sums := data_sums(data, files)):
         return {}
-    sums = {file: file_sha256(data / file) for file in files}
     kept_in = folder / DATA
     try:
         kept = json.loads(kept_in.read_text(encoding="utf-8"))

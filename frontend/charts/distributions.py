@@ -116,8 +116,11 @@ def label_words(distribution: Mapping[str, Any]) -> str:
     if not known:
         return ""
     apart = sorted((row for row in known if row["clear"]), key=lambda row: (-row["mean"], str(row["label"])))
-    told = [(str(row["label"]), row["mean"], row["mean"] - distribution["mean"]) for row in apart]
-    means = [row["mean"] - distribution["mean"] for row in distribution["by_label"] if row["mean"] is not None]
+    labelled = [row for row in distribution["by_label"] if row["mean"] is not None and row["label"] is not None]
+    # Not of all samples: those without a label are not among what a label is compared with.
+    mean = sum(row["num"] * row["mean"] for row in labelled) / max(1, sum(row["num"] for row in labelled))
+    told = [(str(row["label"]), row["mean"], row["mean"] - mean) for row in apart]
+    means = [row["mean"] - mean for row in labelled]
     return numbers.most_and_least(name, told, means) or f"No label has surely more or less {name} than the others."
 
 

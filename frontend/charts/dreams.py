@@ -180,7 +180,7 @@ def figure_html(result: Mapping[str, Any], urls: Mapping[str, str]) -> str:
         first = 2 if original is not None else 1
         if together:
             where = f"grid-column:{first} / -1;grid-row:{2 * number + 1};font-size:.85rem;font-weight:600"
-            parts.append(f'<div style="{where}">{escape(heading[:1].upper() + heading[1:])}</div>')
+            parts.append(f'<div style="{where}">{escape(numbers.capital(heading))}</div>')
         for column, cell in enumerate(cells, first):
             where = f"grid-column:{column};grid-row:{2 * number + 2}" if together else ""
             parts.append(_picture(cell, urls, where, heading))

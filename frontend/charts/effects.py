@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import altair as alt
@@ -199,21 +200,32 @@ DOES = {
 def importance_words(table: Sequence[Mapping[str, Any]], measure: str) -> str:
     """The module whose ban does most, of those at one step and of those at every step.
 
-    Empty where no ban has a number above 0, as where none raises the loss.
+    A rise of the loss counts where it would be one of all bans together (Bonferroni). Empty where no ban has a number
+    above 0, as where none raises the loss.
     """
     known = [row for row in table if row.get("module") is not None and (row.get(measure) or 0) > 0]
+    tried = sum(row.get("module") is not None and row.get(measure) is not None for row in table)
+    sure = NormalDist().inv_cdf(1 - 0.025 / max(1, tried))
     told: list[str] = []
+    does = DOES[measure]
     for every in (False, True):
-        if of := [row for row in known if (row["step"] is None) == every]:
-            best = max(of, key=lambda row: row[measure])
-            where, at = ("every step", "") if every else ("one step", f" at step {best['step']}")
-            does = "does" if told else DOES[measure]
-            told.append(
-                f"banned at {where}, module {best['module']}{at} {does} "
-                f"({_signed(best[measure], measure)}{_error(best, measure)})"
-            )
-    text = "; ".join(told)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+        of = [row for row in known if (row["step"] is None) == every]
+        where = "every step" if every else "one step"
+        above = [row for row in of if measure != "loss_change" or row[measure] > sure * (row.get("loss_error") or 0)]
+        if of and not above:
+            told.append(f"banned at {where}, no module surely raises the loss")
+        if not above:
+            continue
+        best = max(above, key=lambda row: row[measure])
+        others = sum(row[measure] == best[measure] for row in above) - 1
+        at = "" if every else f" at step {best['step']}"
+        as_much = f", as {'does' if others == 1 else 'do'} {numbers.plural(others, 'other')}" * bool(others)
+        told.append(
+            f"banned at {where}, module {best['module']}{at} {does} "
+            f"({_signed(best[measure], measure)}{_error(best, measure)}{as_much})"
+        )
+        does = "does"
+    return f"{numbers.capital('; '.join(told))}." if told else ""
 
 
 @redrawable

@@ -144,7 +144,7 @@ def _difficulty(source: Source, info: Mapping[str, Any]) -> Figure | None:
     points = raytracing_costs.difficulty_points(common.drawn_samples(source)[0])
     if len(points) < 4:
         return None
-    correlation = (info["findings"].get("lights") or {}).get("correlation")
+    correlation = raytracing_costs.kept_correlation(info) or raytracing_costs.correlation(points)
     shown = points[:: -(-len(points) // MOST_POINTS)]
     note = "" if len(shown) == len(points) else f" {numbers.count(len(shown))} of them are drawn."
     crops = f" The samples are {info['samples_are']}; the interval takes them as independent." * bool(

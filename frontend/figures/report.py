@@ -136,7 +136,7 @@ def _file(name: str) -> str:
 def _section(kind: Kind, figures: Sequence[Figure], counter: Any) -> str:
     head = f"<section id='{kind.name}'><h2>{_text(figures[0].question)}</h2>"
     description = f"Figure {', '.join(kind.paper)} of the DNA paper: {kind.shows}" if kind.paper else kind.shows
-    paper = f"<p class='paper'>{escape(description[:1].upper() + description[1:])}.</p>"
+    paper = f"<p class='paper'>{escape(numbers.capital(description))}.</p>"
     drawn = [_figure(figure, counter, first=number == 0) for number, figure in enumerate(figures)]
     return head + paper + "".join(drawn) + "</section>"
 

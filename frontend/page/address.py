@@ -26,7 +26,8 @@ def current() -> Selection:
 
 
 def _query() -> dict[str, str]:
-    return {key: st.query_params[key] for key in st.query_params}
+    """All but the step of Home's tour, which the browser writes and reads alone (``components/tour.js``)."""
+    return {key: st.query_params[key] for key in st.query_params if key != "tour"}
 
 
 def settle() -> None:

@@ -75,7 +75,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _NODE = re.compile(r"\d{1,4}\.\d{1,6}")
 _INSPECTED = re.compile(r"module:\d{1,4}\.\d{1,6}|path:[1-9]\d{0,14}|token:\d{1,15}\.\d{1,15}|sample:\d{1,15}")
 _GATE = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
-_TOUR = re.compile(r"[a-z]{1,20}\.[1-9]\d?")
 _CHANGE = re.compile(r"[a-z_]{1,40}:[A-Za-z0-9_.+-]{1,200}")
 
 
@@ -131,10 +130,6 @@ class Selection:
     reuse: tuple[float, float] | None = None
     model: str | None = None
     """Home: the model that traces an upload"""
-    tour: str | None = None
-    """Home: ``tour.step`` at which the visitor is, counted from 1. Written and read in the browser, so that no click
-    waits (``components/tour.js``), which also keeps it where the page writes an address of its own.
-    """
     light: int | None = None
     """Family, RayTracing: the threshold step shown; None: where the sample's output fired"""
     layer: int | None = None
@@ -186,7 +181,7 @@ class Selection:
             changes: Values, or functions of this selection that give them: what is added to a tuple is added to that of
                 the click, which another one may have changed since the page was drawn.
         """
-        changes = {name: value(self) if callable(value) else value for name, value in changes.items()} | {"tour": None}
+        changes = {name: value(self) if callable(value) else value for name, value in changes.items()}
         if "run" in changes and changes["run"] != self.run:
             remaining: dict[str, Any] = {"view": self.view, "opacity": self.opacity, "model": self.model}
             remaining["against"] = self.against if self.against != changes["run"] else None
@@ -394,7 +389,6 @@ _READERS = {
     "compute": _bounds,
     "reuse": _bounds,
     "model": _model,
-    "tour": _like(_TOUR),
     "light": _natural,
     "layer": _natural,
     "other": lambda text: text[: MOST_WRITTEN["other"]] or None,

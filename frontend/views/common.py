@@ -319,7 +319,7 @@ def as_sentence(reason: str) -> str:
     >>> as_sentence("these tokens lie in one sample, so Δ has no interval")
     'These tokens lie in one sample, so Δ has no interval.'
     """
-    return widgets.with_full_stop(reason[:1].upper() + reason[1:])
+    return widgets.with_full_stop(numbers.capital(reason))
 
 
 def notes(run: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.api.client import NotFound, Refused
 from tokenpaths.frontend.charts.distributions import (
     BIN_PICK,
     MEASURES,
@@ -106,12 +107,18 @@ def _alike(
         why += ", because this model has no identity modules to skip with"
     others = [other for other in measures if other != measure and _varies(run, selection, other)]
     choose = ["another measure"] if others else []
-    choose += ["a run of a model that can skip (…-skip)"] if never else [] if others else ["another run"]
+    wider = selection.change(per="token", label=None)
+    more = not others and wider != selection and any(_varies(run, wider, other) for other in measures)
+    choose += ["a run of a model that can skip (…-skip)"] if never else [] if others or more else ["another run"]
+    less = [("count per token", per == "sample"), ("take all labels", selection.label is not None)]
+    advice = [" and ".join(words for words, here in less if here)] if more else []
+    advice += [f"choose {', or '.join(choose)}"] if choose else []
+    whole = "" if others or more else " No measure of this run has anything to compare here."
     widgets.empty(
         widgets.escape(f"{whose} has {MEASURES[measure][0]} {numbers.number(distribution['max'])}")
         + (f": {why}." if never else ".")
-        + (" There is nothing to compare here." if others else " No measure of this run has anything to compare here."),
-        f"Choose {', or '.join(choose)}.",
+        + (whole or " There is nothing to compare here."),
+        f"{numbers.capital(', or '.join(advice))}.",
     )
     if not others:
         return
@@ -127,7 +134,10 @@ def _alike(
 
 def _varies(run: Mapping[str, Any], selection: Selection, measure: str) -> bool:
     """Whether there is something to see of a measure: two of one value each led to one another."""
-    answer = widgets.client().ask(run["run"], "distributions/{measure}", **question(selection, measure))
+    try:
+        answer = widgets.client().ask(run["run"], "distributions/{measure}", **question(selection, measure))
+    except (NotFound, Refused):  # of samples alone, as the loss of images
+        return False
     return bool(answer["num"]) and not all_alike(answer)
 
 

@@ -50,7 +50,7 @@ def _offer(client: Client, run: str, key: str) -> None:
         format_func=lambda name: f"{name}: {numbers.plural(tables[name]['num_rows'], 'row')}",
     )
     what = tables[table]["what"]
-    st.caption(widgets.escape(f"{what[:1].upper()}{what[1:]}."))
+    st.caption(widgets.escape(f"{numbers.capital(what)}."))
     form = (
         st.segmented_control("Format", list(FORMS), default="csv", key=f"{key}_form", format_func=FORMS.__getitem__)
         or "csv"

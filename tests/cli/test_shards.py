@@ -134,7 +134,10 @@ def test_a_shard_without_samples_says_by_what_shards_are_cut(home: Path, capsys:
     told = capsys.readouterr()
     assert "(0 tokens)" in told.out
     assert "it has no samples: shards are cut by 64 samples, and" in told.err
-    assert "has 9 for 2 shards" in told.err
+    assert "has 9 for 2 shards; a smaller --batch-size than 16" in told.err
+    assert main([*mine[:-1], "1", "--shard", "1/5"]) == 0
+    assert "cut by 4 samples, and" in (told := capsys.readouterr().err)
+    assert told.endswith("for 5 shards; take fewer shards\n"), "no batch is smaller"
     assert main([*mine, "--shard", "2/2"]) == 0
     assert "no samples" not in capsys.readouterr().err
 

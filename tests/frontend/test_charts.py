@@ -396,6 +396,8 @@ def test_labels_are_told_apart_where_their_means_surely_differ():
     single = [*of("dog", "cat")["by_label"], {"label": "fox", "num": 1, "mean": 0.5, "low": None, "high": None}]
     told = charts.distributions.label_words(of() | {"by_label": single})
     assert told == "Most compute: dog (0.800), surely less: cat (0.600).", "the only fox has less than each cat"
+    most = of("dog") | {"mean": 0.95}
+    assert charts.distributions.label_words(most) == "Most compute: dog (0.800).", "samples without a label have more"
     assert charts.distributions.label_words(of()) == "No label has surely more or less compute than the others."
     assert charts.distributions.label_words(DISTRIBUTION) == "", "nothing is known of how sure these means are"
     bars = data_of(charts.label_chart(of()), "label", "low", "high")

@@ -416,5 +416,16 @@ def test_the_correlation_of_one_label_is_the_engines(num):
     for y in (rng.normal(size=num) * np.abs(x), 0.7 * x + rng.normal(size=num), -x, np.arange(num) == 2):
         ours, theirs = numbers.correlation(x.tolist(), [float(value) for value in y]), pearson(x, np.asarray(y, float))
         assert ours["r"] == pytest.approx(theirs.r)
-        # Student's quantile at 2 degrees of freedom is far out: its series reaches 3.9 of 4.3.
-        assert (ours["low"], ours["high"]) == pytest.approx((theirs.low, theirs.high), abs=0.05 if num == 4 else 0.01)
+        # Student's quantile at 2 degrees of freedom is far out: its series reaches 4.2 of 4.3.
+        assert (ours["low"], ours["high"]) == pytest.approx((theirs.low, theirs.high), abs=0.02 if num == 4 else 0.005)
+    one = [0.25] * (num - 1) + [0.7], [0.1] * (num - 1) + [0.33]
+    assert numbers.correlation(*one) == {"r": pytest.approx(1.0), "low": -1.0, "high": 1.0, "num": num}
+    found = pearson(*map(np.asarray, one))
+    assert (found.low, found.high) == (-1.0, 1.0), "it rests on one pair"
+
+
+def test_an_interval_of_another_kind_is_not_shown_as_todays():
+    today = {"pearson": 0.2, "pearson_low": 0.1, "pearson_high": 0.3, "num_samples": 30}
+    assert raytracing_costs.kept_correlation({"findings": {"lights": {"correlation": today}}}) == today
+    before = {"findings": {"lights": {"correlation": {**today, "resamples": 1000}}}}
+    assert raytracing_costs.kept_correlation(before) is raytracing_costs.kept_correlation({"findings": {}}) is None

@@ -125,3 +125,9 @@ def test_a_sweep_begins_with_the_module_that_matters_most():
         "Banned at one step, module 0 at step 1 changes the answers most (0.100)."
     )
     assert effects.importance_words(ROWS[1:2], "loss_change") == "", "no ban raises the loss"
+    noise = [{**row, "loss_change": 0.01, "loss_error": 0.009} for row in ROWS if row.get("module") is not None]
+    assert effects.importance_words(noise, "loss_change") == (
+        "Banned at one step, no module surely raises the loss; banned at every step, no module surely raises the loss."
+    )
+    alike = [{**row, "kl": 0.1} for row in ROWS if row.get("module") is not None and row["step"] is not None]
+    assert f"changes the answers most (0.100, as do {len(alike) - 1} others)." in effects.importance_words(alike, "kl")

@@ -62,6 +62,8 @@ def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     paths = {**answer["rows"][0], "name": "equal_effective_paths", "values": [500.0, 500.0, 90.0]}
     assert table.number_title(paths, answer["runs"], labels) == "Effective paths, equal tokens are lowest in <C>: 90.0"
     assert table.number_title({**paths, "values": [500.0, 90.0, 90.0]}, answer["runs"], labels).endswith("<A>: 500")
+    four = ({**paths, "values": [1.0, 1.0, 2.0, 2.0]}, [*answer["runs"], {"run": "D"}], {**labels, "D": "<D>"})
+    assert table.number_title(*four).endswith("are highest in <C> and <D>: 2.00")
 
 
 def test_runs_without_common_samples_are_listed_as_in_a_sentence() -> None:

@@ -19,6 +19,7 @@ from tokenpaths.frontend.views import compute
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir: Path = tmp_path_factory.mktemp("work")
     make_run(data_dir / "runs", "pictures", samples=310, seed=1)
+    make_run(data_dir / "runs", "single", samples=1, seed=4)
     make_run(data_dir / "runs", "flat", samples=6, steps=1, modules=4, identities=0, labels=False, seed=2)
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
@@ -65,6 +66,13 @@ def test_measures_of_one_value_do_not_lead_to_one_another(show, monkeypatch):
         page = show(run="flat", measure=measure)
         assert "No measure of this run has anything to compare here" in " ".join(box.value for box in page.info)
         assert not [button for button in page.button if str(button.key).startswith("instead_")]
+
+
+def test_one_sample_is_compared_by_its_tokens(show):
+    words = " ".join(box.value for box in show(run="single", measure="compute").info)
+    assert "The only sample has compute" in words
+    assert "There is nothing to compare here." in words
+    assert "Count per token." in words
 
 
 def test_where_the_measure_is_not_known_all_of_the_page_is_about_another(show, monkeypatch):

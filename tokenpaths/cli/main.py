@@ -43,7 +43,7 @@ from tokenpaths.engine.base.shared_cores import wait_asleep
 
 HELP = """See, measure and compare the paths that tokens take through routed neural networks.
 
-Start with `tokenpaths up --demo`, which traces the bundled samples and opens the page on the runs of your data folder.
+Start with `tokenpaths up --demo`, which traces the bundled samples and starts the page on the runs of your data folder.
 `tokenpaths trace` adds a run of your own data.
 `tokenpaths docs` opens the documentation: a tour, every command, every setting.
 """

@@ -164,17 +164,18 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> dict[str, float] | 
     if xx <= 1e-18 * num or yy <= 1e-18 * num:
         return None
     r = max(-1.0, min(1.0, xy / math.sqrt(xx * yy)))
-    if abs(r) >= 1:
-        return {"r": r, "low": r, "high": r, "num": num}
     left, squares = num / (num - 1), 0.0
-    for a, b in off:
-        own_x, own_y = xx - left * a * a, yy - left * b * b
-        if own_x < 1e-12 * xx or own_y < 1e-12 * yy:  # all that r rests on is this pair
-            return {"r": r, "low": -1.0, "high": 1.0, "num": num}
-        without = (xy - left * a * b) / math.sqrt(own_x * own_y)
+    own = [(xx - left * a * a, yy - left * b * b, xy - left * a * b) for a, b in off]
+    if any(own_x < 1e-12 * xx or own_y < 1e-12 * yy for own_x, own_y, _ in own):  # all that r rests on is this pair
+        return {"r": r, "low": -1.0, "high": 1.0, "num": num}
+    if abs(r) >= 1 - 1e-12:
+        return {"r": r, "low": r, "high": r, "num": num}
+    for own_x, own_y, own_xy in own:
+        without = own_xy / math.sqrt(own_x * own_y)
         squares += (math.atanh(max(-1 + 1e-12, min(1 - 1e-12, without))) - math.atanh(r)) ** 2
     free, z = num - 2, 1.959964
     student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    student += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3)
     half = student * max(1 / math.sqrt(num - 3), math.sqrt((num - 1) / num * squares))
     return {"r": r, "low": math.tanh(math.atanh(r) - half), "high": math.tanh(math.atanh(r) + half), "num": num}
 

@@ -133,6 +133,23 @@ def difficulty_chart(
 _CROSS = "M-0.9,-0.9L0.9,0.9M-0.9,0.9L0.9,-0.9"
 
 
+def kept_correlation(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The correlation that was sealed with a run; none of those with intervals of another kind (``resamples``)."""
+    kept: dict[str, Any] | None = (info["findings"].get("lights") or {}).get("correlation")
+    return None if kept and "resamples" in kept else kept
+
+
+def correlation(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The correlation of drawn samples: of one label, or of a run sealed without it."""
+    pearson = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
+    return pearson and {
+        "pearson": pearson["r"],
+        "pearson_low": pearson["low"],
+        "pearson_high": pearson["high"],
+        "num_samples": pearson["num"],
+    }
+
+
 def correlation_words(correlation: Mapping[str, Any] | None, num: int) -> str:
     """The correlation of active share and loss as a sentence, or why there is none.
 

@@ -296,7 +296,7 @@ def _cell_html(
 def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
     """What the chart of one number shows, as a sentence: “Loss is lowest in B: 1.90”.
 
-    Where several runs have the best value, the other end is told: that is one run's, or the first of several.
+    Where several runs have the best value and fewer the other end, that is told.
     """
     name = row["name"]
     known = [(value, run) for value, run in zip(row["values"], runs, strict=True) if value is not None]
@@ -305,8 +305,9 @@ def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labe
     if low[0] == high[0]:
         return f"{words} {value_words(name, low[0])} in all"
     ends = [("lowest", *low), ("highest", *high)] if name == "loss" else [("highest", *high), ("lowest", *low)]
-    way, value, run = min(ends, key=lambda end: sum(other == end[1] for other, _run in known))
-    return f"{words} {way} in {labels[run['run']]}: {value_words(name, value)}"
+    way, value, _run = min(ends, key=lambda end: sum(other == end[1] for other, _run in known))
+    where = _some([labels[run["run"]] for other, run in known if other == value])
+    return f"{words} {way} in {where}: {value_words(name, value)}"
 
 
 def _is(name: str) -> str:

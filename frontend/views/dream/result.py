@@ -179,7 +179,7 @@ def names_of(request: Mapping[str, Any]) -> list[str]:
 def title_of(job: Mapping[str, Any]) -> str:
     """Short title of a dream, without the prefix common to all dreams."""
     title = str(job.get("title") or f"Dream {job['job']}").removeprefix("Dream of ").strip()
-    return title[:1].upper() + title[1:]
+    return numbers.capital(title)
 
 
 def draw_gallery(run: Mapping[str, Any], selection: Selection, jobs: Sequence[Mapping[str, Any]]) -> None:

@@ -273,8 +273,8 @@ def _difficulty(run: Mapping[str, Any], selection: Selection, samples: Sequence[
     if len(points) < 4:
         widgets.empty("Fewer than four samples have a loss.", "Trace labelled samples of classes that the model knows.")
         return
-    finding = (run["findings"].get("lights") or {}).get("correlation") if selection.label is None else None
-    correlation = finding or _correlation(points)
+    finding = raytracing_costs.kept_correlation(run) if selection.label is None else None
+    correlation = finding or raytracing_costs.correlation(points)
     shown = points[:: -(-len(points) // POINTS)]
     widgets.chart(
         raytracing_costs.difficulty_chart(shown, theme=widgets.theme(), title=None),
@@ -291,17 +291,6 @@ def _difficulty(run: Mapping[str, Any], selection: Selection, samples: Sequence[
     st.caption(widgets.escape(words + " Circle: right; cross: wrong. Click one to light it up."))
     common.note_not_independent(run)
     widgets.numbers_behind(shown, "points")
-
-
-def _correlation(points: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The correlation for the samples of one label, or for a run sealed without it."""
-    pearson = numbers.correlation([p["active_share"] for p in points], [p["loss"] for p in points])
-    return pearson and {
-        "pearson": pearson["r"],
-        "pearson_low": pearson["low"],
-        "pearson_high": pearson["high"],
-        "num_samples": pearson["num"],
-    }
 
 
 def _class_blocks(run: Mapping[str, Any]) -> None:

@@ -178,7 +178,7 @@ def state_words(job: Mapping[str, Any]) -> str:
         return "Cancelled; its worker stops after the piece of work at hand."
     if job["state"] in ("running", "paused"):
         message = widgets.with_full_stop(progress["message"])
-        return " ".join(filter(None, [progress_words(progress), message[:1].upper() + message[1:]]))
+        return " ".join(filter(None, [progress_words(progress), numbers.capital(message)]))
     when = f"{(job['finished_at'] or '')[:16].replace('T', ' ')} UTC"
     far = f" after {numbers.count(progress['done'])} {progress['unit']}" if progress["done"] else ""
     again = f", attempt {job['attempts']}" if job["attempts"] > 1 else ""

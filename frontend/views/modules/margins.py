@@ -20,7 +20,7 @@ def draw(run: Mapping[str, Any], selection: Selection) -> None:
     answer = widgets.client().ask(run["run"], "margins", label=selection.label)
     st.subheader(TITLE, anchor=False, help=widgets.HELP["margin"])
     if answer["reason"]:
-        st.caption(widgets.escape(widgets.with_full_stop(answer["reason"][:1].upper() + answer["reason"][1:])))
+        st.caption(widgets.escape(widgets.with_full_stop(numbers.capital(answer["reason"]))))
         return
     left, right = st.columns([3, 2], gap="large")
     with left:

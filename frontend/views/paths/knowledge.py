@@ -109,7 +109,7 @@ def specific(run: Mapping[str, Any], selection: Selection, of: str) -> None:
     answer = widgets.client().ask(run["run"], "specific", of=of, label=selection.label, limit=ROWS)
     if answer["reason"]:
         # capitalize() would lower the case of label names.
-        widgets.empty(widgets.with_full_stop(widgets.escape(answer["reason"][:1].upper() + answer["reason"][1:])))
+        widgets.empty(widgets.with_full_stop(widgets.escape(numbers.capital(answer["reason"]))))
         return
     st.caption(widgets.escape(_first(answer, of)))
     if answer["rows"]:

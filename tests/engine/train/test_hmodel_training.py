@@ -88,6 +88,12 @@ def test_the_tokenizer_never_sees_a_held_out_text(data, tmp_path):
     assert int((corpus.ids == tokenizer.end_id).sum()) == 54
 
 
+def test_a_vocabulary_that_the_texts_do_not_fill_is_refused_before_it_trains(data, tmp_path):
+    with pytest.raises(UserError, match=r"give a vocabulary of \d+ entries, the recipe takes 4,096: give more text$"):
+        tokenizer_for(load_languages(data), tmp_path / "work")
+    assert not (tmp_path / "work").exists() or not list((tmp_path / "work").iterdir())
+
+
 def test_missing_or_too_few_texts_are_refused(tmp_path):
     with pytest.raises(UserError, match="languages_train.parquet is not in the folder"):
         load_languages(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
-from tokenpaths.engine.train import recipes
+from tokenpaths.engine.train import cards, catalogue, recipes
 from tokenpaths.engine.train.resuming import keep_to_data
 
 OPTIONS = ["--device", "cpu", "--threads", "1"]
@@ -107,6 +108,34 @@ def test_a_training_on_other_data_is_not_taken_for_this_one(tiny, data, tmp_path
     assert main([*command, "--work", str(tmp_path / "new")]) == 0
 
 
+def test_a_training_goes_on_where_only_what_it_is_measured_on_is_another(data, tmp_path, monkeypatch):  # noqa: F811
+    said: list[set] = []
+    monkeypatch.setattr(cards, "say_data", lambda _out, sums: said.append(set(sums)))
+
+    def carried_out(order) -> dict:
+        (order.work / "state.json").touch()
+        return {}
+
+    (data / "other.parquet").write_bytes(b"once")
+    files = ("v.parquet", "other.parquet")
+    training = catalogue.Training("t", "dna", "", files, carried_out, measured_on=files[1:])
+    order = SimpleNamespace(data=data, out=tmp_path / "out", work=tmp_path / "work")
+    training.carry_out(order)
+    (data / "other.parquet").write_bytes(b"again")
+    training.carry_out(order)
+    (data / "v.parquet").write_bytes(b"changed")
+    with pytest.raises(UserError, match=r"another v\.parquet than that in"):
+        training.carry_out(order)
+    assert said == [set(files)] * 2, "the card names both"
+
+
+@pytest.mark.parametrize("family", ["hmodel", "dipaco", "raytracing"])
+def test_validation_files_are_what_these_families_are_only_measured_on(family):
+    listed = [one for one in catalogue.trainings().values() if one.family == family]
+    assert listed
+    assert all(one.measured_on == one.files[1:] for one in listed)
+
+
 def test_a_training_that_never_began_keeps_to_nothing(data, tmp_path):  # noqa: F811
     keep_to_data(tmp_path / "work", data, ["v.parquet", "nowhere.parquet"])
     assert not (tmp_path / "work").exists()
@@ -125,5 +154,5 @@ def test_a_vocabulary_that_the_texts_do_not_fill_leaves_no_tokenizer(monkeypatch
     monkeypatch.setattr(recipes, "RECIPES", {"t": recipe.model_copy(update={"model": model})})
     work = tmp_path / "work"
     assert main(["train", "t", "--out", str(tmp_path / "t"), "--data", str(data), "--work", str(work), *OPTIONS]) == 2
-    assert "recipe t takes 5,000: give more text" in capsys.readouterr().err
+    assert "the recipe takes 5,000: give more text, or --tokenizer" in capsys.readouterr().err
     assert not list(work.rglob("tokenizer.json"))

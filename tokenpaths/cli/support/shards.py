@@ -95,9 +95,11 @@ class OneShard:
         typer.echo(f"{done.name} of run {run} {was} in {self.folder / name} ({done.tokens:,} tokens)")
         if part.stop_place == part.first_place:
             rows = block_rows(part.modality, batch_size)
+            finer = rows > 1 and batch_size > 1 and part.num_places >= self.of
             typer.echo(
-                f"it has no samples: shards are cut by {rows:,} samples, and {part.name} has {part.num_places:,} for "
-                f"{self.of:,} shards; a smaller --batch-size than {batch_size} cuts by fewer",
+                f"it has no samples: shards are cut by {rows:,} sample{'s' * (rows != 1)}, and {part.name} has "
+                f"{part.num_places:,} for {self.of:,} shards; "
+                + (f"a smaller --batch-size than {batch_size} cuts by fewer" if finer else "take fewer shards"),
                 err=True,
             )
 
