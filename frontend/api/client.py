@@ -295,7 +295,7 @@ class Client:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             raise Down(
                 f"The Tokenpaths API at {self.url} does not answer.",
-                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs. This page waits for it.",
+                "Start it with `tokenpaths up`, or set TOKENPATHS_API_URL to where it runs.",
             ) from error
         except httpx.TimeoutException as error:
             raise ApiError(

@@ -281,6 +281,8 @@ def error_boundary(what: str) -> Iterator[None]:
         if may_change(error):
             st.button("Try again", key=f"again_{what}", icon=":material/refresh:")
         if isinstance(error, Down):
+            if st.session_state.get(RETURNED + what, 0) < MOST_RETURNS:
+                st.caption("This page comes back by itself when it answers.")
             st.fragment(_until_it_answers, run_every=LOOK_AGAIN_S, key=f"until_{what}")(what, [True])
     except Exception:
         log.exception("drawing %s failed", what)

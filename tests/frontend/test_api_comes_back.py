@@ -18,6 +18,7 @@ class Page:
         self.session_state: dict[str, Any] = {}
         self.timers: list[Any] = []
         self.buttons: list[str] = []
+        self.captions: list[str] = []
         self.drawn_again = 0
 
     def fragment(self, draw: Any, *, run_every: float, key: str) -> Any:
@@ -29,6 +30,9 @@ class Page:
 
     def button(self, label: str, **_: Any) -> None:
         self.buttons.append(label)
+
+    def caption(self, words: str) -> None:
+        self.captions.append(words)
 
     def error(self, *_: Any, **__: Any) -> None: ...
 
@@ -76,6 +80,7 @@ def test_it_stops_where_each_return_ends_as_before_and_begins_anew_once_it_was_w
         draw(Down("down"))
         page.timers[-1]()
     assert page.drawn_again == widgets.MOST_RETURNS
+    assert page.captions == ["This page comes back by itself when it answers."] * widgets.MOST_RETURNS, "no longer"
     draw(None)
     draw(Down("down"))
     page.timers[-1]()
