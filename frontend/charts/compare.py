@@ -187,7 +187,7 @@ def load_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
         return "The runs have no step in common."
     means = [sum(row[f"load_entropy_{side}"] for row in steps) / len(steps) for side in "ab"]
     most = max(steps, key=lambda row: row["difference"])
-    first, second = numbers.apart(means)
+    first, second = (numbers.number(mean) for mean in means)
     if first == second:
         even = f"Both load their modules equally evenly (load entropy {first})."
     else:

@@ -89,15 +89,20 @@ def histogram_chart(
 
 
 def distribution_words(distribution: Mapping[str, Any]) -> str:
-    """“10,000 samples: mean 0.752 ± 0.031, middle 0.750, lowest 1 % below 0.66, highest above 0.83.”"""
+    """“10,000 samples: mean 0.752 ± 0.031 (standard deviation), median 0.750; at least 98 % lie from 0.66 to 0.83.”
+
+    Of fewer than a hundred both ends are told: one of them is more than 1 %.
+    """
     per = str(distribution.get("per") or "sample")
     if not distribution.get("num"):
         return f"No {per} has this measure here."
-    show = {key: numbers.number(distribution.get(key)) for key in ("mean", "std", "median", "q01", "q99")}
+    many = distribution["num"] >= 100
+    low, high = (numbers.number(distribution.get(key)) for key in (("q01", "q99") if many else ("min", "max")))
+    show = {key: numbers.number(distribution.get(key)) for key in ("mean", "std", "median")}
     return (
         f"{numbers.plural(distribution['num'], per)}: mean {show['mean']} ± {show['std']} (standard "
         "deviation), "
-        f"median {show['median']}; 1 % lie below {show['q01']}, 1 % above {show['q99']}."
+        f"median {show['median']}; {'at least 98 %' if many else 'all'} lie from {low} to {high}."
     )
 
 

@@ -219,7 +219,9 @@ def contrast_words(answer: Mapping[str, Any]) -> str:
     """The module that distinguishes these tokens most reliably, in a sentence."""
     row = next((row for row in answer["modules"] if _sure(row)), None)
     if row is None:
-        return answer.get("modules_reason") or "No module is chosen more, or less, often than by the other tokens."
+        return (
+            answer.get("modules_reason") or "No module is surely chosen more, or less, often than by the other tokens."
+        )
     way = "more" if row["delta"] > 0 else "less"
     return (
         f"They choose module {row['module']} at step {row['step']} {way} often than the other tokens: "
@@ -278,9 +280,10 @@ def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def search_words(answer: Mapping[str, Any], what: str) -> str:
     """The number of matching tokens, and the path that they prefer."""
     matches, counted = answer["found"], answer["counted"]
+    are, take = ("is", "it takes") if matches["num_tokens"] == 1 else ("are", "they take")
     text = (
         f"{numbers.plural(matches['num_tokens'], 'token')} ({numbers.percent(matches['share'])}) of "
-        f"{numbers.plural(matches['num_samples'], 'sample')} are {what}; they take "
+        f"{numbers.plural(matches['num_samples'], 'sample')} {are} {what}; {take} "
         f"{numbers.plural(answer['num_paths'], 'path')}."
     )
     if not counted["exact"]:

@@ -180,8 +180,10 @@ def label_load_words(load: Mapping[str, Any]) -> str:
     share = [count / row["choices"] for count in row["counts"]]
     every = [count / max(1, sum(load["all"])) for count in load["all"]]
     place = max(range(len(share)), key=lambda at: share[at] - every[at])
+    if row["overlap"] >= 1 - 5e-4:
+        return "Every domain loads the experts as all tokens do."
     return (
         f"“{row['label']}” is least like all tokens: {numbers.percent(1 - row['overlap'])} of its choices go to other "
-        f"experts; most to expert {load['modules'][place]}, {numbers.percent(share[place])} of them where all tokens "
-        f"have {numbers.percent(every[place])}."
+        f"experts. Expert {load['modules'][place]} gets the most more: {numbers.percent(share[place])} of its choices, "
+        f"where all tokens have {numbers.percent(every[place])}."
     )

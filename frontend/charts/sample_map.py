@@ -53,7 +53,7 @@ def nearest_words(answer: Mapping[str, Any]) -> str:
     share, chance = numbers.percent(row["share"]), numbers.percent(row["by_chance"])
     text = f"The sample with the nearest routes has the same label for {share} of the samples"
     if row["p_value"] > 0.05:
-        return f"{text}, no more than by chance ({chance})."
+        return f"{text}, not surely more than by chance ({chance})."
     return f"{text}, where chance gives {chance}."
 
 

@@ -92,12 +92,14 @@ def curve_words(history: Sequence[Mapping[str, Any]]) -> str:
     if len(curve) < 2:
         return ""
     first, last, lowest = curve[0], curve[-1], min(curve, key=lambda row: row["loss"])
-    text = (
-        f"The {curve[0]['set']} loss {'fell' if last['loss'] < first['loss'] else 'rose'} from "
-        f"{numbers.number(first['loss'])} to {numbers.number(last['loss'])} nats, from iteration "
-        f"{numbers.count(first['iteration'])} to {numbers.count(last['iteration'])}"
-    )
-    if lowest is last:
+    began, ended = numbers.apart([first["loss"], last["loss"]])
+    at = [numbers.count(row["iteration"]) for row in (first, last)]
+    if began == ended:
+        text = f"The {curve[0]['set']} loss was {began} nats at iteration {at[0]} and at iteration {at[1]}"
+    else:
+        way = "fell" if last["loss"] < first["loss"] else "rose"
+        text = f"The {curve[0]['set']} loss {way} from {began} to {ended} nats, from iteration {at[0]} to {at[1]}"
+    if lowest["loss"] == last["loss"]:
         return text + "; it was lowest at the end."
     return (
         text + f"; it was lowest at iteration {numbers.count(lowest['iteration'])} ({numbers.number(lowest['loss'])})."
@@ -146,11 +148,14 @@ def phase_words(history: Sequence[Mapping[str, Any]]) -> str:
     if len(table) < 2:
         return ""
     first, last = table[0], table[-1]
+    began, ended = numbers.apart([first["perplexity"], last["perplexity"]])
+    way = "fell" if last["perplexity"] < first["perplexity"] else "rose"
+    text = f"{way} from {began} after phase {first['phase']} to {ended} after phase {last['phase']}"
+    if began == ended:
+        text = f"is {ended} after phase {first['phase']} and after phase {last['phase']}"
     return (
-        f"Perplexity {'fell' if last['perplexity'] < first['perplexity'] else 'rose'} from "
-        f"{numbers.number(first['perplexity'])} after phase {first['phase']} to {numbers.number(last['perplexity'])} "
-        f"after phase {last['phase']}; of single paths it lies between {numbers.number(last['low'])} and "
-        f"{numbers.number(last['high'])}."
+        f"Perplexity {text}; of single paths "
+        f"it lies between {numbers.number(last['low'])} and {numbers.number(last['high'])}."
     )
 
 

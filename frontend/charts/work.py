@@ -275,11 +275,11 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
                 f"(95 % {numbers.number(row['low'])} to {numbers.number(row['high'])})"
             )
     if row["untrained"] is not None:
-        more = row["untrained"] > row["trained"]
-        text += (
-            f"; before training they were {'more' if more else 'less'} alike "
-            f"({numbers.number(row['untrained'])}, now {numbers.number(row['trained'])} on the same tokens)"
-        )
+        before, now = (numbers.number(row[name]) for name in ("untrained", "trained"))
+        low, high = row.get("untrained_low"), row.get("untrained_high")
+        near = before == now or (low is not None and high is not None and low <= row["trained"] <= high)
+        way = "about as" if near else "more" if row["untrained"] > row["trained"] else "less"
+        text += f"; before training they were {way} alike ({before}, now {now} on the same tokens)"
     return text + "."
 
 
@@ -381,9 +381,12 @@ def kind_share_words(answer: Mapping[str, Any]) -> str:
     kind = drawn_kinds(answer["shares"])[0]
     of_kind = [row for row in answer["shares"] if row["kind"] == kind]
     most, least = max(of_kind, key=lambda row: row["share"]), min(of_kind, key=lambda row: row["share"])
+    high, low = (numbers.percent(row["share"]) for row in (most, least))
+    if high == low:
+        return f"Modules of kind {kind} take {high} of the choices of each step."
     return (
-        f"Modules of kind {kind} take most at step {most['step']} ({numbers.percent(most['share'])} of its choices) "
-        f"and least at step {least['step']} ({numbers.percent(least['share'])})."
+        f"Modules of kind {kind} take most at step {most['step']} ({high} of its choices) "
+        f"and least at step {least['step']} ({low})."
     )
 
 

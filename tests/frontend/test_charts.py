@@ -548,5 +548,7 @@ def test_the_sentence_of_a_map_says_what_chance_gives():
         said
         == "The sample with the nearest routes has the same label for 40.0 % of the samples, where chance gives 12.0 %."
     )
-    assert sample_map.nearest_words({"nearest": row | {"p_value": 0.2}}).endswith(", no more than by chance (12.0 %).")
+    assert sample_map.nearest_words({"nearest": row | {"p_value": 0.2}}).endswith(
+        ", not surely more than by chance (12.0 %)."
+    )
     assert sample_map.nearest_words({"nearest": None}) == ""

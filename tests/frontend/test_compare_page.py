@@ -415,4 +415,5 @@ def test_words_of_what_is_near() -> None:
     assert words.endswith("; none of 262,144 paths drawn of 40,000,000 differ at one step.")
     assert token_words(found, "patches").startswith("1 other patch is on the very same path")
     near = {"similar": [{"distance": 0.5}], "of_samples": 3, "median_distance": 0.51, "num_identical": 0}
-    assert "stands alone" in sample_words(near)
+    assert "much nearer" not in sample_words(near), "the nearer of two is as far as the median"
+    assert sample_words({**near, "of_samples": 30}).endswith("None is much nearer than usual.")

@@ -104,7 +104,8 @@ def test_the_least_even_step_is_told_by_all_its_modules():
         "Least evenly at step 1: load entropy 0.700 (1 = even). By weight at step 0: importance CV² 0.200 (0 = even)."
     )
     even = [{"step": 0, "load_entropy": 0.9999}, {"step": 1, "load_entropy": None}]
-    assert balance_words({"steps": even}) == "At every step each module has its fair share of the tokens."
+    assert balance_words({"steps": even}).startswith("At every step the load is nearly even")
+    assert balance_words({"steps": even[1:]}) == "No load is known."
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
@@ -175,3 +176,48 @@ def test_names_are_a_table_of_two_columns():
         "module:0.3,block 3 · ends of words",
         "path:2,path 2 · mine",
     ]
+
+
+def test_sentences_of_ties_and_of_noise_claim_nothing():
+    """Direction words stand only beside numbers that read differently, and the most of equals is not named."""
+    from tokenpaths.frontend.charts import distributions, load_over_time, training_curve, work
+    from tokenpaths.frontend.charts.families import directional_gates, gate_worth, hmodel_connections
+    from tokenpaths.frontend.charts.flow import flow_contrast
+    from tokenpaths.frontend.charts.several_runs import training_maps
+    from tokenpaths.frontend.views.family.dipaco import rerouting_words
+
+    curve = [{"iteration": i, "val_loss": loss} for i, loss in ((100, 2.0), (200, 1.8), (300, 2.0))]
+    told = training_curve.curve_words(curve)
+    assert "was 2.00 nats at iteration 100 and at iteration 300" in told
+    spread = {"num": 500, "mean": 0.9, "std": 0.1, "median": 1.0, "q01": 0.25, "q99": 1.0, "min": 0.2, "max": 1.0}
+    assert distributions.distribution_words(spread).endswith("at least 98 % lie from 0.250 to 1.00.")
+    assert distributions.distribution_words({**spread, "num": 9}).endswith("all lie from 0.200 to 1.00.")
+    even = {
+        "labels": [{"label": "a", "overlap": 1.0, "counts": [3, 1], "choices": 4}],
+        "all": [3, 1],
+        "modules": [0, 1],
+    }
+    assert load_over_time.label_load_words(even) == "Every domain loads the experts as all tokens do."
+    heads = [
+        {"layer": 0, "head": h, "rise": rise, "clear": clear}
+        for h, rise, clear in ((0, 0.002, False), (1, -0.004, True))
+    ]
+    assert gate_worth.head_words({"heads": heads}).startswith("The loss falls most without layer 0, head 1, by 0.00400")
+    assert gate_worth.head_words({"heads": heads[:1]}) == "No head clearly changes the loss"
+    assert "as much as the 25.0 %" in hmodel_connections.self_share_words(0.25, 4)
+    assert directional_gates.specialist_words([0.0, 0.0]) == "No head is a specialist."
+    assert directional_gates.variance_words([[0.0, 0.0]]) == "No head’s gates differ between domains."
+    kinds = {"shares": [{"kind": "mlp", "step": s, "share": 1.0} for s in (0, 1)]}
+    assert work.kind_share_words(kinds) == "Modules of kind mlp take 100 % of the choices of each step."
+    assert rerouting_words([{"W": None, "perplexity": 12.3}, {"W": 64, "perplexity": 12.3}], []).startswith(
+        "Choosing every 64 tokens leaves perplexity at 12.300. "
+    )
+    node = {"step": 1, "module": 3, "kind": "mlp", "before": 0.49952, "after": 0.5005, "change": 0.00098}
+    words = flow_contrast.contrast_words({"nodes": [node]}, "cat", "dog")
+    assert words == "They differ most at step 1: 50.05 % of the tokens of cat visit module 3, 49.95 % of those of dog."
+    places = [
+        {"iteration": label, "run": label, "steps": [{"step": s, "load_entropy": v} for s, v in enumerate(values)]}
+        for label, values in ((10, (0.6, 0.6, 0.6, 0.9)), (20, (0.8, 0.8, 0.8, 0.5)))
+    ]
+    said = training_maps.training_words({"points": places}, "load_entropy")
+    assert said.endswith("most at step 0."), said

@@ -74,8 +74,12 @@ def gate_words(answer: Mapping[str, Any], minus: Mapping[str, Any] | None = None
     least, most = (f(table, key=lambda row: row[value]) for f in (min, max))
     low, high = (_place(row, numbers.number(row[value])) for row in (least, most))
     if minus is None:
+        if least[value] == most[value]:
+            return f"Every direction is removed by as much: {numbers.number(most[value])}."
         return f"Removed most is {high}, least {low}."
-    return f"Removed more than in the other is above all {high}, less {low}."
+    told = [f"more than in the other is above all {high}"] if most[value] > 0 else []
+    told += [f"less {'' if told else 'than in the other is above all '}{low}"] if least[value] < 0 else []
+    return f"Removed {', '.join(told)}." if told else "The gates are the same in both."
 
 
 def _place(row: Mapping[str, Any], told: str) -> str:
@@ -166,6 +170,8 @@ def variance_words(variance: Sequence[Sequence[float]]) -> str:
     """The head whose gates differ most between domains, beside the middle one, in a sentence."""
     table = sorted(variance_rows(variance), key=lambda row: row["variance"] or 0.0)
     most, middle = table[-1], table[len(table) // 2]
+    if not most["variance"]:
+        return "No head’s gates differ between domains."
     return (
         f"Head {most['head']} of layer {most['layer']} differs most between domains: variance {most['words']}, "
         f"where the middle head has {middle['words']}."
@@ -222,6 +228,8 @@ def specialist_rows(share_by_layer: Sequence[float]) -> list[dict[str, Any]]:
 def specialist_words(share_by_layer: Sequence[float]) -> str:
     """The layers with the most specialists among their heads, in a sentence."""
     most = max(share_by_layer)
+    if not most:
+        return "No head is a specialist."
     layers = [str(layer) for layer, share in enumerate(share_by_layer) if share >= most - 1e-9]
     share = numbers.percent(most)
     if len(layers) == 1:
@@ -327,9 +335,11 @@ def pca_chart(
 def centroid_title(accuracy: Mapping[str, Any]) -> str:
     """``centroid_words`` in one sentence."""
     far = accuracy.get("p_value") is not None and accuracy["p_value"] <= 0.05
-    share, chance = numbers.percent(accuracy["accuracy"]), numbers.percent(accuracy["null_mean"])
-    return f"{share} of the texts lie nearest to the centre of their own domain, " + (
-        f"where shuffled domains give {chance}." if far else f"no more than with shuffled domains ({chance})."
+    # The mean over domains, as that of shuffled ones is: of one large domain most texts lie nearest by chance.
+    share = numbers.percent(accuracy.get("balanced", accuracy["accuracy"]))
+    chance = numbers.percent(accuracy["null_mean"])
+    return f"{share} of the texts lie nearest to the centre of their own domain (mean over domains), " + (
+        f"where shuffled domains give {chance}." if far else f"not surely more than with shuffled domains ({chance})."
     )
 
 
@@ -343,7 +353,7 @@ def centroid_words(accuracy: Mapping[str, Any]) -> str:
         f"their own domain, themselves left out. As the mean over domains that is {numbers.percent(balanced)}; with "
         f"the domains shuffled {numbers.percent(accuracy['null_mean'])}{best} "
         f"({numbers.p_words(accuracy.get('p_value'), accuracy.get('shuffles'))}). "
-        + ("The gates know the domain." if far else "That is no more than chance.")
+        + ("The gates know the domain." if far else "That is not surely more than chance.")
         + (f" Left out, with one text only: {', '.join(accuracy['left_out'])}." if accuracy.get("left_out") else "")
     )
 

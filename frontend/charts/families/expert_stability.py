@@ -71,10 +71,12 @@ def repetition_words(answer: Mapping[str, Any]) -> str:
     share = math.fsum(row[name] for row in steps) / len(steps)
     even = math.fsum(row[f"baseline_{name}"] for row in steps) / len(steps)
     best = max(steps, key=lambda row: (row[name], -row["step"]))
+    also = sum(row[name] == best[name] for row in steps) - 1
+    others = f", as {numbers.plural(also, 'other')}" if also else ""
     return (
         f"{numbers.percent(share)} of {numbers.plural(answer['num_pairs'], 'neighbouring pair')} share {what}, mean "
         f"over layers; by chance it would be {numbers.percent(even)}. Steadiest: layer {best['step']} "
-        f"({numbers.percent(best[name])})." + (f" First choices are not compared: {why}." if why else "")
+        f"({numbers.percent(best[name])}{others})." + (f" First choices are not compared: {why}." if why else "")
     )
 
 

@@ -176,8 +176,9 @@ def _slice_sentences(answer: Mapping[str, Any], least: float, offered: Collectio
     answer = known_choices(answer, offered)
     used = {module for token in answer["tokens"] for module in token["modules"]}
     shown = {row["expert"] for row in slice_rows(answer, least) if row["slot"] is not None}
+    use = "uses" if len(answer["tokens"]) == 1 else "use"
     sentences = [
-        f"{numbers.plural(len(answer['tokens']), 'token')} use {numbers.count(len(used))} of the "
+        f"{numbers.plural(len(answer['tokens']), 'token')} {use} {numbers.count(len(used))} of the "
         f"{numbers.plural(answer['num_modules'], 'expert')} of layer {answer['step']}. Darker on a light page: larger "
         "weight."
     ]

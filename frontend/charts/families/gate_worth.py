@@ -41,9 +41,16 @@ def head_words(scan: Mapping[str, Any]) -> str:
     heads = scan.get("heads") or []
     if not heads:
         return "No head has been knocked out yet."
-    worst, clear = max(heads, key=lambda row: row["rise"]), sum(row["clear"] for row in heads)
-    sure = f"{clear} of {len(heads)} heads clearly change the loss" if clear else "no head clearly changes it"
-    return f"The loss rises most without {_place(worst)}, by {numbers.number(worst['rise'])} nats; {sure}"
+    sure = [row for row in heads if row["clear"]]
+    if not sure:
+        return "No head clearly changes the loss"
+    worst = max(sure, key=lambda row: row["rise"])
+    way = "rises" if worst["rise"] > 0 else "falls"
+    worst = worst if worst["rise"] > 0 else min(sure, key=lambda row: row["rise"])
+    return (
+        f"The loss {way} most without {_place(worst)}, by {numbers.number(abs(worst['rise']))} nats; {len(sure)} of "
+        f"{numbers.plural(len(heads), 'head')} clearly change{'s' * (len(sure) == 1)} the loss"
+    )
 
 
 @redrawable(numbers=head_rows)

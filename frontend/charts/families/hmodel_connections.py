@@ -176,10 +176,10 @@ def separation_words(separation: Mapping[str, Any], what: str = "label") -> str:
     """The ratio of between- to within-label distance as a sentence, compared with its permutation null."""
     if separation.get("ratio") is None:
         return f"Inputs of one {what} all have the same connections, so their distance has no scale to compare with."
-    more = separation.get("p_value") is not None and separation["p_value"] <= 0.05
-    verdict = (
-        "" if more and separation["ratio"] > 1 else f" That is no more than chance: the {what} does not matter here."
-    )
+    p = separation.get("p_value")
+    verdict = "" if p is not None and p <= 0.05 and separation["ratio"] > 1 else " That is not surely more than chance."
+    if p is None:
+        verdict = " Whether that is more than chance is not known."
     return (
         f"Connections of two inputs of different {what}s are {numbers.number(separation['ratio'])} times as far apart "
         f"as those of two inputs of one {what} (mean distance {numbers.number(separation['between'])} against "
@@ -207,10 +207,11 @@ def stability_words(stability: float) -> str:
 
 def self_share_words(share: float, num_targets: int) -> str:
     """How much layers send to themselves, compared with equal connections."""
-    more = "more" if share > 1 / num_targets else "less"
+    own, even = numbers.percent(share), numbers.percent(1 / num_targets)
+    than = "as much as" if own == even else "more than" if share > 1 / num_targets else "less than"
     return (
-        f"Of all that hidden layers send, {numbers.percent(share)} goes back to the same layer, {more} than the "
-        f"{numbers.percent(1 / num_targets)} that it would be if all connections were equal."
+        f"Of all that hidden layers send, {own} goes back to the same layer, {than} the {even} that it would be if all "
+        "connections were equal."
     )
 
 

@@ -63,12 +63,12 @@ def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
     """The module with the largest difference, as a sentence."""
     most = max(contrast["nodes"], key=lambda row: abs(row["change"]), default=None)
     if most is None or abs(most["change"]) < 0.0005:
-        return f"{first} and {second} visit the same modules at every step."
+        return f"{first} and {second} visit each module about equally often at every step."
     what = "skip it" if most["kind"] == "identity" else f"visit module {most['module']}"
-    return (
-        f"They differ most at step {most['step']}: {numbers.percent(most['after'])} of the tokens of {first} {what}, "
-        f"{numbers.percent(most['before'])} of those of {second}."
-    )
+    shares = [[numbers.percent(most[side], digits) for side in ("after", "before")] for digits in (3, 4, 5)]
+    own, others = next((pair for pair in shares if pair[0] != pair[1]), shares[-1])
+    who = f"{own} of the tokens of {first} {what}, {others} of those of {second}"
+    return f"They differ most at step {most['step']}: {who}."
 
 
 def few_of(flow: Mapping[str, Any]) -> Mapping[str, Any]:

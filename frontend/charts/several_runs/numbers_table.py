@@ -178,15 +178,22 @@ def _samples_words(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 
 
 def _extreme_words(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
-    """The run that differs most in one number: “loss is higher in B (2.31 instead of 1.90)”."""
+    """The run that differs most in one number: “loss is higher in B (2.31 instead of 1.90)”.
+
+    The difference is of samples that both have; where the numbers of the whole runs do not show it, it is told itself.
+    """
     gaps = [(abs(gap["value"]), place) for place, gap in enumerate(row["differences"]) if gap and gap["clear"]]
     place = max(gaps)[1]
     gap, name = row["differences"][place], row["name"]
-    values = [value_words(name, row["values"][i]) for i in (place, 0)]
-    among = f", most of {len(gaps)} runs" if len(gaps) > 1 else ""
+    own, first = row["values"][place], row["values"][0]
+    told = [value_words(name, value) for value in (own, first)]
+    shown = None not in (own, first) and told[0] != told[1] and (own > first) == (gap["value"] > 0)
+    said = f"{told[0]} instead of {told[1]}" if shown else f"{interval_words(name, gap)} on the samples of both"
+    alike = sum((row["differences"][i]["value"] > 0) == (gap["value"] > 0) for _, i in gaps)
+    among = f", most of {alike} runs" if alike > 1 else ""
     way = "higher" if gap["value"] > 0 else "lower"
     where = labels[runs[place]["run"]]
-    return f"{name_words(name)} {_is(name)} {way} in {where} ({values[0]} instead of {values[1]}{among})"
+    return f"{name_words(name)} {_is(name)} {way} in {where} ({said}{among})"
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

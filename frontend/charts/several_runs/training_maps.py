@@ -165,7 +165,7 @@ def training_words(training: Mapping[str, Any], measure: str, when: str = "itera
     way = "rose" if ends[1] > ends[0] else "fell"
     old = {step["step"]: step[measure] for step in places[0]["steps"] if step.get(measure) is not None}
     moved = [
-        (abs(step[measure] - old[step["step"]]), -step["step"])
+        ((step[measure] - old[step["step"]]) * (1 if way == "rose" else -1), -step["step"])
         for step in places[-1]["steps"]
         if step.get(measure) is not None and step["step"] in old
     ]

@@ -162,7 +162,7 @@ def nmi_words(associations: Sequence[Mapping[str, Any]]) -> str:
         return "There are not two labels, or too few samples of them, so whether paths know them cannot be said."
     far = row["p_value"] is not None and row["p_value"] <= 0.05
     return (
-        f"Paths tell {'more than chance' if far else 'no more than chance'} about the label: NMI "
+        f"Paths tell {'more than chance' if far else 'not surely more than chance'} about the label: NMI "
         f"{numbers.number(row['nmi'])}, shuffled {numbers.number(row['null_mean'])} ± "
         f"{numbers.number(row['null_std'])} ({numbers.p_words(row['p_value'], row.get('shuffles'))}, whole run)."
     )
@@ -211,6 +211,8 @@ def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mappi
     change = 1 - often["perplexity"] / once
     verb = "lowers" if change > 0 else "raises"
     before, after = (numbers.number(perplexity, 5) for perplexity in (once, often["perplexity"]))
+    if before == after:
+        return f"Choosing every {often['W']} tokens leaves perplexity at {before}. " + words
     return (
         f"Choosing every {often['W']} tokens {verb} perplexity by {numbers.percent(abs(change))}, from "
         f"{before} to {after}. " + words

@@ -108,12 +108,15 @@ def _picked(_name: str, node: str) -> None:
 
 def balance_words(usage: Mapping[str, Any]) -> str:
     """The step with the least even load, by all modules' tokens and weights: the busiest one stands above."""
-    by_tokens = min(usage["steps"], key=lambda row: 1.0 if row["load_entropy"] is None else row["load_entropy"])
+    known = [row for row in usage["steps"] if row["load_entropy"] is not None]
+    by_tokens = min(known, key=lambda row: row["load_entropy"], default=None)
+    if by_tokens is None:
+        return "No load is known."
     entropy = by_tokens["load_entropy"]
     text = (
         f"Least evenly at step {by_tokens['step']}: load entropy {numbers.number(entropy)} (1 = even)."
-        if entropy is not None and entropy < 0.9995
-        else "At every step each module has its fair share of the tokens."
+        if entropy < 0.9995
+        else "At every step the load is nearly even: load entropy above 0.999 (1 = even)."
     )
     weighted = [row for row in usage["steps"] if row.get("importance_cv2") is not None]
     if not weighted:
@@ -129,11 +132,12 @@ def unused_words(usage: Mapping[str, Any]) -> str:
     shares = {row["step"]: row["unused"] for row in usage["steps"] if row.get("unused") is not None}
     if not any(shares.values()):
         return ""
-    most = max(shares, key=lambda step: shares[step])
+    most, every = max(shares, key=lambda step: shares[step]), numbers.percent(sum(shares.values()) / len(shares))
+    top = numbers.percent(shares[most])
+    where = f", most at step {most} ({top})" if top != every else ""
     return (
-        f"k varies: {numbers.percent(sum(shares.values()) / len(shares))} of all slots are unused, most at step {most} "
-        f"({numbers.percent(shares[most])}). An unused slot (a dropped token, a full module, a router that chose "
-        "fewer, a chain that has ended) is no module and no work."
+        f"k varies: {every} of all slots are unused{where}. An unused slot (a dropped token, a full module, a router "
+        "that chose fewer, a chain that has ended) is no module and no work."
     )
 
 

@@ -65,6 +65,9 @@ def like_this_sample(run: Mapping[str, Any], sample: int, key: str = "similar") 
     widgets.numbers_behind([{name: row.get(name) for name in columns} for row in answer["similar"]], "similar samples")
 
 
+FEW_OTHERS = 11
+
+
 def sample_words(answer: Mapping[str, Any]) -> str:
     """Distance of the nearest samples, compared with the usual distance."""
     rows = answer["similar"]
@@ -72,9 +75,11 @@ def sample_words(answer: Mapping[str, Any]) -> str:
     others = numbers.plural(answer["of_samples"] - 1, "other sample")
     words = f"Nearest first, of {others}; the median distance is {usual}."
     if answer["num_identical"]:
-        words += f" {numbers.plural(answer['num_identical'], 'sample')} load the modules exactly alike."
-    if answer["median_distance"] and rows[0]["distance"] > 0.9 * answer["median_distance"]:
-        words += " None is much nearer than usual: this sample stands alone."
+        one = "s" * (answer["num_identical"] == 1)
+        words += f" {numbers.plural(answer['num_identical'], 'sample')} load{one} the modules exactly alike."
+    # Of few samples the nearest is as far as the median by itself.
+    if answer["of_samples"] > FEW_OTHERS and rows[0]["distance"] > 0.9 * answer["median_distance"] > 0:
+        words += " None is much nearer than usual."
     return words
 
 
