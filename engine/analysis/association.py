@@ -168,6 +168,11 @@ class Maps:
         order = np.argsort(kind_G, kind="stable")
         self.kinds = np.split(order, np.flatnonzero(np.diff(kind_G[order])) + 1)
 
+    def alike(self) -> float:
+        """Chance that an exchange leaves all maps as they are, as ``exchanged_alike`` has it of labels."""
+        sizes = [len(images) for images in self.kinds]
+        return math.exp(-sum(math.lgamma(size + (size < _ENOUGH)) for size in sizes))
+
     def draw(self, rng: np.random.Generator) -> Integer[np.ndarray, " n"]:
         """The value that each token gets."""
         giver = np.empty(len(self.first), dtype=np.int64)

@@ -73,9 +73,14 @@ def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"
 
 
 def share_interval(
-    hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"], share_I: Float[np.ndarray, " I"] | None = None
+    hits_NI: Real[np.ndarray, "N I"],
+    of_N: Real[np.ndarray, " N"],
+    share_I: Float[np.ndarray, " I"] | None = None,
+    *,
+    intervals: int = 1,
 ) -> tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]:
-    """Both ends of the 95 % interval of the shares Σhits/Σof (of ``share_I``, where these are known of more tokens).
+    """Both ends of the 95 % interval of the shares Σhits/Σof (of ``share_I``, where these are known of more tokens), or
+    of 95 % of all of ``intervals`` intervals together (Bonferroni).
 
     Wilson's, of as many independent tokens as tell as much; the variance that says how many is estimated from the
     samples, so it counts (t/1.96)² times (Korn and Graubard, Survey Methodology 24, 1998). t has as many degrees of
@@ -89,15 +94,17 @@ def share_interval(
     total, num = float(of_N.sum()), int((of_N > 0).sum())
     share: np.ndarray = hits_NI.sum(axis=0) / total if share_I is None else share_I
     least = float(kish_size(of_N[:, None])[0])
+    many = 1 - 0.025 / intervals
+    least /= (stdtrit(1e9, many) / Z) ** 2 if intervals > 1 else 1.0
     if num < 2 or of_N.max() <= 1:
-        return wilson(share, np.full(share.shape, max(least, 1.0)))
+        return wilson(share, np.full(share.shape, max(least, 1.0 / intervals)))
     squares_NI, plain_I = _parts(hits_NI, of_N)
     variance_I = squares_NI.sum(axis=0)
     # Σ(v − mean)² over the samples that are there, times num: the variance of V is estimated as it / (num − 1).
     spread_I = num * np.square(squares_NI).sum(axis=0) - variance_I**2
     of_variance_I = 2 * variance_I**2 * (num - 1) / np.maximum(spread_I, 1e-300)
     freedom_I = np.clip(of_variance_I, 1.0, freedom(of_N))
-    wider_I = (stdtrit(freedom_I, 0.975) / Z) ** 2
+    wider_I = (stdtrit(freedom_I, many) / Z) ** 2
     return wilson(share, np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least))
 
 
@@ -151,6 +158,17 @@ def contrast(
     floor = _added(hits_a_I, total_a) + _added(hits_b_I, total_b)
     half = student(min(freedom(of_a_N), freedom(of_b_N))) * np.sqrt(np.maximum(variance, floor))
     return Contrast(share_a, share_b, delta, np.maximum(delta - half, -1.0), np.minimum(delta + half, 1.0))
+
+
+def clear_of_all(
+    apart: Contrast, of_a_N: Real[np.ndarray, " N"], of_b_N: Real[np.ndarray, " N"], intervals: int
+) -> Bool[np.ndarray, " I"]:
+    """Which Δ of ``contrast`` differ from 0, if that is to hold of ``intervals`` of them together (Bonferroni): who
+    names one of many has looked at all of them."""
+    least = min(freedom(of_a_N), freedom(of_b_N))
+    half = np.maximum(apart.high - apart.delta, apart.delta - apart.low)
+    clear: np.ndarray = np.abs(apart.delta) > half * (student(least, max(1, intervals)) / student(least))
+    return clear
 
 
 def _residuals(
@@ -290,7 +308,9 @@ def group_means(
 
     A group is ``clear`` where the interval of its mean less that of the others leaves 0 out at 1 − 0.05/G (Bonferroni):
     who names the largest of many has looked at all of them. The others count with the variance of their weighted
-    mean, K/(K − 1) times, K how many of them are effective.
+    mean, K/(K − 1) times, K how many of them are effective. Where all samples of a group have one and the same value,
+    their scatter says nothing of its error: a few of a rare label do where most samples have that value. Their error
+    is then that of as many samples of the other groups.
     """
     order = np.argsort(group_N, kind="stable")
     ends = np.cumsum(np.bincount(group_N, minlength=num_groups))[:-1]
@@ -312,6 +332,10 @@ def group_means(
         rest_G, effective_G = sum_G / of_G, of_G**2 / square_G
         variance_G = (both_G - 2 * rest_G * cross_G + rest_G**2 * square_G) / of_G**2
         variance_G = np.maximum(variance_G, 0.0) * effective_G / (effective_G - 1)
+        own_G = np.bincount(group_N, weight_N, num_groups) ** 2 / np.bincount(group_N, weight_N**2, num_groups)
+        tied_G = (error_G <= 1e-12 * np.maximum(1.0, np.abs(mean_G))) & np.isfinite(variance_G)
+        error_G[tied_G] = np.sqrt(variance_G * effective_G / own_G)[tied_G]
+        half_G[tied_G] = [student(own) * error for own, error in zip(freedom_G[tied_G], error_G[tied_G], strict=True)]
         several = int(np.isfinite(error_G).sum())
         apart_G = np.sqrt(error_G**2 + variance_G) * [
             student(max(1.0, min(own, rest - 1)), max(1, several)) if rest > 1 else np.nan

@@ -285,6 +285,24 @@ def paired_difference(
     return Difference(gap.mean, gap.mean - half, gap.mean + half, len(values_m))
 
 
+def paired_share_difference(one_m: Float[np.ndarray, " m"], other_m: Float[np.ndarray, " m"]) -> Difference | None:
+    """Share of the m samples that are right (1, else 0) in ``other`` less that in ``one``; None for fewer than
+    ``FEWEST_SAMPLES``.
+
+    Agresti and Min's interval (Biometrical Journal 47, 2005): half a sample is added to each of right and wrong in one
+    and the other, as a few that turn alike, or none that turns, do not say that all would.
+    """
+    num = len(one_m)
+    if num < FEWEST_SAMPLES:
+        return None
+    lost, won = float(((one_m > 0.5) & (other_m < 0.5)).sum()), float(((one_m < 0.5) & (other_m > 0.5)).sum())
+    value, of = (won - lost) / num, num + 2
+    middle = (won - lost) / of
+    half = NORMAL_95 * math.sqrt(max(0.0, lost + won + 1 - (won - lost) ** 2 / of)) / of
+    low, high = max(-1.0, middle - half), min(1.0, middle + half)
+    return Difference(value, min(low, value), max(high, value), num)
+
+
 def half_sample_errors(
     sample_n: Integer[np.ndarray, " n"], statistics: Statistics, *, draws: int = HALVES, seed: int = 0
 ) -> Float[np.ndarray, " T"] | None:

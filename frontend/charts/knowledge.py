@@ -264,16 +264,17 @@ def contrast_chart(
 
 
 def _sure(row: Mapping[str, Any]) -> bool:
-    return row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
+    """Of all modules together: one of many is named."""
+    return bool(row["clear"])
 
 
 def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The path that best distinguishes these tokens.
 
     It has the largest share · ln(lower end of the lift), its contribution to the divergence; None if no lift is
-    significantly above 1.
+    surely above 1 among all paths of these tokens.
     """
-    able = [row for row in answer["paths"] if row["low"] is not None and row["low"] > 1]
+    able = [row for row in answer["paths"] if row["clear"] and row["low"] > 1]
     return max(able, key=lambda row: row["share"] * math.log(row["low"]), default=None)
 
 

@@ -253,7 +253,9 @@ def likeness_words(answer: Mapping[str, Any], *, whole: bool = False) -> str:
     what, how = LOOKS.get(row["look"], ("Tokens", f"in {row['look']}"))
     what, chance = ("Images", "chance alone gives") if whole else (what, "places alone give")
     said = numbers.number(row["likeness"])
-    if row["p_value"] is None or row["p_value"] > 0.05:
+    if row["p_value"] is None:
+        text = f"{what} of one path are alike {how} by {said} (1 = equal); too few samples to tell that from chance"
+    elif row["p_value"] > 0.05:
         # The mean alone would read as a contradiction: 0.234 is above it, but so are many exchanges.
         text = f"{what} of one path are not surely more alike {how} than by chance: {said} (1 = equal), and {chance} "
         known = row["null_low"] is not None and row["null_high"] is not None

@@ -35,14 +35,14 @@ FOUND = {
     "counted": {"num_tokens": 1000, "of_tokens": 1000, "num_samples": 40, "of_samples": 40, "exact": True},
     "num_paths": 3,
     "paths": [
-        {**PATH, "rank": 7, "count": 4, "share": 0.2, "lift": 4.0, "low": 1.5, "high": 7.0},
-        {**PATH, "rank": 2, "count": 12, "share": 0.6, "lift": 3.0, "low": 2.5, "high": 3.5},
-        {**PATH, "rank": 1, "count": 4, "share": 0.2, "lift": 0.5, "low": None, "high": None},
+        {**PATH, "rank": 7, "count": 4, "share": 0.2, "lift": 4.0, "low": 1.5, "high": 7.0, "clear": True},
+        {**PATH, "rank": 2, "count": 12, "share": 0.6, "lift": 3.0, "low": 2.5, "high": 3.5, "clear": True},
+        {**PATH, "rank": 1, "count": 4, "share": 0.2, "lift": 0.5, "low": None, "high": None, "clear": False},
     ],
     "modules": [
-        {**MODULE, "step": 0, "module": 3, "delta": 0.3, "low": 0.2, "high": 0.4},
-        {**MODULE, "step": 1, "module": 1, "delta": -0.3, "low": -0.5, "high": -0.1},
-        {**MODULE, "step": 1, "module": 2, "delta": 0.01, "low": -0.1, "high": 0.12},
+        {**MODULE, "step": 0, "module": 3, "delta": 0.3, "low": 0.2, "high": 0.4, "clear": True},
+        {**MODULE, "step": 1, "module": 1, "delta": -0.3, "low": -0.5, "high": -0.1, "clear": True},
+        {**MODULE, "step": 1, "module": 2, "delta": 0.01, "low": -0.1, "high": 0.12, "clear": False},
     ],
     "modules_reason": None,
 }

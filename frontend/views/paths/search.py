@@ -35,7 +35,8 @@ LIFT = (
 )
 CONTRAST = (
     "Δ = share of these tokens that choose the module − share of all other tokens that do. 95 % interval, samples "
-    "taken as what was drawn; of many modules a few seem to differ by chance. Modules that were asked for are left out."
+    "taken as what was drawn; coloured are those that differ if that is to hold of all modules together. Modules that "
+    "were asked for are left out."
 )
 
 

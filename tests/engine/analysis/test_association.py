@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -188,6 +189,13 @@ def test_what_the_place_alone_tells_is_no_knowledge_of_regions(part):
                 assert abs(found.nmi - found.null_mean) < 0.2 * found.nmi
     assert sure["sequences"] == 20  # what was wrong with turning them
     assert sure["maps"] <= 3
+
+
+def test_few_images_have_too_few_exchanges_to_stand_for_chance():
+    cells = np.zeros((12, 4), dtype=np.int64)
+    for num, alike in ((2, 1 / 2), (3, 1 / 6), (4, 1 / 24), (12, 1 / math.factorial(11))):
+        assert maps_of(cells[:num]).alike() == pytest.approx(alike)
+    assert maps_of(cells, np.arange(12)).alike() == 1.0, "each of a kind of its own"
 
 
 def test_what_paths_know_of_the_content_is_found_beside_maps():

@@ -8,6 +8,7 @@ import scipy.stats
 
 from tokenpaths.engine.analysis.contrast import (
     Z,
+    clear_of_all,
     contrast,
     difference,
     freedom,
@@ -20,7 +21,7 @@ from tokenpaths.engine.analysis.contrast import (
     student,
     wilson,
 )
-from tokenpaths.engine.analysis.paired_runs import pearson, spearman
+from tokenpaths.engine.analysis.paired_runs import paired_share_difference, pearson, spearman
 
 DRAWS = 500
 
@@ -235,3 +236,60 @@ def test_correlations_hold_the_truth_also_of_values_that_are_not_normal(kind, nu
             found = measure(x, y)
             wrong[place] += not found.low <= truths[place] <= found.high
     assert max(wrong) <= 0.1 * DRAWS
+
+
+@pytest.mark.parametrize(("rare", "skip"), [(3, 0.1), (5, 0.1), (3, 0.3)])
+def test_a_rare_label_whose_samples_tie_is_not_clear_by_chance(rare, skip):
+    """Compute is 1 for most samples where few skip: three that all have it say nothing of their scatter."""
+    rng, group = np.random.default_rng(rare), np.repeat(np.arange(5), [rare, 300, 300, 300, 300])
+    clear = right = 0
+    for _ in range(DRAWS // 2):
+        value = np.where(rng.random(len(group)) < skip, 1 - 0.03 * rng.random(len(group)), 1.0)
+        found = group_means(value, np.ones(len(group)), group, 5)
+        clear += bool(found.clear[0])
+        right += held(found.low[0], found.high[0], 1 - 0.015 * skip)
+    assert clear <= 0.06 * DRAWS / 2
+    assert right >= 0.93 * DRAWS / 2
+
+
+def test_groups_that_tie_everywhere_are_told_apart():
+    found = group_means(np.array([1.0, 1, 1, 0.5, 0.5, 0.5]), np.ones(6), np.repeat([0, 1], 3), 2)
+    assert found.clear.all()
+
+
+@pytest.mark.parametrize(("right", "num"), [(0.97, 20), (0.9, 8), (0.99, 100)])
+def test_shares_of_paired_runs_hold_the_truth(right, num):
+    rng, wrong, own = np.random.default_rng(num), 0, 0
+    for _ in range(DRAWS):
+        one, other = (rng.random((2, num)) < right).astype(float)
+        found = paired_share_difference(one, other)
+        assert found.low <= found.value <= found.high
+        assert found.low < found.high
+        wrong += not held(found.low, found.high, 0.0)
+        mean = mean_of(one, np.ones(num), share=True)
+        own += not held(mean.low, mean.high, right)
+    assert wrong <= 0.06 * DRAWS
+    assert own <= 0.1 * DRAWS
+    turned = paired_share_difference(np.zeros(8), np.ones(8))
+    assert (turned.value, turned.high) == (1.0, 1.0)
+    assert 0.4 < turned.low < 0.9, "eight that all turn do not say that all would"
+    assert paired_share_difference(np.ones(7), np.ones(7)) is None
+
+
+def test_one_of_many_modules_is_named_only_if_it_is_clear_of_all():
+    rng, named, alone = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        of = np.full(40, 50.0)
+        mine = rng.binomial(of.astype(int), 0.1).astype(float)
+        shares = rng.dirichlet(np.full(128, 5.0))
+        a, b = (np.stack([rng.multinomial(int(n), shares) for n in size]).astype(float) for size in (mine, of - mine))
+        apart = contrast(a, mine, b, of - mine)
+        named += bool(clear_of_all(apart, mine, of - mine, 128).any())
+        alone += bool(((apart.low > 0) | (apart.high < 0)).any())
+    assert alone > 30, "of so many some differ by chance"
+    assert named <= 6
+    low, high = share_interval(a, mine)
+    lower, higher = share_interval(a, mine, intervals=128)
+    assert (lower <= low).all()
+    assert (higher >= high).all()
+    assert (higher - lower).mean() > 1.3 * (high - low).mean()

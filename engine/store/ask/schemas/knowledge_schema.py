@@ -147,6 +147,9 @@ class TakenPath(AnswerModel):
     lift: Lift
     low: Low
     high: High
+    clear: bool = Field(
+        description="Whether the lift is not 1, if that is to hold of all paths of these tokens together"
+    )
 
 
 class TakenModule(ModuleAtStep):
@@ -158,6 +161,7 @@ class TakenModule(ModuleAtStep):
     delta: float = Field(description="Contrast Δ: the difference of both shares")
     low: Low
     high: High
+    clear: bool = Field(description="Whether Δ is not 0, if that is to hold of all modules of all steps together")
 
 
 class Wanted(AnswerModel):

@@ -9,13 +9,14 @@ Shapes: m samples, n tokens, S steps, K slots, M modules, G groups of samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tokenpaths.engine.analysis import load, path_statistics
+from tokenpaths.engine.analysis.contrast import mean_of
 from tokenpaths.engine.analysis.paired_runs import (
     FEWEST_SAMPLES,
     NORMAL_95,
@@ -24,6 +25,7 @@ from tokenpaths.engine.analysis.paired_runs import (
     half_sample_errors,
     mean_half_width,
     paired_difference,
+    paired_share_difference,
 )
 from tokenpaths.engine.analysis.slope_growth import MOST_TOKENS, WINDOW, thinned, window_fit
 from tokenpaths.engine.base.errors import UserError
@@ -89,6 +91,8 @@ class Numbers:
     """standard errors of ``values`` that are no means"""
     half_widths: dict[str, float | None] = field(default_factory=dict)
     """half of the intervals of those that are"""
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """intervals of shares of yes or no, which have two halves"""
     untrained: dict[str, int | float | None] = field(default_factory=dict)
     chance: dict[str, int | float | None] = field(default_factory=dict)
     first_prediction: int = 0
@@ -152,7 +156,14 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     one.values |= {name: told[name] for name in OUTCOME}
     for name, column in (OUTCOME | WORK).items():
         weights, values = _weighted(one, column)
-        one.half_widths[name] = mean_half_width(values, weights) if one.values[name] is not None else None
+        if one.values[name] is None:
+            continue
+        if name == "accuracy":
+            share = mean_of(weights * values, weights, share=True)
+            if share is not None and share.low is not None and share.high is not None:
+                one.bounds[name] = share.low, share.high
+        else:
+            one.half_widths[name] = mean_half_width(values, weights)
     fitted = fit(run)
     observed, twin = fitted["observed"], fitted["untrained"]
     one.values |= {name: observed[name] for name in PATHS}
@@ -182,7 +193,7 @@ def _losses_of_samples(one: Numbers) -> np.ndarray:
 
 def _weights(one: Numbers, column: str) -> np.ndarray:
     """(m,) weights of the samples: tokens weigh but for outputs of a whole image."""
-    if column in ("loss", "correct") and one.run.row["modality"] == "vision":
+    if column == "correct" or (column == "loss" and one.run.row["modality"] == "vision"):
         return np.ones(len(one.samples[column]))
     weights: np.ndarray = one.samples["num_losses" if column == "loss" else "num_tokens"].astype(np.float64)
     return weights
@@ -213,7 +224,7 @@ def at_equal_tokens(run: RunFile, num_tokens: int) -> dict[str, Any]:
     Sealed, as thinning draws for every path and halves are drawn from all over the run.
     """
     values = dict(zip(EQUAL, _thinned_values(run, num_tokens), strict=True))
-    return {"run": run.run_id, "values": values, "errors": _errors_by_halves(run, num_tokens)}
+    return {"run": run.run_id, "values": values, "errors": _errors_by_halves(run, num_tokens, values)}
 
 
 def most_tokens(runs: Sequence[RunFile]) -> int:
@@ -241,15 +252,18 @@ def _of_paths(counts: np.ndarray) -> np.ndarray:
     return np.array([len(counts), path_statistics.effective_paths(counts), np.nan if slope is None else slope])
 
 
-def _errors_by_halves(run: RunFile, equal_tokens: int) -> dict[str, float | None]:
-    """Standard errors of ``EQUAL`` and ``BALANCE``, from random halves of the samples, or of a draw of stretches of
-    them; scaled from the tokens drawn to those that the number is of.
+def _errors_by_halves(run: RunFile, equal_tokens: int, equal: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Standard errors of ``EQUAL``, whose values are ``equal``, and ``BALANCE``, from random halves of the samples, or
+    of a draw of stretches of them; scaled from what was drawn to what the number is of.
+
+    Samples scatter more than their tokens, so where stretches end inside of samples it is scaled by samples. Effective
+    paths grow with the tokens, and their error with them: it is taken from the halves as a part of the value.
     """
     names = (*EQUAL, *BALANCE)
     layout = run.layout
     most = min(DRAWN_TOKENS, max(1000, DRAWN_CHOICES // layout.visits))
     samples = run.arrays(Query("SELECT first_row, num_tokens FROM sample ORDER BY sample"))
-    group_n, ids_nSK = draw_groups(run, samples["first_row"], samples["num_tokens"], most)
+    group_n, ids_nSK, met = draw_groups(run, samples["first_row"], samples["num_tokens"], most)
     _, path_n = path_statistics.unique_rows(path_statistics.canonical(ids_nSK))
     num_paths, num_groups = int(path_n.max(initial=-1)) + 1, int(group_n.max(initial=-1)) + 1
     cell_SM = np.arange(layout.num_steps)[:, None] * layout.num_modules
@@ -258,18 +272,24 @@ def _errors_by_halves(run: RunFile, equal_tokens: int) -> dict[str, float | None
     counts_GSM = counts_GSM.reshape(num_groups, layout.num_steps, layout.num_modules)
     offered = [run.bank.offered(step) for step in range(layout.num_steps)]
 
+    of_halves: list[float] = []
+
     def statistics(kept_n: np.ndarray) -> np.ndarray:
         counts = np.bincount(path_n[kept_n], minlength=num_paths)
         kept_SM = counts_GSM[np.unique(group_n[kept_n])].sum(axis=0)
         balance = _balance([kept_SM[step][modules] for step, modules in enumerate(offered)])
-        return np.array([*_of_paths(np.sort(counts[counts > 0])[::-1]), *balance.values()], dtype=np.float64)
+        of_paths = _of_paths(np.sort(counts[counts > 0])[::-1])
+        of_halves.append(float(of_paths[EQUAL.index("equal_effective_paths")]))
+        return np.array([*of_paths, *balance.values()], dtype=np.float64)
 
     errors = half_sample_errors(group_n, statistics)
     if errors is None:
         return dict.fromkeys(names)
-    drawn, whole = len(group_n), int(run.row["num_tokens"])
-    scales = [np.sqrt(drawn / min(equal_tokens, whole))] * len(EQUAL) + [np.sqrt(drawn / whole)] * len(BALANCE)
+    drawn, whole, part = len(group_n), int(run.row["num_tokens"]), met / len(samples["num_tokens"])
+    scales = [np.sqrt(max(drawn / min(equal_tokens, whole), part))] * len(EQUAL)
+    scales += [np.sqrt(max(drawn / whole, part))] * len(BALANCE)
     found = dict(zip(names, (errors * scales).tolist(), strict=True))
+    found["equal_effective_paths"] *= (equal["equal_effective_paths"] or 0.0) / np.mean(of_halves)
     # The more tokens there are the more paths and the fewer dead modules are met: halves say nothing of the whole.
     found |= dict.fromkeys(COUNTED)
     return {name: None if error is None or not np.isfinite(error) else error for name, error in found.items()}
@@ -305,6 +325,8 @@ def _row(name: str, group: str, everyone: Sequence[Numbers], pairings: Sequence[
 
 
 def _interval(one: Numbers, name: str) -> tuple[float, float] | None:
+    if name in one.bounds:
+        return one.bounds[name]
     value, error = one.values.get(name), one.errors.get(name)
     half = one.half_widths.get(name) if error is None else NORMAL_95 * error
     return None if value is None or half is None else (value - half, value + half)
@@ -346,6 +368,8 @@ def _paired(name: str, first: Numbers, other: Numbers, pairing: Pairing) -> Diff
     values = [one.samples[column][rows] for one, rows in sides]
     weights = [_weights(one, column)[rows] for one, rows in sides]
     known = np.isfinite(values[0]) & np.isfinite(values[1])
+    if name == "accuracy":
+        return paired_share_difference(values[0][known], values[1][known])
     return paired_difference(values[0][known], weights[0][known], values[1][known], weights[1][known])
 
 

@@ -114,8 +114,9 @@ def draw_tokens(
 
 def draw_groups(
     run: RunFile, first_row_m: np.ndarray, num_tokens_m: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) group of samples and (n, S, K) choices of all tokens; of a run with more than ``most`` of a seeded draw of
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """(n,) group of samples and (n, S, K) choices of all tokens, and of how many samples these are, where a part of one
+    counts as that part, but for one that a stretch ends in; of a run with more than ``most`` of a seeded draw of
     stretches of consecutive samples, which are found without reading the rest.
 
     A stretch is one group, so what its samples share by standing together counts as shared.
@@ -124,9 +125,9 @@ def draw_groups(
     rng = np.random.default_rng(SEED)
     if total <= most:
         group_m = np.arange(m) if m <= MOST_GROUPS else rng.permutation(m) % MOST_GROUPS
-        groups, ranges = [np.repeat(group_m, num_tokens_m)], [(0, total)]
+        groups, ranges, met = [np.repeat(group_m, num_tokens_m)], [(0, total)], float(m)
     else:
-        groups, ranges = [], []
+        groups, ranges, met = [], [], 0.0
         bounds = np.linspace(0, m, min(STRETCHES, m) + 1).astype(np.int64).tolist()
         each = most // (len(bounds) - 1)
         for group, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
@@ -134,9 +135,13 @@ def draw_groups(
             stop = int(first_row_m[high - 1] + num_tokens_m[high - 1])
             ranges.append((int(first_row_m[first]), min(stop, int(first_row_m[first]) + each)))
             groups.append(np.full(ranges[-1][1] - ranges[-1][0], group))
+            begun = slice(first, int(np.searchsorted(first_row_m, ranges[-1][1])))
+            read_m = np.minimum(ranges[-1][1] - first_row_m[begun], num_tokens_m[begun])
+            met += max(1.0, float((read_m / np.maximum(1, num_tokens_m[begun])).sum()))
     query = f"SELECT {columns} FROM token WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
     parts = [list(run.arrays(Query(query, bounds_of_rows)).values()) for bounds_of_rows in ranges]
-    return np.concatenate(groups), _ids(run, [np.concatenate(column) for column in zip(*parts, strict=True)], None)
+    ids = _ids(run, [np.concatenate(column) for column in zip(*parts, strict=True)], None)
+    return np.concatenate(groups), ids, met
 
 
 def _id_columns(run: RunFile) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.analysis.association import Maps, Sequences
+from tokenpaths.engine.analysis.association import MOST_ALIKE, Maps, Sequences
 from tokenpaths.engine.analysis.contrast import student
 from tokenpaths.engine.analysis.patches import patch_colour
 from tokenpaths.engine.analysis.path_statistics import PathLikeness
@@ -73,7 +73,7 @@ def alikeness(run: RunFile) -> dict[str, Any]:
     }
     if table.num_samples < 2:
         return {**answer, "reason": "one sample alone has nothing to be compared with"}
-    exchanged = _exchanges(run, table)
+    exchanged, alike = _exchanges(run, table)
     rows = []
     for look, looks_n in _looks(run, table):
         found = paths.of(looks_n)
@@ -86,7 +86,7 @@ def alikeness(run: RunFile) -> dict[str, Any]:
             "null_mean": float(null.mean()),
             "null_low": float(np.quantile(null, 0.025)),
             "null_high": float(np.quantile(null, 0.975)),
-            "p_value": (1 + int((null >= found.value - 1e-12).sum())) / (1 + SHUFFLES),
+            "p_value": (1 + int((null >= found.value - 1e-12).sum())) / (1 + SHUFFLES) if alike < MOST_ALIKE else None,
             "untrained": None,
             "untrained_low": None,
             "untrained_high": None,
@@ -121,8 +121,8 @@ def _looks(run: RunFile, table: TokenTable) -> Iterator[tuple[str, np.ndarray]]:
         yield "word_class", class_W[words.codes_n]
 
 
-def _exchanges(run: RunFile, table: TokenTable) -> Callable[[int], np.ndarray]:
-    """A function of the draw's number: (n,) the token whose look each token gets."""
+def _exchanges(run: RunFile, table: TokenTable) -> tuple[Callable[[int], np.ndarray], float]:
+    """A function of the draw's number: (n,) the token whose look each token gets; and the chance that it is its own."""
     place_n = table.columns["token"].astype(np.int64)
     if run.row["modality"] == "vision":
         rows = run.rows(Query("SELECT sample, coalesce(grid_rows, 0), coalesce(grid_cols, 0) FROM sample"))
@@ -140,9 +140,9 @@ def _exchanges(run: RunFile, table: TokenTable) -> Callable[[int], np.ndarray]:
             np.cumsum(sizes_N) - sizes_N,
             np.array(kind_N, dtype=np.int64),
         )
-        return lambda draw: maps.draw(np.random.default_rng((SEED, draw)))
+        return lambda draw: maps.draw(np.random.default_rng((SEED, draw))), maps.alike()
     turned = Sequences(table.sample_n, place_n)
-    return lambda draw: turned.draw(np.random.default_rng((SEED, draw)))
+    return lambda draw: turned.draw(np.random.default_rng((SEED, draw))), 0.0
 
 
 def _interval(paths: PathLikeness, looks_n: np.ndarray, num_samples: int, names: str = "") -> dict[str, float | None]:

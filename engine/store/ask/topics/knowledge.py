@@ -94,6 +94,11 @@ def knowledge(run: RunFile) -> dict[str, Any]:
                 {"property": attribute.name, "reason": "no two images have the same grid to exchange their regions"}
             )
             continue
+        if maps is not None and maps.alike() >= MOST_ALIKE:
+            few = f"one in {round(1 / maps.alike())} exchanges between them is none"
+            why = f"too few images have the same grid to exchange their regions: {few}"
+            unknown.append({"property": attribute.name, "reason": why})
+            continue
         shuffled = "samples" if attribute.of_samples else "maps" if attribute.as_maps else "sequences"
         result, *twin = associations(
             [table.path_n[here], *([] if twin_n is None else [twin_n[here]])],

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import Contrast, contrast, share_interval
+from tokenpaths.engine.analysis.contrast import Contrast, clear_of_all, contrast, share_interval
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import (
@@ -300,7 +300,10 @@ def _paths(
     keys = sample[place >= 0] * len(order) + place[place >= 0]
     hits_NI = np.bincount(keys, minlength=table.num_samples * len(order)).reshape(table.num_samples, len(order))
     low, high = share_interval(hits_NI, of_N)
+    # Of all paths that these tokens take: the one that is named is the first of them.
+    surely, below = share_interval(hits_NI, of_N, intervals=len(path_p))
     everywhere = all_P[order] / table.num_tokens
+    clear = ((surely > everywhere) | (below < everywhere)) & (total >= least)
     return [
         {
             "rank": int(table.rank_P[i]),
@@ -313,6 +316,7 @@ def _paths(
             "lift": float(share[k] / everywhere[k]),
             "low": float(low[k] / everywhere[k]) if total >= least else None,
             "high": float(high[k] / everywhere[k]) if total >= least else None,
+            "clear": bool(clear[k]),
         }
         for k, (i, ink) in enumerate(zip(order.tolist(), run.shares.ink_of(table.rank_P[order]), strict=True))
     ]
@@ -330,7 +334,7 @@ def _modules(
     of_b = table.per_sample() - of_a
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
-    rows, has_intervals = [], True
+    rows, has_intervals, looked = [], True, 0
     fixed_at: dict[int, set[int]] = {}
     for step, module in through:
         fixed_at.setdefault(step, set()).add(module)
@@ -338,7 +342,8 @@ def _modules(
         fixed = fixed_at.get(step, set())
         if len(fixed) >= run.layout.top_k:
             continue
-        modules = _most_different(table, step, run.bank.offered(step), taken, fixed)
+        modules, able = _most_different(table, step, run.bank.offered(step), taken, fixed)
+        looked += able
         if not len(modules):
             continue
         hits_a = table.chosen_at(step, modules, chosen)
@@ -359,21 +364,24 @@ def _modules(
             "delta": float(difference.delta[i]),
             "low": float(difference.low[i]) if has_intervals else None,
             "high": float(difference.high[i]) if has_intervals else None,
+            "clear": has_intervals and bool(clear_of_all(difference, of_a, of_b, looked)[i]),
         }
         for _, step, module, difference, i, count in rows[:limit]
     ], reason
 
 
-def _most_different(table: TokenTable, step: int, offered: list[int], taken: Taken, fixed: set[int]) -> np.ndarray:
+def _most_different(
+    table: TokenTable, step: int, offered: list[int], taken: Taken, fixed: set[int]
+) -> tuple[np.ndarray, int]:
     """The ``COMPARED`` modules that a step offers, except the given ones, whose shares in both sets of tokens differ
-    most, ordered by id; ``taken`` are the paths of one set, the other tokens are the other set."""
+    most, ordered by id, and of how many; ``taken`` are the paths of one set, the other tokens are the other set."""
     here_M, all_M = table.weighted_at(step, *taken), table.visits_at(step).copy()
     ids = [module for module in fixed if module < len(all_M)]
     here_M[ids] = all_M[ids] = 0
     used = np.intersect1d(np.flatnonzero(all_M), offered)
     num = int(taken[1].sum())
     delta = np.abs(here_M / num - (all_M - here_M) / (table.num_tokens - num))[used]
-    return np.sort(used[np.lexsort((used, -delta))[:COMPARED]])
+    return np.sort(used[np.lexsort((used, -delta))[:COMPARED]]), len(used)
 
 
 def _surely(difference: Contrast, i: int) -> float:

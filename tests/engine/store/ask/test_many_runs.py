@@ -155,12 +155,13 @@ def test_too_many_runs_and_one_twice_are_refused(opened) -> None:
 def test_a_draw_of_stretches_holds_their_choices(opened, made: RunArrays) -> None:
     (run,) = opened(made)
     samples = run.arrays(many_runs.Query(many_runs._SAMPLES))
-    groups, ids = draw_groups(run, samples["first_row"], samples["num_tokens"], 10**6)
+    groups, ids, met = draw_groups(run, samples["first_row"], samples["num_tokens"], 10**6)
     assert np.array_equal(np.sort(ids, axis=2), np.sort(made.ids, axis=2))
     assert groups.tolist() == np.repeat(np.arange(40), samples["num_tokens"]).tolist()
-    groups, ids = draw_groups(run, samples["first_row"], samples["num_tokens"], 200)
+    groups, ids, met = draw_groups(run, samples["first_row"], samples["num_tokens"], 200)
     assert 100 < len(ids) <= 200
     assert len(np.unique(groups)) == 32
+    assert 32 <= met < 40, "a stretch that ends in its first sample counts as one"
     here = {tuple(map(int, one.ravel())) for one in np.sort(made.ids, axis=2)}
     assert all(tuple(map(int, one.ravel())) in here for one in np.sort(ids, axis=2))
 
