@@ -62,7 +62,9 @@ def flow_contrast(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
 def contrast_words(contrast: Mapping[str, Any], first: str, second: str) -> str:
     """The module with the largest difference, as a sentence."""
     most = max(contrast["nodes"], key=lambda row: abs(row["change"]), default=None)
-    if most is None or abs(most["change"]) < 0.0005:
+    if most is None or not most["change"]:
+        return f"{first} and {second} visit the same modules at every step."
+    if abs(most["change"]) < 0.0005:
         return f"{first} and {second} visit each module about equally often at every step."
     what = "skip it" if most["kind"] == "identity" else f"visit module {most['module']}"
     shares = [[numbers.percent(most[side], digits) for side in ("after", "before")] for digits in (3, 4, 5)]
