@@ -11,6 +11,7 @@ Economics and Statistics 99, 2017).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,14 +74,20 @@ def effective_size(hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"
 
 
 def share_interval(
+    hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"], share_I: Float[np.ndarray, " I"] | None = None
+) -> tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]:
+    """Both ends of the 95 % interval of the shares Σhits/Σof, as of ``share_intervals``."""
+    return share_intervals(hits_NI, of_N, (1,), share_I)[0]
+
+
+def share_intervals(
     hits_NI: Real[np.ndarray, "N I"],
     of_N: Real[np.ndarray, " N"],
+    intervals: Sequence[int],
     share_I: Float[np.ndarray, " I"] | None = None,
-    *,
-    intervals: int = 1,
-) -> tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]:
-    """Both ends of the 95 % interval of the shares Σhits/Σof (of ``share_I``, where these are known of more tokens), or
-    of 95 % of all of ``intervals`` intervals together (Bonferroni).
+) -> list[tuple[Float[np.ndarray, " I"], Float[np.ndarray, " I"]]]:
+    """Both ends of intervals of the shares Σhits/Σof (of ``share_I``, where these are known of more tokens), for each
+    of ``intervals``: so many of them hold together in 95 % (Bonferroni).
 
     Wilson's, of as many independent tokens as tell as much; the variance that says how many is estimated from the
     samples, so it counts (t/1.96)² times (Korn and Graubard, Survey Methodology 24, 1998). t has as many degrees of
@@ -89,23 +96,26 @@ def share_interval(
     their samples tell as much as the samples would (``kish_size``), so never less than that is counted; where each
     sample has one token, nothing is estimated.
     """
-    from scipy.special import stdtrit  # only for who asks
+    from scipy.special import ndtri, stdtrit  # only for who asks
 
     total, num = float(of_N.sum()), int((of_N > 0).sum())
+    levels = [1 - 0.025 / many for many in intervals]
     share: np.ndarray = hits_NI.sum(axis=0) / total if share_I is None else share_I
     least = float(kish_size(of_N[:, None])[0])
-    many = 1 - 0.025 / intervals
-    least /= (stdtrit(1e9, many) / Z) ** 2 if intervals > 1 else 1.0
     if num < 2 or of_N.max() <= 1:
-        return wilson(share, np.full(share.shape, max(least, 1.0 / intervals)))
+        return [wilson(share, np.full(share.shape, max(least, 1.0)), float(ndtri(level))) for level in levels]
     squares_NI, plain_I = _parts(hits_NI, of_N)
     variance_I = squares_NI.sum(axis=0)
     # Σ(v − mean)² over the samples that are there, times num: the variance of V is estimated as it / (num − 1).
     spread_I = num * np.square(squares_NI).sum(axis=0) - variance_I**2
     of_variance_I = 2 * variance_I**2 * (num - 1) / np.maximum(spread_I, 1e-300)
     freedom_I = np.clip(of_variance_I, 1.0, freedom(of_N))
-    wider_I = (stdtrit(freedom_I, many) / Z) ** 2
-    return wilson(share, np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least))
+    found = []
+    for level in levels:
+        z = float(ndtri(level))
+        wider_I = (stdtrit(freedom_I, level) / z) ** 2
+        found.append(wilson(share, np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least), z))
+    return found
 
 
 def _parts(

@@ -18,6 +18,7 @@ from tokenpaths.engine.analysis.contrast import (
     mean_of,
     ratio_error,
     share_interval,
+    share_intervals,
     student,
     wilson,
 )
@@ -289,7 +290,7 @@ def test_one_of_many_modules_is_named_only_if_it_is_clear_of_all():
     assert alone > 30, "of so many some differ by chance"
     assert named <= 6
     low, high = share_interval(a, mine)
-    lower, higher = share_interval(a, mine, intervals=128)
+    lower, higher = share_intervals(a, mine, (128,))[0]
     assert (lower <= low).all()
     assert (higher >= high).all()
     assert (higher - lower).mean() > 1.3 * (high - low).mean()

@@ -89,10 +89,8 @@ class Numbers:
     values: dict[str, int | float | None]
     errors: dict[str, int | float | None] = field(default_factory=dict)
     """standard errors of ``values`` that are no means"""
-    half_widths: dict[str, float | None] = field(default_factory=dict)
-    """half of the intervals of those that are"""
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """intervals of shares of yes or no, which have two halves"""
+    """intervals of those that are"""
     untrained: dict[str, int | float | None] = field(default_factory=dict)
     chance: dict[str, int | float | None] = field(default_factory=dict)
     first_prediction: int = 0
@@ -156,14 +154,14 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
     one.values |= {name: told[name] for name in OUTCOME}
     for name, column in (OUTCOME | WORK).items():
         weights, values = _weighted(one, column)
-        if one.values[name] is None:
+        if (value := one.values[name]) is None:
             continue
         if name == "accuracy":
             share = mean_of(weights * values, weights, share=True)
             if share is not None and share.low is not None and share.high is not None:
                 one.bounds[name] = share.low, share.high
-        else:
-            one.half_widths[name] = mean_half_width(values, weights)
+        elif (half := mean_half_width(values, weights)) is not None:
+            one.bounds[name] = value - half, value + half
     fitted = fit(run)
     observed, twin = fitted["observed"], fitted["untrained"]
     one.values |= {name: observed[name] for name in PATHS}
@@ -328,8 +326,7 @@ def _interval(one: Numbers, name: str) -> tuple[float, float] | None:
     if name in one.bounds:
         return one.bounds[name]
     value, error = one.values.get(name), one.errors.get(name)
-    half = one.half_widths.get(name) if error is None else NORMAL_95 * error
-    return None if value is None or half is None else (value - half, value + half)
+    return None if value is None or error is None else (value - NORMAL_95 * error, value + NORMAL_95 * error)
 
 
 def _difference(

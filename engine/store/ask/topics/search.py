@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import Contrast, clear_of_all, contrast, share_interval
+from tokenpaths.engine.analysis.contrast import Contrast, clear_of_all, contrast, share_interval, share_intervals
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import (
@@ -299,9 +299,8 @@ def _paths(
     sample, place = table.sample_n[chosen].astype(np.int64), place_P[table.path_n[chosen]]
     keys = sample[place >= 0] * len(order) + place[place >= 0]
     hits_NI = np.bincount(keys, minlength=table.num_samples * len(order)).reshape(table.num_samples, len(order))
-    low, high = share_interval(hits_NI, of_N)
-    # Of all paths that these tokens take: the one that is named is the first of them.
-    surely, below = share_interval(hits_NI, of_N, intervals=len(path_p))
+    # Beside its own interval that of all paths that these tokens take: the one that is named is the first of them.
+    (low, high), (surely, below) = share_intervals(hits_NI, of_N, (1, len(path_p)))
     everywhere = all_P[order] / table.num_tokens
     clear = ((surely > everywhere) | (below < everywhere)) & (total >= least)
     return [
@@ -335,6 +334,7 @@ def _modules(
     if not of_b.sum():
         return [], "all tokens were found, so there are no others to compare their modules with"
     rows, has_intervals, looked = [], True, 0
+    differences: dict[int, Contrast] = {}
     fixed_at: dict[int, set[int]] = {}
     for step, module in through:
         fixed_at.setdefault(step, set()).add(module)
@@ -348,11 +348,13 @@ def _modules(
             continue
         hits_a = table.chosen_at(step, modules, chosen)
         difference = contrast(hits_a, of_a, table.others_at(step, modules, chosen, hits_a), of_b)
+        differences[step] = difference
         has_intervals &= bool(np.isfinite(difference.low).all())
         for i, module in enumerate(modules.tolist()):
             rows.append((_surely(difference, i), step, module, difference, i, int(hits_a[:, i].sum())))
     if not rows:
         return [], "all that these tokens choose was asked for, so there is no other module to compare"
+    clear_at = {step: clear_of_all(difference, of_a, of_b, looked) for step, difference in differences.items()}
     rows.sort(key=lambda row: (-row[0], -abs(row[3].delta[row[4]]), row[1], row[2]))
     reason = None if has_intervals else "these tokens, or the others, lie in one sample, so Δ has no interval"
     return [
@@ -364,7 +366,7 @@ def _modules(
             "delta": float(difference.delta[i]),
             "low": float(difference.low[i]) if has_intervals else None,
             "high": float(difference.high[i]) if has_intervals else None,
-            "clear": has_intervals and bool(clear_of_all(difference, of_a, of_b, looked)[i]),
+            "clear": has_intervals and bool(clear_at[step][i]),
         }
         for _, step, module, difference, i, count in rows[:limit]
     ], reason
