@@ -16,6 +16,7 @@ from tokenpaths.frontend.page.commands import command
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import Column, plain_table
 from tokenpaths.frontend.views.export import export_popover
+from tokenpaths.frontend.views.jobs import making
 from tokenpaths.frontend.views.modules import load_only
 from tokenpaths.frontend.views.run_names import run_titles
 
@@ -127,10 +128,10 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
         address.redirect(run=names[0])
     try:
         run = widgets.client().ask(str(selection.run), "")
-    except NotFound as error:
+    except NotFound:
         if selection.run in {card["run"] for card in widgets.client().runs()}:
             raise
-        _choose_another(str(selection.run), cards, error)
+        _choose_another(str(selection.run), cards)
         return None
     if is_load_only(run) and selection.view in NEEDS_TOKENS:
         if selection.view == "routes":  # where a link to a run leads that says no more
@@ -161,15 +162,14 @@ def _pick_run(now: str, cards: Sequence[Mapping[str, Any]]) -> None:
     address.bound(st.selectbox, "run", "Run", now, names, label_visibility="collapsed", format_func=title)
 
 
-def _choose_another(gone: str, cards: Sequence[Mapping[str, Any]], error: NotFound) -> None:
+def _choose_another(gone: str, cards: Sequence[Mapping[str, Any]]) -> None:
     """Say that the run of the address is not here, under a picker of those that are."""
     if not cards or address.embedded():
-        widgets.show_error(error)
+        making.not_here(gone)
         return
     with widgets.controls():
         _pick_run(gone, cards)
-    words = f"There is no run “{gone}” here. It was deleted, or the address is of another data folder."
-    st.warning(widgets.escape(words) + " Choose another one above.", icon=":material/link_off:")
+    making.not_here(gone, " Choose another one above.")
 
 
 def label_picker(run: Mapping[str, Any], selection: Selection) -> None:

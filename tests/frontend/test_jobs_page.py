@@ -17,7 +17,7 @@ from tests.support.jobs import counted, register_count
 from tests.support.pages import showing
 from tokenpaths.frontend.charts.job_curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import making, panel
 from tokenpaths.frontend.views.jobs.panel import result_links
 
 CURVE = {
@@ -297,9 +297,7 @@ def test_frames_of_a_batch_are_kept_apart() -> None:
 
 
 def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenpaths.frontend.views.home import runs
-
-    monkeypatch.setattr(runs, "MAKE_RUNS", ("count",))
+    monkeypatch.setattr(making, "MAKE_RUNS", ("count",))
     running = submitted(working, iterations=9000, seconds=0.01)
     waiting = [submitted(working, iterations=9000 + more, seconds=0.01) for more in (1, 2)]
     until_it_tells(working, running)
@@ -313,3 +311,21 @@ def test_the_start_page_says_which_runs_are_to_come(show, working: Served, monke
     page = show(view="home")
     assert "There is no run yet" in texts(page)
     assert "to_come_open" not in [button.key for button in page.button]
+
+
+@pytest.mark.parametrize("view", ["home", "routes"])
+def test_an_address_of_a_run_that_a_job_has_yet_to_make_says_so(
+    show, working: Served, monkeypatch: pytest.MonkeyPatch, view: str
+) -> None:
+    monkeypatch.setattr(making, "MAKE_RUNS", ("count",))
+    job = submitted(working, iterations=9000, seconds=0.01, run="tomorrow")
+    until_it_tells(working, job)
+    page = show(view=view, run="tomorrow")
+    assert not page.error
+    assert not page.warning
+    assert "The run “tomorrow” is not made yet" in texts(page)
+    page.button(key="maker_open").click().run()
+    assert "".join(page.query_params["job"]) == job
+    working.client.delete(f"/api/v1/jobs/{job}")
+    until(working, job, "cancelled")
+    assert "There is no run “tomorrow” here" in " ".join(one.value for one in show(view="home", run="tomorrow").warning)

@@ -61,6 +61,8 @@ class CountRequest(BaseModel):
     frame_bytes: int = Field(0, ge=0)
     fail_at: int | None = None
     fail_with: str = "user"
+    run: str | None = None
+    """that it would make"""
 
 
 class CountJob:

@@ -11,13 +11,14 @@ from tokenpaths.frontend.charts.load_over_time import is_load_only
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.home import drop, glossary, received, runs, tour, uploads
+from tokenpaths.frontend.views.jobs import making
 
 
 def draw(selection: Selection) -> None:
     """The whole place; right after an upload its answer stands before everything else but the drop zone."""
     if drop.open_answer():  # a click elsewhere came before it could be shown
         st.rerun()
-    waiting = runs.jobs_alive()  # before its results are: one that ends meanwhile is shown, and redraws the page
+    waiting = making.making_runs()  # before its results are: one that ends meanwhile is shown, and redraws the page
     cards = widgets.client().runs()
     whole = [card for card in runs.sealed(cards) if not is_load_only(card)]
     widgets.heading(
@@ -26,8 +27,7 @@ def draw(selection: Selection) -> None:
         "Follow the routes.",
     )
     if selection.run is not None and all(card["run"] != selection.run for card in cards):
-        gone = f"There is no run “{selection.run}” here. It was deleted, or the address is of another data folder."
-        st.warning(widgets.escape(gone), icon=":material/link_off:")
+        making.not_here(selection.run)
     answered = drop.is_answer(selection, cards)
     if not answered:
         tour.draw(whole)

@@ -19,7 +19,7 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.family.family import view_of
 from tokenpaths.frontend.views.home import log_import, manage
 from tokenpaths.frontend.views.home.groups import RunGroup, groups, other_words, others_words
-from tokenpaths.frontend.views.jobs import panel
+from tokenpaths.frontend.views.jobs import making, panel
 from tokenpaths.frontend.views.modules import load_only
 from tokenpaths.frontend.views.run_names import display_name
 
@@ -29,9 +29,6 @@ MOST_CARDS = 60
 REFRESH_SECONDS = 2.0
 NAMED = 4
 """maximum number of names listed of runs being taken in"""
-MAKE_RUNS = ("trace", "import")
-"""kinds of jobs that end in a run"""
-MOST_JOBS = 100
 PICTURE = 74
 """height of a card's flow chart in pixels"""
 THUMB_LINKS = 600
@@ -46,7 +43,7 @@ def draw(cards: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]
 
     Args:
         cards: All runs, asked for after ``waiting``.
-        waiting: ``jobs_alive()``.
+        waiting: ``making.making_runs()``.
         wanted: Part of a name, model or data set.
     """
     whole = sealed(cards)
@@ -68,18 +65,6 @@ def draw(cards: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]
         _broken(broken)
 
 
-def jobs_alive() -> list[dict[str, Any]]:
-    """Jobs that will become runs and are running, waiting or paused, in the order of their turn.
-
-    Empty if the list of jobs cannot be read now: runs are shown all the same.
-    """
-    try:
-        jobs = widgets.client().jobs(most=MOST_JOBS, state=panel.ALIVE, kind=MAKE_RUNS)["jobs"]
-    except ApiError:
-        return []
-    return sorted(jobs, key=lambda job: (job["state"] == "waiting", job["place"] or 0))
-
-
 def _to_come(known: Sequence[str]) -> None:
     """Runs that jobs are making; redraws the page when one is there or the last job is over."""
     try:
@@ -87,7 +72,7 @@ def _to_come(known: Sequence[str]) -> None:
     except ApiError as error:
         widgets.show_error(error)
         return
-    jobs = jobs_alive()
+    jobs = making.making_runs()
     if not jobs or now != set(known):
         st.rerun()
     jobs = [job for job in jobs if job["job"] != log_import.job_in_hand()]  # which the drop zone shows
