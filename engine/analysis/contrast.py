@@ -320,7 +320,9 @@ def group_means(
     who names the largest of many has looked at all of them. The others count with the variance of their weighted
     mean, K/(K − 1) times, K how many of them are effective. Where all samples of a group have one and the same value,
     their scatter says nothing of its error: a few of a rare label do where most samples have that value. Their error
-    is then that of as many samples of the other groups.
+    is then that of as many samples of the other groups. For the same reason, of values with a long tail or many ties,
+    no group is ``clear`` that as many samples drawn from the others could be: most draws miss the tail, and scatter
+    too little.
     """
     order = np.argsort(group_N, kind="stable")
     ends = np.cumsum(np.bincount(group_N, minlength=num_groups))[:-1]
@@ -351,7 +353,11 @@ def group_means(
             student(max(1.0, min(own, rest - 1)), max(1, several)) if rest > 1 else np.nan
             for own, rest in zip(freedom_G.tolist(), effective_G.tolist(), strict=True)
         ]
-        clear_G: np.ndarray = np.abs(mean_G - rest_G) > apart_G
+        alike_G = np.sqrt(variance_G * effective_G / own_G + variance_G)
+        alike_G *= [
+            student(max(1.0, rest - 1), max(1, several)) if rest > 1 else np.nan for rest in effective_G.tolist()
+        ]
+        clear_G: np.ndarray = np.abs(mean_G - rest_G) > np.maximum(apart_G, alike_G)
     return GroupMeans(mean_G, mean_G - half_G, mean_G + half_G, clear_G)
 
 

@@ -40,8 +40,9 @@ def kind_means(run: RunFile, measure: Annotated[str, Argument()]) -> dict[str, A
     """Mean compute, reuse or loss of each region, kind of patch and kind of word, beside that of all tokens.
 
     ``difference`` is the mean of the kind less that of all tokens that could be of one (those whose region is known,
-    those of the pictures that were looked at), with a 95 % interval by sample; ``clear``: whether it leaves 0 out when
-    those of all kinds are to hold together.
+    those of the pictures that were looked at), with a 95 % interval by sample, never less than that of as many
+    independent tokens: those of a rare kind may all miss what few tokens have, and scatter too little. ``clear``:
+    whether it leaves 0 out when those of all kinds are to hold together.
     """
     check_choice(measure, MEANS, "measure")
     table = tokens_of(run)
@@ -108,21 +109,31 @@ def _row(
     mean, apart = mean_of(*here), difference(*here, *among)
     if mean is None or apart is None:
         return []
-    return [
-        {
-            "by": by,
-            "kind": kind,
-            "num_tokens": int(here[1].sum()),
-            "num_samples": int((here[1] > 0).sum()),
-            "mean": mean.mean,
-            "low": mean.low,
-            "high": mean.high,
-            "difference": apart.mean,
-            "difference_low": apart.low,
-            "difference_high": apart.high,
-            "freedom": min(freedom(here[1]), freedom(among[1])),
-        }
-    ]
+    num, of = float(here[1].sum()), float(among[1].sum())
+    scatter = float(np.nanstd(value_n[among_n]))
+    few = min(freedom(here[1]), freedom(among[1]))
+    row = {
+        "by": by,
+        "kind": kind,
+        "num_tokens": int(num),
+        "num_samples": int((here[1] > 0).sum()),
+        "mean": mean.mean,
+        "low": mean.low,
+        "high": mean.high,
+        "difference": apart.mean,
+        "difference_low": apart.low,
+        "difference_high": apart.high,
+    }
+    if mean.low is None or mean.high is None or apart.high is None:
+        return [row]
+    half = max(mean.high - mean.mean, student(of) * scatter / np.sqrt(num))
+    error, least = (apart.high - apart.mean) / student(few), scatter * np.sqrt(1 / num - 1 / of)
+
+    def apart_by(intervals: int) -> float:
+        return float(max(student(few, intervals) * error, student(of, intervals) * least))
+
+    ends = {"difference_low": apart.mean - apart_by(1), "difference_high": apart.mean + apart_by(1)}
+    return [row | {"low": mean.mean - half, "high": mean.mean + half, **ends, "apart_by": apart_by}]
 
 
 def _judge(rows: list[dict[str, Any]]) -> None:
@@ -130,9 +141,7 @@ def _judge(rows: list[dict[str, Any]]) -> None:
 
     The page names the kinds that lie furthest apart, the largest of many differences.
     """
-    tests = max(1, sum(row["difference_high"] is not None for row in rows))
+    tests = max(1, sum("apart_by" in row for row in rows))
     for row in rows:
-        one, many = (student(row["freedom"], num) for num in (1, tests))
-        half = None if row["difference_high"] is None else row["difference_high"] - row["difference"]
-        row["clear"] = half is not None and abs(row["difference"]) > half * many / one
-        del row["freedom"]
+        apart_by = row.pop("apart_by", None)
+        row["clear"] = apart_by is not None and abs(row["difference"]) > apart_by(tests)
