@@ -129,14 +129,12 @@ def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed:
 
     Below x_min the drawn paths have the observed counts (section 4.1). The standard error of the share is at most
     1/(2·√draws). That the observed data set counts as one of the draws keeps a test of few draws honest (Phipson and
-    Smyth, "Permutation P-values should never be zero", 2010).
+    Smyth, "Permutation P-values should never be zero", 2010). Drawn data sets with too few paths for a fit tell
+    nothing and are left out.
     """
     rng, draw = np.random.default_rng(seed), drawing(histogram, law)
-    further = 0
-    for _ in range(draws):
-        fit = fit_power_law(draw(rng))
-        further += fit is not None and fit.ks >= law.ks
-    return (1 + further) / (1 + draws)
+    fits = [fit for _ in range(draws) if (fit := fit_power_law(draw(rng))) is not None]
+    return (1 + sum(fit.ks >= law.ks for fit in fits)) / (1 + len(fits))
 
 
 def rank_curve(law: PowerLaw, largest: int, points: int = 40) -> tuple[Float[np.ndarray, " R"], Int[np.ndarray, " R"]]:
