@@ -21,7 +21,7 @@ from tokenpaths.engine.analysis.contrast import mean_of, ratio_error
 from tokenpaths.engine.analysis.route_changes import RouteChange, change_of, edited_steps
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.edits.prepared import PreparedSet
-from tokenpaths.engine.families.edit_values import Edit, written
+from tokenpaths.engine.families.edit_values import Edit, check_length, written
 from tokenpaths.engine.models.family import Traced
 from tokenpaths.engine.tracing.traceable import Traceable, edits_of
 
@@ -135,6 +135,9 @@ class Measurement:
 
     def __init__(self, model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> None:
         self._model, self._data = model, data
+        if model.modality == "text" and (edits := edits_of(model)):  # as when the texts are prepared for it
+            for num_tokens in torch.cat(data.samples).bincount().unique().tolist():
+                check_length(edits, num_tokens, model.context)
         self._unchanged = unchanged or Unchanged(model, data)
         self._outputs = OutputChange()
         given = {} if model.controls is None else model.controls.given()

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.records import NOT_OFFERED_KIND, WITHOUT_WORK, ModuleInfo
+from tokenpaths.engine.base.records import ModuleInfo
 from tokenpaths.engine.base.spreadsheet import spreadsheet_text
 from tokenpaths.engine.data.sources.sample import Sample
 from tokenpaths.engine.edits.measure import Unchanged
@@ -57,19 +57,20 @@ class Row:
     """number of banned modules, over all steps"""
 
 
-def module_rows(modules: Sequence[ModuleInfo], num_steps: int) -> list[Row]:
-    """Rows that ban each module in turn.
+def module_rows(modules: Sequence[ModuleInfo], choices: Sequence[Sequence[int]]) -> list[Row]:
+    """Rows that ban each module in turn, of ``choices``, the modules of each step that may be banned.
 
     A module that several steps may choose is banned at each of them, then at all; one that belongs to a step, at that
-    step. Identities that only mark an omitted module (they belong to a step) and unused slots are skipped.
+    step. Identities that only mark an omitted module and unused slots are no choices.
     """
     rows = []
-    missing = {(module.step, module.module) for module in modules if module.kind == NOT_OFFERED_KIND}
     for module in modules:
-        if module.step is not None and module.kind in WITHOUT_WORK:
-            continue
-        offered = [step for step in range(num_steps) if (step, module.module) not in missing]
-        for step in (*offered, None) if module.step is None else (module.step,):
+        offered = [step for step, those in enumerate(choices) if module.module in those]
+        if module.step is not None:
+            steps: tuple[int | None, ...] = (module.step,) if module.step in offered else ()
+        else:
+            steps = (*offered, None) if offered else ()
+        for step in steps:
             ban = {"edit": "ban", "modules": [module.module]} | ({} if step is None else {"step": step})
             rows.append(Row(step, module.module, module.name, module.kind, (ban,)))
     return rows

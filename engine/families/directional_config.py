@@ -118,13 +118,23 @@ def directional_plan(config: DirectionalConfig, edits: Edits) -> RoutePlan | Non
     """What each layer does differently; UserError also for a direction neither to be removed nor to be left alone."""
     only_those(edits, "a layer decides for the whole text")
     both = tuple(range(config.num_modules))
-    plan = plan_routes(edits, Routers((both,) * config.num_steps, config.top_k))
+    plan = plan_routes(edits, Routers((both,) * config.num_steps, config.top_k, one_place=False))
     for layer, step in enumerate(plan.steps if plan else ()):
-        for module in sorted(step.banned if step else ()):
-            if step is not None and module + config.top_k in step.banned:
+        if step is None:
+            continue
+        forced = {force.module for force in step.forced}
+        for module in range(config.top_k):
+            removed, alone = module, module + config.top_k
+            which = f"(module {removed}) {{}} left alone (module {alone})"
+            if {removed, alone} <= step.banned:
                 raise UserError(
-                    f"direction {module} of layer {layer} could neither be removed (module {module}) nor left "
-                    f"alone (module {module + config.top_k}); ban one of the two",
+                    f"direction {module} of layer {layer} could neither be removed {which.format('nor')}; ban one of "
+                    "the two",
+                    field="edits",
+                )
+            if {removed, alone} <= forced:
+                raise UserError(
+                    f"direction {module} of layer {layer} is to be removed {which.format('and')}; force one of the two",
                     field="edits",
                 )
     return plan

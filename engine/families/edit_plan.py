@@ -6,7 +6,7 @@ Shapes: T tokens, S steps, K slots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.edit_values import Ban, Bias, Edit, Force, Freeze, Shuffle, Swap, TopK, written
@@ -19,7 +19,9 @@ class Routers:
     choices: tuple[tuple[int, ...], ...]
     """of each step, the modules that it may choose"""
     top_k: int
-    names: dict[int, str] = field(default_factory=dict)
+    one_place: bool = True
+    """whether a token that is forced to one module of a step cannot be forced to another: a forced module takes the
+    place of the first choice. False where each has a gate or a connection of its own"""
 
     @property
     def num_steps(self) -> int:
@@ -80,10 +82,8 @@ def plan_routes(edits: Sequence[Edit] | None, routers: Routers) -> RoutePlan | N
     """
     if not edits:
         return None
-    top_k = routers.top_k
+    top_k = _top_k(edits, routers)
     for place, edit in enumerate(edits):
-        if isinstance(edit, TopK):
-            top_k = edit.k
         _check_places(edit, routers, f"edits.{place}")
     parts = [_of_step(edits, step, routers) for step in range(routers.num_steps)]
     for step, plan in enumerate(parts):
@@ -95,6 +95,13 @@ def plan_routes(edits: Sequence[Edit] | None, routers: Routers) -> RoutePlan | N
     if top_k != routers.top_k:
         parts = [StepPlan() if plan is None else plan for plan in parts]
     return RoutePlan(tuple(parts), top_k)
+
+
+def _top_k(edits: Sequence[Edit], routers: Routers) -> int:
+    given = {edit.k for edit in edits if isinstance(edit, TopK)}
+    if len(given) > 1:
+        raise UserError(f"top-k is to be {' and '.join(map(str, sorted(given)))}; give one", field="edits")
+    return given.pop() if given else routers.top_k
 
 
 def _check_places(edit: Edit, routers: Routers, field: str) -> None:
@@ -198,7 +205,14 @@ def _check_step(plan: StepPlan, step: int, routers: Routers, top_k: int) -> None
                     f"{both} forced to module {force.module} at step {step} and banned from it; do one of the two",
                     field="edits",
                 )
-    _check_forces(plan.forced, step)
+    if routers.one_place:
+        _check_forces(plan.forced, step)
+    if plan.shuffled is not None and plan.banned_for:
+        raise UserError(
+            f"some tokens are banned from modules at step {step}, and its decisions are shuffled: they would get those "
+            "of tokens that are not; do one of the two",
+            field="edits",
+        )
     if plan.given is None:
         return
     for token, slots in enumerate(plan.given):

@@ -106,18 +106,29 @@ KINDS = ("ban", "force", "swap", "freeze", "shuffle", "top_k", "bias")
 
 
 def check_length(edits: tuple[Edit, ...] | None, num_tokens: int, context: int) -> None:
-    """Refuse tokens chosen by position where a text is cut into windows, each with positions of its own.
+    """Refuse tokens chosen by position that a text has not, or where it is cut into windows, each with positions of
+    its own.
 
     Raises:
-        UserError: the text is longer than ``context``.
+        UserError: the text is longer than ``context``, or too short.
     """
     for place, edit in enumerate(edits or ()):
-        if num_tokens > context and (isinstance(edit, Swap) or getattr(edit, "tokens", None) is not None):
+        tokens = getattr(edit, "tokens", None)
+        if num_tokens > context and (isinstance(edit, Swap) or tokens is not None):
             raise UserError(
                 f"{written(edit)}: the text has {num_tokens} tokens and is read in windows of {context}, so positions "
                 f"mean nothing in it; give a text of at most {context} tokens, or choose the tokens by path",
                 field=f"edits.{place}.{'ribbons' if isinstance(edit, Swap) else 'tokens'}",
             )
+        if tokens is not None and (last := max(tokens)) >= num_tokens:
+            raise UserError(no_such_token(edit, last, num_tokens), field=f"edits.{place}.tokens")
+
+
+def no_such_token(edit: Ban | Force, token: int, num_tokens: int) -> str:
+    """That a sample is too short for an edit of some of its tokens."""
+    done = "forced" if isinstance(edit, Force) else "banned from a module"
+    there = f"{num_tokens} tokens, 0 to {num_tokens - 1}" if num_tokens != 1 else "one token, 0"
+    return f"token {token} cannot be {done}: this sample has {there}"
 
 
 def written(edit: Any) -> str:

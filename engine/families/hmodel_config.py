@@ -182,4 +182,4 @@ def hmodel_plan(config: HModelConfig, edits: Edits) -> RoutePlan | None:
     """What is sent differently before each iteration; UserError for edits that do not fit."""
     only_those(edits, "a layer sends to all positions")
     # A step needs one layer that something can be sent to.
-    return plan_routes(edits, Routers((tuple(range(config.num_modules)),) * config.iterations, 1))
+    return plan_routes(edits, Routers((tuple(range(config.num_modules)),) * config.iterations, 1, one_place=False))

@@ -94,7 +94,7 @@ class Sweep:
         if request.sweep == "modules":
             from tokenpaths.engine.edits.sweep import module_rows
 
-            self.rows = module_rows(model.module_table(), model.num_steps)
+            self.rows = module_rows(model.module_table(), model.choices())
 
     def advance(self) -> Progress:
         """Process some batches of the current row."""

@@ -184,7 +184,7 @@ class Reading:
         self.num_samples = 0
         """read so far"""
         self._anew = lambda: samples_of(request, context, model.modality).samples
-        self._set = PreparedSet(model.without_controls())
+        self._set = PreparedSet(model)
         self.data: PreparedSet | None = None
         """None until all samples are read"""
 

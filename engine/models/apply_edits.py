@@ -5,6 +5,7 @@ Shapes: B samples, T tokens, N = B·T, M modules, K slots, S steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.routing import Decision
 from tokenpaths.engine.families.edit_plan import StepPlan
-from tokenpaths.engine.families.edit_values import Ban, Force
+from tokenpaths.engine.families.edit_values import Ban, Force, no_such_token
 
 
 def allowed_modules(
@@ -82,7 +83,8 @@ def edited(
     decisions of the pass without edits, where ``RoutePlan.needs_unedited``.
 
     Raises:
-        UserError: a route given for another number of tokens, or a token that the sample has not.
+        UserError: a route given for another number of tokens, a token that a sample has not, or edits that contradict
+            each other for a token that only its path names.
     """
     if plan.frozen:
         assert unedited is not None
@@ -94,9 +96,42 @@ def edited(
         order_N = shuffled_order(shape, valid, plan.shuffled, step).to(decision.module_ids.device)
         ids_NK, weights_NK = decision.module_ids[order_N], decision.weights[order_N]
         decision = replace(decision, module_ids=ids_NK, weights=weights_NK, scores=None)
-    for force in plan.forced:
-        decision = _forced(decision, force, shape, valid, unedited)
+    sent = [_meant(force, shape, valid, unedited) for force in plan.forced]
+    _refuse_two_forces(plan, sent, step)
+    for force, meant_N in zip(plan.forced, sent, strict=True):
+        decision = _forced(decision, force.module, meant_N)
+    if plan.banned_for and (plan.forced or plan.given is not None):
+        _refuse_banned(decision.module_ids.cpu(), plan, step, shape, valid, unedited)
     return decision
+
+
+def _refuse_two_forces(plan: StepPlan, sent: Sequence[Bool[Tensor, " N"]], step: int) -> None:
+    """Forces that only a sample can tell to mean the same token: ``plan_routes`` has refused the others."""
+    for place, (one, one_N) in enumerate(zip(plan.forced, sent, strict=True)):
+        for other, other_N in zip(plan.forced[:place], sent, strict=False):
+            if one.module != other.module and (one_N & other_N).any():
+                raise UserError(
+                    f"a token is forced to module {other.module} and to module {one.module} at step {step}; do one of "
+                    "the two",
+                    field="edits",
+                )
+
+
+def _refuse_banned(
+    ids_NK: Int[Tensor, "N K"],
+    plan: StepPlan,
+    step: int,
+    shape: tuple[int, int],
+    valid: Bool[Tensor, "B T"] | None,
+    unedited: list[Decision] | None,
+) -> None:
+    for ban in plan.banned_for:
+        for module in ban.modules:
+            if ((ids_NK == module).any(dim=1) & _meant(ban, shape, valid, unedited)).any():
+                raise UserError(
+                    f"a token is sent to module {module} at step {step} and banned from it; do one of the two",
+                    field="edits",
+                )
 
 
 def _lengths(shape: tuple[int, int], valid: Tensor | None) -> list[int]:
@@ -135,40 +170,35 @@ def shuffled_order(
     return order_BT.flatten()
 
 
-def _forced(
-    decision: Decision, force: Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
-) -> Decision:
+def _forced(decision: Decision, module: int, meant_N: Bool[Tensor, " N"]) -> Decision:
     """The module in the place of the first choice, with its weight; who visits it already goes on as before."""
     ids_NK = decision.module_ids
-    meant_N = _meant(force, shape, valid, unedited).to(ids_NK.device)
-    change_N = meant_N & ~(ids_NK == force.module).any(dim=1)
-    first_N = torch.where(change_N, force.module, ids_NK[:, 0])
+    change_N = meant_N.to(ids_NK.device) & ~(ids_NK == module).any(dim=1)
+    first_N = torch.where(change_N, module, ids_NK[:, 0])
     return replace(decision, module_ids=torch.cat([first_N.unsqueeze(1), ids_NK[:, 1:]], dim=1), scores=None)
 
 
 def _meant(
     edit: Ban | Force, shape: tuple[int, int], valid: Tensor | None, unedited: list[Decision] | None
 ) -> Bool[Tensor, " N"]:
+    """Which tokens an edit is for; padding is nobody's."""
     batch, tokens = shape
+    real_N = torch.ones(batch * tokens, dtype=torch.bool) if valid is None else valid.cpu().flatten()
     if edit.path is not None:
         assert unedited is not None
-        same_N = torch.ones(batch * tokens, dtype=torch.bool)
         for slots, decision in zip(edit.path, unedited, strict=True):
             own_NK = decision.module_ids.sort(dim=1).values.cpu()
             if own_NK.shape[1] != len(slots):
                 raise UserError(
                     f"the path names {len(slots)} modules at a step; a token visits {own_NK.shape[1]}", field="edits"
                 )
-            same_N &= (own_NK == torch.tensor(sorted(slots))).all(dim=1)
-        return same_N
-    mask_BT = torch.ones(batch, tokens, dtype=torch.bool)
-    if edit.tokens is not None:
-        longest = max(_lengths(shape, valid))
-        if (last := max(edit.tokens)) >= longest:
-            done = "forced" if isinstance(edit, Force) else "banned from a module"
-            raise UserError(
-                f"token {last} cannot be {done}: this sample has {longest} tokens, 0 to {longest - 1}", field="edits"
-            )
-        mask_BT = torch.zeros_like(mask_BT)
+            real_N = real_N & (own_NK == torch.tensor(sorted(slots))).all(dim=1)
+    elif edit.tokens is not None:
+        # Of every sample: whether an edit is taken must not hang on which others are in its batch.
+        shortest = min(_lengths(shape, valid))
+        if (last := max(edit.tokens)) >= shortest:
+            raise UserError(no_such_token(edit, last, shortest), field="edits")
+        mask_BT = torch.zeros(batch, tokens, dtype=torch.bool)
         mask_BT[:, list(edit.tokens)] = True
-    return mask_BT.flatten()
+        real_N = real_N & mask_BT.flatten()
+    return real_N

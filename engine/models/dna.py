@@ -322,6 +322,14 @@ class DNA(RoutedModel):
         """See ``tokenpaths.engine.models.flops.token_flops``."""
         return token_flops(module_ids, self.config, valid)
 
+    @property
+    def must_leave(self) -> int:
+        return 0 if self.identities_stay else super().must_leave
+
+    @property
+    def identities_stay(self) -> bool:
+        return self.config.router == "expert"
+
     def module_table(self) -> list[ModuleInfo]:
         """The modules of the bank; any step can choose any of them."""
         return dna_module_table(self.config, [sum(p.numel() for p in block.parameters()) for block in self.bank])

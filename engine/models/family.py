@@ -201,6 +201,11 @@ class RoutedModel(nn.Module):
         """How many modules of a step a ban has to leave, so that no token is without one."""
         return int(self.config.top_k)
 
+    @property
+    def identities_stay(self) -> bool:
+        """Whether identities stand for the tokens that no module takes, so that none of them can be banned."""
+        return False
+
     def module_table(self) -> list[ModuleInfo]:
         """Everything that a router can pick."""
         raise NotImplementedError

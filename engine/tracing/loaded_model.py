@@ -119,7 +119,7 @@ class LoadedModel:
         return self.model.module_table()
 
     def choices(self) -> list[Sequence[int]]:
-        return choices_of(self.module_table(), self.num_steps)
+        return choices_of(self.module_table(), self.num_steps, identities=not self.model.identities_stay)
 
     def run_fields(self) -> dict[str, Any]:
         changed = self.controls.given() if self.controls else {}
@@ -167,13 +167,14 @@ class LoadedModel:
         return traced.flops if traced.flops is not None else self.model.token_flops(traced.module_ids, valid)
 
 
-def choices_of(modules: Sequence[ModuleInfo], num_steps: int) -> list[Sequence[int]]:
-    """The modules of each step that may be banned, without identities that only mark an omitted module."""
+def choices_of(modules: Sequence[ModuleInfo], num_steps: int, *, identities: bool = True) -> list[Sequence[int]]:
+    """The modules of each step that may be banned, without identities that only mark an omitted module; without any
+    where they may not (``identities``)."""
     missing = {(m.step, m.module) for m in modules if m.kind == NOT_OFFERED_KIND}
 
     def may_be_banned(module: ModuleInfo, step: int) -> bool:
         if module.step is None:
-            return (step, module.module) not in missing
+            return (step, module.module) not in missing and (identities or module.kind not in WITHOUT_WORK)
         return module.step == step and module.kind not in WITHOUT_WORK
 
     return [[m.module for m in modules if may_be_banned(m, step)] for step in range(num_steps)]

@@ -14,7 +14,7 @@ from tokenpaths.engine.analysis.route_changes import RouteChange, flow_counts, s
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
 from tokenpaths.engine.data.normalisation import normalise
-from tokenpaths.engine.edits.measure import OutputChange, Unchanged, measure_effect, steps_edited
+from tokenpaths.engine.edits.measure import Measurement, OutputChange, Unchanged, measure_effect, steps_edited
 from tokenpaths.engine.edits.prepared import prepare
 from tokenpaths.engine.families.edit_values import Ban, Freeze, TopK
 from tokenpaths.engine.tracing.loaded_model import load_model
@@ -233,6 +233,19 @@ def test_an_effect_over_texts_is_that_of_every_window(tmp_path):
     assert alone["edits"] == ["force every token to module 2 at step 0"]
     with pytest.raises(UserError, match="is empty"):
         prepare(loaded, [Sample(image=None, text="", label=None, source="nothing")])
+
+
+def test_positions_are_checked_before_anything_is_measured(tmp_path):
+    """Whether the texts were prepared for the edited model or, to be measured several times, for the unchanged one."""
+    save_tiny(tmp_path / "tiny", "text")
+    loaded = load_model("tiny", [tmp_path], device="cpu")
+    short, long = (Sample(image=None, text=text, label=None, source="t") for text in (WORDS[:20], WORDS * 3))
+    changed = loaded.with_controls({"edits": [{"edit": "ban", "modules": [1], "tokens": [15], "step": 1}]})
+    for texts, sentence in (([short], "token 15 cannot be banned"), ([long], "read in windows of 16")):
+        with pytest.raises(UserError, match=sentence):
+            prepare(changed, texts)
+        with pytest.raises(UserError, match=sentence):
+            Measurement(changed, prepare(loaded, texts))
 
 
 @pytest.mark.parametrize("num", [2, 4, 12])

@@ -93,6 +93,21 @@ def test_directional_edits_are_gates_set_by_hand(pooling):
     assert (edited.module_ids[:, :, 1] != 3).all()
 
 
+def test_two_gates_and_two_connections_are_forced_at_once():
+    model, both = test_directional.lively(test_directional.small()), [{"edit": "force", "module": m} for m in (0, 4)]
+    x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))
+    gates = under(model, both, x).gates.flatten(2)
+    assert (gates[:, :, [0, 4]] == 1).all()
+    with pytest.raises(
+        UserError, match="direction 4 of layer 0 is to be removed .module 4. and left alone .module 10."
+    ):
+        under(model, [*both, {"edit": "force", "module": 10}], x)
+    model, x = test_hmodel.make(pooling="sequence"), test_hmodel.tokens(2)
+    edges = under(model, both[:1] + [{"edit": "force", "module": 1}], x).edges
+    one = [under(model, [{"edit": "force", "module": m}], x).edges for m in (0, 1)]
+    assert not any(torch.equal(edges, alone) for alone in one)
+
+
 def test_directional_frozen_layers_keep_their_gates():
     model = test_directional.lively(test_directional.small())
     x = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -265,6 +265,11 @@ REFUSED = {
     "edit 0 ban: modules: it is required, and was not given": [{"edit": "ban"}],
     "edit 0 ban: modules is '3': it should be a list": [{"edit": "ban", "modules": "3"}],
     r"takes edits that say which they are": ["ban"],
+    r"top-k is to be 1 and 3; give one": [{"edit": "top_k", "k": 3}, {"edit": "top_k", "k": 1}],
+    r"banned from modules at step 1, and its decisions are shuffled": [
+        {"edit": "shuffle", "step": 1},
+        {"edit": "ban", "modules": [1], "tokens": [4]},
+    ],
 }
 
 
@@ -273,6 +278,47 @@ def test_refused_with_a_sentence(sentence: str):
     with pytest.raises(UserError, match=sentence) as refused:
         under(model_of(), REFUSED[sentence], images())
     assert refused.value.field.startswith("edits")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_edits_that_contradict_each_other_for_a_token_of_a_path_are_refused(turned: bool):
+    """What a path and a position name is known when the sample is; the order of edits says nothing."""
+    model, x = model_of(), images(1)
+    ids = under(model, None, x).module_ids[0]
+    path = [sorted(slots) for slots in ids[0].tolist()]
+    others = [module for module in range(6) if module not in path[1]][:2]
+    here = {"edit": "force", "module": others[0], "tokens": [0], "step": 1}
+    pairs = {
+        rf"forced to module {others[0]} and to module {others[1]}|forced to module {others[1]} and to module {others[0]}": (
+            here,
+            {"edit": "force", "module": others[1], "path": path, "step": 1},
+        ),
+        rf"sent to module {others[0]} at step 1 and banned": (
+            here,
+            {"edit": "ban", "modules": [others[0]], "path": path, "step": 1},
+        ),
+        rf"sent to module {path[1][0]} at step 1 and banned": (
+            {"edit": "swap", "ribbons": ids.tolist()},
+            {"edit": "ban", "modules": [path[1][0]], "path": path, "step": 1},
+        ),
+    }
+    for sentence, edits in pairs.items():
+        with pytest.raises(UserError, match=sentence):
+            under(model, list(edits[::-1] if turned else edits), x)
+    apart = next(t for t in range(16) if [sorted(slots) for slots in ids[t].tolist()] != path)
+    there = under(model, [here | {"tokens": [apart]}, {"edit": "ban", "modules": others[:1], "path": path}], x)
+    assert others[0] in there.module_ids[0, apart, 1].tolist()
+
+
+def test_a_position_that_a_sample_lacks_is_refused_whatever_else_is_in_its_batch():
+    model = model_of(modality="text")
+    x = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(2))
+    valid = torch.arange(12) < torch.tensor([[12], [5]])
+    ban = [{"edit": "ban", "modules": [1], "tokens": [5]}]
+    for rows in (slice(0, 2), slice(1, 2)):
+        with pytest.raises(UserError, match="this sample has 5 tokens, 0 to 4"):
+            under(model, ban, x[rows], valid[rows])
+    under(model, ban, x[:1], valid[:1])
 
 
 def test_a_family_without_edits_says_so():

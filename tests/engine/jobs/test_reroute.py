@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.checkpoints import WORDS, save_tiny
@@ -18,6 +19,7 @@ from tokenpaths.engine.jobs.registry import JobContext, find_kind, read_request
 from tokenpaths.engine.jobs.reroute import RerouteJob
 from tokenpaths.engine.jobs.reroute_data import samples_of
 from tokenpaths.engine.jobs.traces.trace import TraceJob
+from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import choices_of, load_model
 
@@ -147,10 +149,36 @@ def test_modules_of_a_step_are_banned_there_only():
         ModuleInfo(0, 1, "a off", "identity", 0, 0),
         ModuleInfo(1, 0, "b", "expert", 1, 1),
     ]
-    assert [(r.step, r.module, r.name) for r in module_rows(modules, 2)] == [(0, 0, "a"), (1, 0, "b")]
-    assert choices_of(modules, 2) == [[0], [0]]
+    choices = choices_of(modules, 2)
+    assert choices == [[0], [0]]
+    assert [(r.step, r.module, r.name) for r in module_rows(modules, choices)] == [(0, 0, "a"), (1, 0, "b")]
     anywhere = [ModuleInfo(None, 0, "skip", "identity", 0, 0)]
-    assert [r.step for r in module_rows(anywhere, 2)] == [0, 1, None]
+    assert [r.step for r in module_rows(anywhere, choices_of(anywhere, 2))] == [0, 1, None]
+    assert module_rows(anywhere, choices_of(anywhere, 2, identities=False)) == []
+
+
+@pytest.mark.parametrize("bank", ["shared", "of each step"])
+def test_every_row_of_a_sweep_over_blocks_that_take_their_tokens_can_be_run(bank: str):
+    """Identities stand for the tokens that no block takes: none is banned, and every block of a step may be."""
+    own = {"transformers": 2, "identities": 2, "top_k": 1, "choices": ((0, 2), (1, 3))}
+    changes = {"transformers": 2, "identities": 2, "top_k": 2} if bank == "shared" else own
+    small = {
+        "modality": "text",
+        "width": 16,
+        "heads": 2,
+        "mlp_width": 32,
+        "backbone": 1,
+        "vocab_size": 50,
+        "context": 8,
+    }
+    model = DNA(DNAConfig(**small, steps=2, router="expert", capacity=0.5, **changes))
+    table = model.module_table()
+    choices = choices_of(table, 2, identities=not model.identities_stay)
+    assert choices == ([[0, 1]] * 2 if bank == "shared" else [[0], [1]])
+    rows = module_rows(table, choices) + share_rows(np.ones((2, 4), dtype=int), [0.5], choices, model.must_leave)
+    assert len(rows) == (6 if bank == "shared" else 2) + 3
+    for row in rows:
+        assert model.plan(model.read_controls({"edits": list(row.edits)})) is not None
 
 
 @pytest.mark.parametrize("asked", [{"controls": {"edits": [{"edit": "ban", "modules": [0]}]}}, {"sweep": "modules"}])

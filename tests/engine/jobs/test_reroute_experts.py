@@ -82,7 +82,7 @@ def table_of(folder: Path) -> dict:
 def test_every_expert_banned_gives_the_numbers_of_measure_effect(home: Path, tmp_path: Path, kind: str) -> None:
     progress = run_to_the_end(home, tmp_path / "job", request_of(kind))
     table, loaded = table_of(tmp_path / "job"), context_of(home).load_model(f"hf:tiny-{kind}.v1")
-    rows = module_rows(loaded.modules, 3)
+    rows = module_rows(loaded.modules, loaded.choices())
     assert (progress.done, progress.total, len(table["rows"])) == (24, 24, 24)
     assert [(row["step"], row["module"]) for row in table["rows"]] == [(s, m) for s in range(3) for m in range(8)]
     for place in (0, 5, 12, 23):
