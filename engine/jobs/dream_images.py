@@ -64,7 +64,7 @@ class ImageWork:
     def __init__(self, request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel) -> None:
         self.request, self.folder, self.loaded = request, folder, loaded
         self.original = original_image(request, folder, context, loaded) if request.has_original else None
-        self.items = _items(request, context, loaded, self.original)
+        self.items = _items(request, folder, context, loaded, self.original)
         self.dreams = ImageDreams(loaded.model, [item.dream for item in self.items], request.image)
         self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
         kept = load_state(folder, self.made_for)
@@ -192,7 +192,9 @@ class ImageWork:
         return found | {"top": named}
 
 
-def _items(request: DreamRequest, context: JobContext, loaded: LoadedModel, original: Tensor | None) -> list[Item]:
+def _items(
+    request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel, original: Tensor | None
+) -> list[Item]:
     target, config = request.target, loaded.checkpoint.config
     num_tokens = getattr(config, "num_tokens", 1)
     ids = None
@@ -217,20 +219,10 @@ def _items(request: DreamRequest, context: JobContext, loaded: LoadedModel, orig
         objective = Module(target.module, steps, tokens, num_tokens, target.scores)
     else:
         assert isinstance(target, PathTarget), "check_request refuses what an image has not"
-        objective = _path(request, target, context, num_tokens, tokens, loaded)
+        named = target.rank is not None
+        ribbon = ribbon_of_rank(request, folder, context) if named else torch.tensor(target.ribbon)
+        objective = follow_path(ribbon.long().to(loaded.device), num_tokens, tokens=tokens, of=target.scores)
     return [Item(target.of, Dream(objective, request.seed), kept)]
-
-
-def _path(
-    request: DreamRequest,
-    target: PathTarget,
-    context: JobContext,
-    num_tokens: int,
-    tokens: Tensor | None,
-    loaded: LoadedModel,
-) -> Choices:
-    ribbon = ribbon_of_rank(request, context) if target.rank is not None else torch.tensor(target.ribbon)
-    return follow_path(ribbon.long().to(loaded.device), num_tokens, tokens=tokens, of=target.scores)
 
 
 def _choices(

@@ -6,6 +6,7 @@ Shapes: T tokens, S steps, K slots.
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 FILE = "original.png"
 TEXT_FILE = "original.txt"
+RIBBON_FILE = "ribbon.json"
 
 
 def original_image(
@@ -60,16 +62,21 @@ def original_text(request: DreamRequest, folder: Path, context: JobContext) -> s
     file = folder / TEXT_FILE
     if not file.is_file():
         write_atomically(file, find_text(request, context).encode())
-    return file.read_text(encoding="utf-8")
+    return file.read_bytes().decode()  # as it was: ``read_text`` would change the line ends of other systems
 
 
-def ribbon_of_rank(request: DreamRequest, context: JobContext) -> Int[Tensor, "S K"]:
-    """The path of the requested rank, from the request's run."""
+def ribbon_of_rank(request: DreamRequest, folder: Path, context: JobContext) -> Int[Tensor, "S K"]:
+    """The path of the requested rank, from the request's run; kept in the job's folder, as another path may have this
+    rank when the job goes on."""
     assert isinstance(request.target, PathTarget), "only a path has a rank"
     assert request.target.rank is not None, "asked for a path named by its rank"
-    with context.open_run(str(request.run)) as run:
-        found = run.paths(limit=1, offset=request.target.rank - 1)["paths"]
-    return torch.tensor(found[0]["ribbon"], dtype=torch.long).view(len(found[0]["ribbon"]), -1)
+    file = folder / RIBBON_FILE
+    if not file.is_file():
+        with context.open_run(str(request.run)) as run:
+            found = run.paths(limit=1, offset=request.target.rank - 1)["paths"]
+        write_atomically(file, json.dumps(found[0]["ribbon"]).encode())
+    ribbon = json.loads(file.read_bytes())
+    return torch.tensor(ribbon, dtype=torch.long).view(len(ribbon), -1)
 
 
 def members(

@@ -42,7 +42,7 @@ def find_text(request: DreamRequest, context: JobContext) -> str:
         return str(text)
     if request.inbox is not None:
         try:
-            return context.inbox_file(request.inbox, field="inbox").read_text(encoding="utf-8")
+            return context.inbox_file(request.inbox, field="inbox").read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise UserError(
                 f"{request.inbox!r} is no UTF-8 text, and {request.model} reads texts", field="inbox"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
@@ -218,7 +219,11 @@ class TextWork:
         if target.of == "module":
             steps = target.steps or tuple(range(config.num_steps))
             return Module(target.module, steps, tokens, length, target.scores)
-        ribbon = ribbon_of_rank(self.request, context) if target.rank is not None else torch.tensor(target.ribbon)
+        ribbon = (
+            ribbon_of_rank(self.request, self.folder, context)
+            if target.rank is not None
+            else torch.tensor(target.ribbon)
+        )
         return follow_path(ribbon.long().to(device), length, tokens=tokens, of=target.scores)
 
     def _choices(self, context: JobContext) -> Objective:
@@ -228,16 +233,24 @@ class TextWork:
         every = torch.from_numpy(self.tokenizer.encode(original_text(self.request, self.folder, context)).ids).long()
         stretch = stretch_of(self.request, len(every))
         ids = every[stretch.start : stretch.stop]
-        read = every[max(0, stretch.stop - config.context) : stretch.stop]
-        with torch.no_grad():
-            traced = self.loaded.model.trace(read[None].to(self.loaded.device))
-        own = traced.module_ids[0, len(read) - len(ids) :].long()
+        own = self._own_paths(every, stretch)
         self.original_ids, self.first = ids, stretch.start
         self.targets = members(target.group, own.cpu(), len(ids), self.request.seed, stretch.start)
         s = (target.until or (config.num_steps,))[0]
         steps = range(s) if target.form == "cumulative" else range(s - 1, s)
         tokens = None if self.targets is None else torch.tensor(self.targets, device=self.loaded.device)
         return Choices(own, steps, tokens, target.scores)
+
+    def _own_paths(self, every: Int[Tensor, " T"], stretch: range) -> Int[Tensor, "t S K"]:
+        """The paths of a stretch as a run has them: a text is traced in windows of the model's context."""
+        size = self.loaded.checkpoint.config.context
+        first, last = stretch.start // size, (stretch.stop - 1) // size
+        with torch.no_grad():
+            parts = [
+                self.loaded.model.trace(every[None, w * size : (w + 1) * size].to(self.loaded.device)).module_ids[0]
+                for w in range(first, last + 1)
+            ]
+        return torch.cat(parts)[stretch.start - first * size : stretch.stop - first * size].long()
 
 
 def _name(start: int) -> str:

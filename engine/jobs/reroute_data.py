@@ -19,6 +19,7 @@ from tokenpaths.engine.jobs.registry import JobContext, Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.data.sources.sample import Sample
     from tokenpaths.engine.edits.prepared import PreparedSet
     from tokenpaths.engine.tracing.traceable import Traceable
@@ -73,11 +74,15 @@ def samples_of(request: SamplesWanted, context: JobContext, modality: str) -> So
     """
     if request.run is not None:
         return _samples_of_run(request, request.run, context)
+    dataset = _dataset(request, context, modality)
+    return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
+
+
+def _dataset(request: SamplesWanted, context: JobContext, modality: str) -> Dataset:
     from tokenpaths.engine.data.datasets import open_dataset
 
     data = context.data_source(str(request.data))
-    dataset = open_dataset(data, modality, limit=request.limit, split=request.split)  # type: ignore[arg-type]
-    return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
+    return open_dataset(data, modality, limit=request.limit, split=request.split)  # type: ignore[arg-type]
 
 
 def _samples_of_run(request: SamplesWanted, run_id: str, context: JobContext) -> Source:
@@ -101,20 +106,28 @@ def _read_run(run_id: str, request: SamplesWanted, context: JobContext) -> Itera
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
 
-def begun_for(request: SamplesWanted, model: Traceable) -> dict[str, Any]:
-    """Identity of the work that a saved state belongs to."""
-    drawn = {} if request.run is None else {"choice of samples": "drawn over the run"}  # once: its first ones
-    values = request.model_dump(mode="json")
-    if request.sample is None:  # so that a job of a version that knew no single sample goes on
-        values.pop("sample")
-    return {"checkpoint": model.sha256, "request": values, **drawn}
+def begun_for(request: SamplesWanted, model: Traceable, context: JobContext) -> dict[str, Any]:
+    """Identity of the work that a saved state belongs to: the weights, what was asked for, and the samples."""
+    return {
+        "checkpoint": model.sha256,
+        "request": request.model_dump(mode="json"),
+        "set of samples": _identity(request, context, model.modality),
+    }
+
+
+def _identity(request: SamplesWanted, context: JobContext, modality: str) -> str:
+    """What tells the samples from others of the same name: a run may be made anew, a file be replaced."""
+    if request.run is not None:
+        with context.open_run(request.run) as run:
+            return f"{run.row['created_at']} {run.row['num_samples']} {run.row['num_tokens']}"
+    return _dataset(request, context, modality).identity()
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
     """The state saved under ``key``; None if there is none.
 
     Raises:
-        UserError: the state is damaged, or of another request or checkpoint.
+        UserError: the state is damaged, or of another request, checkpoint or set of samples.
     """
     file = folder / STATE
     if not file.is_file():

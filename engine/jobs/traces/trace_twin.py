@@ -24,6 +24,7 @@ from tokenpaths.engine.jobs.traces.traced_data import TracedData, open_data
 if TYPE_CHECKING:
     from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.store.ask.run import Run
+    from tokenpaths.engine.store.ask.run_file import RunFile
     from tokenpaths.engine.store.file.schema import Layout
     from tokenpaths.engine.store.write.twin.twin_paths import TwinPaths
     from tokenpaths.engine.tracing.traceable import Traceable
@@ -141,13 +142,12 @@ def _parts(
     """
     from tokenpaths.engine.base.progress import map_progress, seal_in_stages
     from tokenpaths.engine.base.records import DATA_SHA256
-    from tokenpaths.engine.store.ask.run_file import RunFile
     from tokenpaths.engine.store.ask.topics.soft_decisions import findings
     from tokenpaths.engine.store.write.twin.twin_adder import TwinAdder
     from tokenpaths.engine.tracing.kept_twins import data_of_run, find_twin, keep_twin, twin_file
 
     data = data_of_run(dataset)
-    with RunFile.open(file) as run:
+    with _open_own(file) as run:
         layout, num_tokens, total = run.layout, int(run.row["num_tokens"]), int(run.row["num_samples"])
         traced_over = findings(run).get(DATA_SHA256)
     if data is None or traced_over != data:
@@ -160,11 +160,26 @@ def _parts(
             keep_twin(place, twin)
     if twin is None:
         raise UserError("the data hold no sample any more", field="data")
-    with RunFile.open(file) as run:
+    with _open_own(file) as run:
         if findings(run).get(DATA_SHA256) != data:
             raise UserError(f"run {file.stem!r} was traced anew meanwhile", field="run")
     stages = seal_in_stages(TwinAdder(file, twin))
     yield from map_progress(stages, lambda stage: Progress(total, total, "samples", stage))
+
+
+def _open_own(file: Path) -> RunFile:
+    """The run's file, unless another one took its place since the job was asked for: one from elsewhere is not opened
+    here, where it could end the worker.
+
+    Raises:
+        UserError: it came from elsewhere.
+    """
+    from tokenpaths.engine.base.seal_marks import is_sealed_here
+    from tokenpaths.engine.store.ask.run_file import RunFile
+
+    if not is_sealed_here(file):
+        raise UserError(f"run {file.stem!r} came from elsewhere: its file stays as it is", field="run")
+    return RunFile.open(file)
 
 
 def _traced(

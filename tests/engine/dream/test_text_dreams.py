@@ -210,25 +210,34 @@ def test_the_job_finds_texts_of_a_path_and_of_an_original(loaded: LoadedModel, t
     assert 0 <= original["dreams"][0]["matched_tokens"] <= 1
 
 
-def test_a_stretch_in_the_middle_has_the_paths_that_it_takes_in_the_whole_text(
-    loaded: LoadedModel, tmp_path: Path
+@pytest.mark.parametrize("first", [4, 14, 17])
+def test_a_stretch_in_the_middle_has_the_paths_that_a_run_of_the_whole_text_has(
+    loaded: LoadedModel, tmp_path: Path, first: int
 ) -> None:
+    """Which reads it in windows of 16 tokens, each with positions of its own; the stretch may lie in two."""
+    words = "back again to the start of the next step , the path of a token\r\ngoes on , and back to the start again"
     (tmp_path / "inbox").mkdir()
-    (tmp_path / "inbox" / "story.txt").write_text("back again to the start of the next step , the path of a token")
-    ids = torch.from_numpy(loaded.tokenizer.encode((tmp_path / "inbox" / "story.txt").read_text()).ids).long()
-    asked = {"of": "choices", "until": [3], "first": 4, "group": {"patches": [5, 8]}}
+    (tmp_path / "inbox" / "story.txt").write_bytes(
+        b"\xef\xbb\xbf" + words.encode()
+    )  # as an editor of Windows writes it
+    ids = torch.from_numpy(loaded.tokenizer.encode(words).ids).long()
+    assert len(ids) > first + 5
+    asked = {"of": "choices", "until": [3], "first": first, "group": {"patches": [first + 1, first + 4]}}
     result = run({"target": asked, "inbox": "story.txt"}, tmp_path, loaded)
-    assert result["original"]["text"] == loaded.tokenizer.decode(ids[4:9].tolist())
-    assert result["dreams"][0]["targets"] == [1, 4]  # tokens 5 and 8 of the original
+    assert result["original"]["text"] == loaded.tokenizer.decode(ids[first : first + 5].tolist())
+    assert result["dreams"][0]["targets"] == [1, 4]
     (tmp_path / "again").mkdir()
     values = {"model": "tiny-text", "target": asked, "inbox": "story.txt", "text": {"length": 5}}
     request = read_request(DreamJob, values)
-    work = DreamJob.start(
-        request, tmp_path / "again", JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded)
-    ).work
-    whole = loaded.model.trace(ids[None, :9]).module_ids[0].long()
-    assert torch.equal(work.objective.module_ids, whole[4:])
-    assert not torch.equal(whole[4:], loaded.model.trace(ids[None, 4:9]).module_ids[0].long())  # it makes a difference
+    context = JobContext(tmp_path, (loaded.checkpoint.path.parent,), lambda name: loaded)
+    for _ in range(2):  # the second goes on with what the first kept
+        work = DreamJob.start(request, tmp_path / "again", context).work
+        assert work.original_ids.tolist() == ids[first : first + 5].tolist()
+        windows = [loaded.model.trace(ids[None, start : start + 16]).module_ids[0].long() for start in (0, 16)]
+        whole = torch.cat(windows)[first : first + 5]
+        assert torch.equal(work.objective.module_ids, whole)
+    alone = loaded.model.trace(ids[None, first : first + 5]).module_ids[0].long()
+    assert not torch.equal(whole, alone)  # it makes a difference
 
 
 def test_the_look_through_the_corpus_and_the_rounds_are_counted_apart(

@@ -110,6 +110,34 @@ def test_a_killed_sweep_does_at_most_one_row_again(home, tmp_path, monkeypatch):
     assert len(measured) == 24, "a finished row was done again"
 
 
+@pytest.mark.parametrize("of", ["data", "run"])
+def test_a_sweep_does_not_go_on_over_other_samples(home, tmp_path, of):
+    """A file of the inbox is replaced, a run is made anew under its name: rows of both would stand in one table."""
+    file, run = home / "inbox" / "again.jsonl", home / "runs" / "again.duckdb"
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for words in (WORDS, WORDS[4:]):
+        file.write_text(json.dumps({"text": words}))
+        run.unlink(missing_ok=True)
+        trace = read_request(TraceJob, {"model": "tiny", "data": "again.jsonl", "run": "again", "twin": False})
+        place = tmp_path / words[:3]
+        place.mkdir()
+        work = TraceJob.start(trace, place, context_of(home))
+        while not work.advance().finished:
+            pass
+        work.close()
+        asked = request_of(
+            sweep="modules", **{"data": "again.jsonl"} if of == "data" else {"data": None, "run": "again"}
+        )
+        if words == WORDS:
+            job = RerouteJob.start(asked, folder, context_of(home))
+            while not job.done:
+                job.advance()
+            job.close()
+    with pytest.raises(UserError, match="begun with another set of samples; start it anew"):
+        RerouteJob.start(asked, folder, context_of(home))
+
+
 def test_a_sweep_that_goes_on_counts_what_it_has_kept_while_it_reads(home, tmp_path, monkeypatch):
     def started():
         (tmp_path / "job").mkdir(exist_ok=True)

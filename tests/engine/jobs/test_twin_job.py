@@ -102,6 +102,28 @@ def test_the_run_is_that_of_a_twin_traced_in_the_same_pass(
     assert has_twin(context, "r")
 
 
+def test_a_file_that_took_the_place_of_the_run_is_not_opened(
+    context: JobContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came from elsewhere is copied by a process of its own before anything reads it (the threat model)."""
+    from tokenpaths.engine.store.ask import run_file as files
+
+    ((kind, request),) = traced(context, "r").following
+    file = run_file(context.runs_dir, "r")
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+    opened: list[Path] = []
+    own, open_run = files.RunFile.open, Run.open
+    monkeypatch.setattr(
+        files.RunFile, "open", lambda file, *args, **more: opened.append(file) or own(file, *args, **more)
+    )
+    monkeypatch.setattr(JobContext, "open_run", lambda self, name: open_run(file))  # what the gate would have taken in
+    with pytest.raises(UserError, match="came from elsewhere"):
+        work(context, kind, request, "twin")
+    assert file not in opened
+
+
 def test_runs_of_one_architecture_and_data_share_a_twin(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     untrained = LoadedModel.untrained
