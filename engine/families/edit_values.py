@@ -120,7 +120,7 @@ def check_length(edits: tuple[Edit, ...] | None, num_tokens: int, context: int) 
                 f"mean nothing in it; give a text of at most {context} tokens, or choose the tokens by path",
                 field=f"edits.{place}.{'ribbons' if isinstance(edit, Swap) else 'tokens'}",
             )
-        if tokens is not None and (last := max(tokens)) >= num_tokens:
+        if isinstance(edit, Ban | Force) and tokens is not None and (last := max(tokens)) >= num_tokens:
             raise UserError(no_such_token(edit, last, num_tokens), field=f"edits.{place}.tokens")
 
 
