@@ -224,6 +224,32 @@ def test_repetition_stands_beside_chance():
     assert numbers.count(found["num_pairs"]) in expert_stability.repetition_words(found)
 
 
+def test_chance_is_that_of_the_loads():
+    found = answers()["repetition"]
+    told = expert_stability.repetition_words(found)
+    shuffled = [row["by_load_first"] for row in found["steps"]]
+    assert f"in random order {numbers.percent(sum(shuffled) / len(shuffled))} would" in told
+    pair = (together := answers()["together"])["pairs"][0]
+    assert f"(by their loads {numbers.percent(pair['by_load'])})" in experts.co_activation_words(together)
+    always = {**together, "pairs": [{**pair, "by_load": None}, *together["pairs"][1:]]}
+    assert "well, and" in experts.co_activation_words(always), "of an expert that every token chooses nothing is known"
+
+
+def test_the_most_one_sided_expert_is_none_that_is_merely_busy():
+    domains = [{"label": "mixed", "num_tokens": 100}, {"label": "code", "num_tokens": 300}]
+
+    def row(module: int, mixed: int, code: int) -> dict:
+        prefers = [
+            {"label": "mixed", "count": mixed, "of": 100, "share": mixed / 100},
+            {"label": "code", "count": code, "of": 300, "share": code / 300},
+        ]
+        return {"module": module, "count": mixed + code, "prefers": prefers}
+
+    answer = {"baseline": 0.1, "domains": domains, "modules": [row(1, 46, 135), row(2, 30, 9)]}
+    told = experts.domain_words(answer)
+    assert told == "Most one-sided: expert 2 gets 30.0 % of the tokens of “mixed”, and 3.00 % of all others."
+
+
 def test_repetition_says_nothing_of_layers_without_known_pairs():
     found = answers()["repetition"]
     steps = [dict(row) for row in found["steps"]]

@@ -23,8 +23,9 @@ from tokenpaths.frontend.views.compare.compared import groups_of, names_compared
 from tokenpaths.frontend.views.compare.training import _untrained_usage
 
 
-def test_dead_modules_are_said_to_be_a_sum_beside_means_over_steps() -> None:
-    assert table.name_words("dead_modules") == "dead modules, all steps"
+def test_cells_without_a_token_are_not_called_dead_modules() -> None:
+    """Their sum over steps may be larger than the number of modules of which none is dead."""
+    assert table.name_words("dead_modules") == "cells without a token"
 
 
 def test_effective_paths_are_no_more_than_different_ones_in_digits_either():

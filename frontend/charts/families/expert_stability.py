@@ -19,14 +19,20 @@ SATURATION = "When did routing settle during training?"
 
 
 def repetition_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per layer and measure, each with its baseline."""
-    kinds = [("first choice", "first", "baseline_first")]
+    """One row per layer and measure, each with what the same tokens in random order have, and even choices."""
+    kinds = [("first choice", "first")]
     if answer["top_k"] > 1:
-        kinds.append((f"any of {answer['top_k']}", "any", "baseline_any"))
+        kinds.append((f"any of {answer['top_k']}", "any"))
     return [
-        {"layer": row["step"], "what": what, "share": row[name], "baseline": row[baseline]}
+        {
+            "layer": row["step"],
+            "what": what,
+            "share": row[name],
+            "by load": row[f"by_load_{name}"],
+            "baseline": row[f"baseline_{name}"],
+        }
         for row in answer["steps"]
-        for what, name, baseline in kinds
+        for what, name in kinds
         if row[name] is not None
     ]
 
@@ -39,6 +45,7 @@ def repetition_chart(
     look, table = theme_named(theme), repetition_rows(answer)
     for row in table:
         row |= {"words": numbers.percent(row["share"]), "even": numbers.percent(row["baseline"])}
+        row |= {"chance": row["by load"], "chance_words": numbers.percent(row["by load"])}
     names = list(dict.fromkeys(row["what"] for row in table))
     last = max([row["layer"] for row in table], default=0)
     x = alt.X(
@@ -53,29 +60,31 @@ def repetition_chart(
         legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolSize=300),
     )
     base = alt.Chart(rows(table)).encode(x=x, color=colour)
-    tooltip = tips("what:N same", "layer:Q", "words:N share", "even:N by chance")
+    tooltip = tips(
+        "what:N same", "layer:Q", "words:N share", "chance_words:N in random order", "even:N with even choices"
+    )
     y = alt.Y("share:Q", scale=scale, axis=alt.Axis(title="share of neighbours", format=".0%", tickCount=5))
     line = base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=28, opacity=1)).encode(y=y, tooltip=tooltip)
-    chance = base.mark_line(strokeDash=[5, 3], strokeWidth=1.5).encode(y=alt.Y("baseline:Q", scale=scale))
-    words = "Share of neighbouring tokens that choose the same. Dashed: by chance, with even and independent choices."
+    chance = base.mark_line(strokeDash=[5, 3], strokeWidth=1.5).encode(y=alt.Y("chance:Q", scale=scale))
+    words = "Share of neighbouring tokens that choose the same. Dashed: the same tokens in random order."
     return finish(alt.layer(chance, line), look, title, words, height=240)
 
 
 def repetition_words(answer: Mapping[str, Any]) -> str:
-    """The mean over layers compared with chance, and the layer with the most repetition."""
+    """The mean over layers beside tokens in random order, and the layer with the most repetition."""
     why = answer.get("first_missing")
     name, what = ("any", "at least one choice") if why else ("first", "their first choice")
     steps = [row for row in answer["steps"] if row[name] is not None]
     if not steps:
         return "No two neighbouring tokens have known choices."
     share = math.fsum(row[name] for row in steps) / len(steps)
-    even = math.fsum(row[f"baseline_{name}"] for row in steps) / len(steps)
+    shuffled = math.fsum(row[f"by_load_{name}"] for row in steps) / len(steps)
     best = max(steps, key=lambda row: (row[name], -row["step"]))
     also = sum(row[name] == best[name] for row in steps) - 1
     others = f", as {numbers.plural(also, 'other')}" if also else ""
     return (
         f"{numbers.percent(share)} of {numbers.plural(answer['num_pairs'], 'neighbouring pair')} share {what}, mean "
-        f"over layers; by chance it would be {numbers.percent(even)}. Steadiest: layer {best['step']} "
+        f"over layers; in random order {numbers.percent(shuffled)} would. Steadiest: layer {best['step']} "
         f"({numbers.percent(best[name])}{others})." + (f" First choices are not compared: {why}." if why else "")
     )
 

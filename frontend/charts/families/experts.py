@@ -195,12 +195,15 @@ def _slice_sentences(answer: Mapping[str, Any], least: float, offered: Collectio
 
 
 def domain_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per expert and label: share of the label's tokens, and its ratio to the uniform share."""
+    """One row per expert and label: share of the label's tokens, of all other labels', and its ratio to the uniform
+    share."""
+    tokens = sum(domain["num_tokens"] for domain in answer["domains"])
     return [
         {
             "expert": int(row["module"]),
             "label": preference["label"],
             "share": preference["share"],
+            "elsewhere": (row["count"] - preference["count"]) / max(1, tokens - preference["of"]),
             "times": preference["share"] / answer["baseline"],
             "count": preference["count"],
             "of": preference["of"],
@@ -220,6 +223,7 @@ def domain_chart(
     table = [row for row in domain_rows(answer) if row["label"] in shown]
     for row in table:
         row |= {"words": numbers.percent(row["share"], 2), "than": f"{numbers.number(row['times'], 2)} ×"}
+        row["others"] = numbers.percent(row["elsewhere"], 2)
     top = max([row["share"] for row in table], default=1.0) or 1.0
     order = _by_number(answer["modules"])
     for row in table:
@@ -238,7 +242,9 @@ def domain_chart(
             f"share of the label's tokens (even: {numbers.percent(answer['baseline'])})",
             format=".0%",
         ),
-        tooltip=tips("name:N expert", "label:N", "words:N share", "than:N of the even share"),
+        tooltip=tips(
+            "name:N expert", "label:N", "words:N share", "others:N of all other labels", "than:N of the even share"
+        ),
     )
     paper = look.background
     words = base.mark_text(fontSize=look.font_size - 1).encode(
@@ -260,12 +266,11 @@ def domain_words(answer: Mapping[str, Any]) -> str:
     table = domain_rows(answer)
     if not table:
         return "No expert got a token with a label."
-    best = max(table, key=lambda row: (row["share"], -row["expert"]))
-    return (
-        f"Most one-sided: expert {best['expert']} gets {numbers.percent(best['share'])} of the tokens of "
-        f"“{best['label']}”, {numbers.number(best['times'])} times the {numbers.percent(answer['baseline'])} of even "
-        "routing."
-    )
+    best = max(table, key=lambda row: (row["share"] - row["elsewhere"], -row["expert"]))
+    gets = f"expert {best['expert']} gets {numbers.percent(best['share'])} of the tokens of “{best['label']}”"
+    if len(answer["domains"]) < 2:
+        return f"There is one label: {gets}; even routing would give it {numbers.percent(answer['baseline'])}."
+    return f"Most one-sided: {gets}, and {numbers.percent(best['elsewhere'])} of all others."
 
 
 def word_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -351,7 +356,7 @@ def co_activation_chart(
             color=shade(
                 "share:Q",
                 neutral_scale(top, look, clamp=True),
-                f"share of the row's tokens (by chance: {numbers.percent(answer['baseline'])})",
+                f"share of the row's tokens (equal loads: {numbers.percent(answer['baseline'])})",
                 format=".0%",
             ),
             tooltip=tips("i:N of the tokens of expert", "j:N also choose", "words:N share"),
@@ -365,10 +370,13 @@ def co_activation_words(answer: Mapping[str, Any]) -> str:
     if not answer["pairs"]:
         return "No two experts are chosen together."
     best = answer["pairs"][0]
+    there, back = (
+        "" if best[name] is None else f" (by their loads {numbers.percent(best[name])})"
+        for name in ("by_load", "back_by_load")
+    )
     words = (
         f"Closest pair: {numbers.percent(best['share'])} of the tokens of expert {best['module']} choose expert "
-        f"{best['other']} as well, and {numbers.percent(best['back'])} the other way round; by chance it would be "
-        f"{numbers.percent(answer['baseline'])}."
+        f"{best['other']} as well{there}, and {numbers.percent(best['back'])} the other way round{back}."
     )
     if answer["more"]:
         words += f" Not drawn: {numbers.plural(answer['more'], 'expert')} with weaker pairs only."

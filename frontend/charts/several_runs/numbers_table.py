@@ -21,7 +21,7 @@ GROUPS = {
     "work": "How much work?",
     "paths": "Paths",
     "balance": "Balance of load, means over steps",
-    "knowledge": "What paths know: NMI with …",
+    "knowledge": "What paths know beyond chance: adjusted NMI with …",
 }
 WORDS = {
     "num_steps": ("steps", "Routing decisions in the life of a token."),
@@ -50,8 +50,9 @@ WORDS = {
     "max_violation": ("MaxVio", "Load of the busiest module / fair share − 1: 0 = even, M − 1 = one gets all."),
     "effective_top_k": ("effective top-k", "(Σ c²)^1.5 / Σ c³: 1 = one module takes all, √M = even."),
     "dead_modules": (
-        "dead modules, all steps",
-        "Of steps × modules, those that no token chose: the sum over steps, no mean.",
+        "cells without a token",
+        "Of steps × modules, those that no token chose: the sum over steps, no mean. A module that none chose at any "
+        "step is dead.",
     ),
 }
 _COUNTS = ("num_paths", "num_tokens", "num_samples", "num_steps", "num_modules", "top_k", "equal_paths", "dead_modules")
@@ -60,6 +61,7 @@ _MANY = (*_EFFECTIVE, *_COUNTS)
 """numbers whose words are of many things: “effective paths”"""
 _FIRST = ("loss", "accuracy", "mean_compute", "mean_reuse", "load_entropy", "equal_effective_paths", "max_violation")
 GAP_COLUMNS = {"": "value", ", 2.5 %": "low", ", 97.5 %": "high"}
+KNOWS = "(NMI − its mean over shuffles) / (1 − that mean): 0 as by chance, 1 where the path tells the property."
 MOST_SAID = 3
 TITLE = "How do the runs compare?"
 STYLE = """<style>
@@ -89,8 +91,8 @@ STYLE = """<style>
 
 
 def name_words(name: str) -> str:
-    """The words for a number: “load entropy”; of what paths know “NMI with label”."""
-    return WORDS[name][0] if name in WORDS else name.removeprefix("nmi_").replace("_", " ")
+    """The words for a number: “load entropy”; of what paths know “label”."""
+    return WORDS[name][0] if name in WORDS else name.removeprefix("knows_").replace("_", " ")
 
 
 def value_words(name: str, value: float | None) -> str:
@@ -268,7 +270,7 @@ def runs_table_html(answer: Mapping[str, Any], labels: Mapping[str, str], theme:
 
 def _row_html(row: Mapping[str, Any], first: str) -> str:
     name = row["name"]
-    words, told = WORDS.get(name, (name_words(name), "NMI of path and this property; by chance: mean over shuffles."))
+    words, told = WORDS.get(name, (name_words(name), KNOWS))
     cells = [
         _cell_html(name, value, gap, untrained, chance, first)
         for value, gap, untrained, chance in zip(

@@ -25,7 +25,8 @@ HELP = {
     ),
     "domain": (
         "Domain specialisation of expert i = N(i, D) / N(D): of the N(D) tokens of domain (label) D, the share that "
-        "chooses i. Baseline K/M: what even routing gives."
+        "chooses i. Baseline K/M: what even routing gives. First stand the experts that a domain chooses more than the "
+        "others do: one that is merely busy is chosen by all."
     ),
     "words": (
         "Vocabulary specialisation of expert i = N(x, i) / N(x): of the N(x) occurrences of token id x, the share that "
@@ -34,11 +35,13 @@ HELP = {
     ),
     "co_activation": (
         "Co-activation = N(i, j) / N(i): of the tokens that choose expert i, the share that chooses j too, over all "
-        "pairs chosen together. By chance (K−1)/(M−1)."
+        "pairs chosen together; with equal loads (K−1)/(M−1). By their loads: what sets drawn at random of experts "
+        "that are as busy would have."
     ),
     "repetition": (
-        "Consecutive repetition: P(top1 of t = top1 of t+1), by chance 1/M; and P(the two sets share an expert), by "
-        "chance 1 − C(M−K, K)/C(M, K). Neighbours of one sample only."
+        "Consecutive repetition: P(top1 of t = top1 of t+1); and P(the two sets share an expert). Neighbours of one "
+        "sample only. In random order the same tokens agree by their loads alone; with even choices 1/M, and "
+        "1 − C(M−K, K)/C(M, K)."
     ),
     "saturation": (
         "Router saturation = mean over tokens and layers of |S at the checkpoint ∩ S at the last one| / K, on the "

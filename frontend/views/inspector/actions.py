@@ -49,10 +49,12 @@ def own_name(run: str, thing: str, summary: Mapping[str, Any] | None, key: str) 
         interval = f"{numbers.number(summary['low'])} to {numbers.number(summary['high'])}"
         st.markdown(
             f"**{widgets.escape(summary['words'])}**",
-            help=widgets.escape(
-                f"{numbers.percent(summary['share'])} of its tokens, {numbers.percent(summary['base'])} of all: "
-                f"{numbers.number(summary['lift'])} times as many (95 % interval {interval})."
-            ),
+            help=widgets.escape(f"{numbers.number(summary['lift'])} times as many, 95 % interval {interval}."),
+        )
+        st.caption(
+            widgets.escape(
+                f"{numbers.percent(summary['share'])} of its tokens, {numbers.percent(summary['base'])} of all tokens."
+            )
         )
     elif summary and summary["reason"]:
         st.caption(widgets.escape(f"No name of its own: {summary['reason']}."))

@@ -54,7 +54,7 @@ def draw(run: Mapping[str, Any], selection: Selection, value: str, key: str) -> 
     _random(run, selection, step, module, key)
     _labels(answer["labels"])
     _words(run, step, module)
-    _neighbours(answer)
+    _neighbours(answer, int(run["top_k"]))
     _importance(run, step, module)
 
 
@@ -185,11 +185,11 @@ def _words(run: Mapping[str, Any], step: int, module: int) -> None:
     st.markdown(words)
     low, high = min(r["here"] for r in shown[:16]), max(r["here"] for r in shown[:16])
     span = numbers.percent(high) if low == high else f"{numbers.percent(low)} to {numbers.percent(high)}"
-    st.caption(f"{span} of the tokens of each come here.")
+    st.caption(f"{span} of the tokens of each come here." if len(shown) > 1 else f"{span} of its tokens come here.")
     widgets.numbers_behind(shown, "words", here=st.column_config.NumberColumn(format="percent"))
 
 
-def _neighbours(answer: Mapping[str, Any]) -> None:
+def _neighbours(answer: Mapping[str, Any], top_k: int) -> None:
     """The modules that most of its tokens come from and go to."""
     rows = [
         {"": words, "module": f"{row['module']} at step {row['step']}", "share": row["share"]}
@@ -200,8 +200,14 @@ def _neighbours(answer: Mapping[str, Any]) -> None:
         return
     st.subheader("Where do its tokens come from, and where do they go?", anchor=False, help=widgets.HELP["flow"])
     plain_table(
-        rows, "Modules before and after this one", {"share": Column("of its tokens", numbers.percent, right=True)}
+        rows,
+        "Modules before and after this one",
+        {"share": Column("of its tokens" if top_k == 1 else "of its moves", numbers.percent, right=True)},
     )
+    if top_k > 1:
+        st.caption(
+            f"A token that chooses {top_k} modules a step makes {top_k} × {top_k} moves; each counts for a part."
+        )
 
 
 def _random(run: Mapping[str, Any], selection: Selection, step: int, module: int, key: str) -> None:
@@ -229,7 +235,8 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
     st.subheader(
         "How important is it?",
         anchor=False,
-        help="Change of the loss when nobody may choose it, ± one standard error, from a sweep (*Importance*).",
+        help="What changes when nobody may choose it, from a sweep (*Importance*): KL between the answers with and "
+        "without it, and the change of the loss ± one standard error.",
     )
     rows = [r for r in (sweep or {}).get("rows", []) if r["module"] == module and r["step"] in (step, None)]
     if sweep is None or not rows:
@@ -237,13 +244,20 @@ def _importance(run: Mapping[str, Any], step: int, module: int) -> None:
         return
     for row in rows:
         where = "Banned at every step" if row["step"] is None else f"Banned at step {step}"
+        effect = f"KL of the answers {numbers.number(row.get('kl'))} nats"
         if row.get("loss_change") is not None:
             error = f" ± {numbers.number(row['loss_error'])}" if row.get("loss_error") is not None else ""
             sign = "+" if row["loss_change"] > 0 else ""
-            effect = f"loss {sign}{numbers.number(row['loss_change'])}{error} nats"
-        else:
-            effect = f"KL of the answers {numbers.number(row.get('kl'))} nats"
+            effect += f", loss {sign}{numbers.number(row['loss_change'])}{error} nats{_of_targets(run, sweep)}"
         st.write(widgets.escape(f"{where}: {effect} ({samples_told(sweep)})."))
+
+
+def _of_targets(run: Mapping[str, Any], sweep: Mapping[str, Any]) -> str:
+    """What the loss is of, where not every sample has one: images of classes that the model does not know have none."""
+    known = sweep.get("num_targets")
+    if run["modality"] == "text" or known in (None, sweep["num_samples"]):
+        return ""
+    return f" over the {numbers.plural(known, 'image')} whose class the model knows"
 
 
 def _sweep(run: Mapping[str, Any]) -> dict[str, Any] | None:

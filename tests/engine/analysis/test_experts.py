@@ -110,6 +110,46 @@ def test_repetition_by_loops(n: int) -> None:
     assert (found.any >= found.first).all()
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("even", [True, False])
+def test_independent_tokens_agree_and_pair_as_their_loads_say(top_k: int, even: bool) -> None:
+    """Where some experts are busier neighbours agree, and pairs stand together, far more often than with even loads."""
+    rng = np.random.default_rng(top_k)
+    weight = np.zeros(12) if even else np.linspace(0, 3, 12)
+    ids = np.argsort(-(weight + rng.gumbel(size=(20_000, 12))), axis=1)[:, None, :top_k]
+    follows = np.arange(len(ids)) % 100 > 0
+    seen, by_load = expert_affinity.repetition(ids, follows), expert_affinity.repetition_by_load(ids)
+    first, any_ = expert_affinity.repetition_baselines(12, top_k)
+    assert seen.first[0] == pytest.approx(by_load.first[0], abs=0.015)
+    assert seen.any[0] == pytest.approx(by_load.any[0], abs=0.015)
+    assert (seen.any[0] > any_ + 0.1) is not even
+    assert (seen.first[0] > first + 0.1) is not even
+    if top_k == 1:
+        return
+    together = expert_affinity.chosen_together(ids[:, 0], np.arange(12))
+    share = expert_affinity.co_activation(together)
+    for module in range(12):
+        expected = expert_affinity.co_activation_by_load(together, len(ids), module)
+        assert expected.sum() == pytest.approx(top_k - 1)
+        assert expected[module] == 0
+        assert np.abs(expected - share[module]).max() < 0.06
+        if even:
+            assert np.delete(expected, module) == pytest.approx((top_k - 1) / 11, abs=0.02)
+
+
+def test_a_pair_that_seeks_each_other_lies_above_its_loads() -> None:
+    rng = np.random.default_rng(0)
+    ids = np.argsort(-(np.linspace(0, 2, 8) + rng.gumbel(size=(6000, 8))), axis=1)[:, :3]
+    pair = np.isin(ids, (0, 1)).any(axis=1)
+    ids[pair] = np.where(np.isin(ids[pair], (0, 1)).sum(axis=1)[:, None] == 2, ids[pair], [[0, 1, 7]])
+    together = expert_affinity.chosen_together(ids, np.arange(8))
+    share, by_load = expert_affinity.co_activation(together), expert_affinity.co_activation_by_load(together, 6000, 0)
+    assert share[0, 1] == 1
+    assert by_load[1] < 0.2
+    assert expert_affinity.co_activation_by_load(np.full((2, 2), 5), 5, 0) is None, "every token chooses it"
+    assert expert_affinity.co_activation_by_load(np.diag([0, 5]), 5, 0) is None, "none does"
+
+
 def test_repetition_of_lonely_tokens_is_nothing() -> None:
     found = expert_affinity.repetition(draw(4), np.zeros(4, dtype=bool))
     assert found.num_pairs == 0

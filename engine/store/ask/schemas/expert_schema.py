@@ -86,6 +86,11 @@ class Pair(AnswerModel):
     count: int = Field(description="N_ij: tokens that chose both")
     share: Share = Field(description="N_ij / N_i of `module`")
     back: Share = Field(description="N_ij / N_j of `other`")
+    by_load: Share | None = Field(
+        description="What `share` would be by the loads alone: the odds of each module as among the tokens that do not "
+        "choose `module`, times one factor, so that as many are chosen. null where every token chooses `module`"
+    )
+    back_by_load: Share | None = Field(description="What `back` would be by the loads alone")
 
 
 class CoActivation(AnswerModel):
@@ -111,6 +116,8 @@ class StepRepetition(AnswerModel):
     any: Share | None = Field(description="P(S_t ∩ S_{t+1} ≠ ∅)")
     baseline_first: Share = Field(description="1/M")
     baseline_any: Share | None = Field(description="1 − C(M−K, K)/C(M, K), 1 if 2K > M")
+    by_load_first: Share | None = Field(description="`first` of the same tokens in random order: by their loads alone")
+    by_load_any: Share | None = Field(description="`any` of the same tokens in random order")
 
 
 class Repetition(AnswerModel):

@@ -172,10 +172,9 @@ def numbers_of_run(run: RunFile, equal_tokens: int) -> Numbers:
         one.untrained = {name: twin[name] for name in PATHS}
         one.untrained |= _balance(counts_of_step(rows, run.bank, run.layout.num_steps))
     for attribute, nmi, null_mean, *rest in run.rows(queries.association_rows()):
-        if rest[-1] == "untrained":
-            one.untrained[f"nmi_{attribute}"] = nmi
-        else:
-            one.values[f"nmi_{attribute}"], one.chance[f"nmi_{attribute}"] = nmi, null_mean
+        # NMI itself grows with the number of paths and of kinds: more of it may be less knowledge.
+        of = one.untrained if rest[-1] == "untrained" else one.values
+        of[f"knows_{attribute}"] = (nmi - null_mean) / (1 - null_mean) if null_mean < 1 else None
     return one
 
 
@@ -294,7 +293,7 @@ def _errors_by_halves(run: RunFile, equal_tokens: int, equal: Mapping[str, float
 
 
 def _of_knowledge(everyone: Sequence[Numbers]) -> list[str]:
-    return sorted({name for one in everyone for name in one.values if name.startswith("nmi_")})
+    return sorted({name for one in everyone for name in one.values if name.startswith("knows_")})
 
 
 def _row(name: str, group: str, everyone: Sequence[Numbers], pairings: Sequence[Pairing | None]) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[s
             counts[place[label_id], module] = count
     tokens = np.array([row[3] for row in listed], dtype=np.int64)
     share = measure.domain_specialisation(counts, tokens)
-    order = sorted(offered, key=lambda module: (-share[:, module].max(), module))
+    above = measure.domain_preference(counts, tokens)
+    order = sorted(offered, key=lambda module: (-above[:, module].max(), module))
     order = [module for module in order if counts[:, module].any()]
     num_tokens = int(tokens.sum())
     return {
@@ -229,6 +230,11 @@ def co_activation(
     pairs = _strongest(together, share)
     shown = _chain(pairs, share, limit)
     name = of_I.tolist()
+
+    def by_load(i: int, j: int) -> float | None:
+        shares = measure.co_activation_by_load(together, len(ids_nK), i)
+        return None if shares is None else float(shares[j])
+
     baseline = measure.even_co_activation(len(offered), run.layout.top_k)
     if run.bank.k_varies:
         used = run.bank.used(drawn.ids_nSK, step)[:, 0].sum(axis=1)
@@ -249,6 +255,8 @@ def co_activation(
                 "count": int(together[i, j]),
                 "share": float(share[i, j]),
                 "back": float(share[j, i]),
+                "by_load": by_load(i, j),
+                "back_by_load": by_load(j, i),
             }
             for i, j in pairs[:SHOWN_PAIRS]
         ],
@@ -300,10 +308,12 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     """How often neighbouring tokens share their first, or any, module; per step, beside its baselines."""
     drawn = draw_tokens(run, None, run.label_id(label))
     used = run.bank.used(drawn.ids_nSK) if run.bank.k_varies else None
-    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, run.bank.unknown(drawn.ids_nSK), used)
+    unknown = run.bank.unknown(drawn.ids_nSK)
+    repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, unknown, used)
     later = np.flatnonzero(drawn.follows_n)
     if not repeated.num_pairs:
         raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
+    shuffled = measure.repetition_by_load(drawn.ids_nSK, unknown, used)
     # Ids without weights stand in the order of the source: slot 0 is no first choice then.
     ordered = run.layout.top_k == 1 or weights_recorded(run)
     steps = []
@@ -320,6 +330,8 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
                 "any": float(repeated.any[step]) if known else None,
                 "baseline_first": first,
                 "baseline_any": any_ if known else None,
+                "by_load_first": float(shuffled.first[step]) if known and ordered else None,
+                "by_load_any": float(shuffled.any[step]) if known else None,
             }
         )
     return {

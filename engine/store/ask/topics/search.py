@@ -303,6 +303,7 @@ def _paths(
     (low, high), (surely, below) = share_intervals(hits_NI, of_N, (1, len(path_p)))
     everywhere = all_P[order] / table.num_tokens
     clear = ((surely > everywhere) | (below < everywhere)) & (total >= least)
+    most = table.num_tokens / total  # where all tokens of a path are among these
     return [
         {
             "rank": int(table.rank_P[i]),
@@ -314,7 +315,7 @@ def _paths(
             "share_of_all": float(everywhere[k]),
             "lift": float(share[k] / everywhere[k]),
             "low": float(low[k] / everywhere[k]) if total >= least else None,
-            "high": float(high[k] / everywhere[k]) if total >= least else None,
+            "high": min(float(high[k] / everywhere[k]), most) if total >= least else None,
             "clear": bool(clear[k]),
         }
         for k, (i, ink) in enumerate(zip(order.tolist(), run.shares.ink_of(table.rank_P[order]), strict=True))

@@ -65,7 +65,10 @@ def test_numbers_are_those_of_loops_over_the_arrays(opened) -> None:
     assert (gap["low"], gap["high"]) == pytest.approx((gap["value"] - half, gap["value"] + half), abs=1e-6)
     assert gap["clear"] == (gap["low"] > 0 or gap["high"] < 0)
     assert row(answer, "num_paths")["untrained"][0] == a.fit()["untrained"]["num_paths"]
-    assert row(answer, "nmi_label")["chance"][0] is not None
+    known = next(row for row in a.knowledge()["properties"] if row["property"] == "label")
+    for of, prefix in (("values", ""), ("untrained", "untrained_")):
+        nmi, null = known[f"{prefix}nmi"], known[f"{prefix}null_mean"]
+        assert row(answer, "knows_label")[of][0] == pytest.approx((nmi - null) / (1 - null))
     assert row(answer, "num_tokens")["differences"] == [None, None]
 
 

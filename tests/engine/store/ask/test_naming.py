@@ -226,6 +226,38 @@ def test_random_routing_gets_names_no_more_often_than_the_level_says(options: di
     assert sum(any(name_things(*run)[0]) for run in runs) > 0.05 * len(runs), "without corrections it would"
 
 
+def test_what_a_thing_would_be_named_by_is_told_where_its_samples_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token of the thing is the word, three samples have it: no name, and not "no attribute"."""
+    monkeypatch.setattr(naming, "LEVEL", 1e-5)  # as where thousands of modules are compared
+    rng, samples, length = np.random.default_rng(0), 60, 40
+    sample_n = np.repeat(np.arange(samples), length)
+    word_n = rng.integers(1, 6, samples * length)
+    word_n[(sample_n < 3) & (np.arange(len(word_n)) % length < 30)] = 0
+    ribbons = np.array([[0], [1]])
+    table = TokenTable(
+        run=weakref.ref(random_routing),  # type: ignore[arg-type]
+        columns={},
+        sample_n=sample_n.astype(np.int32),
+        samples_N=np.arange(samples),
+        label_N=np.zeros(samples, dtype=np.int64),
+        path_n=(word_n != 0).astype(np.int32),
+        rank_P=np.array([1, 2]),
+        compute_P=np.ones(2),
+        reuse_P=np.zeros(2),
+        ribbons=LazyRibbons(lambda: ribbons[:, :, None].astype(np.uint8)),
+        num_modules=2,
+        counted={"exact": True},
+    )
+    words = tuple(("word", name) for name in ("over", "a", "b", "c", "d", "e"))
+    part = Attributes(table, word_n.astype(np.int32), np.eye(6, dtype=bool), words)
+    names, _, near = name_things(table, [Things([{}, {}], ribbons)], [part])
+    assert names[0] is None
+    assert (near[0].value, near[0].share, near[0].num_samples) == ("over", 1.0, 3)
+    told = naming._row(names[0], 90, 6, near[0])
+    assert told["words"] is None
+    assert told["reason"] == "“over”, 100 % (of all tokens 4 %), comes from 3 samples, too few to be sure"
+
+
 def test_a_draw_names_as_the_whole_run_does(tmp_path: Path, monkeypatch):
     with Run.open(planted().write(tmp_path)) as run:
         whole = run.summaries()

@@ -83,6 +83,7 @@ def test_search_finds_what_a_loop_finds(case: Case):
             key = naive.ranked[path["rank"] - 1]
             assert (path["count"], path["of"]) == (here[key], everywhere[key])
             assert path["lift"] == pytest.approx(here[key] / len(tokens) / (everywhere[key] / total))
+            assert path["high"] is None or path["high"] <= total / len(tokens) * (1 + 1e-9), "all of its tokens"
         chosen = set(tokens)
         for row in found["modules"]:
             assert row["module"] in naive.modules, "an unused slot is no module"

@@ -80,8 +80,11 @@ def test_specialisation_in_labels_is_the_share_of_their_tokens(case: Case) -> No
         assert {key: one["count"] for key, one in shown.items() if one["count"]} == dict(naive)
         for (label, _), one in shown.items():
             assert one["share"] == pytest.approx(one["count"] / sizes[label])
-        best = [max(one["share"] for one in row["prefers"]) for row in answer["modules"]]
-        assert best == sorted(best, reverse=True)
+        rest = {key: sum(one["count"] for other, one in shown.items() if other[1] == key[1]) for key in shown}
+        others = {key: len(case.labels) - sizes[key[0]] for key in shown}
+        above = {key: one["share"] - (rest[key] - one["count"]) / max(1, others[key]) for key, one in shown.items()}
+        best = [max(above[one["label"], row["module"]] for one in row["prefers"]) for row in answer["modules"]]
+        assert best == pytest.approx(sorted(best, reverse=True))
         assert answer["baseline"] == case.run.layout.top_k / case.run.layout.num_modules
         assert answer["more"] == 0
     few = case.run.specialisation("label", 1, limit=3)

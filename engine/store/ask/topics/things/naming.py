@@ -85,6 +85,18 @@ class Name:
         return float(_gain(np.array(self.low), np.array(self.base)))
 
 
+@dataclass(frozen=True)
+class Near:
+    """What a thing would be named by if its tokens, and not its samples, were what was drawn."""
+
+    what: str
+    value: str
+    share: float
+    base: float
+    num_samples: int
+    bound: float
+
+
 @question(
     "summaries",
     "naming_schema.Summaries",
@@ -112,7 +124,7 @@ def summaries(
 def _summaries(run: RunFile, of: str) -> dict[str, Any]:
     table, attributes = cached(run, "attributes", lambda: _attributes(run), _num_bytes)
     groups = list(_modules(run, table)) if of == "module" else [_paths(run, table, NAMED_PATHS)]
-    names, num_pairs = name_things(table, groups, attributes)
+    names, num_pairs, unsure = name_things(table, groups, attributes)
     num_candidates = sum(len(part.named) for part in attributes)
     tokens_I = np.concatenate([_tokens_of(things, table) for things in groups])
     heads = [head for things in groups for head in things.heads]
@@ -124,8 +136,8 @@ def _summaries(run: RunFile, of: str) -> dict[str, Any]:
         "num_compared": num_pairs,
         "level": LEVEL,
         "rows": [
-            {**head, "count": count, **_row(name, count, num_candidates)}
-            for head, count, name in zip(heads, tokens_I.tolist(), names, strict=True)
+            {**head, "count": count, **_row(name, count, num_candidates, near)}
+            for head, count, name, near in zip(heads, tokens_I.tolist(), names, unsure, strict=True)
         ],
         "reason": None if num_candidates else "the run has no labels, words, regions or places to name its modules by",
     }
@@ -172,22 +184,28 @@ def _tokens_of(things: Things, table: TokenTable) -> np.ndarray:
 
 def name_things(
     table: TokenTable, groups: Sequence[Things], attributes: Sequence[Attributes]
-) -> tuple[list[Name | None], int]:
-    """The name of each thing, None where chance excludes none, and the number of pairs that were compared."""
+) -> tuple[list[Name | None], int, list[Near | None]]:
+    """The name of each thing, None where chance excludes none, the number of pairs that were compared, and of each
+    thing the strongest attribute that only its samples are too few for."""
     num_candidates = sum(len(part.named) for part in attributes)
     num_things = sum(int((_tokens_of(things, table) >= LEAST).sum()) for things in groups)
     num_pairs = num_things * num_candidates
     names: list[Name | None] = []
+    unsure: list[Near | None] = []
     for things in groups:
         best: list[Name | None] = [None] * len(things.heads)
+        near: list[Near | None] = [None] * len(things.heads)
         for part in attributes:
-            _name_by(things, part, max(num_pairs, 1), best)
+            _name_by(things, part, max(num_pairs, 1), best, near)
         names += best
-    return names, num_pairs
+        unsure += near
+    return names, num_pairs, unsure
 
 
-def _name_by(things: Things, part: Attributes, num_pairs: int, best: list[Name | None]) -> None:
-    """Put into ``best`` what names a thing better than what is there.
+def _name_by(
+    things: Things, part: Attributes, num_pairs: int, best: list[Name | None], near: list[Near | None]
+) -> None:
+    """Put into ``best`` what names a thing better than what is there; into ``near`` what would, of more samples.
 
     Intervals that take tokens as what was drawn are never wider than those of samples, so they bound what is worth
     working out.
@@ -220,6 +238,10 @@ def _name_by(things: Things, part: Attributes, num_pairs: int, best: list[Name |
             if bound_IA[i, a] <= (0.0 if so_far is None else so_far.gain):
                 break
             hits_N = np.bincount(sample[part.member_JA[code, a]], minlength=len(of_N))
+            bound = float(bound_IA[i, a])
+            kept = near[i]
+            if kept is None or bound > kept.bound:
+                near[i] = Near(*part.named[a], float(share_IA[i, a]), float(base_A[a]), int((hits_N > 0).sum()), bound)
             if (hits_N > 0).sum() < LEAST_SAMPLES:
                 continue
             size = kish_size(of_N[met, None]) if part.by_sample else effective_size(hits_N[met, None], of_N[met])
@@ -252,10 +274,15 @@ def _gain(low: np.ndarray, base: np.ndarray) -> np.ndarray:
     return gain
 
 
-def _row(name: Name | None, count: int, num_candidates: int) -> dict[str, Any]:
+def _row(name: Name | None, count: int, num_candidates: int, near: Near | None) -> dict[str, Any]:
     if name is None:
         reason = f"no attribute ({num_candidates:,} were looked at) holds for a tenth of its tokens and is surely more "
         reason += "frequent among them than among all, by a fifth at least"
+        if near is not None:
+            reason = (
+                f"{in_words(near.what, near.value, near.share)} (of all tokens {percent_of(near.base)} %), comes from "
+            )
+            reason += f"{near.num_samples} sample{'s' * (near.num_samples != 1)}, too few to be sure"
         if count < LEAST:
             reason = f"{count} of the tokens that were counted pass here, a name needs {LEAST}"
         if not num_candidates:
@@ -286,5 +313,13 @@ def in_words(what: str, value: str, share: float) -> str:
     'ends of sentences, 99 %'
     """
     named = KIND_NAMES.get(value, value) if what in ("word_kind", "patch_kind") else value
-    percent = 100 if share == 1 else min(int(share * 100 + 0.5), 99)
-    return f"{f'“{named}”' if what == 'word' else named}, {percent} %"
+    return f"{f'“{named}”' if what == 'word' else named}, {percent_of(share)} %"
+
+
+def percent_of(share: float) -> int:
+    """A share in whole percent, 100 of all alone.
+
+    >>> percent_of(0.998), percent_of(1), percent_of(0.004)
+    (99, 100, 0)
+    """
+    return 100 if share == 1 else min(int(share * 100 + 0.5), 99)
