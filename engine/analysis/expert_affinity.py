@@ -64,7 +64,8 @@ def domain_preference(
     Where there is no other domain, N_{i,D} / N_D.
     """
     rest_DM = (counts_DM.sum(axis=0) - counts_DM) / np.maximum(num_tokens_D.sum() - num_tokens_D, 1)[:, None]
-    return domain_specialisation(counts_DM, num_tokens_D) - rest_DM
+    above_DM: np.ndarray = domain_specialisation(counts_DM, num_tokens_D) - rest_DM
+    return above_DM
 
 
 def vocabulary_specialisation(
@@ -162,12 +163,14 @@ def co_activation_by_load(
 
     def shares(log_factor: float) -> Float[np.ndarray, " I"]:
         odds_I = np.exp(log_factor) * without_I
-        return np.divide(odds_I, 1 - without_I + odds_I, out=np.zeros_like(odds_I), where=odds_I > 0)
+        chosen_I: np.ndarray = np.divide(odds_I, 1 - without_I + odds_I, out=np.zeros_like(odds_I), where=odds_I > 0)
+        return chosen_I
 
     for _ in range(60):  # the sum grows with the factor
         middle = (low + high) / 2
         low, high = (middle, high) if shares(middle).sum() < wanted else (low, middle)
-    return np.insert(shares(high), module, 0.0)
+    row_I: np.ndarray = np.insert(shares(high), module, 0.0)
+    return row_I
 
 
 @dataclass(frozen=True)

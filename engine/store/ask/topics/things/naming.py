@@ -241,7 +241,9 @@ def _name_by(
             bound = float(bound_IA[i, a])
             kept = near[i]
             if kept is None or bound > kept.bound:
-                near[i] = Near(*part.named[a], float(share_IA[i, a]), float(base_A[a]), int((hits_N > 0).sum()), bound)
+                what, value = part.named[a]
+                met_here = int((hits_N > 0).sum())
+                near[i] = Near(what, value, float(share_IA[i, a]), float(base_A[a]), met_here, bound)
             if (hits_N > 0).sum() < LEAST_SAMPLES:
                 continue
             size = kish_size(of_N[met, None]) if part.by_sample else effective_size(hits_N[met, None], of_N[met])
