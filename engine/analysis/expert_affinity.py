@@ -147,23 +147,20 @@ def even_co_activation_of(num_modules: int, used_n: Integer[np.ndarray, " n"]) -
 
 def co_activation_by_load(
     together_II: Integer[np.ndarray, "I I"], num_tokens: int, module: int
-) -> Float[np.ndarray, " I"] | None:
-    """N_ij / N_i of row i = ``module`` as the loads alone would have it; its own entry is 0.
+) -> Float[np.ndarray, " I"]:
+    """N_ij / N_i of row i = ``module``, which has tokens, as the loads alone would have it; its own entry is 0.
 
-    The odds of each other module are those among the tokens that do not choose i, times one factor for all, so that
-    tokens of i choose as many others as they do. Sets drawn at random, of given sizes and loads, come close to it; of
-    equal loads it is (K − 1)/(M − 1). None where every token, or none, chooses i.
+    The odds of each other module are those among all tokens, times one factor for all, so that tokens of i choose as
+    many others as they do. Sets drawn at random, of given sizes and loads, come close to it; of equal loads it is
+    (K − 1)/(M − 1).
     """
-    own = int(together_II[module, module])
-    if own in (0, num_tokens):
-        return None
-    with_I = np.delete(together_II[module], module).astype(np.float64)
-    without_I = (np.delete(np.diag(together_II), module) - with_I) / (num_tokens - own)
-    wanted, low, high = with_I.sum() / own, -40.0, 40.0
+    load_I = np.delete(np.diag(together_II), module) / num_tokens
+    wanted = np.delete(together_II[module], module).sum() / together_II[module, module]
+    low, high = -40.0, 40.0
 
     def shares(log_factor: float) -> Float[np.ndarray, " I"]:
-        odds_I = np.exp(log_factor) * without_I
-        chosen_I: np.ndarray = np.divide(odds_I, 1 - without_I + odds_I, out=np.zeros_like(odds_I), where=odds_I > 0)
+        odds_I = np.exp(log_factor) * load_I
+        chosen_I: np.ndarray = np.divide(odds_I, 1 - load_I + odds_I, out=np.zeros_like(odds_I), where=odds_I > 0)
         return chosen_I
 
     for _ in range(60):  # the sum grows with the factor

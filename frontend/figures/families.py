@@ -331,7 +331,7 @@ def _repetition(source: Source, info: Mapping[str, Any]) -> Figure:
     return _named(
         "repetition",
         expert_stability.REPETITION,
-        expert_stability.repetition_words(answer) + " Dashed: by chance, if choices were even and independent.",
+        expert_stability.repetition_words(answer) + " Dashed: the same tokens in random order.",
         expert_stability.repetition_rows(answer),
         lambda theme: expert_stability.repetition_chart(answer, theme=theme, title=None),
     )

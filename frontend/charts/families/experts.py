@@ -370,13 +370,10 @@ def co_activation_words(answer: Mapping[str, Any]) -> str:
     if not answer["pairs"]:
         return "No two experts are chosen together."
     best = answer["pairs"][0]
-    there, back = (
-        "" if best[name] is None else f" (by their loads {numbers.percent(best[name])})"
-        for name in ("by_load", "back_by_load")
-    )
     words = (
         f"Closest pair: {numbers.percent(best['share'])} of the tokens of expert {best['module']} choose expert "
-        f"{best['other']} as well{there}, and {numbers.percent(best['back'])} the other way round{back}."
+        f"{best['other']} as well (by their loads {numbers.percent(best['by_load'])}), and "
+        f"{numbers.percent(best['back'])} the other way round ({numbers.percent(best['back_by_load'])})."
     )
     if answer["more"]:
         words += f" Not drawn: {numbers.plural(answer['more'], 'expert')} with weaker pairs only."

@@ -278,7 +278,7 @@ def _repetition(run: Mapping[str, Any], selection: Selection) -> None:
         return
     st.caption(widgets.escape(expert_stability.repetition_words(answer)))
     widgets.chart(expert_stability.repetition_chart(answer, theme=widgets.theme(), title=None), filters=("label",))
-    st.caption("Dashed: by chance, if choices were even and independent. " + widgets.escape(counted_words(answer)))
+    st.caption("Dashed: the same tokens in random order. " + widgets.escape(counted_words(answer)))
     widgets.numbers_behind(expert_stability.repetition_rows(answer), "repetition of each layer")
 
 

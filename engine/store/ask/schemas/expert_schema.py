@@ -86,11 +86,11 @@ class Pair(AnswerModel):
     count: int = Field(description="N_ij: tokens that chose both")
     share: Share = Field(description="N_ij / N_i of `module`")
     back: Share = Field(description="N_ij / N_j of `other`")
-    by_load: Share | None = Field(
-        description="What `share` would be by the loads alone: the odds of each module as among the tokens that do not "
-        "choose `module`, times one factor, so that as many are chosen. null where every token chooses `module`"
+    by_load: Share = Field(
+        description="What `share` would be by the loads alone: the odds of each module as among all tokens, times one "
+        "factor, so that the tokens of `module` choose as many others as they do"
     )
-    back_by_load: Share | None = Field(description="What `back` would be by the loads alone")
+    back_by_load: Share = Field(description="What `back` would be by the loads alone")
 
 
 class CoActivation(AnswerModel):

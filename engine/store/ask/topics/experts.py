@@ -231,9 +231,8 @@ def co_activation(
     shown = _chain(pairs, share, limit)
     name = of_I.tolist()
 
-    def by_load(i: int, j: int) -> float | None:
-        shares = measure.co_activation_by_load(together, len(ids_nK), i)
-        return None if shares is None else float(shares[j])
+    def by_load(i: int, j: int) -> float:
+        return float(measure.co_activation_by_load(together, len(ids_nK), i)[j])
 
     baseline = measure.even_co_activation(len(offered), run.layout.top_k)
     if run.bank.k_varies:
