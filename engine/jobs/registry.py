@@ -160,14 +160,15 @@ class JobContext:
 
         file = run_file(self.runs_dir, run_id)
         if not file.is_file():
-            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if found.is_file()}
+            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if is_name(found.stem) and found.is_file()}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
         if self.gate is None:
             return Run.open(file)
         try:
             return Run.open(self.gate.passage(file))
         except UserError as error:
-            raise UserError(str(error), field="run") from error
+            error.field = "run"
+            raise
 
     def check_data(self, data: str, modality: Any) -> None:
         """Refuse a file that is not in the inbox, and a bundled set of another modality (``field`` is ``data``)."""
