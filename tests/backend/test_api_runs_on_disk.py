@@ -176,6 +176,23 @@ def test_a_name_that_is_no_utf_8_is_listed_with_how_to_rename_it(serve: Serve) -
     assert {card["run"]: card["status"] for card in served.get("/runs").json()["runs"]}["two"] != "unreadable"
 
 
+@pytest.mark.parametrize("name", ["実験" * 40, "\x01" * 240])
+def test_a_listing_goes_on_after_a_run_of_any_name(serve: Serve, name: str) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+    for end in "abc":
+        shutil.copy(served.runs_dir / "one.duckdb", served.runs_dir / f"{name}{end}.duckdb")
+    listed, query = [], {"limit": 1}
+    while True:
+        answer = served.get("/runs", params=query)
+        assert answer.status_code == 200, answer.text
+        listed += [card["run"] for card in answer.json()["runs"]]
+        if answer.json()["next"] is None:
+            break
+        query["next"] = answer.json()["next"]
+    assert sorted(listed) == sorted(["one", *(f"{name}{end}" for end in "abc")])
+
+
 def test_a_wrong_name_is_likened_to_a_few_of_many() -> None:
     names = [f"trace-of-some-model-{number:04}-and-more-words-in-its-name" for number in range(1000)]
     began = time.process_time()
