@@ -131,7 +131,8 @@ class Settings(BaseSettings):
     trace_queue_length: int = Field(
         8,
         ge=1,
-        description="Traces that may wait for the worker; one more may be uploaded meanwhile, others are told to come back.",
+        description="Traces that may wait for the worker; one more may be uploaded meanwhile, others are told to come "
+        "back.",
     )
     trace_model_megabytes: float = Field(
         4000,
