@@ -43,7 +43,7 @@ STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
 """status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""
 MOST_LISTED = 20
 """names that an error lists"""
-MOST_LIKENED = 50
+MOST_LIKENED = 12
 """names that are likened to a wrong one letter by letter, which takes 50 µs each and may be on the event loop"""
 MEDIA_TYPE = "application/problem+json"
 PROBLEM_KIND = "tokenpaths.problem"
