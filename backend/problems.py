@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,15 @@ from pydantic import BaseModel, Field
 
 from tokenpaths.backend.http.redact_paths import redact
 from tokenpaths.backend.logs import request_id
-from tokenpaths.engine.base.errors import NeedsTokens, NoSuchThing, QueryTimeout, RunFileError, RunNotFound, UserError
+from tokenpaths.engine.base.errors import (
+    NeedsTokens,
+    NoSuchThing,
+    NotOpenedNow,
+    QueryTimeout,
+    RunFileError,
+    RunNotFound,
+    UserError,
+)
 from tokenpaths.engine.base.files import is_disk_full
 from tokenpaths.engine.base.validation import in_words
 
@@ -26,6 +35,7 @@ if TYPE_CHECKING:  # commands raise problems too, and need no web framework (0.4
 STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
     (RunNotFound, 404, "no-such-run"),
     (NoSuchThing, 404, "not-found"),
+    (NotOpenedNow, 503, "busy"),
     (RunFileError, 409, "unreadable-run"),
     (NeedsTokens, 409, "needs-tokens"),
     (QueryTimeout, 503, "too-slow"),
@@ -33,6 +43,8 @@ STATUS_OF: tuple[tuple[type[UserError], int, str], ...] = (
 """status and kind of the engine's errors; any other UserError is 422 unless it carries a ``status``"""
 MOST_LISTED = 20
 """names that an error lists"""
+MOST_LIKENED = 12
+"""names that are likened to a wrong one letter by letter, which takes 50 µs each and may be on the event loop"""
 MEDIA_TYPE = "application/problem+json"
 PROBLEM_KIND = "tokenpaths.problem"
 """key in a request's scope: the kind of the problem in its response"""
@@ -95,11 +107,23 @@ def nearest(word: str, allowed: Iterable[str], more: int = 0) -> str:
     choices = sorted(allowed)
     if not choices:
         return "none is allowed here."
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, _likely(word, choices), n=1, cutoff=0.5)
     listed = ", ".join(f"`{choice}`" for choice in choices[:MOST_LISTED])
     if (others := max(len(choices) - MOST_LISTED, 0) + more) > 0:
         listed += f" and {others:,} more"
     return f"did you mean `{close[0]}`? Allowed: {listed}." if close else f"allowed: {listed}."
+
+
+def _likely(word: str, choices: Sequence[str]) -> Sequence[str]:
+    """Those of ``choices`` that have most pairs of letters in common with ``word``."""
+    if len(choices) <= MOST_LIKENED:
+        return choices
+    pairs = _pairs(word)
+    return heapq.nlargest(MOST_LIKENED, choices, key=lambda choice: len(pairs & _pairs(choice)) / (len(choice) + 1))
+
+
+def _pairs(word: str) -> set[str]:
+    return {word[at : at + 2] for at in range(len(word))}
 
 
 def busy(detail: str, *, retry_after_s: int = 1) -> Problem:

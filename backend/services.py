@@ -23,6 +23,10 @@ from tokenpaths.backend.settings import Settings
 from tokenpaths.backend.worker.client import WorkerClient
 
 JOB_CHANGES = 4
+BODIES = 32
+"""JSON bodies, of up to 8 MB, that are received or checked at the same time"""
+LOG_LOOKS = 4
+"""looks at received logs at the same time: each may wait for the lock of those who write them"""
 
 
 @dataclass
@@ -37,8 +41,12 @@ class Services:
     answers: Answers
     export_limit: ConcurrencyLimit
     upload_limit: ConcurrencyLimit
+    trace_limit: ConcurrencyLimit
+    """``POST /traces`` from before the first byte of the upload, which is in memory until the worker has answered"""
+    body_limit: ConcurrencyLimit
     job_limit: ConcurrencyLimit
     """changes of the list of jobs: those that wait for its lock must not take the threads that others need"""
+    log_limit: ConcurrencyLimit
     worker: WorkerClient
     jobs: Jobs
     received: ReceivedLogs
@@ -74,7 +82,10 @@ class Services:
             answers=Answers(registry, queries, metrics, cache_bytes),
             export_limit=ConcurrencyLimit(settings.export_slots, wait_s, "other exports"),
             upload_limit=ConcurrencyLimit(settings.upload_slots, wait_s, "other uploads"),
+            trace_limit=ConcurrencyLimit(settings.trace_queue_length + 1, wait_s, "other traces"),
+            body_limit=ConcurrencyLimit(BODIES, wait_s, "other requests with a body"),
             job_limit=ConcurrencyLimit(JOB_CHANGES, wait_s, "other changes of jobs"),
+            log_limit=ConcurrencyLimit(LOG_LOOKS, wait_s, "other looks at received logs"),
             worker=WorkerClient(settings),
             jobs=jobs,
             received=ReceivedLogs(settings.data_dir, int(settings.log_megabytes * 1_000_000), settings.log_responses),

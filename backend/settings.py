@@ -94,8 +94,9 @@ class Settings(BaseSettings):
     )
     allowed_origins: WordList = Field(
         (),
-        description="Web origins other than the API's own that may send POST and DELETE, "
-        "for example `https://paths.example.com`; separated by spaces.",
+        description="Web origins under which browsers reach the API where a proxy does not hand on their `Host`, for "
+        "example `https://paths.example.com`; separated by spaces. Of pages of other sites, those named may send what "
+        "browsers send without asking first (a form, as for `POST /traces`, without a token), and read no answer.",
     )
     embed_origins: WordList = Field(
         (),
@@ -128,7 +129,10 @@ class Settings(BaseSettings):
     decode_memory_megabytes: int = Field(1024, ge=256, description="Memory limit of the process that decodes images.")
     trace_seconds: float = Field(60, gt=0, description="Longest time that `POST /traces` waits for the worker.")
     trace_queue_length: int = Field(
-        8, ge=1, description="Traces that may wait for the worker; one more is told to come back."
+        8,
+        ge=1,
+        description="Traces that may wait for the worker; one more may be uploaded meanwhile, others are told to come "
+        "back.",
     )
     trace_model_megabytes: float = Field(
         4000,

@@ -15,6 +15,8 @@ from tokenpaths.backend.problems import Problem, nearest
 
 MAX_INTEGER = 2**53
 """largest integer that a JSON reader can represent exactly (2^53); no number in a run is larger"""
+MOST_CURSOR = 3000
+"""characters of a cursor: a file name of 255 bytes, each escaped in JSON, in base64"""
 _BOUND_KEYS_EXCLUDED = ("next", "limit")
 Position = TypeVar("Position", int, str)
 
@@ -96,7 +98,8 @@ def encode_cursor(position: int | str, binding: str) -> str:
     >>> decode_cursor(encode_cursor(40, "b"), "b", int)
     40
     """
-    return base64.urlsafe_b64encode(json.dumps([position, binding]).encode()).decode().rstrip("=")
+    text = json.dumps([position, binding], ensure_ascii=False, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str, binding: str, kind: type[Position]) -> Position:

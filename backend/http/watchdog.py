@@ -107,11 +107,11 @@ class Watchdog:
                 raise
             if work.of_deleted_run:
                 raise Problem(404, "no-such-run", f"Run {', '.join(work.named)} was deleted.", field="run") from None
+            advice = "ask for fewer tokens, for example one label or one path" if runs else "try again in a moment"
             raise Problem(
                 503,
                 "too-slow",
-                f"The answer took longer than {limit:g} seconds and was given up: ask for fewer tokens, for example "
-                "one label or one path.",
+                f"The answer took longer than {limit:g} seconds and was given up: {advice}.",
                 headers={"retry-after": str(RETRY_SECONDS)},
             ) from None
         finally:

@@ -174,9 +174,9 @@ class Connection:
         if self._opened is None:
             with self._alone():
                 self._open()
+        generation = self.generation  # first: one taken from the list may be of an older file by now, never of a newer
         with suppress(IndexError):
-            return self._readers.pop(), self.generation
-        generation = self.generation
+            return self._readers.pop(), generation
         connection = self._connect(READ_BUSY_SECONDS)
         try:
             connection.execute("PRAGMA query_only = 1")

@@ -127,15 +127,9 @@ class Jobs:
             job_kind = find_kind(kind)
         except UserError as error:
             raise from_user_error(error) from None
-        context = JobContext(
-            self.settings.data_dir,
-            tuple(self.settings.all_models_dirs),
-            huggingface_dir=self.settings.checkpoints_dir,
-            gate=self.gate,
-        )
         try:
             checked = contained(read_request)(job_kind, request)
-            contained(job_kind.check)(checked, context)
+            contained(job_kind.check)(checked, self._context())
         except UserError as error:
             problem = from_user_error(error)
             if problem.status < 500:  # the address was valid; a field of the request was not
@@ -147,9 +141,39 @@ class Jobs:
         return self.shown(self.table.submit(kind, checked.model_dump(mode="json"), later=later))
 
     def retry(self, job: str, *, later: bool = False) -> dict[str, Any]:
-        """Queue a failed or cancelled job again, as ``submit``; Problem 409 for any other, 507 if the disk is full."""
+        """Queue a failed or cancelled job again, as ``submit``.
+
+        Raises:
+            Problem: 409 for any other, and for an import whose log is gone; 507 if the disk is full.
+        """
         self._need_space()
+        row = self.table.get(job)
+        if row.kind == "import" and row.state in ("failed", "cancelled") and isinstance(row.request.get("file"), str):
+            self._need_log(row.request["file"])
         return self.shown(self.table.retry(job, later=later))
+
+    def _need_log(self, file: str) -> None:
+        """Problem 409 where an import would find no log any more."""
+        try:
+            self._context().inbox_file(file, field="file")
+        except UserError:
+            from tokenpaths.backend.runs.received_file import log_of
+
+            received = log_of(file)
+            if received is None:
+                advice = f"put it there again (PUT /inbox/{file}), then try again."
+            else:
+                advice = f"seal the log again (POST /logs/{received}/seal), which makes a new job."
+            raise Problem(409, "log-gone", f"{file!r} is no longer in the inbox; {advice}") from None
+
+    def _context(self) -> JobContext:
+        """What requests are checked with."""
+        return JobContext(
+            self.settings.data_dir,
+            tuple(self.settings.all_models_dirs),
+            huggingface_dir=self.settings.checkpoints_dir,
+            gate=self.gate,
+        )
 
     def _need_space(self) -> None:
         """Problem 507 while jobs would stop or stay paused for want of space."""

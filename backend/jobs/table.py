@@ -208,7 +208,7 @@ class JobTable:
                     "WHERE job = ?",
                     (worker, now + self.lease_s, int(lost), now, row.job),
                 )
-                self._log(con, row.job, "state", {"state": "running"})
+                self._log(con, row.job, "state", {"state": "running"}, again=False)
                 return Lease(_get(con, row.job), worker)
         return None
 
@@ -389,8 +389,18 @@ class JobTable:
         told = {"state": state} | ({"result": result} if result else {}) | ({"problem": problem} if problem else {})
         self._log(con, job, "state", told)
 
-    def _log(self, con: sqlite3.Connection, job: str, kind: str, data: dict[str, Any], about: str = "") -> None:
-        """Add an event. Only the latest progress event, and the latest event of each artifact, are stored."""
+    def _log(
+        self, con: sqlite3.Connection, job: str, kind: str, data: dict[str, Any], about: str = "", *, again: bool = True
+    ) -> None:
+        """Add an event. Only the latest progress event, and the latest event of each artifact, are stored.
+
+        ``again``: also where the last event of its kind says the same.
+        """
+        if not again:
+            query = "SELECT data FROM event WHERE job = ? AND kind = ? ORDER BY id DESC LIMIT 1"
+            last = con.execute(query, (job, kind)).fetchone()
+            if last is not None and last["data"] == as_text(data):
+                return
         if kind != "state":
             con.execute("DELETE FROM event WHERE job = ? AND kind = ? AND about = ?", (job, kind, about))
         con.execute(

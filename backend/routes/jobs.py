@@ -212,8 +212,8 @@ def _words(value: str | None) -> list[str]:
 
 async def _read_body(request: Request, services: Shared) -> tuple[str, object]:
     """(kind, request) of the body; Problem 408, 413, 415 or 422 that names the field."""
-    data = await receive_json(request, services.settings, MOST_BODY_BYTES)
-    values = json_body(data)
+    async with services.body_limit.take():
+        values = await run_in_threadpool(json_body, await receive_json(request, services.settings, MOST_BODY_BYTES))
     if not isinstance(values, dict):
         raise Problem(422, "json", 'The body should be an object: {"kind": …, "request": {…}}.', field="body")
     for key in values:

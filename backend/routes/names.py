@@ -51,8 +51,10 @@ async def list_names(services: Shared, run: RunName) -> JSONResponse:
 )
 async def import_names(request: Request, services: Shared, run: RunName) -> JSONResponse:
     """All names and notes at once, in place of those that were there: what `GET` gave, here or elsewhere."""
-    data = await receive_json(request, services.settings, names.MOST_IMPORT_BYTES)
-    wanted = names.check_import(data)
+    async with services.body_limit.take():
+        data = await receive_json(request, services.settings, names.MOST_IMPORT_BYTES)
+        wanted = await run_in_threadpool(names.check_import, data)  # most of a second for the longest
+        del data
     return await _at(services, run, wanted, lambda file, made: _listed(run, made, names.put_names(file, wanted)))
 
 
@@ -65,7 +67,8 @@ async def import_names(request: Request, services: Shared, run: RunName) -> JSON
 async def save_name(request: Request, services: Shared, run: RunName, thing: Thing) -> JSONResponse:
     """Name a thing, or write a note to it; an older name and note are replaced."""
     names.check_thing(thing)
-    entry = names.check_entry(await receive_json(request, services.settings, names.MOST_BYTES))
+    async with services.body_limit.take():
+        entry = names.check_entry(await receive_json(request, services.settings, names.MOST_BYTES))
 
     def save(file: FilePath, _: str) -> JSONResponse:
         saved, new = names.put_name(file, thing, entry)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 
+from tokenpaths.backend.http.paging import MOST_CURSOR
 from tokenpaths.backend.problems import documented
 from tokenpaths.engine.store.ask.question import MAX_INT
 
@@ -19,7 +20,9 @@ LabelsShown = Annotated[
     Query(description="`merged`: labels that look alike (case, blanks, invisible characters) count as one"),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most entries in one answer")]
-Cursor = Annotated[str | None, Query(alias="next", max_length=500, description="`next` of the last answer, unchanged")]
+Cursor = Annotated[
+    str | None, Query(alias="next", max_length=MOST_CURSOR, description="`next` of the last answer, unchanged")
+]
 
 
 def json_content(schema: Mapping[str, Any]) -> dict[str, Any]:

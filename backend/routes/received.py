@@ -93,14 +93,16 @@ def _take(services: Services, run: str, body: bytes, given: Announced) -> dict[s
 @router.get("", response_model=ReceivedList)
 async def list_received(services: Shared) -> JSONResponse:
     """All logs that are being received; one whose file is damaged says so."""
-    answer = ReceivedList.model_validate({"logs": await run_in_threadpool(services.received.listed)})
+    async with services.log_limit.take():
+        answer = ReceivedList.model_validate({"logs": await run_in_threadpool(services.received.listed)})
     return JSONResponse(answer.model_dump(), headers=NEVER_KEPT)
 
 
 @router.get("/{run}", response_model=ReceivedLog)
 async def show_received(services: Shared, run: RunName) -> JSONResponse:
     """What has come so far: responses, tokens, bytes, when the last came, and the load of each layer."""
-    answer = ReceivedLog.model_validate(await run_in_threadpool(services.received.about, run))
+    async with services.log_limit.take():
+        answer = ReceivedLog.model_validate(await run_in_threadpool(services.received.about, run))
     return JSONResponse(answer.model_dump(), headers=NEVER_KEPT)
 
 
@@ -133,7 +135,8 @@ async def seal_received(
 @router.delete("/{run}", status_code=204, response_class=Response)
 async def forget_received(services: Shared, run: RunName) -> Response:
     """Forget a log with all that came, unless a run is being made of it. There is no way back."""
-    await run_in_threadpool(forget, services, run)
+    async with services.log_limit.take():
+        await run_in_threadpool(forget, services, run)
     return Response(status_code=204)
 
 

@@ -92,8 +92,8 @@ async def show_twin(services: Shared, run: RunName) -> JSONResponse:
     await services.answers.take_in(run)
 
     def compute() -> dict[str, Any]:
-        there = services.registry.ask(run, lambda opened: opened.has_twin)
-        return twin_state(run, there, services.jobs.table)
+        there, made = services.registry.ask(run, lambda opened: (opened.has_twin, str(opened.row["created_at"])))
+        return twin_state(run, there, made, services.jobs.table)
 
     answer = TwinState.model_validate(await run_in_threadpool(compute))
     return JSONResponse(answer.model_dump(), headers={"cache-control": "no-store"})

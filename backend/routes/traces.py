@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
-from tokenpaths.backend.http.uploads import PURPOSES, read_trace_form
+from tokenpaths.backend.http.uploads import PURPOSES, Body, read_trace_form
 from tokenpaths.backend.metrics import HUNG_UP
 from tokenpaths.backend.problems import Problem, documented
 from tokenpaths.backend.schemas.traces import Traced
@@ -59,14 +59,18 @@ router = APIRouter(tags=["traces"])
 )
 async def trace(request: Request, services: Shared) -> JSONResponse:
     """Send one image or one text through a model. The answer names the new run, which holds that one sample."""
-    status = "500"
+    status, reading = "500", False
     try:
-        async with services.upload_limit.take():
-            form = await read_trace_form(request, services.settings)
-        done = Traced.model_validate(await services.worker.trace(form))
+        async with services.trace_limit.take():
+            async with services.upload_limit.take():
+                reading = True
+                form = await read_trace_form(request, services.settings)
+            done = Traced.model_validate(await services.worker.trace(form))
         status = "201"
     except Problem as problem:
         status = str(problem.status)
+        if not reading:  # or a client that goes on sending does not receive the answer
+            await Body(request, services.settings).drain()
         raise
     except ClientDisconnect:
         status = str(HUNG_UP)

@@ -172,14 +172,17 @@ def _entry(values: Any, where: str, *, saved_at: bool = False) -> dict[str, str]
         text = entry[field]
         if not isinstance(text, str):
             raise Problem(422, field, f"{where}: `{field}` should be text.", field=field)
+        if field == "note":
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         entry[field] = text = text.strip()
         if len(text) > most:
             message = f"{where}: `{field}` has {len(text):,} characters, at most {most:,} are kept."
             raise Problem(422, field, message, field=field)
-        allowed = "\n\t" if field == "note" else ""
-        if any((unicodedata.category(c) == "Cc" and c not in allowed) or c in _BIDIRECTIONAL for c in text):
+        refused, allowed = (("Cc",), "\n\t") if field == "note" else (("Cc", "Zl", "Zp"), "")
+        if any((unicodedata.category(c) in refused and c not in allowed) or c in _BIDIRECTIONAL for c in text):
             wanted = "give one line of text without them" if field == "name" else "give text without them"
-            message = f"{where}: `{field}` holds control characters; {wanted}."
+            kinds = "control characters" if field == "note" else "control characters or line separators"
+            message = f"{where}: `{field}` holds {kinds}; {wanted}."
             raise Problem(422, field, message, field=field)
     if not any(entry.values()):
         raise Problem(422, "name", f"{where} has neither `name` nor `note`; DELETE forgets both.", field="name")

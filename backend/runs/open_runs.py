@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shlex
 import stat
 import threading
 import time
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tokenpaths.backend.http.watchdog import Watchdog
-from tokenpaths.backend.problems import Problem, nearest
-from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
+from tokenpaths.backend.problems import Problem, busy, nearest
+from tokenpaths.engine.base.errors import NotEnoughMemory, NotOpenedNow, QueryTimeout, UserError
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, printable_name, series_file
 from tokenpaths.engine.store.intake.gate import IntakeLimits, RunGate
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class Entry:
     identity: str
     run: Run | None = None
     problem: str | None = None
+    passing: bool = False
+    """the problem says nothing about the file: it is opened again for the next request"""
     looked_at: float = -math.inf
-    """when the problem was found, so that a temporary one (too many open files) is retried"""
+    """when the problem was found, so that one that may be temporary (too many open files) is retried"""
     users: int = 0
     retired: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -133,9 +136,9 @@ class OpenRuns:
 
     def _missing(self, run_id: str) -> Problem:
         # Do not suggest names of what only looks like a run (a folder, a broken link).
-        there = [name for name in self.names() if name != run_id]
+        there = [name for name in self.names() if name != run_id and is_name(name)]
         compared = there[:MOST_COMPARED]
-        names = [name for name in compared if (self.runs_dir / f"{name}{RUN_SUFFIX}").is_file()]
+        names = [name for name in compared if os.path.isfile(f"{self.runs_dir}/{name}{RUN_SUFFIX}")]
         hint = (
             nearest(run_id, names, len(there) - len(compared))
             if names
@@ -148,13 +151,16 @@ class OpenRuns:
         """The open run, kept open for the duration of the block.
 
         Raises:
-            Problem: 404 if there is no such file, 409 if it cannot be read, 503 if a question to it is stuck.
+            Problem: 404 if there is no such file, 409 if it cannot be read, 503 if it cannot be opened now, or a
+                question to it is stuck.
         """
         with self.watchdog.about(run_id):
             entry = self._entry(run_id)
             try:
                 if entry.run is None:
                     self.identity(run_id)  # deleted while it was being opened: not damaged, but gone
+                    if entry.passing:
+                        raise busy(str(entry.problem))
                     raise Problem(409, "unreadable-run", str(entry.problem), field="run")
                 yield entry.run
             finally:
@@ -181,7 +187,7 @@ class OpenRuns:
 
     def _entry(self, run_id: str) -> Entry:
         """The entry of a run, opened or with its problem, with one more user."""
-        path = self.path(run_id)
+        path, came = self.path(run_id), time.monotonic()
         with self._lock:
             identity = self.identity(run_id)
             entry = self._entries.get(run_id)
@@ -192,22 +198,26 @@ class OpenRuns:
             entry.users += 1
             self._shrink()
         with entry.lock:  # only requests for this file wait until it is open
-            if entry.run is None and time.monotonic() - entry.looked_at > LOOK_AGAIN_SECONDS:
+            # Those that waited for an opening that failed share its outcome: each would take as long once more.
+            again_at = entry.looked_at + (0.0 if entry.passing else LOOK_AGAIN_SECONDS)
+            if entry.run is None and came > again_at:
                 self._open(entry, path)
         return entry
 
     def _open(self, entry: Entry, path: Path) -> None:
-        from tokenpaths.engine.base.errors import QueryTimeout
         from tokenpaths.engine.store.ask.run import Run
 
+        entry.passing = False
         try:
             file = self.gate.passage(path)
             entry.run = Run.open(file, time_limit_s=self.time_limit_s, memory_megabytes=self.memory_megabytes)
             entry.problem = None
             return
         except QueryTimeout:
+            entry.passing = True
             entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
         except UserError as error:
+            entry.passing = isinstance(error, NotOpenedNow | NotEnoughMemory)
             entry.problem = str(error)
         except Exception as error:  # a broken file can raise anything in the reader
             entry.problem = (
@@ -254,6 +264,17 @@ class OpenRuns:
         self.gate.close()
         for name in list(self._entries):
             self.forget(name)
+
+
+def no_name(name: str) -> str:
+    """Why a run file cannot have this name, and the command that gives it another."""
+    file = f"{name}{RUN_SUFFIX}"
+    quoted = shlex.quote(file)
+    if printable_name(file) != file:  # bytes that are no UTF-8, which bash takes as escapes
+        quoted = "$'" + printable_name(file.replace("\\", "\\\\").replace("'", "\\'")) + "'"
+    return (
+        f"The file name `{printable_name(name)}` {NO_NAME} Rename it, in its folder: `mv -- {quoted} NAME{RUN_SUFFIX}`."
+    )
 
 
 NO_NAME = (

@@ -36,7 +36,8 @@ submitted. ``not_before``: when it may be sealed by itself, in seconds since 197
 COLUMNS = {table: {one.split()[0] for one in columns.split(", ")} for table, columns in TABLES.items()}
 COLUMNS_OF_2 = {"response": ("digest BLOB",), "about": ("routed BLOB", "file TEXT", "target TEXT", "not_before REAL")}
 """what files of version 1 lack"""
-IN_INBOX = re.compile(r"received-[A-Za-z0-9._-]+\.jsonl")
+IN_INBOX = re.compile(r"received-([A-Za-z0-9._-]+?)(?:-[0-9a-f]{8})?\.jsonl")
+"""a log in the inbox: its name, and what no other sealing has"""
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,12 @@ def _is_sound(about: Row) -> bool:
         and (file is None) == (about["target"] is None)
         and (file is None or IN_INBOX.fullmatch(file) is not None and is_name(about["target"]))
     )
+
+
+def log_of(file: str) -> str | None:
+    """The log that was written out into this file of the inbox; None for other files."""
+    match = IN_INBOX.fullmatch(file)
+    return match[1] if match is not None else None
 
 
 def packed(counts: np.ndarray) -> bytes:

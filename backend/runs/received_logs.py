@@ -196,23 +196,16 @@ class ReceivedLogs:
         row = self._read(run)
         if row is None:
             raise no_such_log(run)
-        counts = unpacked(row["counts"])
-        return {
-            "run": run,
-            **{name: row[name] for name in ("responses", "tokens", "bytes", "model", "top_k", "job")},
-            "began_at": when(row["began"]),
-            "last_at": when(row["last"]),
-            "experts": counts.shape[1],
-            "load": load_of(counts),
-            "problem": None,
-        }
+        return _shown(run, row)
 
     def listed(self) -> list[Row]:
         """What has come of each log; of one that cannot be read, its size and the ``problem``."""
         found = []
-        for name in self.names():
+        for name, row in self._all():
             try:
-                found.append(self.about(name))
+                if isinstance(row, Exception):
+                    raise row
+                found.append(_shown(name, row))
             except Exception as error:
                 with contextlib.suppress(OSError):  # sealed or forgotten meanwhile
                     info = self._file(name).stat()
@@ -354,21 +347,34 @@ class ReceivedLogs:
         if not file.is_file():
             return None  # before the lock, whose file is not made for what is no log
         with self._held():
-            if not file.is_file():
-                return None
-            with opened(file) as con:
-                row = read_about(con)
-            if row is None:
-                remove(file)
-            return row
+            return self._read_held(file)
+
+    @staticmethod
+    def _read_held(file: Path) -> Row | None:
+        if not file.is_file():
+            return None
+        with opened(file) as con:
+            row = read_about(con)
+        if row is None:
+            remove(file)
+        return row
+
+    def _all(self) -> list[tuple[str, Row | Exception]]:
+        """What is known of each log, or why it cannot be read. The lock is waited for once, not for each log."""
+        found: list[tuple[str, Row | Exception]] = []
+        names = self.names()
+        with self._held() if names else contextlib.nullcontext():
+            for name in names:
+                try:
+                    row = self._read_held(self._file(name))
+                    if row is not None:
+                        found.append((name, row))
+                except Exception as error:
+                    found.append((name, error))
+        return found
 
     def _readable(self) -> list[tuple[str, Row]]:
-        found = []
-        for name in self.names():
-            with contextlib.suppress(Exception):  # those are listed with their problem
-                if (row := self._read(name)) is not None:
-                    found.append((name, row))
-        return found
+        return [(name, row) for name, row in self._all() if not isinstance(row, Exception)]  # ``listed`` tells of those
 
     def _inbox(self, sealing: Sealing) -> Path:
         return self.data_dir / "inbox" / sealing.file
@@ -381,6 +387,19 @@ class ReceivedLogs:
             return self._file(run)
         except UserError:
             raise no_such_log(run) from None
+
+
+def _shown(run: str, row: Row) -> Row:
+    counts = unpacked(row["counts"])
+    return {
+        "run": run,
+        **{name: row[name] for name in ("responses", "tokens", "bytes", "model", "top_k", "job")},
+        "began_at": when(row["began"]),
+        "last_at": when(row["last"]),
+        "experts": counts.shape[1],
+        "load": load_of(counts),
+        "problem": None,
+    }
 
 
 OTHER_DECISIONS = "a response of this id came before, with other decisions; give each request an id of its own"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.runs.card_index import Card, CardIndex
-from tokenpaths.backend.runs.open_runs import LOOK_AGAIN_SECONDS, NO_NAME, OpenRuns, file_identity
+from tokenpaths.backend.runs.open_runs import LOOK_AGAIN_SECONDS, OpenRuns, file_identity, no_name
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, printable_name, series_file
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
@@ -98,7 +98,7 @@ class RunRegistry(OpenRuns):
     def _known_card(self, name: str, info: os.stat_result) -> Card | None:
         """The card of a run as far as it is known without opening a file."""
         if not is_name(name):
-            return _problem_card(name, f"The file name {name!r} {NO_NAME}")
+            return _problem_card(name, no_name(name))
         file = self.runs_dir / f"{name}{RUN_SUFFIX}"
         standing = self.gate.standing(file, info)
         if standing.state == "refused":
@@ -121,7 +121,7 @@ class RunRegistry(OpenRuns):
         """
         try:
             if not is_name(run_id):
-                return _problem_card(run_id, f"The file name {run_id!r} {NO_NAME}")
+                return _problem_card(run_id, no_name(run_id))
             file = self.path(run_id)
             identity = self.identity(run_id)
             card = self._known_card(run_id, os.stat(file))
@@ -240,7 +240,7 @@ def _problem_card(run_id: str, problem: str | None = None) -> Card:
     """The card of a run that is not read; imports the store only then: a list of known cards needs none of it."""
     from tokenpaths.engine.store.ask.topics.overview import run_card
 
-    return run_card(run_id, None, problem)
+    return run_card(printable_name(run_id), None, problem)
 
 
 def _checked_card(run: Run) -> Card:

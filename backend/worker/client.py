@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.process_states import read_states
 from tokenpaths.backend.settings import SECRET_HEADER, Settings
 
+PIECE_BYTES = 1 << 16
 LOOK_SECONDS = 1.0
 LIST_SECONDS = 10.0
 """timeout of quick requests, so that a worker that is just starting does not block every view with a list of models"""
@@ -54,7 +56,8 @@ class WorkerClient:
         controls = json.dumps(form.controls).encode()  # in the body: controls may be too long for a URL
         query |= {"model": form.model, "source": form.file_name or "upload", "controls_bytes": str(len(controls))}
         query["purpose"] = form.purpose
-        return await self._call("POST", "/traces", params=query, content=controls + content)
+        headers = {"content-length": str(len(controls) + len(content))}
+        return await self._call("POST", "/traces", params=query, content=_pieces(controls, content), headers=headers)
 
     async def look(self, metrics: Metrics) -> None:
         """Update the metrics of worker availability and GPU memory; never raises and waits at most a second."""
@@ -85,7 +88,7 @@ class WorkerClient:
         if limit_s is not None:
             options["timeout"] = httpx.Timeout(min(limit_s, self.limit_s), connect=2.0)
         try:
-            headers = {REQUEST_ID_HEADER: request_id.get()}
+            headers = {REQUEST_ID_HEADER: request_id.get(), **options.pop("headers", {})}
             answer = await self.client.request(method, path, headers=headers, **options)
             body = answer.json()
         except httpx.TimeoutException as error:
@@ -114,6 +117,13 @@ class WorkerClient:
     async def close(self) -> None:
         """Close the connections."""
         await self.client.aclose()
+
+
+async def _pieces(*parts: bytes) -> AsyncIterator[bytes]:
+    """``parts`` piece by piece: whole, an upload would be copied on its way to the worker."""
+    for part in parts:
+        for at in range(0, len(part), PIECE_BYTES):
+            yield part[at : at + PIECE_BYTES]
 
 
 def relayed(status: int, body: Any) -> Problem:

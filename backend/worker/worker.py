@@ -20,16 +20,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -119,13 +119,14 @@ class Worker:
             limit_s=self.settings.decode_seconds, memory_megabytes=self.settings.decode_memory_megabytes
         )
 
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run ``work`` in the model thread; Problem 503 when too many calls wait already."""
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places of traces that wait, for the block; Problem 503 when all are taken."""
         if self.waiting >= self.settings.trace_queue_length:
             raise busy(f"{self.waiting} traces are waiting already; try again in a moment.", retry_after_s=2)
         self.waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.thread, work, *args)
+            yield
         finally:
             self.waiting -= 1
 
@@ -401,6 +402,20 @@ async def _model(worker: Worker, request: Request) -> Response:
 
 
 async def _traces(worker: Worker, request: Request) -> Response:
+    reading = False
+    try:
+        with worker.place():  # before the body is read: those that are refused take no memory
+            reading = True
+            return await _traced(worker, request)
+    except Problem:
+        if not reading:
+            with suppress(ClientDisconnect):
+                async for _ in request.stream():  # or the API, which goes on sending, does not receive the answer
+                    pass
+        raise
+
+
+async def _traced(worker: Worker, request: Request) -> Response:
     from tokenpaths.engine.data.sources.sample import Sample
 
     name, ends = request.query_params["model"], time.monotonic() + worker.settings.trace_seconds
@@ -413,9 +428,9 @@ async def _traces(worker: Worker, request: Request) -> Response:
         image = await asyncio.to_thread(worker.decoder.decode, data)
         sample = Sample(image=image, text=None, label=None, source=source)
     try:
-        return JSONResponse(
-            await worker.in_thread(worker.trace, name, sample, controls, purpose, ends), status_code=201
-        )
+        loop = asyncio.get_running_loop()
+        traced = await loop.run_in_executor(worker.thread, worker.trace, name, sample, controls, purpose, ends)
+        return JSONResponse(traced, status_code=201)
     except Problem as problem:
         if problem.status == 404:  # the address was valid; the form field was not
             problem.status = 422

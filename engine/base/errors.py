@@ -35,6 +35,10 @@ class RunFileError(UserError):
     """The file cannot be read as a run: truncated, damaged, another format, or a newer schema."""
 
 
+class NotOpenedNow(RunFileError):
+    """The file could not be opened for want of memory, time or space, which says nothing about it; try again."""
+
+
 class RunNotFound(UserError):
     """No run has this name."""
 

@@ -28,6 +28,11 @@ def is_name(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN[1:-1], name) is not None and name.lower() not in _DEVICE_NAMES
 
 
+def printable_name(name: str) -> str:
+    """A file name as text that can be sent and printed: bytes that are no UTF-8 are written as ``\\xe9``."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def check_name(name: str, what: str = "run id", *, field: str | None = None) -> str:
     """``name`` itself when it may become a file name; otherwise UserError that says what may."""
     if not is_name(name):

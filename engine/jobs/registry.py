@@ -25,6 +25,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from unicodedata import normalize
 
 from pydantic import BaseModel
 
@@ -160,14 +161,15 @@ class JobContext:
 
         file = run_file(self.runs_dir, run_id)
         if not file.is_file():
-            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if found.is_file()}
+            names = {found.stem for found in self.runs_dir.glob("*.duckdb") if is_name(found.stem) and found.is_file()}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
         if self.gate is None:
             return Run.open(file)
         try:
             return Run.open(self.gate.passage(file))
         except UserError as error:
-            raise UserError(str(error), field="run") from error
+            error.field = "run"
+            raise
 
     def check_data(self, data: str, modality: Any) -> None:
         """Refuse a file that is not in the inbox, and a bundled set of another modality (``field`` is ``data``)."""
@@ -200,8 +202,11 @@ class JobContext:
             raise UserError(
                 f"{name[:80]!r} is no name of a file in the inbox: give the name alone, without a folder.", field=field
             )
-        file = self.inbox_dir / name
         names = {entry.name for entry in self.inbox_dir.iterdir()} if self.inbox_dir.is_dir() else set()
+        if name not in names:  # macOS writes an umlaut as two characters, browsers as one: they look the same
+            plain = normalize("NFC", name)
+            name = next((there for there in sorted(names) if normalize("NFC", there) == plain), name)
+        file = self.inbox_dir / name
         if name not in names:
             raise UserError(f"There is no {name!r} in {self.inbox_dir}; {_nearest(name, names)}", field=field)
         if not file.resolve().is_relative_to(self.inbox_dir.resolve()):

@@ -136,9 +136,9 @@ class Client:
         """The logs that running engines are sending."""
         return list(self._get("/logs")["logs"])
 
-    def seal_received(self, run: str) -> None:
-        """Make a run of what has come of a log: a job."""
-        self._send("POST", f"/logs/{_part(run)}/seal")
+    def seal_received(self, run: str, **options: str) -> dict[str, Any]:
+        """Make a run of what has come of a log: a job. ``options``: ``as``, ``although`` and ``skip_bad``."""
+        return self._json(self._send("POST", f"/logs/{_part(run)}/seal", params=options))
 
     def put_into_series(self, run: str, name: str, iteration: int) -> None:
         """Put a run into a series of checkpoints; an empty name takes it out of its series."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,36 @@ def test_a_thing_is_named_shown_renamed_and_forgotten(served: Served) -> None:
     assert "path:1" not in served.get("/runs/text/names").json()["names"]
     problem(served.get("/runs/nowhere/names"), 404, "run")
     assert (served.settings.runs_dir / "text.duckdb").read_bytes() == before, "nothing goes into the sealed file"
+
+
+def test_line_ends_of_every_system_are_those_of_a_note(served: Served) -> None:
+    answer = served.client.put(f"{NAMES}/path:1", json={"note": "one\r\ntwo\rthree\n\r\n"})
+    assert (answer.status_code, answer.json()["note"]) == (201, "one\ntwo\nthree")
+
+
+def test_an_import_is_checked_beside_the_event_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = own_names.check_import
+
+    def checked(data: bytes) -> Any:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return real(data)
+
+    monkeypatch.setattr(own_names, "check_import", checked)
+    answer = served.client.put(NAMES, json={"names": {"path:1": {"name": "a"}}})
+    assert answer.status_code == 200, answer.text
+
+
+def test_bodies_are_received_a_few_at_a_time(served: Served) -> None:
+    limit = served.app.state.services.body_limit
+    limit.semaphore, limit.wait_s = asyncio.Semaphore(0), 0.05
+    for answer in (
+        served.client.put(NAMES, json={"names": {}}),
+        served.client.put(f"{NAMES}/path:1", json={"name": "a"}),
+        served.client.post(f"{API}/jobs", json={"kind": "map", "request": {}}),
+    ):
+        assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
+        assert answer.headers["retry-after"]
 
 
 def test_an_export_is_an_import_through_the_page_client(served: Served) -> None:
@@ -116,6 +147,8 @@ def test_of_many_writers_at_once_none_is_lost(served: Served) -> None:
         ("path:1", {"note": "x" * 4001}, 422, "note"),
         ("path:1", {"name": "two\nlines"}, 422, "name"),
         ("path:1", {"name": "a\u202eb"}, 422, "name"),
+        ("path:1", {"name": "a\u2028b"}, 422, "name"),
+        ("path:1", {"name": "a\u2029b"}, 422, "name"),
         ("path:1", {"note": "bell\u0007"}, 422, "note"),
         ("path:1", {"name": 3}, 422, "name"),
         ("path:1", {"name": "a", "colour": "red"}, 422, "name"),

@@ -20,6 +20,8 @@ from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
 from tokenpaths.backend.http.paging import binding_of, encode_cursor
+from tokenpaths.backend.http.watchdog import Watchdog
+from tokenpaths.backend.problems import Problem
 from tokenpaths.engine.base.errors import QueryTimeout
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.schemas import flow_schema, path_schema, run_schema, sample_schema, work_schema
@@ -351,6 +353,14 @@ def test_slow_question_is_told_to_ask_for_less(serve: Serve, monkeypatch: pytest
     assert problem(answer, 503)["type"] == "urn:tokenpaths:too-slow"
     assert answer.headers["retry-after"]
     assert served.get("/runs/one/usage").status_code == 200
+
+
+@pytest.mark.parametrize(("runs", "advice"), [(("one",), "ask for fewer tokens"), ((), "try again in a moment")])
+def test_what_lasts_too_long_without_a_run_is_not_told_to_ask_for_fewer_tokens(
+    runs: tuple[str, ...], advice: str
+) -> None:
+    with pytest.raises(Problem, match=advice):
+        run_alone(Watchdog(seconds=0.05).run(lambda: time.sleep(0.3), *runs))
 
 
 def test_health_and_metrics(api: Served) -> None:

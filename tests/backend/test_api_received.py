@@ -20,6 +20,7 @@ from tests.engine.adapters.logs.engine_logs import EXPERTS, IDS, LAYERS, ROWS, T
 from tests.support.jobs_over_rest import until
 from tests.support.runs import make_run
 from tokenpaths.backend.routes.received import look_after, settle
+from tokenpaths.backend.services import LOG_LOOKS
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.backend.worker.worker import create_worker
 from tokenpaths.engine.base.errors import UserError
@@ -273,6 +274,49 @@ def test_a_quiet_log_is_sealed_by_itself_and_a_failed_sealing_keeps_all(tmp_path
         until(served, again, "succeeded")
         gone(served, "odd")
         assert (served.runs_dir / "odd.duckdb").exists()
+
+
+def test_a_sealing_that_failed_is_not_tried_again_without_its_log(tmp_path: Path) -> None:
+    twice = answer(0)
+    twice["choices"] = [{"index": 0, "routed_experts": np.repeat(IDS[0][:, :1], 2, axis=1).tolist()}]  # equal layers
+    with with_worker(tmp_path / "data") as served:
+        tokenpaths.send(twice, run="odd", url=url_of(served))
+        job = served.client.post(f"{API}/logs/odd/seal").json()["job"]
+        until(served, job, "failed")
+        settle(served.app.state.services)
+        again = problem(served.client.post(f"{API}/jobs/{job}/retry"), 409)
+        assert "POST /logs/odd/seal" in again["detail"]
+        assert served.get(f"/jobs/{job}").json()["state"] == "failed"
+        (tmp_path / "data" / "inbox" / "other.jsonl").write_text("{}")
+        other = served.app.state.services.jobs.table.submit("import", {"file": "gone.jsonl"}).job
+        until(served, other, "failed")
+        assert "PUT /inbox/gone.jsonl" in problem(served.client.post(f"{API}/jobs/{other}/retry"), 409)["detail"]
+
+
+def test_looks_at_logs_do_not_take_all_threads(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve(query_wait_seconds=30)
+    for number in range(3):
+        tokenpaths.send(answer(number), run=f"live-{number}", url=url_of(served))
+    logs, inside, most = served.app.state.services.received, [], []
+    real = logs.about
+
+    def slow(run: str) -> Any:
+        inside.append(run)
+        most.append(len(inside))
+        time.sleep(0.1)
+        inside.pop()
+        return real(run)
+
+    monkeypatch.setattr(logs, "about", slow)
+    with ThreadPoolExecutor(12) as pool:
+        assert {one.status_code for one in pool.map(served.get, ["/logs/live-0"] * 12)} == {200}
+    assert max(most) <= LOG_LOOKS
+    monkeypatch.setattr("tokenpaths.backend.runs.received_logs.BUSY_SECONDS", 0.3)
+    with logs._lock:  # as while a sender's responses are kept
+        began = time.monotonic()
+        problem(served.get("/logs"), 503)
+        assert time.monotonic() - began < 0.8, "the lock is waited for once, not for each log"
+    assert len(served.get("/logs").json()["logs"]) == 3
 
 
 def test_nobody_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,9 +16,9 @@ import pytest
 from tests.backend.conftest import API, Serve, Served, problem
 from tests.support.coroutines import run_alone
 from tests.support.runs import make_run
-from tokenpaths.backend.problems import Problem
+from tokenpaths.backend.problems import Problem, nearest
 from tokenpaths.backend.runs.registry import RunRegistry
-from tokenpaths.engine.base.errors import QueryTimeout
+from tokenpaths.engine.base.errors import NotEnoughMemory, NotOpenedNow, QueryTimeout
 
 
 def cut_in_half(path: Path) -> None:
@@ -98,6 +100,107 @@ def test_a_passing_problem_is_not_listed_again(serve: Serve, monkeypatch: pytest
         assert time.monotonic() < until_sealed
         time.sleep(0.2)
     assert [status() for _ in range(3)] == [["sealed"]] * 3
+
+
+def test_a_passing_trouble_of_opening_is_no_broken_file(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+    for trouble in (
+        QueryTimeout("too long"),
+        NotEnoughMemory("there is not enough memory now"),
+        NotOpenedNow("others are taken in"),
+    ):
+
+        def fail(*_: object, error: Exception = trouble, **__: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tokenpaths.engine.store.ask.run.Run.open", fail)
+            answer = served.get("/runs/one/flow")
+        assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert served.get("/runs/one/flow").status_code == 200, "the next request opens it again"
+        served.app.state.services.registry.forget("one")
+        served.app.state.services.answers.cache._answers.clear()
+
+
+def test_those_who_wait_for_an_opening_that_fails_share_its_outcome(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+    registry, tries, all_wait = served.app.state.services.registry, [], threading.Event()
+
+    def too_slow(*_: object, **__: object) -> None:
+        tries.append(1)
+        all_wait.wait(30)
+        raise QueryTimeout("too long")
+
+    monkeypatch.setattr("tokenpaths.engine.store.ask.run.Run.open", too_slow)
+    statuses: list[int] = []
+
+    def ask() -> None:
+        with pytest.raises(Problem) as caught:
+            registry.ask("one", lambda run: run.card())
+        statuses.append(caught.value.status)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ends = time.monotonic() + 30
+    while registry._entries.get("one") is None or registry._entries["one"].users < 4:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    all_wait.set()
+    for thread in threads:
+        thread.join(30)
+    assert (statuses, len(tries)) == ([503] * 4, 1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file names are text there")
+def test_a_name_that_is_no_utf_8_is_listed_with_how_to_rename_it(serve: Serve) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+    folder = os.fsencode(served.runs_dir)
+    try:
+        shutil.copy(served.runs_dir / "one.duckdb", folder + b"/caf\xe9's.duckdb")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    card = next(card for card in served.get("/runs").json()["runs"] if card["run"] != "one")
+    assert (card["run"], card["status"]) == ("caf\\xe9's", "unreadable")
+    assert "cafe" not in problem(served.get("/runs/cafe"), 404)["detail"].removeprefix("There is no run `cafe`")
+    problem(served.client.delete(f"{API}/runs/caf%E9's"), 404)
+    assert served.client.get("/metrics").status_code == 200
+    command = card["problem"].rpartition("in its folder: `")[2].removesuffix("`.").replace("NAME", "two")
+    subprocess.run(["bash", "-c", command], cwd=served.runs_dir, check=True)
+    assert {card["run"]: card["status"] for card in served.get("/runs").json()["runs"]}["two"] != "unreadable"
+
+
+@pytest.mark.parametrize("name", ["実験" * 40, "\x01" * 240])
+def test_a_listing_goes_on_after_a_run_of_any_name(serve: Serve, name: str) -> None:
+    served = serve()
+    make_run(served.runs_dir, "one", samples=2)
+    for end in "abc":
+        shutil.copy(served.runs_dir / "one.duckdb", served.runs_dir / f"{name}{end}.duckdb")
+    listed, query = [], {"limit": 1}
+    while True:
+        answer = served.get("/runs", params=query)
+        assert answer.status_code == 200, answer.text
+        listed += [card["run"] for card in answer.json()["runs"]]
+        if answer.json()["next"] is None:
+            break
+        query["next"] = answer.json()["next"]
+    assert sorted(listed) == sorted(["one", *(f"{name}{end}" for end in "abc")])
+
+
+def test_a_wrong_name_is_likened_to_a_few_of_many() -> None:
+    names = [f"trace-of-some-model-{number:04}-and-more-words-in-its-name" for number in range(1000)]
+    began = time.process_time()
+    assert "did you mean `dna-vision`?" in nearest("dna-visoin", [*names, "dna-vision"])
+    assert "`trace-of-some-model-0123-and-more-words-in-its-name`?" in nearest(
+        names[123].replace("some", "smoe"), names
+    )
+    assert time.process_time() - began < 0.05, "it may be on the event loop"
 
 
 def test_folder_that_is_no_file_and_names_that_are_none(serve: Serve) -> None:

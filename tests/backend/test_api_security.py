@@ -15,6 +15,7 @@ from tokenpaths.backend.settings import load_settings, require_safe_bind
 from tokenpaths.backend.worker.client import WorkerClient
 from tokenpaths.engine.base.errors import UserError
 
+DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE_HOSTS = [
     "evil.example",
     "evil.example:8000",
@@ -67,6 +68,20 @@ def test_allowed_origin_by_setting(serve: Serve) -> None:
     friendly = {"origin": "https://paths.example.com", "sec-fetch-site": "cross-site"}
     problem(served.client.delete(f"{API}/runs/nothing", headers=friendly), 404)
     problem(served.client.delete(f"{API}/runs/nothing", headers={"origin": "https://evil.example"}), 403)
+    # Behind a proxy with another `Host` the browser is at that origin itself, and asks nothing beforehand.
+    proxied = friendly | {"sec-fetch-site": "same-origin"}
+    problem(served.client.delete(f"{API}/runs/nothing", headers=proxied), 404)
+    asking = friendly | {"access-control-request-method": "DELETE", "sec-fetch-mode": "cors"}
+    preflight = served.client.options(f"{API}/runs/nothing", headers=asking)
+    problem(preflight, 403, "Sec-Fetch-Site")
+    assert not [name for name in preflight.headers if name.startswith("access-control-")]
+
+
+def test_the_docs_say_what_allowed_origins_does_not_do() -> None:
+    for page in ("deployment.md", "settings.md"):
+        said = (DOCS / page).read_text(encoding="utf-8")
+        assert "a proxy" in said.partition("allowed_origins`")[2][:200]
+    assert "neither `PUT` nor `DELETE`" in (DOCS / "deployment.md").read_text(encoding="utf-8").replace("\n", " ")
 
 
 def test_reading_by_other_sites(api: Served) -> None:

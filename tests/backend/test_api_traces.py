@@ -241,15 +241,18 @@ def test_model_work_is_never_done_twice_at_once(tracing: Served, monkeypatch: py
     assert len({name for _, name in seen}) == 1
 
 
-def test_full_queue_is_told_to_come_back(tracing: Served) -> None:
-    worker = tracing.app.state.worker
+def test_full_queue_is_told_to_come_back(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, decoded = tracing.app.state.worker, []
+    monkeypatch.setattr(worker.decoder, "decode", decoded.append)
     worker.waiting += 100
     try:
-        answer = send(tracing, "tiny-text", text="the cat")
-        assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
-        assert answer.headers["retry-after"]
+        for given in ({"text": "the cat"}, {"image": png(), "model": "tiny-vision"}):
+            answer = send(tracing, **{"model": "tiny-text", **given})
+            assert problem(answer, 503)["type"] == "urn:tokenpaths:busy"
+            assert answer.headers["retry-after"]
     finally:
         worker.waiting -= 100
+    assert not decoded, "what is refused is not read first"
 
 
 def test_a_trace_that_nobody_waits_for_any_more_leaves_no_run(tracing: Served, monkeypatch: pytest.MonkeyPatch) -> None:

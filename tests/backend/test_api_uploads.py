@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -185,6 +186,33 @@ def test_worker_away_is_a_problem(api: Served) -> None:
     problem(api.get("/models"), 503)
     problem(api.get("/models/m"), 503)
     assert api.get("/runs").status_code == 200
+
+
+def test_uploads_that_wait_for_the_worker_are_bounded(serve: Serve) -> None:
+    """Each is in memory until the worker has answered; one more is not read at all."""
+    body = form(part("model", b"m"), part("image", b"x" * MEGABYTE, file_name="a.png"))
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(2) as pool:
+        served = serve(
+            worker_url=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            trace_seconds=30,
+            trace_queue_length=1,
+            query_wait_seconds=0.2,
+        )
+        services = served.app.state.services
+        waiting = [pool.submit(post, served, body) for _ in range(2)]
+        ends = time.monotonic() + 20
+        while not (services.trace_limit.semaphore.locked() and services.upload_limit.semaphore._value == 4):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        answer = post(served, body)
+        assert "other traces (2 at a time)" in problem(answer, 503)["detail"]
+        assert answer.headers["retry-after"]
+        assert served.get("/runs").status_code == 200
+        for _ in waiting:  # a worker that hangs up
+            silent.accept()[0].close()
+        for one in waiting:
+            assert problem(one.result(), 503)["type"] == "urn:tokenpaths:worker-away"
+    assert services.trace_limit.semaphore._value == 2
 
 
 def test_a_list_of_models_does_not_wait_as_long_as_a_trace(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 
@@ -240,3 +241,24 @@ def test_two_apis_share_one_folder(serve: Serve) -> None:
     away(one.settings.jobs_file, ("",))
     job = other.client.post(f"{API}/jobs", json=BODY).json()["job"]
     assert one.get(f"/jobs/{job}").json()["state"] == "waiting"
+
+
+def test_a_reader_of_a_file_that_is_closed_meanwhile_is_not_used_again(two: tuple[JobTable, JobTable]) -> None:
+    connection = two[0].connection
+
+    class Closing(list[sqlite3.Connection]):
+        """Idle readers whose file is closed right after one was taken."""
+
+        def pop(self, index: SupportsIndex = -1) -> sqlite3.Connection:
+            taken = super().pop(index)
+            connection.close()
+            return taken
+
+    with connection.reading():
+        pass
+    connection._readers = Closing(connection._readers)
+    with connection.reading() as old:
+        pass
+    assert old not in connection._readers
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        old.execute("SELECT 1")

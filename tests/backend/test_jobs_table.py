@@ -288,3 +288,15 @@ def test_what_a_person_asks_for_goes_before_what_nobody_waits_for(table: JobTabl
     table.retry(demo[0])
     table.retry(asked[0], later=True)
     assert list(table.places()) == [asked[1], demo[0], asked[0], twin]
+
+
+def test_a_job_whose_files_another_worker_holds_is_not_said_to_run_again_and_again(
+    table: JobTable, clock: Clock
+) -> None:
+    job = table.submit("count", {}).job
+    leased(table, "one")
+    for _ in range(20):
+        clock.now += 20
+        table.postpone(leased(table, "two"), 3)
+    states = [event.data["state"] for event in table.events(job) if event.kind == "state"]
+    assert states == ["waiting", "running"]

@@ -81,6 +81,24 @@ def test_why_there_is_none(serve: Serve) -> None:
     assert served.get("/runs/none/twin").status_code == 404
 
 
+def test_a_job_for_an_earlier_run_of_the_name_says_nothing_of_this_one(serve: Serve) -> None:
+    served = serve()
+    make_run(served.runs_dir, "again", samples=2, twin=False)
+    table = served.app.state.services.jobs.table
+    now, table.clock = table.clock, lambda: 1_000_000.0
+    job = table.submit("twin", {"run": "again", "model": "tiny", "data": "bundled:scenes"}).job
+    table.end(table.lease("worker"), "failed", problem={"detail": "The data are gone."})
+    table.clock = now
+    assert twin_of(served, "again") == {
+        "run": "again",
+        "state": "none",
+        "job": None,
+        "reason": "no untrained twin was traced with this run",
+    }
+    table.retry(job)
+    assert twin_of(served, "again")["job"] == job, "it is about to trace the twin of the run of this name"
+
+
 def test_a_trace_whose_twin_cannot_be_queued_has_succeeded(working: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = working.settings.data_dir / "inbox"
     inbox.mkdir(exist_ok=True)

@@ -59,7 +59,8 @@ def test_a_spoiled_run_is_found_wherever_the_byte_is(settings: Settings) -> None
     (settings.runs_dir / ".killed.partial").write_bytes(b"x")
     findings = list(runs(settings))
     assert found("ok", findings) == ["1 whole, 1,280 tokens read"]
-    assert "'no name' cannot be the name" in found("broken", findings)[0]
+    assert "`no name` cannot be the name" in found("broken", findings)[0]
+    assert "mv -- 'no name.duckdb'" in found("broken", findings)[0]
     assert ".killed.partial" in found("note", findings)[0]
 
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from streamlit.runtime.scriptrunner_utils.exceptions import RerunException
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData
@@ -13,12 +14,15 @@ from streamlit.runtime.state.query_params import QueryParams
 from streamlit.testing.v1 import AppTest
 
 from tests.backend.conftest import SECRET, Served, api_for, serving
+from tests.engine.adapters.logs.engine_logs import IDS, vllm_chat
 from tests.support.jobs import counted, register_count
 from tests.support.pages import showing
+from tokenpaths.backend.routes.received import settle
 from tokenpaths.frontend.charts.job_curve import MOST_POINTS, curve_chart, curve_rows
 from tokenpaths.frontend.page.selection import Selection, from_query, to_query
 from tokenpaths.frontend.views.jobs import making, panel
 from tokenpaths.frontend.views.jobs.panel import result_links
+from tokenpaths.sending import lines
 
 CURVE = {
     "x": "iteration",
@@ -164,6 +168,27 @@ def test_a_running_job_is_cancelled_and_tried_again_from_the_page(show, working:
     page.button(key=f"job_remove_{job}").click().run()
     assert working.get(f"/jobs/{job}").status_code == 404
     assert "job" not in page.query_params
+
+
+def test_a_received_log_that_could_not_be_sealed_is_sealed_again_from_its_job(show, working: Served) -> None:
+    equal = {**vllm_chat(0), "id": "chat-0"}
+    equal["choices"] = [{"index": 0, "routed_experts": np.repeat(IDS[0][:, :1], 2, axis=1).tolist()}]
+    assert working.client.post("/api/v1/logs/odd", content=lines(equal)).status_code == 200
+    job = working.client.post("/api/v1/logs/odd/seal?as=evening").json()["job"]
+    until(working, job, "failed")
+    settle(working.app.state.services)
+    page = show(view="jobs", job=job)
+    assert f"job_retry_{job}" not in [button.key for button in page.button], "what it was to read is gone"
+    page.button(key=f"job_seal_{job}").click().run()
+    new = "".join(page.query_params["job"])
+    assert new != job
+    assert working.get(f"/jobs/{new}").json()["request"]["run"] == "evening"
+    until(working, new, "failed")
+    settle(working.app.state.services)
+    assert working.client.delete("/api/v1/logs/odd").status_code == 204
+    page = show(view="jobs", job=new)
+    page.button(key=f"job_seal_{new}").click().run()
+    assert "Nothing is being received as" in " ".join(one.value for one in page.error)
 
 
 def test_a_failed_job_says_why_and_a_missing_one_too(show, working: Served) -> None:

@@ -69,12 +69,13 @@ def _cards(registry: RunRegistry) -> list[dict[str, Any]]:
     """All cards; runs that are taken in, and those opened for their first card, are waited for, with a bar."""
     from tokenpaths.backend.runs.registry import card_key
     from tokenpaths.cli.support.progress_bar import bar
+    from tokenpaths.engine.base.files import printable_name
 
     names, cards = registry.names(), []
     kept: dict[str, tuple[str, dict[str, Any]]] = {}
     with bar("reading runs", len(names), "runs") as shown:
         for number, name in enumerate(names):
-            shown.update(number, name)
+            shown.update(number, printable_name(name))
             cards.append(registry.card(name, kept=kept))
         shown.update(len(names))
     registry.index.put(kept)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenpaths.engine.base.errors import RunFileError, UserError
+from tokenpaths.engine.base.errors import NotOpenedNow, RunFileError, UserError
 from tokenpaths.engine.base.files import HolderLock
 from tokenpaths.engine.base.run_parts import remove_parts
 from tokenpaths.engine.base.seal_marks import FRESH_SECONDS, forget_mark, identity_of, is_sealed_here
@@ -153,7 +153,7 @@ class RunGate:
         """The file to open for the run ``file``; takes it in if necessary, which takes seconds or minutes.
 
         Raises:
-            RunFileError: why it is not opened.
+            RunFileError: why it is not opened; NotOpenedNow where that says nothing about the file.
             OSError: there is no such file.
         """
         while True:
@@ -162,20 +162,20 @@ class RunGate:
             if standing.state == "open" and (standing.file == file or standing.file.is_file()):
                 return standing.file
             if standing.state == "refused":
-                raise RunFileError(str(standing.sentence))
+                raise _refused(str(standing.sentence), standing.passing)
             self._known.pop(file, None)
             outcome = self._shared(file, info)
             if outcome.problem == BUSY:
                 time.sleep(BUSY_SECONDS)
             elif outcome.problem is not None:
-                raise RunFileError(outcome.problem)
+                raise _refused(outcome.problem, outcome.passing)
             elif (
                 identity_of(os.stat(file)) == identity_of(info)
                 and self._recorded(file, identity_of(info), info) is None
             ):
-                raise RunFileError(f"{file.name} was taken in, but its copy is gone; try again")
+                raise NotOpenedNow(f"{file.name} was taken in, but its copy is gone; try again")
             if self._closed:
-                raise RunFileError(f"{file.name} was not taken in: the program is ending")
+                raise NotOpenedNow(f"{file.name} was not taken in: the program is ending")
 
     def _shared(self, file: Path, info: os.stat_result) -> Outcome:
         """The outcome of one intake for all threads that want this file."""
@@ -344,6 +344,10 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return message if isinstance(message, dict) else {}
+
+
+def _refused(sentence: str, passing: bool) -> RunFileError:
+    return NotOpenedNow(sentence) if passing else RunFileError(sentence)
 
 
 def _died(file: Path, code: int, seconds: float | None) -> Outcome:

@@ -24,7 +24,7 @@ SUBMITTED = "job_submitted"
 """session state: what was submitted last"""
 ALIVE = alive.ALIVE
 FRAME = re.compile(r"frame-(\d{1,9})(?:-(\d{1,4}))?\.(?:png|webp)")
-CURVE = "curve.json"
+RECEIVED, CURVE = re.compile(r"received-(.+)-[0-9a-f]{8}\.jsonl"), "curve.json"
 REFUSED = "job_refusal"
 """session state: why the last job, or change of one, was refused (``refusals``)"""
 MOST_FILES = 40
@@ -245,7 +245,16 @@ def buttons(job: Mapping[str, Any], key: str) -> None:
             args=("cancel_job", name),
         )
         return
-    if job["state"] in ("failed", "cancelled"):
+    if job["state"] in ("failed", "cancelled") and _received_log(job):
+        st.button(
+            "Seal the log again",
+            key=f"{key}_seal_{name}",
+            icon=":material/refresh:",
+            on_click=_seal_again,
+            args=(job,),
+            help="By a new job: the responses that came are kept.",
+        )
+    elif job["state"] in ("failed", "cancelled"):
         st.button(
             "Try again",
             key=f"{key}_retry_{name}",
@@ -257,6 +266,24 @@ def buttons(job: Mapping[str, Any], key: str) -> None:
     with st.popover("Remove", icon=":material/delete:"):
         st.write("The job and its files go; runs that it made stay.")
         st.button("Remove it", key=f"{key}_remove_{name}", type="primary", on_click=_remove, args=(name,))
+
+
+def _received_log(job: Mapping[str, Any]) -> str | None:
+    """The log that an import of received responses is of: what it was to read is deleted once it has failed."""
+    match = RECEIVED.fullmatch(str(job["request"].get("file")))
+    return match[1] if match is not None and job["kind"] == "import" else None
+
+
+def _seal_again(job: Mapping[str, Any]) -> None:
+    refusals.forget(REFUSED)
+    options = {"as": job["request"]["run"]}
+    options |= {name: "true" for name in ("although", "skip_bad") if job["request"].get(name)}
+    try:
+        new = widgets.client().seal_received(str(_received_log(job)), **options)
+    except ApiError as error:
+        refusals.keep(REFUSED, error)
+        return
+    address.go_changed(job=str(new["job"]))
 
 
 def _act(method: str, job: str) -> None:

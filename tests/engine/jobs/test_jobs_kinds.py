@@ -120,6 +120,9 @@ def test_the_inbox_gives_files_by_plain_name_only(context: JobContext, tmp_path:
     for name in ("../secret.txt", str(secret), "..", ".", "", "a\0b", "C:x", "\\\\host\\x", ".hidden", "link.txt"):
         refused(lambda name=name: context.inbox_file(name, field="file"), "file")
     assert "did you mean 'log.jsonl'" in refused(lambda: context.inbox_file("log.json", field="file"), "file")
+    apart = context.inbox_dir / "cafe\u0301.jsonl"  # as macOS writes it
+    apart.write_text("{}")
+    assert context.inbox_file("caf\u00e9.jsonl", field="file").samefile(apart)
     os.mkfifo(context.inbox_dir / "pipe.jsonl")  # reading it would keep the worker waiting for a writer
     assert "neither" in refused(lambda: context.inbox_file("pipe.jsonl", field="file"), "file")
 

@@ -41,7 +41,7 @@ def no_bar(label: str, total: int | None, unit: str) -> Iterator[Bar]:
 def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     """Every run, read whole; what killed writers left behind; marks of runs that somebody deleted by hand."""
     from tokenpaths.backend.runs.open_runs import gate_of
-    from tokenpaths.engine.base.files import RUN_SUFFIX
+    from tokenpaths.engine.base.files import RUN_SUFFIX, printable_name
     from tokenpaths.engine.base.seal_marks import forget_deleted
 
     files = sorted(settings.runs_dir.glob(f"*{RUN_SUFFIX}"))
@@ -49,7 +49,7 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
     gate = gate_of(settings)
     with bar("reading runs", len(files), "runs") as shown:
         for number, file in enumerate(files):
-            shown.update(number, f"{file.stem[:20]} ({_megabytes(file):,.1f} MB)")
+            shown.update(number, f"{printable_name(file.stem)[:20]} ({_megabytes(file):,.1f} MB)")
             read = _read_run(file, gate)
             if isinstance(read, Finding):
                 findings.append(read)
@@ -74,13 +74,13 @@ def runs(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
 
 def _read_run(file: Path, gate: RunGate) -> Finding | int:
     """The tokens of a run that is whole, or what is wrong with it."""
-    from tokenpaths.backend.runs.open_runs import NO_NAME
+    from tokenpaths.backend.runs.open_runs import no_name
     from tokenpaths.engine.base.errors import NotEnoughMemory
     from tokenpaths.engine.base.files import is_name
     from tokenpaths.engine.store.file.verification import verify_run
 
     if not is_name(file.stem):
-        return Finding("broken", "runs", f"{file.stem!r} {NO_NAME}")
+        return Finding("broken", "runs", no_name(file.stem))
     if file.exists() and not file.is_file():  # not listed as a run; and opening a pipe would block without a writer
         return Finding("note", "runs", f"{file.name} is a folder, a pipe or a device, so it is no run; move it away")
     try:

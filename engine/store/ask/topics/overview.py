@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, series_file
+from tokenpaths.engine.base.files import RUN_SUFFIX, is_name, printable_name, series_file
 from tokenpaths.engine.base.records import STAND_IN_KINDS, ModuleInfo
 from tokenpaths.engine.store.ask.question import Rows, question
 from tokenpaths.engine.store.ask.run_file import RunFile
@@ -190,7 +190,9 @@ def _card(file_name: str, mtime_ns: int, size: int, inode: int, said: int) -> di
     file = Path(file_name)
     if not is_name(file.stem):
         return run_card(
-            file.stem, None, f"{file.name} has a name that no address can hold: use letters, digits, - and _"
+            printable_name(file.stem),
+            None,
+            f"{printable_name(file.name)} has a name that no address can hold: use letters, digits, - and _",
         )
     try:
         with RunFile.open(file) as run:
