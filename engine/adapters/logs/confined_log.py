@@ -63,7 +63,8 @@ def open_confined_log(
     if "parts" in about:
         raise OnlyCounts(path, _counts(path, about["parts"], json.loads(about["about"])))
     names = tuple(json.loads(about["layers"]))
-    shape = LogShape(names, about["top_k"], about["weights"], about["partial"], about["scores"])
+    sizes = {key: about[key] for key in ("top_k", "weights", "partial", "scores", "by_axes")}
+    shape = LogShape(names, **sizes)
     stated = about["experts"]
 
     def read() -> Iterator[Piece]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, unread_note
+from tokenpaths.engine.base.errors import UserError
 
 WORDS, MASK = "input_ids", "attention_mask"
 BESIDE_SCORES = (WORDS, MASK, "position_ids", "token_type_ids", "labels")
@@ -41,6 +42,29 @@ class BatchInputs:
     def padding(self, sequence: int) -> int:
         """Tokens of padding of a sequence."""
         return int((~self.mask[sequence]).sum())
+
+
+def check_axes(beside: dict[str, Any], what: str, axes: str, num_tokens: int, num_others: int, hint: str = "") -> None:
+    """Refuse decisions whose tokens lie along another axis than they should, as the inputs beside them count tokens.
+
+    Args:
+        beside: all that the file holds by name.
+        what: file, array and shape, for the message.
+        axes: as they should be.
+        num_tokens: along the axes that should be those of the tokens.
+        num_others: along those that may be instead.
+        hint: what else to do, as an ending of the sentence.
+    """
+    sizes = {name: array.size for name in (WORDS, MASK) if isinstance(array := beside.get(name), np.ndarray)}
+    if num_tokens in sizes.values() or num_others not in sizes.values():
+        return
+    name = next(name for name, size in sizes.items() if size == num_others)
+    raise UserError(
+        f"{what} should be {axes}, so of {number_of(num_tokens, 'token')}, but {name} has {num_others:,} numbers, as "
+        f"many as another axis; save it with its axes in that order (torch.transpose){hint}, or without {name} if that "
+        "is of other tokens",
+        field="file",
+    )
 
 
 def inputs_beside(beside: dict[str, Any], num_sequences: int, num_tokens: int, known: set[str]) -> BatchInputs:
