@@ -107,7 +107,9 @@ def _open_archive(file: Path, announced: Announced) -> Log:
     ]
     scores = bool(scored) and all(scored) and arrays.keys().isdisjoint((*IDS, PROMPT_IDS))
     padded = any(kind in "iu" and len(shape) == 4 for shape, kind in arrays.values())
-    if scores or padded:
+    ids = {shape[1:] for shape, kind in arrays.values() if kind in "iu" and len(shape) == 3}
+    unnamed = len(ids) == 1 and len(arrays) > 1 and arrays.keys().isdisjoint((*IDS, PROMPT_IDS))
+    if scores or padded or unnamed:
         return open_value(file, read_whole(file), announced)
     return without_dense_layers(open_npz(file, announced), announced.skip_bad)
 

@@ -9,7 +9,7 @@ in ``meta_info.routed_experts`` or, for its OpenAI routes, in ``sglext`` of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,17 @@ def is_sglang_line(record: Holder) -> bool:
 
 
 def open_engine(file: Path, announced: Announced) -> Log:
-    """Open a file of responses. Layers with only zeros in the first response with decisions are dense and omitted
-    (K > 1).
+    """``open_responses`` of a file of JSON."""
+    return open_responses(file, lambda: responses(file, announced.skip_bad), announced)
+
+
+def open_responses(
+    file: Path, stream: Callable[[], Iterator[tuple[str, Holder] | tuple[str, int]]], announced: Announced
+) -> Log:
+    """Open responses. Layers with only zeros in the first response with decisions are dense and omitted (K > 1).
+
+    Args:
+        stream: as ``responses``, from the beginning each time.
 
     Raises:
         NoDecisions: no response has any.
@@ -60,7 +69,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
     """
     kind, model, whole, empty, problem = "vllm", None, None, "", None
     left = Counter[str]()
-    for where, record in responses(file, announced.skip_bad):
+    for where, record in stream():
         if not isinstance(record, dict):
             left[where] += record
             continue
@@ -86,7 +95,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         known, sizes = model, announced
-        for where, record in responses(file, announced.skip_bad):
+        for where, record in stream():
             if not isinstance(record, dict):
                 yield where, record
                 continue
