@@ -39,6 +39,7 @@ def open_confined_log(
     sequences: int | None = None,
     skip_bad: bool = False,
     column_map: Path | None = None,
+    model: str | None = None,
 ) -> Log:
     """``formats.open_log`` in a confined child, which also reads and checks the pieces.
 
@@ -53,6 +54,7 @@ def open_confined_log(
         "experts": experts,
         "sequences": sequences,
         "skip_bad": skip_bad,
+        "model": model,
         "column_map": None if column_map is None else os.fspath(column_map),
     }
     request = {

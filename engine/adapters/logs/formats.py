@@ -184,6 +184,7 @@ def open_log(
     sequences: int | None = None,
     skip_bad: bool = False,
     column_map: Path | None = None,
+    model: str | None = None,
     plugins: bool = True,
 ) -> Log:
     """Open a log, or a folder of shards of one log (sorted by name); the format is detected by content.
@@ -194,6 +195,7 @@ def open_log(
         layers, top_k, experts: Sizes that the log does not state; checked against those that it states.
         sequences: Sequences that lie interleaved in a forward pass (the micro-batch size of a training).
         skip_bad: Leave out what cannot be read, and count it in the run's notes.
+        model: Name of the one model that all responses are of, whatever they name (adapters of it, perhaps).
         column_map: A column map (TOML) for a table that no format describes.
         plugins: Whether plugins are asked, and imported for it, where no format of this program is recognised.
 
@@ -204,7 +206,7 @@ def open_log(
     """
     path = Path(path)
     check_rereadable(path, "a log")
-    announced = Announced(layers, top_k, experts, sequences, skip_bad)
+    announced = Announced(layers, top_k, experts, sequences, skip_bad, model)
     sizes = (("layers", layers), ("top_k", top_k), ("experts", experts), ("sequences", sequences))
     for name, value in sizes:
         if value is not None and not 1 <= value <= 65_536:

@@ -31,6 +31,8 @@ class Announced:
     """sequences that lie interleaved in a forward pass (Megatron's micro-batch size)"""
     skip_bad: bool = False
     """leave out what cannot be read, and count it"""
+    model: str | None = None
+    """name of the one model that all of the log is of, whatever names its responses have (adapters of it, perhaps)"""
     may_be_cut: bool = False
     """the first tokens of a response may have no rows, as its client did not ask for them; their sizes are known from
     an earlier response that has all"""

@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece, widened
-from tokenpaths.engine.adapters.logs.pieces.wording import number_of
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     CUT_PREFIX,
     answer_text,
@@ -35,6 +35,7 @@ from tokenpaths.engine.adapters.logs.routing_log import Log, NoDecisions, skippe
 from tokenpaths.engine.base.errors import UserError
 
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
+OTHER_MODEL = "{n} response{s} {are} of a model of another name than the first, and read as of one, as --model says"
 ROWS = ("routed_experts", "prompt_routed_experts")
 ANSWER_IDS = ("token_ids", "output_token_ids", "output_ids", "completion_token_ids")
 Holder = dict[str, Any]
@@ -93,8 +94,10 @@ def open_responses(
     if whole is None:
         raise NoDecisions(f"{empty or file}: has no routed_experts; {NOT_THERE}", left)
 
+    began_with = model
+
     def read() -> Iterator[Piece | tuple[str, int]]:
-        known, sizes = model, announced
+        known, sizes = began_with, announced
         for where, record in stream():
             if not isinstance(record, dict):
                 yield where, record
@@ -103,11 +106,13 @@ def open_responses(
             known = known or (named if isinstance(named, str) else None)
             try:
                 if isinstance(named, str) and named != known:
-                    raise UserError(
-                        f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
-                        "so split the log by model",
-                        field="file",
-                    )
+                    if announced.model is None:
+                        raise UserError(
+                            f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
+                            "so split the log by model, or say --model where these are adapters of one",
+                            field="file",
+                        )
+                    yield OTHER_MODEL, 1
                 for piece in list(pieces_of(where, record, sizes)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
                         fewer = piece.ids.shape[2] < whole.shape[2]
@@ -131,7 +136,11 @@ def open_responses(
                 yield skipped(str(error)), 1
 
     shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
-    log = Log(file, kind, shape, announced.experts, read, model, shares_prefixes=True)
+    note = ""
+    if announced.model is not None and model not in (None, announced.model):
+        note = f"the responses name the model {shortened(model).replace(';', ',')}, not {announced.model} as announced"
+    model = announced.model or model
+    log = Log(file, kind, shape, announced.experts, read, model, note, shares_prefixes=True)
     return without_dense_layers(log, announced.skip_bad)
 
 
