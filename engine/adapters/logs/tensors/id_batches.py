@@ -17,7 +17,7 @@ from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
-from tokenpaths.engine.adapters.logs.tensors.batch_inputs import PADDING, check_axes, inputs_beside
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import PADDING, check_axes, input_sizes, inputs_beside
 from tokenpaths.engine.adapters.logs.tensors.inner_ids import SEVERAL, InnerIds, layers_apart
 from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, as_array, check_one, open_named
 from tokenpaths.engine.base.errors import UserError
@@ -100,15 +100,15 @@ def _open_one(file: Path, found: InnerIds, announced: Announced) -> Log:
     ids, beside = found.ids, found.beside
     named = [name for name in IDS if isinstance(beside.get(name), np.ndarray)]
     check_one(file, named)
+    if ids.ndim > 2:
+        axes = "(sequences, tokens, layers, top-k)" if ids.ndim == 4 else "(tokens, layers, top-k)"
+        what = f"{file}: {named[0] if named else 'the array of ids'} of shape {ids.shape}"
+        check_axes(input_sizes(beside), what, axes, math.prod(ids.shape[:-2]), math.prod(ids.shape[1:-1]))
     if ids.ndim < 4 and beside.get("sample") is not None:
         return open_named(file, {name: held for name, held in beside.items() if held is not None}, announced)
     padded = ids.ndim == 4
     batch = ids if padded else ids[None]
     steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, ", ".join([str(file), *named]))
-    if ids.ndim > 2:
-        axes = "(sequences, tokens, layers, top-k)" if padded else "(tokens, layers, top-k)"
-        what = f"{file}: {named[0] if named else 'the array of ids'} of shape {ids.shape}"
-        check_axes(beside, what, axes, math.prod(ids.shape[:-2]), math.prod(ids.shape[1:-1]))
     values = _sizes_beside(file, beside, steps, announced)
     weights = _weights(file, ids, beside, (*batch.shape[:2], steps, top_k))
     text = {name: beside[name] for name in ("label", "text") if isinstance(beside.get(name), str)} if not padded else {}

@@ -23,6 +23,7 @@ from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import INPUTS, check_axes
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.declared_sizes import check_unfolded
 
@@ -262,6 +263,10 @@ def _open_neutral(file: Path, opened: Callable[[], _Archive], kind: str, announc
         for name in id_names:
             array = archive.array(name)
             shapes[name] = announced.ids_shape(array.shape, array.dtype, array.where)
+            if kind == "npz" and not prompt and len(array.shape) == 3:
+                sizes = {other: math.prod(archive.array(other).shape) for other in INPUTS if other in archive.names}
+                what = f"{array.where} of shape {array.shape}"
+                check_axes(sizes, what, "(tokens, layers, top-k)", array.shape[0], array.shape[1])
         if len(set(shapes.values())) > 1:
             sizes = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
             raise UserError(f"{file}: prompt and answer have different layers or top-k ({sizes})", field="file")

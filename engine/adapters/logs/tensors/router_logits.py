@@ -17,7 +17,13 @@ from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape
 from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import few_names, number_of, shortened
 from tokenpaths.engine.adapters.logs.routing_log import Log
-from tokenpaths.engine.adapters.logs.tensors.batch_inputs import BESIDE_SCORES, PADDING, check_axes, inputs_beside
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import (
+    BESIDE_SCORES,
+    PADDING,
+    check_axes,
+    input_sizes,
+    inputs_beside,
+)
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.base.errors import UserError
 
@@ -161,7 +167,7 @@ def _with_layers_first(
     shape = (len(scores), *first.shape)
     hint = f", or say --layers {len(first)}"
     what = f"{file}: the scores of shape {shape}"
-    check_axes(beside, what, "(layers, tokens, experts)", len(first), len(scores), hint)
+    check_axes(input_sizes(beside), what, "(layers, tokens, experts)", len(first), len(scores), hint)
     return scores, ""
 
 
