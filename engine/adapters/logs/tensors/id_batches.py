@@ -40,14 +40,14 @@ def open_inner(file: Path, found: list[InnerIds], unread: list[str], announced: 
     flat = {one.name: one.ids for one in found if one.ids.ndim == 2}
     if flat and not (announced.layers or announced.top_k) and (problem := layers_apart(file, flat)) is not None:
         raise problem
-    logs: dict[str, Log] = {}
+    logs: list[tuple[str, Log]] = []  # choices of a request may have one name
     left: dict[str, int] = {}
     for one in found:
         try:
             log = _open_one(file, one, announced)
             if logs:
-                _check_alike(file, one.name, log, *next(iter(logs.items())))
-            logs[one.name] = log
+                _check_alike(file, one.name, log, *logs[0])
+            logs.append((one.name, log))
         except UserError as error:
             if not announced.skip_bad or not logs and one is found[-1]:
                 raise
@@ -55,14 +55,13 @@ def open_inner(file: Path, found: list[InnerIds], unread: list[str], announced: 
 
     def read() -> Iterator[Piece | tuple[str, int]]:
         yield from left.items()
-        for name, log in logs.items():
+        for name, log in logs:
             for item in log.read():
                 yield _named(item, name, file) if isinstance(item, Piece) else item
 
-    first = next(iter(logs.values()))
     told = SEVERAL.format(count=len(logs)) if all(not one.beside for one in found) else ""
-    note = _notes([told, *(log.note for log in logs.values()), unread_note("arrays", unread)])
-    return without_dense_layers(replace(first, read=read, note=note), announced.skip_bad)
+    note = _notes([told, *(log.note for _, log in logs), unread_note("arrays", unread)])
+    return without_dense_layers(replace(logs[0][1], read=read, note=note), announced.skip_bad)
 
 
 def _notes(notes: list[str]) -> str:
@@ -139,6 +138,8 @@ def _open_one(file: Path, found: InnerIds, announced: Announced) -> Log:
 
     zeros = SEVERAL_PADDED + (ALIKE if top_k == 1 else "") if padded else ""
     kind, note = "verl" if padded else "tensors", "; ".join(filter(None, [zeros, inputs.note]))
+    if len(inputs.mask) > 1 and text:  # which of them has it, nothing says
+        note = _notes([note, unread_note("texts and labels", list(text))])
     by_axes, names = "layers" not in values, values.get("layers", layer_names(steps))
     shape = LogShape(names, top_k, weights is not None, by_axes=by_axes)
     experts = values.get("num_experts", announced.experts)

@@ -21,6 +21,7 @@ from tokenpaths.engine.base.errors import UserError
 
 OF_RESPONSES = ("prompt_token_ids", "choices", "outputs", "meta_info", *ANSWER_IDS)
 """keys that a response of an engine has beside its rows, and a batch of a training has not"""
+_NOT_OF_RESPONSES = {*IDS, MASK, "weights", "token_id", "sample"} - {ROWS[0]}
 _OF_A_LAYER = re.compile(r"(?i)layer|block|(^|\.)blk")
 SEVERAL = "{count} arrays are a sample each, (tokens, layers, top-k)"
 
@@ -86,13 +87,13 @@ def as_responses(value: Any) -> list[dict[str, Any]] | None:
     """A list of engines' responses, or some by name, with lists in place of arrays but for their rows; None if they are
     none of these."""
     if isinstance(value, dict):
-        records = [{"id": str(key), **held} | {"id": str(key)} for key, held in value.items() if isinstance(held, dict)]
+        records = [{**held, "id": str(key)} for key, held in value.items() if isinstance(held, dict)]
         records = records if len(records) == len(value) else []
     else:
         records = [held for held in value if isinstance(held, dict)] if isinstance(value, list | tuple) else []
         records = records if isinstance(value, list | tuple) and len(records) == len(value) else []
     rows = [record for record in records if any(record.get(key) is not None for key in (*ROWS, "choices", "outputs"))]
-    if not any(map(_is_response, rows)) or any(map(_is_batch, rows)):
+    if not any(map(_is_response, rows)) or any(map(_is_batch, records)):
         return None
     return [{str(key): _plain(held, str(key)) for key, held in record.items()} for record in records]
 
@@ -103,9 +104,9 @@ def _is_response(record: dict[str, Any]) -> bool:
 
 
 def _is_batch(record: dict[str, Any]) -> bool:
-    """Whether what stands beside the ids is what a model is given, or the neutral format, which say more of them."""
+    """Whether these are ids by another name, or what a model is given or the neutral format says stands beside them."""
     padded = any(isinstance(record.get(key), np.ndarray) and record[key].ndim == 4 for key in ROWS)
-    return padded or not record.keys().isdisjoint((MASK, "weights", "token_id", "sample"))
+    return padded or not record.keys().isdisjoint(_NOT_OF_RESPONSES)
 
 
 def _plain(value: Any, key: str) -> Any:

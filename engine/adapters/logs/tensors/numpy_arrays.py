@@ -264,9 +264,9 @@ def _open_neutral(file: Path, opened: Callable[[], _Archive], kind: str, announc
             array = archive.array(name)
             shapes[name] = announced.ids_shape(array.shape, array.dtype, array.where)
             if kind == "npz" and not prompt and len(array.shape) == 3:
-                sizes = {other: math.prod(archive.array(other).shape) for other in INPUTS if other in archive.names}
+                counted = {other: math.prod(archive.array(other).shape) for other in INPUTS if other in archive.names}
                 what = f"{array.where} of shape {array.shape}"
-                check_axes(sizes, what, "(tokens, layers, top-k)", array.shape[0], array.shape[1])
+                check_axes(counted, what, "(tokens, layers, top-k)", array.shape[0], array.shape[1])
         if len(set(shapes.values())) > 1:
             sizes = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
             raise UserError(f"{file}: prompt and answer have different layers or top-k ({sizes})", field="file")

@@ -219,7 +219,10 @@ def _unusable(value: Any) -> str:
             f"router_logits is {_described(held['router_logits'])}, it should be an array (tokens, experts) of numbers "
             "with a fraction for each layer"
         )
-    return f"holds {_described(value)}, and neither routed_experts nor router_logits"
+    return (
+        f"holds {_described(value)}, and neither routed_experts nor router_logits: ids are whole numbers (tokens, "
+        "layers, top-k), in one array under the name 'ids', or in a list or dict with an array for each request"
+    )
 
 
 def _described(value: Any) -> str:

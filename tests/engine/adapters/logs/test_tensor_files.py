@@ -241,6 +241,19 @@ def test_responses_that_a_script_has_kept(by_name: bool, tmp_path: Path) -> None
     assert {piece.text for piece in found} == {"a"}
 
 
+def test_requests_of_one_name_and_parts_that_are_no_responses(tmp_path: Path) -> None:
+    torch.save([{"request_id": "a", "ids": ids} for ids in TENSORS], tmp_path / "log")
+    check_samples(tmp_path / "log", ["a"] * 3)
+    named: Any = {
+        "x": {"topk_ids": TENSORS[0]},
+        "y": {"routed_experts": TENSORS[1], "text": "b"},
+        "z": {"ids": TENSORS[2]},
+    }
+    torch.save(named, tmp_path / "log")
+    _, found = check_samples(tmp_path / "log", ["x", "y", "z"])
+    assert [piece.text for piece in found] == [None, "b", None]
+
+
 APART = {
     "a list of layers": [ids[:, 0] for ids in [TENSORS[0]] * 3],
     "by layer": {f"layers.{layer}": {"topk_ids": TENSORS[0][:, layer]} for layer in range(4)},
