@@ -181,6 +181,7 @@ def import_log(
             sequences=sequences,
             skip_bad=skip_bad,
             column_map=None if column_map is None else Path(column_map),
+            model=model,
         )
     except OnlyCounts as only:
         name = run or new_run_id(model or "load", Path(file).stem)

@@ -133,6 +133,7 @@ class ImportJob:
                 sequences=request.sequences,
                 skip_bad=request.skip_bad,
                 column_map=None if request.map is None else context.inbox_file(request.map, field="map"),
+                model=request.model,
             )
         except OnlyCounts as only:
             return cls._of_counts(only.counts, file, request, folder, job, series, context)

@@ -115,6 +115,7 @@ def _import_one(options: ImportOptions, settings: Settings) -> None:
                 sequences=options.sequences,
                 skip_bad=options.skip_bad,
                 column_map=options.map,
+                model=options.model,
             )
             texts = importing.read_vocabulary(options.tokenizer) if options.tokenizer else None
             log = log.counted(settings.runs_dir)

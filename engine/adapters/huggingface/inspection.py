@@ -26,6 +26,8 @@ from tokenpaths.engine.adapters.huggingface.library import (
 )
 
 __all__ = ["CONFIG", "NOT_TRACED", "PREFIX", "Source", "find_model", "is_huggingface"]
+ADAPTER = "adapter_config.json"
+"""of peft, in the folder of an adapter"""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 
 
@@ -54,13 +56,17 @@ def find_model(model: str) -> Source:
     """Inspect a model's configuration; raises every error that can be detected before its weights are loaded.
 
     Raises:
-        HuggingFaceError: no such folder or repository, an invalid name, a model that needs remote code, does not
-            generate text, or has no router.
+        HuggingFaceError: no such folder or repository, an invalid name, an adapter, a model that needs remote code,
+            does not generate text, or has no router.
     """
     name, folder = _place(model.removeprefix(PREFIX))
     bare = Source(name, folder, None, None)
+    if folder is not None:
+        refuse_adapter(name, folder)
     file = bare.file(CONFIG)
     if file is None:
+        if folder is None and (adapter := bare.file(ADAPTER)) is not None:
+            refuse_adapter(name, adapter.parent)
         raise HuggingFaceError(f"{name} holds no {CONFIG}, so it is no Hugging Face model")
     config = _read_config(name, file)
     auto_class = _auto_class(name, config)
@@ -72,6 +78,20 @@ def find_model(model: str) -> Source:
     if not gate_candidates(shape):
         raise no_router(shape, config)
     return Source(name, folder, config, auto_class)
+
+
+def refuse_adapter(name: str, folder: Path) -> None:
+    """Refuse a folder with an adapter (LoRA), which transformers applies or not, as the peft of this machine may be.
+
+    Raises:
+        HuggingFaceError: there is one.
+    """
+    if (folder / ADAPTER).is_file():
+        raise HuggingFaceError(
+            f"{name} holds an adapter ({ADAPTER}), and a run is of one model whose weights are all in its files: load "
+            "it with peft, save what merge_and_unload() gives (save_pretrained) and trace that folder; to trace the "
+            f"model without the adapter, give a folder without {ADAPTER}"
+        )
 
 
 def _place(name: str) -> tuple[str, Path | None]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from tokenpaths.engine.adapters.huggingface.config import INDEX, WEIGHTS
 from tokenpaths.engine.adapters.huggingface.gates import find_gates
-from tokenpaths.engine.adapters.huggingface.inspection import Source
+from tokenpaths.engine.adapters.huggingface.inspection import Source, refuse_adapter
 from tokenpaths.engine.adapters.huggingface.library import HuggingFaceError, first_line, quiet, with_plain_attention
 from tokenpaths.engine.adapters.huggingface.tracing import HuggingFaceModel, TextTokens, forward
 from tokenpaths.engine.base.device import pick_device
@@ -68,6 +68,7 @@ def load(source: Source, device: str | None = None, dtype: str = "auto") -> Hugg
     check_options(device, dtype)
     place = _placement(device)
     files = _weight_files(source)
+    refuse_adapter(source.name, files[0].parent)  # of the hub's cache, which a download by peft may have put there
     _refuse_unfolding(source, files)
     tokenizer = _tokenizer(source)
     model = _open(source, files[0].parent, DTYPES[dtype], place)

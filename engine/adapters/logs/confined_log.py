@@ -39,6 +39,7 @@ def open_confined_log(
     sequences: int | None = None,
     skip_bad: bool = False,
     column_map: Path | None = None,
+    model: str | None = None,
 ) -> Log:
     """``formats.open_log`` in a confined child, which also reads and checks the pieces.
 
@@ -53,6 +54,7 @@ def open_confined_log(
         "experts": experts,
         "sequences": sequences,
         "skip_bad": skip_bad,
+        "model": model,
         "column_map": None if column_map is None else os.fspath(column_map),
     }
     request = {
@@ -63,7 +65,8 @@ def open_confined_log(
     if "parts" in about:
         raise OnlyCounts(path, _counts(path, about["parts"], json.loads(about["about"])))
     names = tuple(json.loads(about["layers"]))
-    shape = LogShape(names, about["top_k"], about["weights"], about["partial"], about["scores"])
+    sizes = {key: about[key] for key in ("top_k", "weights", "partial", "scores", "by_axes")}
+    shape = LogShape(names, **sizes)
     stated = about["experts"]
 
     def read() -> Iterator[Piece]:

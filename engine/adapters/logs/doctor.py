@@ -32,6 +32,8 @@ _FILLS = FILL_VALUES[1:]
 LEAST_DEAD = 6
 """experts without a token, of all layers, that must lie right below a fill value to make it one: some may be dead"""
 _MOST_NAMED = 6
+_MOST_LAYERS = 200
+"""more than any model is known to have"""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class Survey:
         self.findings = [
             finding
             for test in (
+                self._axes,
                 self._strided,
                 self._layers,
                 self._common,
@@ -227,6 +230,20 @@ class Survey:
     def _constant_S(self) -> np.ndarray:
         constant: np.ndarray = self._sets.varied_S == 0
         return constant
+
+    def _axes(self) -> list[Finding]:
+        """More layers than a model has, or than there are tokens where only the place of an axis says what it is."""
+        layers = len(self.shape.layers)
+        if layers <= _MOST_LAYERS and not (self.shape.by_axes and layers > self.tokens):
+            return []
+        return [
+            Finding(
+                "many layers",
+                "warning",
+                f"{layers:,} layers and {self.tokens:,} token{'' if self.tokens == 1 else 's'}: the axes of the log "
+                "may lie in another order; ids are (tokens, layers, top-k), scores (layers, tokens, experts)",
+            )
+        ]
 
     def _strided(self) -> list[Finding]:
         whole, parts = self._windows.artefacts(self.experts)

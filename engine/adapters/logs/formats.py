@@ -107,7 +107,9 @@ def _open_archive(file: Path, announced: Announced) -> Log:
     ]
     scores = bool(scored) and all(scored) and arrays.keys().isdisjoint((*IDS, PROMPT_IDS))
     padded = any(kind in "iu" and len(shape) == 4 for shape, kind in arrays.values())
-    if scores or padded:
+    ids = {shape[1:] for shape, kind in arrays.values() if kind in "iu" and len(shape) == 3}
+    unnamed = len(ids) == 1 and len(arrays) > 1 and arrays.keys().isdisjoint((*IDS, PROMPT_IDS))
+    if scores or padded or unnamed:
         return open_value(file, read_whole(file), announced)
     return without_dense_layers(open_npz(file, announced), announced.skip_bad)
 
@@ -182,6 +184,7 @@ def open_log(
     sequences: int | None = None,
     skip_bad: bool = False,
     column_map: Path | None = None,
+    model: str | None = None,
     plugins: bool = True,
 ) -> Log:
     """Open a log, or a folder of shards of one log (sorted by name); the format is detected by content.
@@ -192,6 +195,7 @@ def open_log(
         layers, top_k, experts: Sizes that the log does not state; checked against those that it states.
         sequences: Sequences that lie interleaved in a forward pass (the micro-batch size of a training).
         skip_bad: Leave out what cannot be read, and count it in the run's notes.
+        model: Name of the one model that all responses are of, whatever they name (adapters of it, perhaps).
         column_map: A column map (TOML) for a table that no format describes.
         plugins: Whether plugins are asked, and imported for it, where no format of this program is recognised.
 
@@ -202,7 +206,7 @@ def open_log(
     """
     path = Path(path)
     check_rereadable(path, "a log")
-    announced = Announced(layers, top_k, experts, sequences, skip_bad)
+    announced = Announced(layers, top_k, experts, sequences, skip_bad, model)
     sizes = (("layers", layers), ("top_k", top_k), ("experts", experts), ("sequences", sequences))
     for name, value in sizes:
         if value is not None and not 1 <= value <= 65_536:

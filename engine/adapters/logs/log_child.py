@@ -55,6 +55,7 @@ def answer(name: str, about: str, pieces: bool = False, *, plugins: bool = False
         "weights": log.shape.weights,
         "partial": log.shape.partial,
         "scores": log.shape.scores,
+        "by_axes": log.shape.by_axes,
         "experts": log.experts,
         "model": log.model,
         "note": log.note,

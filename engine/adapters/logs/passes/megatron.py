@@ -26,6 +26,11 @@ from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sequences import Sequences
 from tokenpaths.engine.base.errors import UserError
 
+RECOMPUTED = (
+    "{n} repetition{s} of a forward pass of the same step, with the same ids, {are} not counted: activations that the "
+    "training recomputes"
+)
+
 
 def is_megatron_line(record: dict[str, Any]) -> bool:
     return "top_indices" in record and "layer" in record
@@ -156,14 +161,15 @@ def _samples(
     kind: str | None,
 ) -> Iterator[Piece | tuple[str, int]]:
     sequences, joined_steps, begun = Sequences(), 0, 0
+    repeats: list[str] = []
     files = {file for lane in lanes for file, _ in lane}
     for file in sorted(files) if all(len(lane) == 1 for lane in lanes) else [None]:
         ranks = {rank for lane in lanes for other, rank in lane if file in (None, other)}
         together: Iterator[tuple[RankPass, ...]]
         if file is not None:
-            together = ((found,) for found in rank_passes(file) if found.rank in ranks)
+            together = ((found,) for found in _once(rank_passes(file), repeats) if found.rank in ranks)
         else:
-            together = (passes for lane in lanes for passes in _in_step(lane))
+            together = (passes for lane in lanes for passes in _in_step(lane, repeats))
         for passes in together:
             for found in passes:
                 _check_names(found, firsts)
@@ -204,11 +210,22 @@ def _samples(
     yield from sequences.finish()
     if joined_steps:
         yield STITCHED, joined_steps
+    if repeats:
+        yield RECOMPUTED, len(repeats)
 
 
-def _in_step(lane: Sequence[tuple[Path, str]]) -> Iterator[tuple[RankPass, ...]]:
+def _once(passes: Iterable[RankPass], repeats: list[str]) -> Iterator[RankPass]:
+    """The passes that repeat no earlier one; where those are that do is added to ``repeats``."""
+    for found in passes:
+        if found.repeats:
+            repeats.append(found.where)
+        else:
+            yield found
+
+
+def _in_step(lane: Sequence[tuple[Path, str]], repeats: list[str]) -> Iterator[tuple[RankPass, ...]]:
     """The passes of one micro-batch at all stages of a pipeline."""
-    streams = [_of_rank(file, rank) for file, rank in lane]
+    streams = [_once(_of_rank(file, rank), repeats) for file, rank in lane]
     for passes in zip_longest(*streams):
         held = [found for found in passes if found is not None]
         if len(held) < len(passes) or len({(found.step, len(found.parts[0])) for found in held}) > 1:
@@ -240,6 +257,7 @@ def _other_layers(step: RankPass, names: tuple[str, ...]) -> UserError:
     what = f"{odd} is new" if odd else f"{missing} is missing" if missing else "in another order"
     return UserError(
         f"{step.where}: this step has {number_of(len(step.names), 'layer')}, the first had {len(names)} ({what}); "
-        "the log is cut off, or of several models",
+        "the log is cut off, or of several models"
+        + (", or a rank holds several chunks of a virtual pipeline, which are not told apart" if odd else ""),
         field="file",
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tokenpaths.engine.adapters.logs.pieces.piece import widened
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of
 from tokenpaths.engine.base.errors import UserError
 
+LEAST_REPEATED = 16
+"""tokens of a pass that is taken for a repeated one: as many choose alike by chance hardly ever"""
 _RANK = re.compile(rb'"rank"\s*:\s*("[^"]*"|[^,}\s]+)')
 
 
@@ -34,6 +37,10 @@ class RankPass:
     """ids (t, K) of each layer"""
     logits: list[dict[str, int] | None] = field(default_factory=list)
     """where the logits of each layer lie in the file beside the trace (``megatron_scores``), if it says so"""
+    digests: dict[str, bytes] = field(default_factory=dict)
+    """of the ids of each layer, if there are enough tokens"""
+    repeats: bool = False
+    """whether an earlier pass of the step has the same ids at all of these layers: its activations are recomputed"""
 
 
 def ranks_of(file: Path) -> set[str]:
@@ -46,8 +53,14 @@ def ranks_of(file: Path) -> set[str]:
 
 
 def rank_passes(file: Path) -> Iterator[RankPass]:
-    """Forward passes: one per rank and step, split where a layer repeats. Lines of several ranks may alternate."""
+    """Forward passes: one per rank and step, split where a layer repeats. Lines of several ranks may alternate.
+
+    A training that recomputes activations writes a pass again, layers in any order or some of them only: such a pass is
+    marked (``repeats``).
+    """
     open_: dict[object, RankPass] = {}
+    earlier: dict[object, list[RankPass]] = {}
+    """passes of the step that each rank is in"""
     stage = None
     for where, record in json_lines(file):
         stage = stage or record.get("stage")
@@ -56,8 +69,11 @@ def rank_passes(file: Path) -> Iterator[RankPass]:
         layer, ids = _record(where, record)
         step, rank = str(record.get("step")), str(record.get("rank"))
         held = open_.get(rank)
-        if held is not None and (step != held.step or layer in held.names):
-            yield open_.pop(rank)
+        digest = _digest(ids)
+        if held is not None and (
+            step != held.step or layer in held.names or _begins_anew(held, layer, digest, earlier)
+        ):
+            yield _ended(open_.pop(rank), earlier)
             held = None
         if held is None:
             held = open_[rank] = RankPass(f"{where} (step {step}, rank {rank})", step, rank, file)
@@ -70,8 +86,41 @@ def rank_passes(file: Path) -> Iterator[RankPass]:
         held.names.append(layer)
         held.lines.append(where)
         held.parts.append(ids)
+        if digest is not None:
+            held.digests[layer] = digest
         held.logits.append(logit_place(record, len(ids)))
-    yield from open_.values()
+    for held in open_.values():
+        yield _ended(held, earlier)
+
+
+def _digest(ids: np.ndarray) -> bytes | None:
+    """Of the ids of a layer; None if they are too few to be known again."""
+    if len(ids) < LEAST_REPEATED:
+        return None
+    return hashlib.sha256(np.ascontiguousarray(ids, dtype=np.int64).tobytes()).digest()
+
+
+def _repeated(found: RankPass, earlier: dict[object, list[RankPass]]) -> list[RankPass]:
+    """The earlier passes of the step that have the same ids at all layers of a pass."""
+    passes = (other for other in earlier.get(found.rank, ()) if other.step == found.step)
+    return [other for other in passes if found.digests and found.digests.items() <= other.digests.items()]
+
+
+def _begins_anew(held: RankPass, layer: str, digest: bytes | None, earlier: dict[object, list[RankPass]]) -> bool:
+    """Whether a layer behind some that were recomputed is that of another pass."""
+    repeated = _repeated(held, earlier)
+    return bool(repeated) and all(other.digests.get(layer, digest) != digest for other in repeated)
+
+
+def _ended(found: RankPass, earlier: dict[object, list[RankPass]]) -> RankPass:
+    """The pass, marked if it repeats an earlier one of its step."""
+    found.repeats = bool(_repeated(found, earlier))
+    if not found.repeats:
+        held = earlier.setdefault(found.rank, [])
+        if held and held[-1].step != found.step:
+            held.clear()
+        held.append(replace(found, parts=[], lines=[], logits=[]))
+    return found
 
 
 def _record(where: str, record: dict[str, Any]) -> tuple[str, np.ndarray]:

@@ -31,6 +31,8 @@ class Announced:
     """sequences that lie interleaved in a forward pass (Megatron's micro-batch size)"""
     skip_bad: bool = False
     """leave out what cannot be read, and count it"""
+    model: str | None = None
+    """name of the one model that all of the log is of, whatever names its responses have (adapters of it, perhaps)"""
     may_be_cut: bool = False
     """the first tokens of a response may have no rows, as its client did not ask for them; their sizes are known from
     an earlier response that has all"""
@@ -75,6 +77,12 @@ class Announced:
             raise UserError(f"{where}: the ids are {dtype}, they should be whole numbers", field="file")
         if len(shape) == 3 and shape[1] and shape[2]:
             steps, top_k = shape[1], shape[2]
+            if self.layers == shape[0] != steps:
+                raise UserError(
+                    f"{where}: the ids have shape {shape}, whose first axis has the {self.layers} layers announced; "
+                    "they should be (tokens, layers, top-k): save ids.transpose(1, 0, 2)",
+                    field="layers",
+                )
         elif len(shape) == 2 and shape[1] and (self.layers or self.top_k):
             return self._folded(shape[1], where)
         else:
@@ -112,6 +120,8 @@ class LogShape:
     """whether tokens may lack layers (``UNRECORDED``)"""
     scores: bool = False
     """whether pieces are ``scored``"""
+    by_axes: bool = False
+    """whether the layers are an axis of an array, of which the log does not say what it is"""
 
 
 def layer_names(count: int) -> tuple[str, ...]:

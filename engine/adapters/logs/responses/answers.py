@@ -9,7 +9,7 @@ in ``meta_info.routed_experts`` or, for its OpenAI routes, in ``sglext`` of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece, widened
-from tokenpaths.engine.adapters.logs.pieces.wording import number_of
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, shortened
 from tokenpaths.engine.adapters.logs.responses.answer_fields import (
     CUT_PREFIX,
     answer_text,
@@ -35,6 +35,7 @@ from tokenpaths.engine.adapters.logs.routing_log import Log, NoDecisions, skippe
 from tokenpaths.engine.base.errors import UserError
 
 NOT_THERE = "start the engine with --enable-return-routed-experts, and for SGLang ask with return_routed_experts"
+OTHER_MODEL = "{n} response{s} {are} of a model of another name than the first, and read as of one, as --model says"
 ROWS = ("routed_experts", "prompt_routed_experts")
 ANSWER_IDS = ("token_ids", "output_token_ids", "output_ids", "completion_token_ids")
 Holder = dict[str, Any]
@@ -51,8 +52,17 @@ def is_sglang_line(record: Holder) -> bool:
 
 
 def open_engine(file: Path, announced: Announced) -> Log:
-    """Open a file of responses. Layers with only zeros in the first response with decisions are dense and omitted
-    (K > 1).
+    """``open_responses`` of a file of JSON."""
+    return open_responses(file, lambda: responses(file, announced.skip_bad), announced)
+
+
+def open_responses(
+    file: Path, stream: Callable[[], Iterator[tuple[str, Holder] | tuple[str, int]]], announced: Announced
+) -> Log:
+    """Open responses. Layers with only zeros in the first response with decisions are dense and omitted (K > 1).
+
+    Args:
+        stream: as ``responses``, from the beginning each time.
 
     Raises:
         NoDecisions: no response has any.
@@ -60,7 +70,7 @@ def open_engine(file: Path, announced: Announced) -> Log:
     """
     kind, model, whole, empty, problem = "vllm", None, None, "", None
     left = Counter[str]()
-    for where, record in responses(file, announced.skip_bad):
+    for where, record in stream():
         if not isinstance(record, dict):
             left[where] += record
             continue
@@ -84,9 +94,11 @@ def open_engine(file: Path, announced: Announced) -> Log:
     if whole is None:
         raise NoDecisions(f"{empty or file}: has no routed_experts; {NOT_THERE}", left)
 
+    began_with = model
+
     def read() -> Iterator[Piece | tuple[str, int]]:
-        known, sizes = model, announced
-        for where, record in responses(file, announced.skip_bad):
+        known, sizes = began_with, announced
+        for where, record in stream():
             if not isinstance(record, dict):
                 yield where, record
                 continue
@@ -94,11 +106,13 @@ def open_engine(file: Path, announced: Announced) -> Log:
             known = known or (named if isinstance(named, str) else None)
             try:
                 if isinstance(named, str) and named != known:
-                    raise UserError(
-                        f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
-                        "so split the log by model",
-                        field="file",
-                    )
+                    if announced.model is None:
+                        raise UserError(
+                            f"{where}: is of the model {named!r}, the log began with {known!r}; a run is one model, "
+                            "so split the log by model, or say --model where these are adapters of one",
+                            field="file",
+                        )
+                    yield OTHER_MODEL, 1
                 for piece in list(pieces_of(where, record, sizes)):
                     if isinstance(piece, Piece) and piece.ids.shape[1:] != whole.shape[1:]:
                         fewer = piece.ids.shape[2] < whole.shape[2]
@@ -122,7 +136,11 @@ def open_engine(file: Path, announced: Announced) -> Log:
                 yield skipped(str(error)), 1
 
     shape = LogShape(layer_names(whole.shape[1]), whole.shape[2], False)
-    log = Log(file, kind, shape, announced.experts, read, model, shares_prefixes=True)
+    note = ""
+    if announced.model is not None and model not in (None, announced.model):
+        note = f"the responses name the model {shortened(model).replace(';', ',')}, not {announced.model} as announced"
+    model = announced.model or model
+    log = Log(file, kind, shape, announced.experts, read, model, note, shares_prefixes=True)
     return without_dense_layers(log, announced.skip_bad)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenpaths.engine.adapters.logs.pieces.wording import unread_note
+from tokenpaths.engine.adapters.logs.pieces.wording import number_of, unread_note
+from tokenpaths.engine.base.errors import UserError
 
-WORDS, MASK = "input_ids", "attention_mask"
+INPUTS = WORDS, MASK = "input_ids", "attention_mask"
+"""inputs that have a number a token"""
 BESIDE_SCORES = (WORDS, MASK, "position_ids", "token_type_ids", "labels")
 """arrays of a model's inputs, which are saved with the scores of its routers"""
 PADDING = "{n} token{s} of padding, as the attention_mask says, {are} left out"
@@ -41,6 +43,33 @@ class BatchInputs:
     def padding(self, sequence: int) -> int:
         """Tokens of padding of a sequence."""
         return int((~self.mask[sequence]).sum())
+
+
+def input_sizes(beside: dict[str, Any]) -> dict[str, int]:
+    """How many numbers each of the inputs has that count the tokens."""
+    return {name: array.size for name in INPUTS if isinstance(array := beside.get(name), np.ndarray)}
+
+
+def check_axes(sizes: dict[str, int], what: str, axes: str, num_tokens: int, num_others: int, hint: str = "") -> None:
+    """Refuse decisions whose tokens lie along another axis than they should, as the inputs beside them count tokens.
+
+    Args:
+        sizes: ``input_sizes``.
+        what: file, array and shape, for the message.
+        axes: as they should be.
+        num_tokens: along the axes that should be those of the tokens.
+        num_others: along those that may be instead.
+        hint: what else to do, as an ending of the sentence.
+    """
+    if num_tokens in sizes.values() or num_others not in sizes.values():
+        return
+    name = next(name for name, size in sizes.items() if size == num_others)
+    raise UserError(
+        f"{what} should be {axes}, so of {number_of(num_tokens, 'token')}, but {name} has {num_others:,} numbers, as "
+        f"many as another axis; save it with its axes in that order (torch.transpose){hint}, or without {name} if that "
+        "is of other tokens",
+        field="file",
+    )
 
 
 def inputs_beside(beside: dict[str, Any], num_sequences: int, num_tokens: int, known: set[str]) -> BatchInputs:

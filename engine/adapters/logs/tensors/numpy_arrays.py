@@ -10,7 +10,7 @@ import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS, Piece
 from tokenpaths.engine.adapters.logs.pieces.wording import number_of, unread_note
 from tokenpaths.engine.adapters.logs.routing_log import Log
 from tokenpaths.engine.adapters.logs.sample_rows import SampleRows
+from tokenpaths.engine.adapters.logs.tensors.batch_inputs import INPUTS, check_axes
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.sources.declared_sizes import check_unfolded
 
@@ -114,7 +115,8 @@ def open_npy(file: Path, announced: Announced) -> Log:
                 source = file.name if whole else f"{file.name}, tokens {start} to {start + len(ids) - 1}"
                 yield Piece(ids, f"{file}, row {start}", source=source, rows_from=start)
 
-    return Log(file, "npy", LogShape(layer_names(steps), top_k, False), announced.experts, read)
+    shape = LogShape(layer_names(steps), top_k, False, by_axes=True)
+    return Log(file, "npy", shape, announced.experts, read)
 
 
 class _Archive:
@@ -186,9 +188,67 @@ def _label(value: np.generic) -> Any:
     return str(value).replace("T", " ") if found is value or micros != value and not np.isnat(value) else found
 
 
+class _LoadedArray(_Array):
+    """An array that is in memory already."""
+
+    def __init__(self, values: np.ndarray, where: str) -> None:
+        self.where, self.shape, self.dtype = where, values.shape, values.dtype
+        self._values, self._taken = values, 0
+
+    def rows(self, count: int) -> np.ndarray:
+        """The next ``count`` rows."""
+        start, self._taken = self._taken, self._taken + count
+        return self._values[start : self._taken] if self.shape else self._values.reshape(1)
+
+
+class _LoadedArchive(_Archive):
+    """Arrays by name that are in memory already, with lists, texts and numbers as a pickle holds them."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        self.file, self._streams, self._values = file, [], values
+        self.names = {name: name for name in values}
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def array(self, name: str) -> _Array:
+        where = f"{self.file}, array {name!r}"
+        return _LoadedArray(as_array(self._values[name], where), where)
+
+
+def as_array(value: Any, where: str) -> np.ndarray:
+    """An array, or what a pickle holds in its place: a number, a text, or a list of either.
+
+    Raises:
+        UserError: it is something else, or a list of both.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    held = value if isinstance(value, list | tuple) else [value]
+    kinds = {type(one) for one in held}
+    if not kinds or not (kinds <= {str} or kinds <= {int, float} or kinds <= {bool}):
+        names = " and ".join(sorted(kind.__name__ for kind in kinds)) or "nothing"
+        raise UserError(
+            f"{where}: holds {names}, it should be an array, or a list of numbers or of words", field="file"
+        )
+    try:
+        return np.array(value)
+    except OverflowError:
+        raise UserError(f"{where}: holds a number of more than 64 bits", field="file") from None
+
+
 def open_npz(file: Path, announced: Announced) -> Log:
     """Open the neutral archive (``ids`` and its companions), or the two arrays of an engine's request."""
-    with _Archive(file) as archive:
+    return _open_neutral(file, lambda: _Archive(file), "npz", announced)
+
+
+def open_named(file: Path, values: Mapping[str, Any], announced: Announced) -> Log:
+    """As ``open_npz``, of values that were read from another kind of file."""
+    return _open_neutral(file, lambda: _LoadedArchive(file, values), "tensors", announced)
+
+
+def _open_neutral(file: Path, opened: Callable[[], _Archive], kind: str, announced: Announced) -> Log:
+    with opened() as archive:
         prompt = PROMPT_IDS in archive.names
         named = [name for name in IDS if name in archive.names]
         if not named and not prompt:
@@ -203,6 +263,10 @@ def open_npz(file: Path, announced: Announced) -> Log:
         for name in id_names:
             array = archive.array(name)
             shapes[name] = announced.ids_shape(array.shape, array.dtype, array.where)
+            if kind == "npz" and not prompt and len(array.shape) == 3:
+                counted = {other: math.prod(archive.array(other).shape) for other in INPUTS if other in archive.names}
+                what = f"{array.where} of shape {array.shape}"
+                check_axes(counted, what, "(tokens, layers, top-k)", array.shape[0], array.shape[1])
         if len(set(shapes.values())) > 1:
             sizes = " and ".join(f"{name} has {steps} × {top_k}" for name, (steps, top_k) in shapes.items())
             raise UserError(f"{file}: prompt and answer have different layers or top-k ({sizes})", field="file")
@@ -218,7 +282,7 @@ def open_npz(file: Path, announced: Announced) -> Log:
         raise UserError(f"{file}: names {number_of(len(names), 'layer')}, but the ids have {steps}", field="file")
 
     def read() -> Iterator[Piece]:
-        with _Archive(file) as archive:
+        with opened() as archive:
             if prompt:
                 arrays = [archive.whole(name) for name in id_names]
                 parts = [array.reshape(-1, steps, top_k) for array in arrays if array is not None]
@@ -228,7 +292,8 @@ def open_npz(file: Path, announced: Announced) -> Log:
 
     known = (*id_names, *OPTIONAL) if not prompt else (*id_names, "num_experts", "model", "layers")
     note = unread_note("arrays", [name for name in archive.names if name not in known])
-    return Log(file, "npz", LogShape(names, top_k, has_weights), experts, read, model_name, note)
+    shape = LogShape(names, top_k, has_weights, by_axes=layers is None)
+    return Log(file, kind, shape, experts, read, model_name, note)
 
 
 def check_one(file: Path, named: Sequence[str]) -> None:

@@ -21,18 +21,17 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import (
 from tokenpaths.engine.adapters.logs.pieces.announced import Announced, LogShape, layer_names
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
 from tokenpaths.engine.adapters.logs.responses.answer_fields import token_ids, vocabulary_ids
+from tokenpaths.engine.adapters.logs.responses.answers import open_responses
 from tokenpaths.engine.adapters.logs.routing_log import Log, skipped, without_dense_layers
-from tokenpaths.engine.adapters.logs.tensors.batch_inputs import PADDING, inputs_beside
-from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS, check_one
+from tokenpaths.engine.adapters.logs.tensors.id_batches import NO_ROWS, open_inner
+from tokenpaths.engine.adapters.logs.tensors.inner_ids import as_responses, inner_ids, layers_apart
+from tokenpaths.engine.adapters.logs.tensors.numpy_arrays import IDS, ROLLOUT_IDS
 from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores, open_scores
 from tokenpaths.engine.adapters.logs.tensors.sglang_recorder import open_recorder
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import load_tensors
 from tokenpaths.engine.base.errors import UserError
 
-NO_ROWS = "{n} rollout{s} without decisions {are} left out"
 NO_PAIRS = "counts of pairs of experts of two layers, which stand beside those of single layers, are not read"
-SEVERAL_PADDED = "padding: rows of zeros at both ends of a sequence are left out"
-ALIKE = ", and with them tokens there that chose expert 0 at every layer, which look the same with one expert a token"
 
 
 def open_tensors(file: Path, announced: Announced) -> Log:
@@ -80,10 +79,15 @@ def open_value(file: Path, value: Any, announced: Announced) -> Log:
             "holds it beside its meta_info.json",
             field="file",
         )
-    if (found := _ids(value)) is not None:
-        return _open_ids(file, *found, announced)
+    if (records := as_responses(value)) is not None:
+        return _open_records(file, records, announced)
+    found, unread = inner_ids(value)
+    if found:
+        return open_inner(file, found, unread, announced)
     if (scores := find_scores(value)) is not None:
         return open_scores(file, scores, value if isinstance(value, dict) else {}, announced)
+    if (problem := layers_apart(file, value)) is not None:
+        raise problem
     raise UserError(f"{file}: {_unusable(value)}", field="file")
 
 
@@ -143,50 +147,14 @@ def _is_pair(key: Any) -> bool:
     return isinstance(key, tuple) and len(key) == 2 and all(type(number) is int for number in key)
 
 
-def _ids(value: Any) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """Ids (tokens, layers, K) or (samples, tokens, layers, K), and what stands beside them; where a name says that they
-    are ids, of any kind of number, which ``Announced.ids_shape`` refuses if they are no whole ones."""
-    if isinstance(value, np.ndarray):
-        return (value, {}) if value.dtype.kind in "iu" and value.ndim in (3, 4) else None
-    if not isinstance(value, dict):
-        return None
-    for name in IDS:
-        if isinstance(value.get(name), np.ndarray):
-            return value[name], value
-    for inner in value.values():
-        if isinstance(inner, dict) and (found := _ids(inner)) is not None:
-            return found
-    return None
+def _open_records(file: Path, records: list[dict[str, Any]], announced: Announced) -> Log:
+    """Responses as a script of one's own has kept them, in Python's containers."""
 
+    def stream() -> Iterator[tuple[str, dict[str, Any]] | tuple[str, int]]:
+        for place, record in enumerate(records):
+            yield f"{file}, response {place}", record
 
-def _open_ids(file: Path, ids: np.ndarray, beside: dict[str, Any], announced: Announced) -> Log:
-    padded = ids.ndim == 4
-    batch = ids if padded else ids[None]
-    named = [name for name in IDS if isinstance(beside.get(name), np.ndarray)]
-    check_one(file, named)
-    steps, top_k = announced.ids_shape(batch.shape[1:], batch.dtype, ", ".join([str(file), *named]))
-    inputs = inputs_beside(beside, batch.shape[0], batch.shape[1], set(named))
-
-    def read() -> Iterator[Piece | tuple[str, int]]:
-        for number, rows in enumerate(batch.reshape(*inputs.shape, steps, top_k)):
-            tokens = inputs.tokens(number)
-            rows, words = rows[tokens], None if inputs.words is None else inputs.words[number][tokens]
-            if padding := inputs.padding(number):
-                yield PADDING, padding
-            used = np.flatnonzero(rows.any(axis=(1, 2))) if padded else np.arange(len(rows))
-            if not len(used):
-                yield NO_ROWS, 1
-                continue
-            whole = slice(int(used[0]), int(used[-1]) + 1)
-            source = f"sequence {number}" if len(inputs.mask) > 1 or padded else file.name
-            words = None if words is None else words[whole]
-            yield Piece(rows[whole], f"{file}, {source}", token_id=words, source=source)
-
-    zeros = SEVERAL_PADDED + (ALIKE if top_k == 1 else "") if padded else ""
-    kind, note = "verl" if padded else "tensors", "; ".join(filter(None, [zeros, inputs.note]))
-    shape = LogShape(layer_names(steps), top_k, False)
-    log = Log(file, kind, shape, announced.experts, read, note=note, shares_prefixes=True)
-    return without_dense_layers(log, announced.skip_bad)
+    return replace(open_responses(file, stream, announced), format="tensors")
 
 
 def _open_rollouts(file: Path, samples: list[Any], announced: Announced) -> Log:
@@ -251,7 +219,10 @@ def _unusable(value: Any) -> str:
             f"router_logits is {_described(held['router_logits'])}, it should be an array (tokens, experts) of numbers "
             "with a fraction for each layer"
         )
-    return f"holds {_described(value)}, and neither routed_experts nor router_logits"
+    return (
+        f"holds {_described(value)}, and neither routed_experts nor router_logits: ids are whole numbers (tokens, "
+        "layers, top-k), in one array under the name 'ids', or in a list or dict with an array for each request"
+    )
 
 
 def _described(value: Any) -> str:

@@ -50,6 +50,21 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
         find_model(f"hf:{tmp_path}")
 
 
+@pytest.mark.parametrize("with_base", [True, False])
+def test_a_folder_with_an_adapter(mixtral: Path, tmp_path: Path, with_base: bool) -> None:
+    """Whether transformers applies it depends on what is installed, and the sum of the weights would be the same."""
+    folder = copied(mixtral, tmp_path / "named") if with_base else tmp_path
+    source = find_model(f"hf:{folder}") if with_base else None
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(
+        HuggingFaceError, match=r"holds an adapter .*merge_and_unload\(\) .*without adapter_config\.json"
+    ):
+        find_model(f"hf:{folder}")
+    if source is not None:
+        with pytest.raises(HuggingFaceError, match="holds an adapter"):
+            load(source, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -107,3 +107,15 @@ def test_more_experts_than_there_are(tmp_path: Path) -> None:
     file = saved(tmp_path / "log", {"router_logits": tuple(FLAT)}, "pt")
     with pytest.raises(UserError, match="8 experts at 4 layers, of which a token cannot use 9; .* 1 to 8 would fit"):
         pieces(file, top_k=EXPERTS + 1)
+
+
+@pytest.mark.parametrize("kind", ["npz", "pt"])
+@pytest.mark.parametrize("beside", ["input_ids", "attention_mask"])
+def test_ids_whose_tokens_lie_along_the_axis_of_the_layers(tmp_path: Path, beside: str, kind: str) -> None:
+    inputs = {"input_ids": WORDS, "attention_mask": RIGHT.astype(int)}
+    for ids, words in ((IDS[0].swapaxes(0, 1), inputs[beside][0]), (IDS.transpose(2, 0, 1, 3), inputs[beside])):
+        file = saved(tmp_path / "log", {"routed_experts": ids.copy(), beside: words.copy()}, kind)
+        with pytest.raises(
+            UserError, match=rf"tokens, layers, top-k\), so of .*, but {beside} has {words.size} numbers"
+        ):
+            pieces(file)

@@ -60,6 +60,16 @@ def test_nothing_is_said_of_random_choices(seed: int, tmp_path: Path):
         assert found(tmp_path, choices(tokens, seed, LAYERS, top_k, experts), experts=experts) == []
 
 
+def test_axes_in_another_order(tmp_path: Path):
+    ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS).swapaxes(0, 1).copy()
+    assert found(tmp_path, ids, experts=EXPERTS) == [("many layers", "warning")]
+    with pytest.raises(UserError, match=r"first axis has the 4 layers announced; .* save ids.transpose\(1, 0, 2\)"):
+        found(tmp_path, ids, layers=LAYERS)
+    many = choices(300, 0, 201, TOP_K, EXPERTS)
+    assert found(tmp_path, many, experts=EXPERTS) == [("many layers", "warning")]
+    assert found(tmp_path, many[:, :200].copy(), experts=EXPERTS) == []
+
+
 def test_layers_that_never_change(tmp_path: Path):
     ids = choices(TOKENS, 0, LAYERS, TOP_K, EXPERTS)
     ids[:, 2] = [3, 5]

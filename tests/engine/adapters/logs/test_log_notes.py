@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -30,9 +31,12 @@ from tests.engine.adapters.logs.test_log_formats import (
     write_parquet,
 )
 from tests.engine.adapters.logs.test_log_refusals import refused
+from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
 from tokenpaths.engine.adapters.logs.formats import OnlyCounts, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.adapters.logs.pieces.piece import CUT_TOKENS
+from tokenpaths.engine.adapters.logs.responses.answers import OTHER_MODEL
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -95,6 +99,31 @@ def test_models_are_compared_from_the_first_line_that_names_one(tmp_path: Path):
     lines[2]["model"] = "other"
     file = write_lines(tmp_path / "log.jsonl", lines)
     refused(tmp_path, file, "line 3: is of the model 'other', the log began with 'org/m'")
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+@pytest.mark.parametrize("open_it", [open_log, open_confined_log])
+def test_adapters_of_one_model_are_read_as_of_one_where_the_user_names_it(
+    open_it: Any, as_folder: bool, tmp_path: Path
+) -> None:
+    lines = vllm_lines(lambda ids: ids.tolist())
+    lines[2]["model"] = "my-lora"
+    if as_folder:
+        (tmp_path / "log").mkdir()
+        write_lines(tmp_path / "log" / "a.jsonl", lines[:2])
+        file = write_lines(tmp_path / "log" / "b.jsonl", lines[2:]).parent
+    else:
+        file = write_lines(tmp_path / "log.jsonl", lines)
+    with pytest.raises(
+        UserError, match="another model than a" if as_folder else "say --model where these are adapters"
+    ):
+        list(open_it(file).pieces())
+    log = open_it(file, model="ours")
+    counted = [kind for piece in log.pieces() for kind, _ in piece.counted]
+    assert log.model == "ours"
+    assert counted == ([] if as_folder else [OTHER_MODEL])
+    names = ["org/m", "my-lora"] if as_folder else ["org/m"]
+    assert log.note == "; ".join(f"the responses name the model {name}, not ours as announced" for name in names)
 
 
 def test_one_response_without_token_ids_keeps_those_of_the_others(tmp_path: Path):

@@ -18,6 +18,8 @@ from tokenpaths.engine.adapters.logs.counts.expert_counts import ExpertCounts, O
 from tokenpaths.engine.adapters.logs.counts.load_runs import import_counts
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.passes.layer_passes import RESTARTED, STITCHED
+from tokenpaths.engine.adapters.logs.passes.megatron import RECOMPUTED
+from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
 
@@ -45,6 +47,57 @@ def test_data_parallel_ranks_may_begin_with_the_same_tokens(one_file: bool, tmp_
     given = sorted(np.sort(choices(8, seed)[:, :2], axis=2).tolist() for seed in (1, 2, 1, 3))
     assert sorted(piece.ids.tolist() for piece in found) == given
     assert "1 ranks hold the same rows as another one (tensor parallel)" in log.note
+
+
+def recomputed(file: Path, again: list[list[int]], tokens: int = 24) -> Path:
+    """Two steps of two micro-batches, of which the layers ``again`` are written once more behind their pass."""
+    records = []
+    for step in range(2):
+        for batch in range(2):
+            ids = choices(tokens, 2 * step + batch, 3, TOP_K, EXPERTS)
+            for layer in [0, 1, 2, *(layer for layers in again for layer in layers)]:
+                records.append(make.megatron(0, step, layer, ids[:, layer]))
+    return make.lines(file, records)
+
+
+@pytest.mark.parametrize("again", [[[2, 1, 0]], [[0, 1, 2]], [[1]], [[0, 1]], [[2], [1], [0]], [[2, 1, 0], [0, 1, 2]]])
+def test_passes_whose_activations_are_recomputed_are_counted_once(again: list[list[int]], tmp_path: Path) -> None:
+    _, plain = pieces(recomputed(tmp_path / "plain", []))
+    _, found = pieces(recomputed(tmp_path / "log", again))
+    assert [piece.ids.tolist() for piece in found] == [piece.ids.tolist() for piece in plain]
+    (times,) = [count for piece in found for kind, count in piece.counted if kind == RECOMPUTED]
+    assert times >= 4
+    assert not any(piece.counted for piece in plain)
+
+
+def test_recomputed_passes_of_a_pipeline(tmp_path: Path) -> None:
+    ids = choices(24, 0, 4, TOP_K, EXPERTS)
+    for rank in range(2):
+        layers = [2 * rank, 2 * rank + 1]
+        records = [make.megatron(rank, 0, layer, ids[:, layer]) for layer in [*layers, *reversed(layers)]]
+        (tmp_path / "log").mkdir(exist_ok=True)
+        make.lines(tmp_path / "log" / f"router_trace_rank{rank}.jsonl", records)
+    _, (piece,) = pieces(tmp_path / "log")
+    assert piece.ids.tolist() == np.sort(ids, axis=2).tolist()
+    assert dict(piece.counted) == {RECOMPUTED: 2}
+
+
+def test_a_few_tokens_that_choose_alike_are_no_recomputed_pass(tmp_path: Path) -> None:
+    records = [make.megatron(0, 0, layer, choices(4, 0, 3)[:, layer]) for _ in range(3) for layer in range(3)]
+    _, found = pieces(make.lines(tmp_path / "log", records))
+    assert len(found) == 3
+
+
+def test_chunks_of_a_virtual_pipeline_are_named(tmp_path: Path) -> None:
+    ids = choices(24, 0, 4, TOP_K, EXPERTS)
+    records = [
+        make.megatron(0, 0, layer, (ids[:, layer] + batch) % EXPERTS)
+        for chunk in ((0, 1), (2, 3))
+        for batch in range(2)
+        for layer in chunk
+    ]
+    with pytest.raises(UserError, match="is new.*several chunks of a virtual pipeline"):
+        pieces(make.lines(tmp_path / "log", records))
 
 
 def counted(path: Path, **options: Any) -> ExpertCounts:

@@ -10,7 +10,8 @@ import torch
 
 from tests.engine.adapters.logs.engine_logs import ROWS, SCORES, TOP_K
 from tests.engine.adapters.logs.test_engine_logs import pieces
-from tokenpaths.engine.adapters.logs.tensors.router_logits import find_scores
+from tokenpaths.engine.adapters.logs.tensors.router_logits import TURNED, find_scores
+from tokenpaths.engine.base.errors import UserError
 
 NAMES = {
     "switch transformers": [f"encoder.block.{2 * layer + 1}.layer.1.mlp.router" for layer in range(12)],
@@ -44,3 +45,67 @@ def test_a_dense_layer_without_scores_is_left_out(tmp_path: Path) -> None:
     assert log.shape.layers == ("layer 1", "layer 3")
     assert np.array_equal(piece.ids, np.argsort(-SCORES[:2].transpose(1, 0, 2), axis=2)[:, :, :TOP_K])
     assert "layers without scores, dense ones perhaps: layer 0, layer 2" in log.note
+
+
+BY_LAYER = torch.from_numpy(np.stack(SCORES))
+BY_TOKEN = BY_LAYER.transpose(0, 1)
+
+
+def save(file: Path, value: object, kind: str = "pt") -> Path:
+    if kind == "npz":
+        assert isinstance(value, dict)
+        np.savez(file, **{name: tensor.numpy() for name, tensor in value.items()})
+        return file.with_suffix(".npz")
+    torch.save(value, file)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["pt", "npz"])
+@pytest.mark.parametrize("name", ["router_logits", "logits", "router_scores"])
+def test_an_array_of_all_layers_under_any_name(kind: str, name: str, tmp_path: Path) -> None:
+    log, (piece,) = pieces(save(tmp_path / "log", {name: BY_LAYER}, kind), top_k=TOP_K)
+    assert piece.ids.shape == (ROWS, len(SCORES), TOP_K)
+    assert "not read" not in log.note
+
+
+@pytest.mark.parametrize("beside", ["input_ids", "attention_mask"])
+def test_tokens_along_the_axis_of_the_layers(beside: str, tmp_path: Path) -> None:
+    inputs = {beside: torch.ones(1, ROWS, dtype=torch.int64)}
+    file = save(tmp_path / "log", {"router_logits": BY_TOKEN, **inputs})
+    with pytest.raises(UserError, match=rf"should be \(layers, tokens, experts\), .* {beside} has {ROWS} numbers"):
+        pieces(file, top_k=TOP_K)
+    for value in (BY_TOKEN, {"router_logits": BY_TOKEN, **inputs}):
+        log, (piece,) = pieces(save(tmp_path / "log", value), top_k=TOP_K, layers=len(SCORES))
+        _, (right,) = pieces(save(tmp_path / "right", BY_LAYER), top_k=TOP_K)
+        assert np.array_equal(piece.ids, right.ids)
+        assert TURNED in log.note
+
+
+@pytest.mark.parametrize("ending", ["weight", "bias"])
+def test_weights_of_a_model_are_no_scores(ending: str, tmp_path: Path) -> None:
+    value = {f"model.layers.{layer}.mlp.gate.{ending}": torch.randn(16, 32) for layer in range(2)}
+    with pytest.raises(UserError, match=f"model.layers.0.mlp.gate.{ending} is a weight of a model, .* checkpoint"):
+        pieces(save(tmp_path / "log", value), top_k=TOP_K)
+
+
+def test_hidden_states_are_no_scores(tmp_path: Path) -> None:
+    states = {f"layer_{layer}": torch.randn(12, 2048) for layer in range(2)}
+    with pytest.raises(UserError, match="layer_0 has 2,048 numbers a token, as hidden states have; .*'router_logits'"):
+        pieces(save(tmp_path / "log", states), top_k=TOP_K)
+    for value, experts in ((states, 2048), ({"router_logits": states}, None)):
+        log, _ = pieces(save(tmp_path / "log", value), top_k=TOP_K, experts=experts)
+        assert log.experts == 2048
+
+
+def test_experts_of_a_masked_group_are_never_chosen(tmp_path: Path) -> None:
+    scores = torch.randn(2, 50, 16)
+    scores[:, :, 8:] = float("-inf")
+    _, (piece,) = pieces(save(tmp_path / "log", {"router_logits": scores}), top_k=8)
+    assert piece.ids.max() == 7
+    assert np.allclose(piece.weights.sum(axis=2), 1)
+    assert np.isfinite(piece.scored).all()
+    with pytest.raises(UserError, match="token 0 has 8 scores above −∞ at layer 0, fewer than the 9 experts"):
+        pieces(tmp_path / "log", top_k=9)
+    scores[1, 3, 2] = float("inf")
+    with pytest.raises(UserError, match="token 3 has a score at layer 1 that is no number"):
+        pieces(save(tmp_path / "log", {"router_logits": scores}), top_k=2)

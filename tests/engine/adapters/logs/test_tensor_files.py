@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.engine.adapters.logs.engine_logs import recorder, slime
+from tests.engine.adapters.logs.engine_logs import choices, recorder, slime
+from tests.engine.adapters.logs.test_engine_logs import pieces
 from tokenpaths.engine.adapters.logs.formats import open_log
 from tokenpaths.engine.adapters.logs.tensors.tensor_files import _claims_too_much, load_tensors
 from tokenpaths.engine.base.errors import UserError
@@ -156,3 +157,165 @@ def test_edges_of_a_padded_sequence_with_one_expert_a_token_are_said(top_k: int,
     torch.save({"routed_experts": torch.from_numpy(batch)}, tmp_path / "log")
     note = open_log(tmp_path / "log").note
     assert ("chose expert 0 at every layer" in note) == (top_k == 1)
+
+
+LENGTHS = (12, 7, 20)
+IDS = [choices(length, seed, 4, 2, 16) for seed, length in enumerate(LENGTHS)]
+TENSORS = [torch.from_numpy(ids.astype(np.int64)) for ids in IDS]
+REQUESTS = {f"req-{place}": ids for place, ids in enumerate(TENSORS)}
+
+
+def check_samples(file: Path, names: list[str], **options: int) -> Any:
+    """Those of ``IDS``, under these names."""
+    log, found = pieces(file, **options)
+    assert [piece.source for piece in found] == names
+    for piece, ids in zip(found, IDS, strict=True):
+        assert np.array_equal(np.sort(piece.ids, axis=2), np.sort(ids, axis=2))
+    return log, found
+
+
+LAYOUTS = {
+    "an object each": ({name: {"routed_experts": ids} for name, ids in REQUESTS.items()}, list(REQUESTS)),
+    "by name": (REQUESTS, list(REQUESTS)),
+    "a list": (TENSORS, [f"sequence {place}" for place in range(3)]),
+    "a list under a key": ({"routed_experts": tuple(TENSORS)}, [f"sequence {place}" for place in range(3)]),
+    "a list of objects": ([{"topk_ids": ids} for ids in TENSORS], [f"sequence {place}" for place in range(3)]),
+    "parts": (
+        {"train": {"a": {"ids": TENSORS[0]}, "b": {"ids": TENSORS[1]}}, "eval": {"ids": TENSORS[2]}},
+        ["train, a", "train, b", "eval"],
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_request_of_a_file_is_a_sample(layout: str, tmp_path: Path) -> None:
+    value, names = LAYOUTS[layout]
+    torch.save(value, tmp_path / "log")
+    check_samples(tmp_path / "log", names)
+
+
+def test_arrays_of_an_archive_are_a_sample_each(tmp_path: Path) -> None:
+    np.savez(tmp_path / "log.npz", **dict(zip(REQUESTS, IDS, strict=True)))
+    log, _ = check_samples(tmp_path / "log.npz", list(REQUESTS))
+    assert "3 arrays are a sample each, (tokens, layers, top-k)" in log.note
+
+
+def test_what_stands_beside_several_requests_is_named(tmp_path: Path) -> None:
+    torch.save({**LAYOUTS["an object each"][0], "config": {"seed": 1}, "losses": torch.ones(3)}, tmp_path / "log")
+    log, _ = check_samples(tmp_path / "log", list(REQUESTS))
+    assert "arrays that are not read: config, losses" in log.note
+
+
+def test_requests_of_several_models_are_refused(tmp_path: Path) -> None:
+    other = {"ids": TENSORS[1][:, :3]}
+    torch.save({"large": {"ids": TENSORS[0]}, "small": other}, tmp_path / "log")
+    with pytest.raises(
+        UserError, match=r"'small' and 'large' have different layers \(3 and 4\); .* files of their own"
+    ):
+        pieces(tmp_path / "log")
+    torch.save(
+        {"a": {"ids": TENSORS[0], "num_experts": 16}, "b": {"ids": TENSORS[1], "num_experts": 32}}, tmp_path / "log"
+    )
+    with pytest.raises(UserError, match="have different experts"):
+        pieces(tmp_path / "log")
+    log, found = pieces(tmp_path / "log", skip_bad=True)
+    assert [piece.source for piece in found] == ["a"]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_responses_that_a_script_has_kept(by_name: bool, tmp_path: Path) -> None:
+    """With the vocabulary ids of prompt and answer, as in a line of JSON."""
+    records = [
+        {
+            "prompt_token_ids": list(range(5)),
+            "token_ids": torch.arange(len(ids) - 4),
+            "routed_experts": ids,
+            "text": "a",
+        }
+        for ids in TENSORS
+    ]
+    value: Any = [{"request_id": name, **record} for name, record in zip(REQUESTS, records, strict=True)]
+    torch.save(dict(zip(REQUESTS, records, strict=True)) if by_name else value, tmp_path / "log")
+    _, found = check_samples(tmp_path / "log", list(REQUESTS))
+    assert [piece.token_id.tolist() for piece in found] == [[*range(5), *range(length - 5)] for length in LENGTHS]
+    assert {piece.text for piece in found} == {"a"}
+
+
+def test_requests_of_one_name_and_parts_that_are_no_responses(tmp_path: Path) -> None:
+    torch.save([{"request_id": "a", "ids": ids} for ids in TENSORS], tmp_path / "log")
+    check_samples(tmp_path / "log", ["a"] * 3)
+    named: Any = {
+        "x": {"topk_ids": TENSORS[0]},
+        "y": {"routed_experts": TENSORS[1], "text": "b"},
+        "z": {"ids": TENSORS[2]},
+    }
+    torch.save(named, tmp_path / "log")
+    _, found = check_samples(tmp_path / "log", ["x", "y", "z"])
+    assert [piece.text for piece in found] == [None, "b", None]
+
+
+APART = {
+    "a list of layers": [ids[:, 0] for ids in [TENSORS[0]] * 3],
+    "by layer": {f"layers.{layer}": {"topk_ids": TENSORS[0][:, layer]} for layer in range(4)},
+    "batches by layer": {f"layer_{layer}": TENSORS[0] for layer in range(4)},
+}
+
+
+@pytest.mark.parametrize("layout", APART)
+def test_layers_apart_are_refused_with_what_would_be_right(layout: str, tmp_path: Path) -> None:
+    torch.save(APART[layout], tmp_path / "log")
+    with pytest.raises(
+        UserError, match=r"arrays of whole numbers of shape .*torch.stack\(list, dim=1\) under the name 'ids'"
+    ):
+        pieces(tmp_path / "log")
+
+
+def test_an_array_of_another_name_is_refused_with_the_right_one(tmp_path: Path) -> None:
+    torch.save({"router_indices": TENSORS[0]}, tmp_path / "log")
+    with pytest.raises(UserError, match=r"router_indices is an array .* save it under the name 'ids'"):
+        pieces(tmp_path / "log")
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_names_of_the_neutral_format(kind: str, tmp_path: Path) -> None:
+    weights = torch.rand(39, 4, 2).sort(dim=2, descending=True).values
+    tensors = {"ids": torch.cat(TENSORS), "weights": weights}
+    tensors["sample"] = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS))
+    tensors |= {"num_experts": torch.tensor([64]), "token_id": torch.arange(39)}
+    if kind == "pt":
+        torch.save(tensors | {"label": ["x", "y", "z"], "model": "m", "layers": ["a", "b", "c", "d"]}, tmp_path / "log")
+    else:
+        save_file(tensors, tmp_path / "log")
+    log, found = check_samples(tmp_path / "log", [f"sample {place}" for place in range(3)])
+    assert (log.experts, log.shape.weights) == (64, True)
+    assert np.array_equal(np.concatenate([piece.weights for piece in found]), weights.numpy())
+    assert np.concatenate([piece.token_id for piece in found]).tolist() == list(range(39))
+    if kind == "pt":
+        assert ([piece.label for piece in found], log.model, log.shape.layers) == (["x", "y", "z"], "m", tuple("abcd"))
+    assert "not read" not in log.note
+
+
+def test_weights_without_samples(tmp_path: Path) -> None:
+    weights = torch.rand(12, 4, 2).sort(dim=2, descending=True).values
+    value = {"ids": TENSORS[0], "weights": weights, "token_id": torch.arange(12), "label": "x", "num_experts": 64}
+    torch.save(value, tmp_path / "log")
+    log, (piece,) = pieces(tmp_path / "log")
+    assert np.array_equal(piece.weights, weights.numpy())
+    assert (log.experts, piece.label, piece.token_id.tolist()) == (64, "x", list(range(12)))
+    torch.save(value | {"weights": weights[:, :, :1]}, tmp_path / "log")
+    with pytest.raises(UserError, match=r"'weights': has shape \(12, 4, 1\), it should be \(12, 4, 2\), as the ids"):
+        pieces(tmp_path / "log")
+    torch.save(value | {"token_id": torch.arange(11)}, tmp_path / "log")
+    with pytest.raises(UserError, match="'token_id': .*, one for each of the 12 tokens"):
+        pieces(tmp_path / "log")
+
+
+def test_weights_of_a_batch_with_padding(tmp_path: Path) -> None:
+    mask = torch.arange(12) < torch.tensor([[12], [5]])
+    weights = torch.rand(2, 12, 4, 2).sort(dim=3, descending=True).values
+    ids = torch.stack([TENSORS[0]] * 2)
+    torch.save({"routed_experts": ids, "weights": weights, "attention_mask": mask}, tmp_path / "log")
+    _, found = pieces(tmp_path / "log")
+    assert [
+        np.array_equal(piece.weights, weights[at, : piece.num_tokens].numpy()) for at, piece in enumerate(found)
+    ] == [True] * len(found)
