@@ -208,6 +208,7 @@ def _iterate(run: TrainingRun, corpus: ImageCorpus | TextCorpus, check_every: in
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip))
     if not math.isfinite(norm):
         raise _diverged(run, f"the gradient became {norm}")
+    model.drop_idle_gradients(routing)  # here, where the norm has been waited for and a GPU has nothing else to do
     with indivisible(run):
         run.optimizer.step()
         model.after_iteration(routing)
