@@ -108,8 +108,10 @@ def find_training(name: str) -> Training:
 
 
 def _as_ordered(recipe: Any, order: Order) -> Any:
-    """The recipe with the length and the seed that were asked for."""
+    """The recipe with the length and the seed that were asked for; a shorter one has its share of the warm-up."""
     asked = {"iterations": order.iterations, "seed": order.seed}
+    if order.iterations is not None and order.iterations < recipe.iterations:
+        asked["warmup"] = round(recipe.warmup * order.iterations / recipe.iterations)
     return recipe.model_copy(update={key: value for key, value in asked.items() if value is not None})
 
 
