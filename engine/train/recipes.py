@@ -27,7 +27,7 @@ class AugmentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    crop_padding: int = Field(8, ge=0)
+    crop_padding: int = Field(default=8, ge=0)
     """pixels of reflected border before the random crop, fewer than the image has a side"""
     flip: bool = True
     jitter: Share = 0.3
@@ -38,8 +38,8 @@ class AugmentConfig(BaseModel):
     """share of images that lose a random rectangle"""
     mix: Share = 0.0
     """share of batches that are mixed, by MixUp or CutMix with equal chance"""
-    mixup_alpha: float = Field(0.8, gt=0, allow_inf_nan=False)
-    cutmix_alpha: float = Field(1.0, gt=0, allow_inf_nan=False)
+    mixup_alpha: float = Field(default=0.8, gt=0, allow_inf_nan=False)
+    cutmix_alpha: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
