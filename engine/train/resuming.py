@@ -139,7 +139,7 @@ def keep_to_tokenizer(folder: Path, tokenizer: Path | None) -> None:
         item.name not in (DATA, TOKENIZER) for item in folder.iterdir()
     ):
         raise UserError(
-            f"{folder} holds a training with another tokenizer than {own}; give that one with --tokenizer as before, "
+            f"{folder} holds a training with another tokenizer than {own}; give --tokenizer as before, "
             "another folder with --work, or delete this one to start afresh",
             field="tokenizer",
         )

@@ -117,7 +117,10 @@ def test_a_training_with_a_tokenizer_does_not_go_on_with_its_own(monkeypatch, da
     assert main([*command, "--tokenizer", str(given)]) == 0
     before = (tmp_path / "out" / "config.json").read_bytes()
     assert main(command) == 2
-    assert "another tokenizer than one trained on the texts; give that one with" in capsys.readouterr().err
+    assert (
+        "another tokenizer than one trained on the texts; give --tokenizer as before, another"
+        in capsys.readouterr().err
+    )
     assert not (work / "t" / "tokenizer.json").exists()
     assert (tmp_path / "out" / "config.json").read_bytes() == before
     assert main([*command, "--tokenizer", str(given)]) == 0
