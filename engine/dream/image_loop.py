@@ -45,17 +45,29 @@ class ImageDreams:
     """A batch of image dreams at some iteration.
 
     Results are those of each dream by itself, up to the rounding of batched products. On a CPU the same seed gives
-    the same bits at the same batch, and a batch that is saved and loaded goes on bit for bit.
+    the same bits at the same batch, and a batch goes on bit for bit from a ``state`` of it.
     """
 
-    def __init__(self, model: RoutedModel, dreams: Sequence[Dream], settings: ImageSettings) -> None:
+    def __init__(
+        self,
+        model: RoutedModel,
+        dreams: Sequence[Dream],
+        settings: ImageSettings,
+        state: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Begin, or go on from a ``state``.
+
+        Raises:
+            UserError: the model is for texts; products in bfloat16 are no quicker here; the state is of other dreams.
+        """
         config = model.config
         if config.modality != "vision":
             raise UserError(f"A {model.family} model for texts has no image to dream", field="model")
         self.model, self.dreams, self.settings = model, list(dreams), settings
         self.device = model.device
         self._low_precision = settings.precision == "bfloat16"
-        if self._low_precision and not gains_by_bfloat16(self.device):
+        # Of a new batch only: the clock may say otherwise to another process, and a state is of one that was let begin.
+        if self._low_precision and state is None and not gains_by_bfloat16(self.device):
             raise UserError(
                 "Products in bfloat16 are no quicker on this device, as far as is known: take precision float32",
                 field="image.precision",
@@ -73,6 +85,8 @@ class ImageDreams:
         self.curve: list[Tensor] = []
         self._needs = [d.objective.need for d in self.dreams]
         self._terms = torch.tensor([d.objective.terms for d in self.dreams], device=self.device)
+        if state is not None:
+            self._load(state)
 
     def run(self, iterations: int) -> None:
         """Climb for so many iterations, or until all are done."""
@@ -144,18 +158,13 @@ class ImageDreams:
         return examine(self.model, self._normal(shown), [d.objective for d in self.dreams])
 
     def state(self) -> dict[str, Tensor]:
-        """All that changes from iteration to iteration; with the same dreams and settings ``load`` goes on from it."""
+        """All that changes from iteration to iteration; given to the same dreams with the same settings, they go on."""
         tensors = {"spectrum": self.spectrum, "mean": self.mean, "square": self.square, "curve": self.curves()}
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()} | {
             "iteration": torch.tensor(self.iteration)
         }
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on where ``state`` was taken.
-
-        Raises:
-            UserError: the state is of other dreams.
-        """
+    def _load(self, state: dict[str, Tensor]) -> None:
         if state["spectrum"].shape != self.spectrum.shape:
             raise UserError(
                 f"The saved state holds dreams of shape {tuple(state['spectrum'].shape)}; these are of "

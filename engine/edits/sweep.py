@@ -85,13 +85,15 @@ def share_rows(
 ) -> list[Row]:
     """For each share r, ban the ⌈r·M⌉ most used modules of each step, as many of the least used, as many at random.
 
-    ``choices`` are the modules of each step; at least ``must_leave`` of them remain available.
+    ``choices`` are the modules of each step; at least ``must_leave`` of them remain available. Of one ``seed`` the
+    random ones of a larger share hold those of a smaller one.
 
     Raises:
         UserError: a share that is not between 0 and 1.
     """
-    rng, rows = np.random.default_rng(seed), []
+    rows = []
     for share in shares:
+        rng = np.random.default_rng(seed)  # anew, so that a share bans the same whichever others are asked for
         if not 0 < share < 1:
             raise UserError(f"a share of {share:g} of the modules; give shares between 0 and 1", field="shares")
         for which in WHICH:

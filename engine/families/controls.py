@@ -106,6 +106,11 @@ class EditControls(ControlsBase):
         if edits is not None:  # a family without EDITS never gets here
             raise NotImplementedError
 
+    def check_fit(self, config: dict[str, Any]) -> None:
+        """Refuse what does not fit the model with this configuration, before any weights are loaded; UserError with
+        ``field``. A family whose other controls depend on the model has its own."""
+        self.check_edits(config, self.edits)
+
     @field_validator("edits", mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
@@ -120,6 +125,31 @@ class EditControls(ControlsBase):
                 called = f"has no edit {name!r}" if isinstance(name, str) else "takes edits that say which they are"
                 raise ValueError(f"a {cls.FAMILY} model {called}{why}; it has: {', '.join(cls.EDITS) or 'none'}")
         return given
+
+
+def check_index(field: str, index: int | None, size: int, what: str = "") -> None:
+    """Refuse a place (``what``: of what, where ``field`` does not say) that is not one of ``size``."""
+    if index is not None and not 0 <= index < size:
+        raise UserError(f"{field}{': ' * bool(what)}{what} {index} is not one of 0 to {size - 1}", field=field)
+
+
+def check_table(
+    field: str, rows: Sequence[Sequence[Sequence[float]]], axes: Sequence[str], sizes: Sequence[int] | None = None
+) -> None:
+    """Refuse a table of three ``axes`` that is ragged, of other ``sizes`` than these, or not between 0 and 1."""
+    one, two, three = axes
+    seconds, thirds = {len(part) for part in rows}, {len(row) for part in rows for row in part}
+    if len(seconds) > 1 or len(thirds) > 1:
+        raise UserError(
+            f"the {field} are ragged: every {one} has as many {two}s, every {two} as many {three}s", field=field
+        )
+    shape = (len(rows), *seconds, *thirds)
+    if sizes is not None and shape != tuple(sizes):
+        raise UserError(
+            f"the {field} have shape {shape}; this model has ({one}s, {two}s, {three}s) = {tuple(sizes)}", field=field
+        )
+    if not all(0 <= value <= 1 for part in rows for row in part for value in row):  # NaN is neither
+        raise UserError(f"the {field} hold values that are not between 0 and 1", field=field)
 
 
 def only_those(edits: Sequence[Edit] | None, what: str) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls, Edits, check_index, only_those
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 
@@ -135,9 +136,29 @@ class DiPaCoControls(EditControls):
     )
     path: int | None = Field(None, ge=0, description="send every text down this path, whatever the router says")
 
-    @classmethod
-    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
-        dipaco_plan(config["levels"], edits)
+    def check_fit(self, config: dict[str, Any]) -> None:
+        made = DiPaCoConfig.model_validate(config)
+        dipaco_plan(made.levels, self.edits)
+        check_choice(made, self.path, self.reroute_every, edited=self.edits is not None)
+
+
+def check_choice(config: DiPaCoConfig, path: int | None, reroute_every: int | None, *, edited: bool) -> None:
+    """Refuse a path that there is not, or one beside another way to choose; UserError with ``field``."""
+    if path is not None and edited:
+        raise UserError(
+            f"path {path} holds for the whole text, so there is nothing to edit: give one of the two", field="edits"
+        )
+    if path is not None and reroute_every is not None:
+        raise UserError(
+            f"path {path} holds for the whole text, so there is nothing to choose again every {reroute_every} "
+            "tokens: give one of the two",
+            field="reroute_every",
+        )
+    check_index("path", path, config.num_paths)
+    if reroute_every is not None and not config.rerouter:
+        raise UserError(
+            "this model has no learned router, so it cannot choose a path again within a text", field="reroute_every"
+        )
 
 
 def dipaco_plan(levels: Sequence[int], edits: Edits) -> RoutePlan | None:

@@ -5,13 +5,15 @@ Source: "Directional Routing in Transformers", section 2 and appendix B.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.families.controls import EditControls, Edits, check_index, check_table, only_those
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
+from tokenpaths.engine.families.edit_values import Freeze
 
 Pooling = Literal["sequence", "prefix"]
 
@@ -109,9 +111,52 @@ class DirectionalFields(EditControls):
         None, description="What the routers read: the whole sequence, or only what stands before (causal)"
     )
 
-    @classmethod
-    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
-        directional_plan(DirectionalConfig.model_validate(config), edits)
+    def check_fit(self, config: dict[str, Any]) -> None:
+        made = DirectionalConfig.model_validate(config)
+        sizes = {"layer": made.layers, "head": made.heads, "direction": made.directions}
+        self.check_gate()
+        for name, size in sizes.items():
+            check_index(f"gate_{name}", getattr(self, f"gate_{name}"), size)
+        for layer, head in self.knocked_out or ():
+            check_index("knocked_out", layer, made.layers, "layer")
+            check_index("knocked_out", head, made.heads, "head")
+        if self.gates is not None:
+            check_table("gates", self.gates, tuple(sizes), tuple(sizes.values()))
+        self.plan(made)
+
+    def check_gate(self) -> None:
+        """Refuse a layer, head or direction whose gates are given no value."""
+        for name in ("gate_layer", "gate_head", "gate_direction"):
+            if self.gate is None and (place := getattr(self, name)) is not None:
+                raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
+
+    def plan(self, config: DirectionalConfig) -> RoutePlan | None:
+        """What each layer does differently.
+
+        Raises:
+            UserError: edits that do not fit the model; a layer that is to be frozen and to have gates given.
+        """
+        plan = directional_plan(config, self.edits)
+        if plan is None or not plan.frozen or (self.gate is None and self.gates is None):
+            return plan
+        if self.gates is not None:
+            raise UserError(
+                "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze or "
+                "gates",
+                field="gates",
+            )
+        set_by_hand = tuple(layer for layer in plan.frozen if self.gate_layer in (None, layer))
+        for edit in self.edits or ():
+            if isinstance(edit, Freeze) and edit.step in set_by_hand:
+                raise UserError(
+                    f"the router of step {edit.step} is frozen, and its gates are to be {self.gate:g}: leave out "
+                    "freeze or gate, or name another gate_layer",
+                    field="gate",
+                )
+        if set_by_hand == plan.frozen:
+            raise UserError("gates are given to every router, so none is left to be frozen", field="gate")
+        steps = tuple(None if layer in set_by_hand else step for layer, step in enumerate(plan.steps))
+        return replace(plan, steps=steps)
 
 
 def directional_plan(config: DirectionalConfig, edits: Edits) -> RoutePlan | None:

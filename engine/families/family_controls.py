@@ -92,14 +92,14 @@ def check_controls(family: str, config: dict[str, Any], values: dict[str, Any] |
     """Controls from plain values, checked against a model's configuration; None for a family unknown here.
 
     Raises:
-        UserError: a control that the family has not, a value outside its bounds, edits that do not fit this model;
-            ``field`` names it. Or the configuration is none of the family.
+        UserError: a control that the family has not, a value outside its bounds or those of this model, edits that do
+            not fit it, controls that do not go together; ``field`` names it. Or it is no configuration of the family.
     """
     if family not in FAMILY_CONTROLS:
         return None
     controls: EditControls = read_controls_of(FAMILY_CONTROLS[family], values, family)
     try:
-        controls.check_edits(config, controls.edits)
+        controls.check_fit(config)
     except (ValidationError, KeyError, TypeError):
         raise UserError(f"the configuration of this {family} model is damaged", field="model") from None
     return controls

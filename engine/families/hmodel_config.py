@@ -5,11 +5,13 @@ Source: H-Model, sections 3.2 to 3.5 and 6.7 to 6.9.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tokenpaths.engine.families.controls import EditControls, Edits, only_those
+from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import EditControls, Edits, check_table, only_those
 from tokenpaths.engine.families.edit_plan import RoutePlan, Routers, plan_routes
 
 InputName = Literal["image", "text"]
@@ -173,9 +175,56 @@ class HModelControls(EditControls):
         "GET /runs/{run}/edges gives of a sample or a label",
     )
 
-    @classmethod
-    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
-        hmodel_plan(HModelConfig.model_validate(config), edits)
+    def check_fit(self, config: dict[str, Any]) -> None:
+        made = HModelConfig.model_validate(config)
+        plan, given = hmodel_plan(made, self.edits), self.connections is not None
+        check_sharpening(made, self.alpha, self.alpha_rate, self.top_k, connections=given, plan=plan)
+        if self.connections is not None:
+            sizes = (made.iterations + 1, made.num_modules + len(made.inputs), made.num_targets)
+            check_table("connections", self.connections, ("iteration", "source", "target"), sizes)
+
+
+def check_sharpening(
+    config: HModelConfig,
+    alpha: float | None,
+    alpha_rate: float | None,
+    top_k: int | None,
+    *,
+    connections: bool,
+    plan: RoutePlan | None,
+) -> None:
+    """Refuse values that cannot work, or that change nothing because ``connections`` are given; None: as configured.
+
+    Raises:
+        UserError: ``field`` names the value.
+    """
+    # A bias moves the logits of given connections too, and α says how far.
+    biased = plan is not None and any(step is not None and step.bias for step in plan.steps)
+    idle = {"top_k": top_k} if biased else {"alpha": alpha, "alpha_rate": alpha_rate, "top_k": top_k}
+    for name, given in idle.items():
+        if connections and given is not None:
+            raise UserError(
+                f"{name} shapes what the layers say, and connections replace that: give one of the two", field=name
+            )
+    alpha = config.alpha if alpha is None else alpha
+    alpha_rate = config.alpha_rate if alpha_rate is None else alpha_rate
+    for name, value in (("alpha", alpha), ("alpha_rate", alpha_rate)):
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{name} is {value}; it must be a number above 0", field=name)
+    # Logarithms, because the power itself may overflow.
+    exponent = math.log10(alpha) + config.iterations * math.log10(alpha_rate)
+    if not -9 <= exponent <= 9:
+        raise UserError(
+            f"alpha {alpha:g} times alpha_rate {alpha_rate:g} at each of {config.iterations} iterations "
+            f"ends at 1e{exponent:.0f}; stay between 1e-9 and 1e9",
+            field="alpha_rate",
+        )
+    if top_k is not None and not 1 <= top_k <= config.num_targets:
+        raise UserError(
+            f"top_k is {top_k}; a layer has {config.num_targets} targets ({config.num_modules} hidden "
+            f"layers, {len(config.outputs)} outputs), so give 1 to {config.num_targets}",
+            field="top_k",
+        )
 
 
 def hmodel_plan(config: HModelConfig, edits: Edits) -> RoutePlan | None:

@@ -248,9 +248,16 @@ class RayTracingControls(EditControls):
     )
     theta_steps: int | None = Field(default=None, ge=1, le=1000, description="most threshold steps")
 
-    @classmethod
-    def check_edits(cls, config: dict[str, Any], edits: Edits) -> None:
-        raytracing_plan(RayTracingConfig.model_validate(config), edits)
+    def check_fit(self, config: dict[str, Any]) -> None:
+        made = RayTracingConfig.model_validate(config)
+        raytracing_plan(made, self.edits)
+        check_steps(made, self.theta_steps)
+
+
+def check_steps(config: RayTracingConfig, theta_steps: int | None) -> None:
+    """Refuse more threshold steps than the network was trained for, or none."""
+    if theta_steps is not None and not 1 <= theta_steps <= config.theta_steps:
+        raise UserError(f"theta_steps {theta_steps} is not between 1 and {config.theta_steps}", field="theta_steps")
 
 
 def raytracing_plan(config: RayTracingConfig, edits: Edits) -> RoutePlan | None:

@@ -65,16 +65,15 @@ class ImageWork:
         self.request, self.folder, self.loaded = request, folder, loaded
         self.original = original_image(request, folder, context, loaded) if request.has_original else None
         self.items = _items(request, folder, context, loaded, self.original)
-        self.dreams = ImageDreams(loaded.model, [item.dream for item in self.items], request.image)
         self.made_for = {"request": json.loads(request.model_dump_json()), "checkpoint": loaded.sha256}
         kept = load_state(folder, self.made_for)
+        state = None if kept is None else kept[0]
+        self.dreams = ImageDreams(loaded.model, [item.dream for item in self.items], request.image, state)
         if kept is None:
             self.history: list[dict[str, Any]] = [{"iteration": 0, "items": self.dreams.examine()}]
             self._write_original()
         else:
-            tensors, about = kept
-            self.history = about["history"]
-            self.dreams.load(tensors)
+            self.history = kept[1]["history"]
         self.finished = False
         self.saved_at = time.monotonic()
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.families.dipaco_config import DiPaCoConfig, DiPaCoControls, dipaco_plan
+from tokenpaths.engine.families.dipaco_config import DiPaCoConfig, DiPaCoControls, check_choice, dipaco_plan
 from tokenpaths.engine.families.edit_plan import RoutePlan
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.dipaco_path import Ends, PathModel, check_same_shape, initialise, new_block
@@ -211,12 +211,8 @@ class DiPaCo(RoutedModel):
         Raises:
             UserError: ``reroute_every`` is given, but the model has no learned router.
         """
+        check_choice(self.config, None, reroute_every, edited=edits is not None)
         every = reroute_every or self.config.reroute_every
-        if every is not None and self.router.rerouter is None:
-            raise UserError(
-                "this model has no learned router, so it cannot choose a path again within a text",
-                field="reroute_every",
-            )
         prefix = self.config.prefix
         chunks = chunk_of_position(ids.shape[1], prefix, every).to(ids.device)
         scores = [self.router.scores(self.router.features(ids, valid)).unsqueeze(1)]
@@ -288,20 +284,9 @@ class DiPaCo(RoutedModel):
         Raises:
             UserError: there is no such path, no learned router to choose again, or two of these are asked for.
         """
-        if path is not None and edits is not None:
-            raise UserError(
-                f"path {path} holds for the whole text, so there is nothing to edit: give one of the two", field="edits"
-            )
+        check_choice(self.config, path, reroute_every, edited=edits is not None)
         given = None
-        if path is not None and reroute_every is not None:
-            raise UserError(
-                f"path {path} holds for the whole text, so there is nothing to choose again every {reroute_every} "
-                "tokens: give one of the two",
-                field="reroute_every",
-            )
         if path is not None:
-            if not 0 <= path < self.config.num_paths:
-                raise UserError(f"path {path} is not one of 0 to {self.config.num_paths - 1}", field="path")
             given, reroute_every = torch.full((len(inputs), 1), path, device=inputs.device), None
         output = self(inputs, given, valid, reroute_every, edits)
         entropy_BCS = self.level_entropy(output.scores)

@@ -142,7 +142,7 @@ def calibrate_bias(scores: Float[Tensor, "N P"], target: Float[Tensor, " P"]) ->
     z = scores[:, used].double()
     log_target = target[used].double().log()
     b = torch.zeros(int(used.sum()), dtype=torch.float64)
-    temperature = max(float(z.std()), 1e-9)
+    temperature = max(float(z.std()) if z.numel() > 1 else 0.0, 1e-9)  # one score has no spread
     for _ in range(12):
         for _ in range(40):
             log_share = ((z + b) / temperature).log_softmax(dim=1).logsumexp(dim=0) - np.log(len(z))

@@ -7,21 +7,16 @@ Source: "Directional Routing in Transformers", section 2 (rules), sections 3, 4 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
-from tokenpaths.engine.families.directional_config import (
-    DirectionalConfig,
-    DirectionalFields,
-    Pooling,
-    directional_plan,
-)
+from tokenpaths.engine.families.controls import check_index, check_table
+from tokenpaths.engine.families.directional_config import DirectionalConfig, DirectionalFields, Pooling
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from tokenpaths.engine.families.edit_values import Freeze
 
 OFF, NEUTRAL, FULL = 0.0, 0.5, 1.0
 """gate values of the interventions: nothing is removed, half of it, all of it"""
@@ -134,12 +129,12 @@ class Interventions:
             if not config.directions:
                 raise UserError("the unrouted twin has no gates to edit", field="edits")
             for name, size in sizes.items():
-                _check_index(name, getattr(edit, name), size)
+                check_index(name, getattr(edit, name), size)
         for layer, head in self.knocked_out:
-            _check_index("layer", layer, config.layers)
-            _check_index("head", head, config.heads)
+            check_index("layer", layer, config.layers)
+            check_index("head", head, config.heads)
         for layer in self.gate_layers or ():
-            _check_index("gate_layers", layer, config.layers)
+            check_index("gate_layers", layer, config.layers)
         if self.gates is not None:
             shape = (config.layers, config.heads, config.directions)
             if tuple(self.gates.shape[2:]) != shape:
@@ -190,43 +185,12 @@ class DirectionalControls(DirectionalFields):
             UserError: a layer, head or direction is named, but no value for its gates; foreign gates that are
                 ragged or outside [0, 1].
         """
-        names = ("gate_layer", "gate_head", "gate_direction")
-        places = [getattr(self, name) for name in names]
-        for name, place in zip(names, places, strict=True):
-            if self.gate is None and place is not None:
-                raise UserError(f"{name} {place} needs a value for its gates: give gate as well", field="gate")
+        self.check_gate()
+        places = self.gate_layer, self.gate_head, self.gate_direction
         edits: tuple[GateEdit, ...] = () if self.gate is None else (GateEdit(self.gate, *places),)
         if self.edits and config is not None:
             edits += gate_edits(self.plan(config), config)
         return Interventions(edits, self.knocked_out or (), _foreign(self.gates), pooling=self.pooling)
-
-    def plan(self, config: DirectionalConfig) -> RoutePlan | None:
-        """What each layer does differently.
-
-        Raises:
-            UserError: edits that do not fit the model; a layer that is to be frozen and to have gates given.
-        """
-        plan = directional_plan(config, self.edits)
-        if plan is None or not plan.frozen or (self.gate is None and self.gates is None):
-            return plan
-        if self.gates is not None:
-            raise UserError(
-                "frozen layers take the gates of the unedited pass, so no others can be put in: leave out freeze or "
-                "gates",
-                field="gates",
-            )
-        set_by_hand = tuple(layer for layer in plan.frozen if self.gate_layer in (None, layer))
-        for edit in self.edits or ():
-            if isinstance(edit, Freeze) and edit.step in set_by_hand:
-                raise UserError(
-                    f"the router of step {edit.step} is frozen, and its gates are to be {self.gate:g}: leave out "
-                    "freeze or gate, or name another gate_layer",
-                    field="gate",
-                )
-        if set_by_hand == plan.frozen:
-            raise UserError("gates are given to every router, so none is left to be frozen", field="gate")
-        steps = tuple(None if layer in set_by_hand else step for layer, step in enumerate(plan.steps))
-        return replace(plan, steps=steps)
 
 
 def gate_edits(plan: RoutePlan | None, config: DirectionalConfig) -> tuple[GateEdit, ...]:
@@ -247,18 +211,5 @@ def _foreign(values: tuple[tuple[tuple[float, ...], ...], ...] | None) -> Float[
     """Gates given as plain values: one decision for all sequences and positions."""
     if values is None:
         return None
-    try:
-        gates = torch.tensor(values)
-    except ValueError:
-        raise UserError(
-            "the gates to put in are ragged: every layer has as many heads, every head as many directions",
-            field="gates",
-        ) from None
-    if gates.ndim != 3 or not bool(((gates >= 0) & (gates <= 1)).all()):
-        raise UserError("the gates to put in should be [layer][head][direction], each between 0 and 1", field="gates")
-    return gates[None, None]
-
-
-def _check_index(name: str, index: int | None, size: int) -> None:
-    if index is not None and not 0 <= index < size:
-        raise UserError(f"{name} {index} is not one of 0 to {size - 1}", field=name)
+    check_table("gates", values, ("layer", "head", "direction"))
+    return torch.tensor(values)[None, None]

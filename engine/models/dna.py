@@ -350,6 +350,19 @@ class DNA(RoutedModel):
         working = ~torch.tensor(self.identity, device=self.device)
         return torch.stack([balance_loss(d.logits, d.module_ids, working) for d in routing]).mean()
 
+    @torch.no_grad()
+    def drop_idle_gradients(self, routing: list[Decision]) -> None:
+        """See ``RoutedModel.drop_idle_gradients``: weights that were stacked have zeros, a step to AdamW."""
+        if not routing:
+            return
+        ids = torch.cat([decision.module_ids.flatten() for decision in routing])
+        # No bincount: on a GPU it waits for the largest id, and then the flags would be waited for as well.
+        visited_M = torch.zeros(len(self.bank), dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
+        for module, visited in zip(self.bank, visited_M.tolist(), strict=True):
+            if not visited:
+                for parameter in module.parameters():
+                    parameter.grad = None
+
     def after_iteration(self, routing: list[Decision]) -> None:
         """Move the selection bias (equation 5)."""
         self.update_bias(routing)

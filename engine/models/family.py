@@ -234,6 +234,10 @@ class RoutedModel(nn.Module):
         """What a recipe's ``balance`` weighs; only a family that such recipes are for has it."""
         raise NotImplementedError
 
+    def drop_idle_gradients(self, routing: Any) -> None:
+        """Called before each optimiser step: a module that no token reached has no gradient, so that neither weight
+        decay nor an old momentum moves it."""
+
     def after_iteration(self, routing: Any) -> None:
         """Called once after each optimiser step, outside autograd."""
 

@@ -21,7 +21,12 @@ from torch.nn import functional as F
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import ModuleInfo
-from tokenpaths.engine.families.raytracing_config import RayTracingConfig, RayTracingControls, raytracing_plan
+from tokenpaths.engine.families.raytracing_config import (
+    RayTracingConfig,
+    RayTracingControls,
+    check_steps,
+    raytracing_plan,
+)
 from tokenpaths.engine.models.family import RoutedModel, Traced
 from tokenpaths.engine.models.raytracing_relax import EXECUTIONS, RayTracingOutput
 
@@ -189,9 +194,8 @@ class RayTracing(OnFeatures, RoutedModel):
             UserError: a cap below 1 or above the configured one.
         """
         config = self.config
+        check_steps(config, theta_steps)
         cap = config.theta_steps if theta_steps is None else theta_steps
-        if not 1 <= cap <= config.theta_steps:
-            raise UserError(f"theta_steps {cap} is not between 1 and {config.theta_steps}", field="theta_steps")
         limit = config.theta_out if theta_out is None else theta_out
         with torch.autocast(features.device.type, enabled=False):
             signals = self.inputs(features.float())

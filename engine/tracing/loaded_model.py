@@ -22,6 +22,7 @@ from tokenpaths.engine.base.records import FIRST_PREDICTION, NOT_OFFERED_KIND, W
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.data.tokenizer import Encoded, TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import WEIGHTS, Checkpoint, CheckpointError, find_checkpoint
+from tokenpaths.engine.families.family_controls import check_controls
 from tokenpaths.engine.models.checkpoint import build_model, file_sha256
 from tokenpaths.engine.models.family import ControlsBase, RoutedModel, Traced
 from tokenpaths.engine.tracing.traceable import ModelInput
@@ -48,8 +49,10 @@ class LoadedModel:
 
     def with_controls(self, values: dict[str, Any] | None) -> LoadedModel:
         """See ``Traceable.with_controls``."""
+        # Both refuse what does not fit this model, before anything runs: what its configuration tells, and the rest.
+        check_controls(self.family, self.checkpoint.config.model_dump(mode="json"), values)
         controls = self.model.read_controls(values)
-        self.model.top_k_under(controls)  # refuses what does not fit this model, before anything runs
+        self.model.top_k_under(controls)
         return replace(self, controls=controls)
 
     def without_controls(self) -> LoadedModel:

@@ -19,7 +19,7 @@ import torch
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS, named_object
 from tokenpaths.engine.train.loop import Progress
-from tokenpaths.engine.train.resuming import alone_in, data_sums, keep_to_data
+from tokenpaths.engine.train.resuming import alone_in, data_sums, keep_to_data, keep_to_tokenizer
 
 if TYPE_CHECKING:
     from tokenpaths.engine.train.dipaco.dipaco_recipe import DiPaCoRecipe
@@ -108,8 +108,10 @@ def find_training(name: str) -> Training:
 
 
 def _as_ordered(recipe: Any, order: Order) -> Any:
-    """The recipe with the length and the seed that were asked for."""
+    """The recipe with the length and the seed that were asked for; a shorter one has its share of the warm-up."""
     asked = {"iterations": order.iterations, "seed": order.seed}
+    if order.iterations is not None and order.iterations < recipe.iterations:
+        asked["warmup"] = round(recipe.warmup * order.iterations / recipe.iterations)
     return recipe.model_copy(update={key: value for key, value in asked.items() if value is not None})
 
 
@@ -211,7 +213,7 @@ def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
     with order.stage(f"reading {recipe.train_file}"):
         languages = load_languages(order.data)
         order.work.mkdir(parents=True, exist_ok=True)
-        tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size)
+        tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size, order.tokenizer)
         corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
     reporting: dict[str, Any] = dict(check_every=100, device=order.device, on_progress=order.on_progress)
     done = train(recipe, corpus, held_out, order.work, **reporting)
@@ -239,8 +241,8 @@ def dipaco_trainings() -> list[Training]:
 
 
 def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
-    from tokenpaths.engine.data.tokenizer import TextTokenizer
     from tokenpaths.engine.train.cards import note, rounded
+    from tokenpaths.engine.train.corpora import kept_tokenizer
     from tokenpaths.engine.train.dipaco.dipaco_recipe import FILES, RECIPES
     from tokenpaths.engine.train.dipaco.documents import load_documents
     from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, export, learn_to_reroute, routed_numbers
@@ -250,7 +252,8 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     _only_its_length(order, recipe.name)
     recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {FILES[0]}"):
-        tokenizer = TextTokenizer.load(order.tokenizer or SHARED_TOKENIZER)
+        file = order.tokenizer or SHARED_TOKENIZER
+        tokenizer = kept_tokenizer(file, order.work, recipe.model.vocab_size)
         documents, val = (load_documents(order.data / file, tokenizer, recipe.model, on_short="drop") for file in FILES)
     resources = Resources(order.workers, device=order.device)
     shared: dict[str, Any] = dict(resources=resources, on_progress=order.on_progress)
@@ -258,6 +261,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     shared_base = order.work.parent / "dipaco-base"
     with alone_in(shared_base, "the base of all DiPaCo"):
         keep_to_data(shared_base, order.data, FILES[:1])
+        keep_to_tokenizer(shared_base, file)
         base = train(RECIPES["base"], documents, shared_base, **shared)
     done = train(recipe, documents, order.work, base=base.model.path_model(0), **shared)
     learnt: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from tokenpaths.engine.data.datasets import Dataset, Sample, open_dataset
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import TOKENIZER
 from tokenpaths.engine.train.recipes import Recipe
+from tokenpaths.engine.train.resuming import keep_to_tokenizer
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def load_corpora(
     """Training and validation data of a recipe; trains a tokenizer in ``work`` if none is given.
 
     Raises:
-        UserError: a file is missing, unreadable or too short for one batch, or the tokenizer has another vocabulary.
+        UserError: a file is missing, unreadable or too short for one batch, or the tokenizer has another vocabulary or
+            is not the one that the training in ``work`` began with.
     """
     train_file, val_file = data / recipe.train_file, data / recipe.val_file
     if recipe.model.modality == "vision":
@@ -125,23 +127,42 @@ def load_corpora(
         _require_batch(train_file, len(train.labels), recipe.batch_size, "images")
         _require_batch(val_file, len(val.labels), 1, "images")
         return train, val
-    if tokenizer_file is None:
-        tokenizer_file = work / TOKENIZER
-        if not tokenizer_file.exists():
-            size, instead = recipe.model.vocab_size, ", or --tokenizer"
-            trained_tokenizer(read_texts(train_file), size, train_file.name, instead).save(tokenizer_file)
-    tokenizer = TextTokenizer.load(tokenizer_file)
-    if tokenizer.vocab_size != recipe.model.vocab_size:
-        raise UserError(
-            f"{tokenizer_file} has {tokenizer.vocab_size} entries, "
-            f"recipe {recipe.name} expects {recipe.model.vocab_size}",
-            field="tokenizer",
-        )
+    size, instead = recipe.model.vocab_size, ", or --tokenizer"
+    train_own = lambda: trained_tokenizer(read_texts(train_file), size, train_file.name, instead)  # noqa: E731
+    tokenizer = kept_tokenizer(tokenizer_file or own_tokenizer(work, train_own), work, size)
     texts = load_text(train_file, tokenizer), load_text(val_file, tokenizer)
     context = recipe.model.context
     _require_batch(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
     _require_batch(val_file, len(texts[1].ids), context + 1, "tokens")
     return texts
+
+
+def own_tokenizer(work: Path, train_own: Callable[[], TextTokenizer]) -> Path:
+    """The file of the tokenizer that a training in ``work`` has where none is given to it, trained as it begins.
+
+    Raises:
+        UserError: the training began with one that was given.
+    """
+    file = work / TOKENIZER
+    if not file.exists():
+        keep_to_tokenizer(work, None)  # before minutes go into a vocabulary that would be refused
+        train_own().save(file)
+    return file
+
+
+def kept_tokenizer(file: Path, work: Path, vocab_size: int) -> TextTokenizer:
+    """The tokenizer of ``file``, to which the training in ``work`` keeps from now on.
+
+    Raises:
+        UserError: it is not the one that the training began with, or has not the vocabulary of the recipe.
+    """
+    tokenizer = TextTokenizer.load(file)
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(
+            f"{file} has {tokenizer.vocab_size:,} entries, the recipe takes {vocab_size:,}", field="tokenizer"
+        )
+    keep_to_tokenizer(work, file)
+    return tokenizer
 
 
 def trained_tokenizer(texts: Sequence[str], vocab_size: int, source: str, instead: str = "") -> TextTokenizer:

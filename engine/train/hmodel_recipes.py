@@ -17,7 +17,7 @@ import torch
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.tokenizer import TextTokenizer
-from tokenpaths.engine.families.checkpoint_config import TOKENIZER, read_checkpoint
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.hmodel_config import HiddenLayerConfig
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.hmodel.hmodel import HModel, HModelConfig
@@ -33,7 +33,14 @@ from tokenpaths.engine.train.cards import (
     save_card,
     section,
 )
-from tokenpaths.engine.train.corpora import TextCorpus, label_of, read_rows, trained_tokenizer
+from tokenpaths.engine.train.corpora import (
+    TextCorpus,
+    kept_tokenizer,
+    label_of,
+    own_tokenizer,
+    read_rows,
+    trained_tokenizer,
+)
 from tokenpaths.engine.train.loop import TrainingRun, evaluate
 from tokenpaths.engine.train.recipes import Recipe
 
@@ -143,16 +150,17 @@ def _read(path: Path) -> LabelledTexts:
     return LabelledTexts(tuple(text for _, text in pairs), tuple(language for language, _ in pairs))
 
 
-def tokenizer_for(languages: Languages, work: Path, vocab_size: int = _DEEP.vocab_size) -> TextTokenizer:
-    """The tokenizer in ``work``; trained on the training texts if there is none yet.
+def tokenizer_for(
+    languages: Languages, work: Path, vocab_size: int = _DEEP.vocab_size, given: Path | None = None
+) -> TextTokenizer:
+    """The tokenizer that is given, or the one in ``work``, trained on the training texts if there is none yet.
 
     Raises:
-        UserError: these do not fill the vocabulary.
+        UserError: these do not fill the vocabulary; or the training in ``work`` began with another tokenizer.
     """
-    path = work / TOKENIZER
-    if not path.exists():
-        trained_tokenizer(languages.train.texts, vocab_size, "the training file").save(path)
-    return TextTokenizer.load(path)
+    instead = ", or --tokenizer"
+    train_own = lambda: trained_tokenizer(languages.train.texts, vocab_size, "the training file", instead)  # noqa: E731
+    return kept_tokenizer(given or own_tokenizer(work, train_own), work, vocab_size)
 
 
 def ship(run: TrainingRun, languages: Languages, tokenizer: TextTokenizer, out: Path, command: str) -> Path:

@@ -76,10 +76,14 @@ class TrainingRun(Resumable):
 
 
 def learning_rate(recipe: Recipe, iteration: int) -> float:
-    """Linear warm-up, then cosine, or constant with a linear fall over the last fifth to η/10."""
-    if iteration < recipe.warmup:
-        return recipe.start_rate + (recipe.learning_rate - recipe.start_rate) * iteration / recipe.warmup
-    done = (iteration - recipe.warmup) / max(1, recipe.iterations - recipe.warmup)
+    """Linear warm-up, then cosine, or constant with a linear fall over the last fifth to η/10.
+
+    A warm-up takes at most half of the iterations: a rate that only rises would never train at its height.
+    """
+    warmup = min(recipe.warmup, recipe.iterations // 2)
+    if iteration < warmup:
+        return recipe.start_rate + (recipe.learning_rate - recipe.start_rate) * iteration / warmup
+    done = (iteration - warmup) / max(1, recipe.iterations - warmup)
     if recipe.schedule == "cosine":
         return recipe.final_rate + (recipe.learning_rate - recipe.final_rate) * (1 + math.cos(math.pi * done)) / 2
     fall = max(0.0, (iteration / recipe.iterations - 0.8) / 0.2)
@@ -144,11 +148,12 @@ def train(
         TrainingDiverged: the loss or its gradient is no longer finite.
     """
     device = device or pick_device()
-    for part, words in ((corpus, "training"), (val, "validation")):
-        if isinstance(part, TextCorpus) and len(part.ids) < recipe.model.context + 2:
+    # Windows of a training begin at any of ``context`` offsets, those of an evaluation do not.
+    for part, words, windows in ((corpus, "training", 2), (val, "validation", 1)):
+        if isinstance(part, TextCorpus) and len(part.ids) < (needed := windows * recipe.model.context + 1):
             raise UserError(
-                f"the {words} text has {len(part.ids)} tokens, fewer than one window of context "
-                f"{recipe.model.context} and the token behind it: give more text, or a smaller context",
+                f"the {words} text has {len(part.ids):,} tokens, and a context of {recipe.model.context:,} needs "
+                f"{needed:,} there: give more text, or a smaller context",
                 field="context",
             )
     run = open_run(recipe, folder, device)
@@ -208,6 +213,7 @@ def _iterate(run: TrainingRun, corpus: ImageCorpus | TextCorpus, check_every: in
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip))
     if not math.isfinite(norm):
         raise _diverged(run, f"the gradient became {norm}")
+    model.drop_idle_gradients(routing)  # here, where the norm has been waited for and a GPU has nothing else to do
     with indivisible(run):
         run.optimizer.step()
         model.after_iteration(routing)
@@ -273,8 +279,8 @@ def _batches(
     windows = (len(corpus.ids) - 1) // context
     if limit is not None:
         windows = min(windows, max(1, limit // context))
-    # Spread over the whole corpus when only a part is read.
-    starts = torch.linspace(0, len(corpus.ids) - context - 1, windows).long()
+    # Spread over the whole corpus when only a part is read; in integers, as float32 cannot count beyond 2²⁴ tokens.
+    starts = torch.arange(windows) * (len(corpus.ids) - context - 1) // max(1, windows - 1)
     for part in starts.split(32):
         places = part[:, None] + torch.arange(context + 1)
         rows = corpus.ids[places].long()

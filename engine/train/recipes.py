@@ -19,24 +19,27 @@ else:
     FamilyConfig = SerializeAsAny[InstanceOf[BaseModel]]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class AugmentConfig(BaseModel):
     """Vision augmentation; zero switches a part off."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    crop_padding: int = 8
-    """pixels of reflected border before the random crop"""
+    crop_padding: int = Field(default=8, ge=0)
+    """pixels of reflected border before the random crop, fewer than the image has a side"""
     flip: bool = True
-    jitter: float = 0.3
-    """brightness, contrast and saturation"""
-    auto_augment: float = 0.0
+    jitter: Share = 0.3
+    """brightness, contrast and saturation, each scaled by 1 ± so much"""
+    auto_augment: Share = 0.0
     """share of images that pass through the AutoAugment policy"""
-    erase: float = 0.25
+    erase: Share = 0.25
     """share of images that lose a random rectangle"""
-    mix: float = 0.0
+    mix: Share = 0.0
     """share of batches that are mixed, by MixUp or CutMix with equal chance"""
-    mixup_alpha: float = 0.8
-    cutmix_alpha: float = 1.0
+    mixup_alpha: float = Field(default=0.8, gt=0, allow_inf_nan=False)
+    cutmix_alpha: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -57,7 +60,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     start_rate: float = Field(1e-7, ge=0, allow_inf_nan=False)
     final_rate: float = Field(1e-6, ge=0, allow_inf_nan=False)
-    warmup: int = Field(100, ge=0, description="iterations")
+    warmup: int = Field(100, ge=0, description="iterations, at most half of them all")
     schedule: Literal["cosine", "constant-linear"] = "cosine"
     weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False)
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -88,6 +91,32 @@ class Recipe(BaseModel):
             # A router would lower the loss by what it gives to modules that the step does not offer.
             raise ValueError("balance is for steps that may choose any module, not for a model with choices")
         return self
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Recipe:
+        task = getattr(self.model, "task", "predict" if self._modality == "text" else "classify")
+        if self.label_smoothing and task == "predict":
+            raise ValueError(f"label_smoothing {self.label_smoothing:g} is for classes; a model that predicts takes 0")
+        if self.family == "dna" and self.model.skip_ratio and not self.model.skip_speed:
+            raise ValueError(
+                f"skip_ratio {self.model.skip_ratio:g} is reached by skip_speed, which is 0: give both or neither"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _crops_inside_the_image(self) -> Recipe:
+        side = getattr(self.model, "image_size", None) if self._modality == "vision" else None
+        if side is not None and self.augment.crop_padding >= side:
+            raise ValueError(
+                f"augment.crop_padding {self.augment.crop_padding} is not below image_size {side}: a border reflects "
+                "the image"
+            )
+        return self
+
+    @property
+    def _modality(self) -> str | None:
+        """None for a plugin's model that does not say."""
+        return getattr(self.model, "modality", None)
 
     def dense_twin(self) -> Recipe:
         """The same recipe for the dense twin of the model, which has nothing to balance."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from tokenpaths.engine.base.device import gains_by_bfloat16
 from tokenpaths.engine.base.errors import Held, UserError
 from tokenpaths.engine.base.files import HolderLock, write_atomically
+from tokenpaths.engine.families.checkpoint_config import TOKENIZER
 from tokenpaths.engine.models.checkpoint import file_sha256
 
 DATA = "data.json"
@@ -113,19 +114,47 @@ def keep_to_data(folder: Path, data: Path, files: Sequence[str]) -> dict[str, st
     """
     if not (sums := data_sums(data, files)):
         return {}
-    kept_in = folder / DATA
-    try:
-        kept = json.loads(kept_in.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    other = [file for file in sums if isinstance(kept, dict) and kept.get(file, sums[file]) != sums[file]]
-    if other and any(item != kept_in for item in folder.iterdir()):
+    kept = _kept_sums(folder)
+    other = [file for file in sums if kept.get(file, sums[file]) != sums[file]]
+    if other and any(item.name != DATA for item in folder.iterdir()):
         raise UserError(
             f"{folder} holds a training on another {' and '.join(other)} than that in {data}; "
             "give another folder with --work, or delete this one to start afresh",
             field="work",
         )
-    if kept != sums:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept_in, json.dumps(sums, indent=1).encode())
+    _keep_sums(folder, kept, sums)
     return sums
+
+
+def keep_to_tokenizer(folder: Path, tokenizer: Path | None) -> None:
+    """``keep_to_data`` for the tokenizer, which decides what every id means to the weights; None: one that is yet to
+    be trained in ``folder``.
+
+    Raises:
+        UserError: what the folder holds was trained with another one.
+    """
+    kept, own = _kept_sums(folder), "one trained on the texts" if tokenizer is None else str(tokenizer)
+    sums = {} if tokenizer is None else {TOKENIZER: file_sha256(tokenizer)}
+    if kept.get(TOKENIZER, sums.get(TOKENIZER)) != sums.get(TOKENIZER) and any(
+        item.name not in (DATA, TOKENIZER) for item in folder.iterdir()
+    ):
+        raise UserError(
+            f"{folder} holds a training with another tokenizer than {own}; give --tokenizer as before, "
+            "another folder with --work, or delete this one to start afresh",
+            field="tokenizer",
+        )
+    _keep_sums(folder, kept, sums)
+
+
+def _kept_sums(folder: Path) -> dict[str, str]:
+    try:
+        kept = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _keep_sums(folder: Path, kept: dict[str, str], sums: dict[str, str]) -> None:
+    if kept | sums != kept:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / DATA, json.dumps(kept | sums, indent=1).encode())

@@ -6,7 +6,6 @@ Source: H-Model, section 3.5 (equations 4 and 5).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,8 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.controls import check_table
 from tokenpaths.engine.families.edit_plan import RoutePlan
-from tokenpaths.engine.families.hmodel_config import HModelConfig
+from tokenpaths.engine.families.hmodel_config import HModelConfig, check_sharpening
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,11 @@ def route_settings(
     Raises:
         UserError: a value that cannot work; ``field`` names it.
     """
+    check_sharpening(config, alpha, alpha_rate, top_k, connections=connections is not None, plan=plan)
     alpha = config.alpha if alpha is None else alpha
     alpha_rate = config.alpha_rate if alpha_rate is None else alpha_rate
-    for name, value in (("alpha", alpha), ("alpha_rate", alpha_rate)):
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{name} is {value}; it must be a number above 0", field=name)
-    # Logarithms, because the power itself may overflow.
-    exponent = math.log10(alpha) + config.iterations * math.log10(alpha_rate)
-    if not -9 <= exponent <= 9:
-        raise UserError(
-            f"alpha {alpha:g} times alpha_rate {alpha_rate:g} at each of {config.iterations} iterations "
-            f"ends at 1e{exponent:.0f}; stay between 1e-9 and 1e9",
-            field="alpha_rate",
-        )
     if top_k is None and not training:
         top_k = config.route_top_k
-    if top_k is not None and not 1 <= top_k <= config.num_targets:
-        raise UserError(
-            f"top_k is {top_k}; a layer has {config.num_targets} targets ({config.num_modules} hidden "
-            f"layers, {len(config.outputs)} outputs), so give 1 to {config.num_targets}",
-            field="top_k",
-        )
     if connections is not None:
         connections = _checked(config, connections.to(device, torch.float32))
     return RouteSettings(alpha, alpha_rate, top_k, connections, plan)
@@ -100,15 +84,10 @@ def given_connections(values: tuple[tuple[tuple[float, ...], ...], ...]) -> Tens
     """Connections given as plain values.
 
     Raises:
-        UserError: they are ragged.
+        UserError: they are ragged, or not between 0 and 1.
     """
-    try:
-        return torch.tensor(values)
-    except ValueError:
-        raise UserError(
-            "the connections are ragged: every iteration has as many sources, every source as many targets",
-            field="connections",
-        ) from None
+    check_table("connections", values, ("iteration", "source", "target"))
+    return torch.tensor(values)
 
 
 def edit_logits(logits: Tensor, plan: RoutePlan | None, iteration: int) -> Tensor:

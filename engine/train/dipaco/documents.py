@@ -132,11 +132,11 @@ def split_documents(sequences: Sequences, router_share: float, stop_share: float
     return Split(*rows)
 
 
-def check_shards(paths: Int[Tensor, "N n"], config: DiPaCoConfig) -> Int[Tensor, " P"]:
+def check_shards(paths: Int[Tensor, "N n"], config: DiPaCoConfig, replicas: int = 1) -> Int[Tensor, " P"]:
     """Shard sizes.
 
     Raises:
-        UserError: there are fewer documents than paths, or a shard is empty.
+        UserError: there are fewer documents than paths; a shard is empty, or that of one of its replicas.
     """
     if len(paths) < config.num_paths:
         raise UserError(
@@ -151,6 +151,12 @@ def check_shards(paths: Int[Tensor, "N n"], config: DiPaCoConfig) -> Int[Tensor,
             f"the shard of path {path} (modules {config.path_modules[path].tolist()}) is empty under router "
             f"{config.router!r}: use fewer modules in levels, overlap=2 or another router",
             field="router",
+        )
+    if int(sizes.min()) < replicas:
+        raise UserError(
+            f"the shard of path {int(sizes.argmin())} has {int(sizes.min())} sequences, too few for {replicas} "
+            "replicas: give one to each at least",
+            field="replicas",
         )
     return sizes
 

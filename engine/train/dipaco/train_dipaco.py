@@ -286,7 +286,7 @@ def fit_first_router(run: DiPaCoRun, features: Float[Tensor, "N D"]) -> LinearSc
 def _shard(run: DiPaCoRun, rows: Int[Tensor, " n"]) -> None:
     """Assign the training sequences by the present router and keep that on disk."""
     paths = _paths(run, rows, run.recipe.overlap)
-    run.sizes = check_shards(paths, run.recipe.model).tolist()
+    run.sizes = check_shards(paths, run.recipe.model, run.recipe.replicas).tolist()
     run.shards = run.outer
     save_tensors(shards_file(run.folder, run.outer), {"rows": rows, "paths": paths})
 

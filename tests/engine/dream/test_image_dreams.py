@@ -232,19 +232,25 @@ def test_kept_pixels_stay_the_original_s(model: DNA, ids: torch.Tensor) -> None:
     assert not torch.isclose(shown[:, ~dream.keep], dream.context[:, ~dream.keep]).any(dim=0).all()
 
 
-def test_a_dream_that_was_stopped_goes_on_bit_for_bit(model: DNA, ids: torch.Tensor) -> None:
-    through = ImageDreams(model, _dreams(ids), SETTINGS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_dream_that_was_stopped_goes_on_bit_for_bit(
+    model: DNA, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    settings = SETTINGS.model_copy(update={"precision": precision})
+    monkeypatch.setattr("tokenpaths.engine.dream.image_loop.gains_by_bfloat16", lambda device: True)
+    through = ImageDreams(model, _dreams(ids), settings)
     through.run(9)
-    stopped = ImageDreams(model, _dreams(ids), SETTINGS)
+    stopped = ImageDreams(model, _dreams(ids), settings)
     stopped.run(4)
     state = stopped.state()
-    again = ImageDreams(model, _dreams(ids), SETTINGS)
-    again.load(state)
+    # Another process, whose clock says the opposite.
+    monkeypatch.setattr("tokenpaths.engine.dream.image_loop.gains_by_bfloat16", lambda device: False)
+    again = ImageDreams(model, _dreams(ids), settings, state)
     again.run(5)
     assert torch.equal(again.pictures(), through.pictures())
     assert torch.equal(again.curves(), through.curves())
     with pytest.raises(UserError, match="holds dreams of shape"):
-        ImageDreams(model, _dreams(ids)[:1], SETTINGS).load(state)
+        ImageDreams(model, _dreams(ids)[:1], settings, state)
 
 
 @pytest.mark.skipif(not cpu_gains_by_bfloat16(), reason="bfloat16 is slower here")

@@ -9,10 +9,14 @@ import torch
 
 from tests.engine.models import test_dipaco, test_directional, test_hmodel, test_raytracing
 from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.families.edit_values import KINDS
 from tokenpaths.engine.families.family_controls import FAMILY_CONTROLS
+from tokenpaths.engine.jobs.model_outline import FamilyOutline
+from tokenpaths.engine.models.checkpoint import save_checkpoint
 from tokenpaths.engine.models.directional_gates import FULL, OFF, GateEdit, Interventions
 from tokenpaths.engine.models.family import family_class
+from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
 
 def under(model, edits, x, valid=None, **controls):
@@ -241,3 +245,70 @@ def test_a_family_says_which_edits_it_has_and_why_not_the_others(family):
         assert str(refused.value) == f"a {family} model has no edit {kind!r}: {why}; it has: {has}"
     schema = json.dumps(controls.model_json_schema())
     assert "What is to be different in the routes" in schema
+
+
+# What else may be changed -----------------------------------------------------------------------------------------
+
+MODELS = {
+    "directional": lambda: test_directional.lively(test_directional.small()),
+    "hmodel": test_hmodel.make,
+    "dipaco": lambda: test_dipaco.model(levels=(3, 2), blocks=(1, 1)),
+    "raytracing": lambda: test_raytracing.lively(test_raytracing.small()),
+}
+OWN = torch.full((4, 4, 4), 0.5).tolist()
+HALVES = [[[0.5, 0.5]] * 3] * 3
+MISFITS = [
+    ("dipaco", {"path": 77}, "path", "path 77 is not one of 0 to 5"),
+    ("dipaco", {"path": 1, "edits": [{"edit": "ban", "modules": [0], "step": 0}]}, "edits", "nothing to edit"),
+    ("dipaco", {"path": 1, "reroute_every": 8}, "reroute_every", "nothing to choose again"),
+    ("dipaco", {"reroute_every": 8}, "reroute_every", "no learned router"),
+    ("directional", {"knocked_out": [[99, 0]]}, "knocked_out", "layer 99 is not one of 0 to 2"),
+    ("directional", {"knocked_out": [[0, 0], [0, -1]]}, "knocked_out", "head -1 is not one of 0 to 2"),
+    ("directional", {"gate": 0.5, "gate_layer": 77}, "gate_layer", "gate_layer 77 is not one of 0 to 2"),
+    ("directional", {"gate": 0.5, "gate_direction": 2}, "gate_direction", "is not one of 0 to 1"),
+    ("directional", {"gate_layer": 1}, "gate", "give gate as well"),
+    ("directional", {"gates": [[[0.5]]]}, "gates", r"shape \(1, 1, 1\).*= \(3, 3, 2\)"),
+    ("directional", {"gates": [[[0.5], [0.1, 0.2]]]}, "gates", "ragged"),
+    ("directional", {"gates": [*HALVES[:2], [[0.5, 1.5]] * 3]}, "gates", "not between 0 and 1"),
+    ("directional", {"gates": HALVES, "edits": [{"edit": "freeze"}]}, "gates", "leave out freeze or gates"),
+    ("hmodel", {"top_k": 99}, "top_k", "give 1 to 4"),
+    ("hmodel", {"alpha_rate": 0.1, "alpha": 0.01, "connections": OWN}, "alpha", "connections replace that"),
+    ("hmodel", {"alpha_rate": 2, "connections": OWN}, "alpha_rate", "connections replace that"),
+    ("hmodel", {"top_k": 1, "connections": OWN}, "top_k", "connections replace that"),
+    ("hmodel", {"connections": [[[0.5]]]}, "connections", r"shape \(1, 1, 1\).*= \(4, 4, 4\)"),
+    ("hmodel", {"connections": [[[0.5, 0.5], [0.5]]]}, "connections", "ragged"),
+    ("hmodel", {"connections": [*OWN[:3], [[float("nan")] * 4] * 4]}, "connections", "not between 0 and 1"),
+    ("raytracing", {"theta_steps": 900}, "theta_steps", "900 is not between 1 and"),
+]
+
+
+def before_anything_runs(model, folder):
+    """The two places that refuse: with the configuration alone, as the API does, and with the model."""
+    folder = save_checkpoint(folder, model)
+    about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    loaded = LoadedModel("m", read_checkpoint(folder), model, "", None, torch.device("cpu"))
+    return FamilyOutline("m", about).check_controls, loaded.with_controls
+
+
+@pytest.mark.parametrize(("family", "controls", "field", "words"), MISFITS)
+def test_controls_that_do_not_fit_are_refused_before_anything_runs(tmp_path, family, controls, field, words):
+    for check in before_anything_runs(MODELS[family](), tmp_path):
+        with pytest.raises(UserError, match=words) as refused:
+            check(controls)
+        assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("family", "controls"),
+    [
+        ("dipaco", {"path": 5}),
+        ("directional", {"gate": 0, "gate_layer": 2, "gate_head": 2, "gate_direction": 1, "knocked_out": [[2, 2]]}),
+        ("directional", {"gates": HALVES, "gate": 1, "pooling": "prefix"}),
+        ("hmodel", {"top_k": 4, "alpha": 0.5, "alpha_rate": 2}),
+        ("hmodel", {"connections": OWN, "alpha": 2, "edits": [{"edit": "bias", "modules": [0], "value": 1}]}),
+        ("raytracing", {"theta_steps": 1, "theta_out": 2}),
+    ],
+)
+def test_controls_that_fit_are_let_through(tmp_path, family, controls):
+    for check in before_anything_runs(MODELS[family](), tmp_path):
+        check(controls)

@@ -111,6 +111,10 @@ def test_shares_of_each_layer_give_the_numbers_of_ban_share(home: Path, tmp_path
     assert [list(edit.modules) for edit in top] == [
         sorted(np.argsort(-usage[s], kind="stable")[:2].tolist()) for s in range(3)
     ]
+    for row in rows:  # whichever other shares are asked for
+        controls = {"ban_share": row.share, "which": row.which, "seed": 3}
+        alone = with_share(loaded.with_controls(controls), usage).controls.edits
+        assert [list(edit.modules) for edit in alone] == [edit["modules"] for edit in row.edits]
     assert found[0.25, "top"]["path_distance"] > found[0.25, "bottom"]["path_distance"]
 
 

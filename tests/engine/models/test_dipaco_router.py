@@ -103,6 +103,11 @@ def test_bias_calibration_reproduces_the_wanted_distribution(seed):
     assert torch.allclose(found, target, atol=0.003)
 
 
+def test_the_bias_of_a_single_score_is_a_number():
+    assert calibrate_bias(torch.randn(1, 1), torch.ones(1)).tolist() == [0]
+    assert calibrate_bias(torch.randn(1, 2), torch.tensor([1.0, 0.0])).tolist() == [0, NEVER]
+
+
 def test_a_path_that_should_get_nothing_gets_nothing():
     scores = torch.tensor([[9.0, 0, 0], [9, 1, 0], [9, 0, 1], [9, 0, 2]])
     bias = calibrate_bias(scores, torch.tensor([0.0, 0.5, 0.5]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -147,6 +148,30 @@ def test_a_second_call_goes_on_and_changes_nothing(small: Path) -> None:
     options = ("--tokenizer", str(small / "tokenizer.json"))
     first = (train(small, "directional-text", *options) / "model.safetensors").read_bytes()
     assert (train(small, "directional-text", *options) / "model.safetensors").read_bytes() == first
+
+
+@pytest.mark.parametrize("name", ["directional-text", "hmodel-languages", "dipaco-2x2"])
+def test_a_training_keeps_to_its_tokenizer(small: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, other = small / "tokenizer.json", small / "other.json"
+    out = train(small, name, "--tokenizer", str(given))
+    assert TextTokenizer.load(out / "tokenizer.json").token_texts == TextTokenizer.load(given).token_texts
+    content = json.loads(given.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    other.write_text(json.dumps(content), encoding="utf-8")
+    before = (out / "config.json").read_bytes()
+    again = ["--data", str(small / "data"), "--work", str(small / "work"), "--out", str(out), "--device", "cpu"]
+    cases = [(name, ["--tokenizer", str(other)], str(other))]
+    if name == "hmodel-languages":  # the others have the vocabulary of a shipped model then, which is larger
+        cases += [(name, [], "one trained on the texts")]
+    if name == "dipaco-2x2":  # a folder of its own, but the base is the one of all
+        cases += [("dipaco-base", ["--tokenizer", str(other), "--seed", "1"], str(other))]
+    for folder, options, than in cases:
+        assert main(["train", name, *again, *options]) == 2
+        said = capsys.readouterr().err
+        assert f"{folder} holds a training with another tokenizer than {than}; give" in said
+    assert (out / "config.json").read_bytes() == before
+    assert train(small, name, "--tokenizer", str(given)) == out
 
 
 def test_another_seed_gives_another_network_in_a_folder_of_its_own(small: Path) -> None:

@@ -378,6 +378,13 @@ def test_an_empty_shard_is_refused():
     assert error.value.field == "router"
 
 
+def test_a_shard_smaller_than_its_replicas_is_refused():
+    paths = torch.tensor([[0], [1], [2], [3], [0], [1], [3], [3]])
+    with pytest.raises(UserError, match="path 2 has 1 sequences, too few for 2 replicas") as error:
+        check_shards(paths, config(), replicas=2)
+    assert error.value.field == "replicas"
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

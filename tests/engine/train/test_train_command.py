@@ -13,6 +13,7 @@ from tests.engine.train.test_training import data, text_recipe, vision_recipe  #
 from tokenpaths.cli.main import main
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import HolderLock
+from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.train import cards, catalogue, recipes
@@ -106,6 +107,32 @@ def test_a_training_on_other_data_is_not_taken_for_this_one(tiny, data, tmp_path
     assert "holds a training on another v.parquet" in capsys.readouterr().err
     assert (tmp_path / "out" / "config.json").read_bytes() == before
     assert main([*command, "--work", str(tmp_path / "new")]) == 0
+
+
+def test_a_training_with_a_tokenizer_does_not_go_on_with_its_own(monkeypatch, data, tmp_path, capsys):  # noqa: F811
+    monkeypatch.setattr(recipes, "RECIPES", {"t": text_recipe(name="t", iterations=2)})
+    work, given = tmp_path / "work", tmp_path / "given.json"
+    TextTokenizer.train(["an altogether different vocabulary of some other texts"] * 9, 280).save(given)
+    command = ["train", "t", "--out", str(tmp_path / "out"), "--data", str(data), "--work", str(work), *OPTIONS]
+    assert main([*command, "--tokenizer", str(given)]) == 0
+    before = (tmp_path / "out" / "config.json").read_bytes()
+    assert main(command) == 2
+    assert (
+        "another tokenizer than one trained on the texts; give --tokenizer as before, another"
+        in capsys.readouterr().err
+    )
+    assert not (work / "t" / "tokenizer.json").exists()
+    assert (tmp_path / "out" / "config.json").read_bytes() == before
+    assert main([*command, "--tokenizer", str(given)]) == 0
+    # The other way round, and where nothing but a vocabulary was made.
+    own = [*command, "--work", str(tmp_path / "own")]
+    assert main(own) == 0
+    assert main([*own, "--tokenizer", str(given)]) == 2
+    assert main(own) == 0
+    for state in (tmp_path / "own" / "t").glob("*state*"):
+        state.unlink()
+    (tmp_path / "own" / "t" / "log.jsonl").unlink()
+    assert main([*own, "--tokenizer", str(given)]) == 0
 
 
 def test_a_training_goes_on_where_only_what_it_is_measured_on_is_another(data, tmp_path, monkeypatch):  # noqa: F811

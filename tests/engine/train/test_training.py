@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +18,13 @@ from pydantic import ValidationError
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
 from tokenpaths.engine.families.checkpoint_config import CARD, WEIGHTS, CheckpointError, read_checkpoint
+from tokenpaths.engine.families.hmodel_config import HModelConfig
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.train.cards import curve, finish
 from tokenpaths.engine.train.corpora import load_corpora
 from tokenpaths.engine.train.dna_card import read_twin
-from tokenpaths.engine.train.loop import STATE, TrainingDiverged, evaluate, learning_rate, text_batch, train
+from tokenpaths.engine.train.loop import STATE, TrainingDiverged, _batches, evaluate, text_batch, train
 from tokenpaths.engine.train.recipes import RECIPES, AugmentConfig, Recipe
 
 TEXT = DNAConfig(
@@ -228,17 +230,34 @@ class _Steep(torch.autograd.Function):
         return torch.full(ctx.shape, float("inf"))
 
 
-def test_a_text_shorter_than_a_window_is_refused(data, tmp_path):
-    from dataclasses import replace
-
-    recipe = text_recipe()
+@pytest.mark.parametrize("spare", [0, -1])
+def test_texts_of_fewer_tokens_than_a_batch_needs_are_refused(data, tmp_path, spare):
+    recipe = text_recipe(iterations=2)
     train_set, val_set = load_corpora(recipe, data, None, tmp_path / "tok")
-    short = replace(train_set, ids=train_set.ids[: recipe.model.context])
-    for pair in ((short, val_set), (train_set, short)):
-        with pytest.raises(UserError, match=r"fewer than one window of context") as error:
-            train(recipe, *pair, tmp_path / "w", device=CPU)
+    context = recipe.model.context
+    least = [replace(train_set, ids=train_set.ids[: n * context + 1]) for n in (2, 1)]
+    if spare == 0:
+        assert train(recipe, *least, tmp_path / "w", device=CPU).iteration == 2
+        return
+    for pair, needed in ((0, 2 * context + 1), (1, context + 1)):
+        parts = [train_set, val_set]
+        parts[pair] = replace(train_set, ids=train_set.ids[: needed + spare])
+        with pytest.raises(UserError, match=rf"{needed + spare} tokens, and a context of 24 needs {needed} ") as error:
+            train(recipe, *parts, tmp_path / "w", device=CPU)
         assert error.value.field == "context"
     assert not (tmp_path / "w").exists()
+
+
+def test_a_part_of_a_text_is_read_evenly_whatever_its_length(data, tmp_path):
+    """In float32 no number of tokens beyond 2²⁴ is counted exactly, and the last window lay behind the end."""
+    _, val_set = load_corpora(text_recipe(), data, None, tmp_path / "tok")
+    for count in (20_000_003, 33_000_001, 601, 65):
+        val = replace(val_set, ids=torch.zeros(1, dtype=torch.int32).expand(count))
+        places = torch.cat([places for places, _, _ in _batches(val, 64, 640)])
+        assert len(places) == min(10, (count - 1) // 64)
+        assert (int(places[0, 0]), int(places[-1, -1])) == (1, count - 1 if len(places) > 1 else 64)
+        gaps = places[:, 0].diff()
+        assert len(gaps) == 0 or int(gaps.max() - gaps.min()) <= 1
 
 
 @pytest.mark.parametrize(
@@ -252,11 +271,32 @@ def test_a_text_shorter_than_a_window_is_refused(data, tmp_path):
         ("weight_decay", math.nan),
         ("betas", (2, 0.9)),
         ("eps", math.nan),
+        ("label_smoothing", 0.1),
+        ("augment", {"crop_padding": -2}),
+        ("augment", {"jitter": math.nan}),
+        ("augment", {"jitter": 5}),
+        ("augment", {"erase": 7}),
+        ("augment", {"auto_augment": -0.1}),
+        ("augment", {"mix": 2}),
+        ("augment", {"mixup_alpha": 0}),
+        ("augment", {"cutmix_alpha": math.inf}),
+        ("skip_speed", 0),
     ],
 )
 def test_a_recipe_that_cannot_train_is_refused(name, value):
+    changes = {"model": TEXT.model_copy(update={name: value})} if name == "skip_speed" else {name: value}
     with pytest.raises(ValidationError, match=name):
-        Recipe(**text_recipe().model_dump() | {name: value})
+        Recipe(**text_recipe().model_dump() | changes)
+
+
+def test_smoothed_labels_and_borders_are_for_images():
+    assert vision_recipe(label_smoothing=0.1, augment=AugmentConfig(crop_padding=15)).label_smoothing == 0.1
+    with pytest.raises(ValidationError, match="crop_padding 16 is not below image_size 16"):
+        vision_recipe(augment=AugmentConfig(crop_padding=16))
+    sizes = dict(width=16, heads=2, mlp_width=16, hidden=("transformer",), iterations=1)
+    for task, smoothed in (("predict", 0.0), ("classify", 0.1)):
+        model = HModelConfig(modality="text", task=task, num_classes=3, **sizes)
+        assert text_recipe(family="hmodel", model=model, label_smoothing=smoothed).label_smoothing == smoothed
 
 
 def test_a_folder_of_another_recipe_is_not_overwritten(data, tmp_path):
@@ -305,18 +345,6 @@ def test_data_that_cannot_be_trained_on_is_said(data, tmp_path, recipe, columns,
     tokenizer = tmp_path / "work" / "tokenizer.json"
     with pytest.raises(UserError, match=words):
         load_corpora(recipe(), data, tokenizer, tmp_path / "work")
-
-
-def test_learning_rates_follow_the_paper():
-    vision = RECIPES["dna-vision-top1"]
-    assert learning_rate(vision, 0) == vision.start_rate
-    assert learning_rate(vision, vision.warmup) == pytest.approx(vision.learning_rate)
-    assert learning_rate(vision, vision.iterations) == pytest.approx(vision.final_rate)
-    text = RECIPES["dna-text-top1"]
-    assert learning_rate(text, int(text.iterations * 0.79)) == text.learning_rate
-    assert learning_rate(text, text.iterations) == pytest.approx(text.learning_rate / 10)
-    rates = [learning_rate(vision, i) for i in range(vision.warmup, vision.iterations)]
-    assert all(a >= b for a, b in zip(rates, rates[1:], strict=False))
 
 
 def test_a_pass_over_the_text_reads_every_window_once(data, tmp_path):

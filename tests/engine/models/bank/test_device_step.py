@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.models.bank import bank as bank_module
 from tokenpaths.engine.models.bank import device_step as device_step_module
 from tokenpaths.engine.models.bank.bank import grouped_step, naive_step
@@ -13,6 +14,9 @@ from tokenpaths.engine.models.bank.device_step import device_step, fits_step, gr
 from tokenpaths.engine.models.bank.modules import Block
 from tokenpaths.engine.models.bank.stacked_bank import stack_bank
 from tokenpaths.engine.models.dna import DNA, DNAConfig
+from tokenpaths.engine.train.corpora import TextCorpus
+from tokenpaths.engine.train.loop import _iterate, open_run
+from tokenpaths.engine.train.recipes import Recipe
 
 BANKS = {
     "blocks": ["transformer"] * 4,
@@ -273,3 +277,33 @@ def test_weights_are_stacked_once_a_pass(monkeypatch):
         model.bank[0].mlp.up.weight.mul_(2)
     model(ids)
     assert not torch.equal(made[2].perceptron.enter, made[0].perceptron.enter), "weights of the pass before"
+
+
+@pytest.mark.parametrize("kinds", [name for name, kinds in BANKS.items() if len(kinds) > 1])
+def test_a_module_without_tokens_takes_no_step(monkeypatch, tmp_path, kinds):
+    """Neither decay nor the momentum of its last visit may move it: as with modules that are not stacked."""
+    counts = {f"{kind}s" if kind != "identity" else "identities": BANKS[kinds].count(kind) for kind in BANKS[kinds]}
+    sizes = dict(width=16, heads=2, mlp_width=32, backbone=0, steps=2, vocab_size=20, context=8)
+    config = DNAConfig(modality="text", **sizes, **counts)
+    # A large eps: without, what is left of equal sums in another order would decide the sign of a step.
+    files = dict(name="t", train_file="t", val_file="t")
+    recipe = Recipe(
+        **files, model=config, batch_size=2, iterations=5, weight_decay=0.1, warmup=0, eps=1.0, bfloat16=False
+    )
+    corpus = TextCorpus(
+        torch.randint(20, (200,), generator=torch.Generator().manual_seed(0)), TextTokenizer.train(["path"], 260)
+    )
+    idle = next(m for m, kind in enumerate(config.kinds) if kind != "identity")
+    made = []
+    for stacked in (False, True):
+        monkeypatch.setattr("tokenpaths.engine.models.dna.fits_step", lambda *_, fits=stacked: fits)
+        run, weights = open_run(recipe, tmp_path / str(stacked), torch.device("cpu")), []
+        for iteration in range(recipe.iterations):
+            run.model.bias[:, idle] = 100.0 if iteration == 1 else -100.0
+            _iterate(run, corpus, 100)
+            weights.append(torch.cat([p.detach().flatten() for p in run.model.bank[idle].parameters()]))
+        assert torch.equal(weights[1], weights[4])
+        assert not torch.equal(weights[0], weights[1])
+        made.append(dict(run.model.named_parameters()))
+    for name, parameter in made[1].items():
+        torch.testing.assert_close(parameter, made[0][name], rtol=1e-4, atol=1e-6, msg=name)
