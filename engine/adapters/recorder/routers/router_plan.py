@@ -171,7 +171,8 @@ def _is_uncalled(router: Router, seen: Mapping[int, Any]) -> bool:
 def _choose(
     router: Router, seen: dict[int, tuple[list[Tensor], int]], settings: RouterSettings
 ) -> tuple[Reading | None, Router, str]:
-    """The reading of a candidate or of its enclosing one, which is preferred if it returns the choice itself."""
+    """The reading of a candidate or of its enclosing one, which is preferred if it gives a choice or scores of its own:
+    a bias, noise or an adapter behind the inner one has entered them."""
     problem = "it was not called in the first forward pass"
     for candidate in (router.around, router):
         if candidate is None or id(candidate.module) not in seen:
@@ -189,10 +190,9 @@ def _choose(
         if isinstance(reading, str):
             problem = reading
             continue
-        gives_choice = reading.kind in ("ids", "sparse")
-        if candidate.must_give_ids and not gives_choice:
+        if router.must_give_ids and reading.kind not in ("ids", "sparse"):
             problem = "its name only speaks for it, and its output holds no expert ids"
-        elif gives_choice or candidate is router or id(router.module) not in seen:
+        else:
             return reading, candidate, ""
     return None, router, problem
 
