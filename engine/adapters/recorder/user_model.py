@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,15 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     as_dict = getattr(config, "to_dict", None) or getattr(config, "model_dump", None)
     values = as_dict() if callable(as_dict) else getattr(config, "__dict__", {})
     return shareable_config(values)
+
+
+def composition_of(model: nn.Module) -> str:
+    """Digest of the names of the model's parameters, which are equal in processes that run copies of one model.
+
+    Not those of experts, of which each process may hold its own.
+    """
+    names = sorted(name for name, _ in model.named_parameters() if "expert" not in name.lower())
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=16).hexdigest()
 
 
 @dataclass
