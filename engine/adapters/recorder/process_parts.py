@@ -78,8 +78,8 @@ def agree(run_id: str, runs_dir: Path, problem: str | None, composition: str) ->
     others = [str(other) for other, (_, _, theirs) in enumerate(everyone) if theirs != everyone[0][2]]
     if others:
         raise UserError(
-            f"the model of process 0 has other modules than that of process {', '.join(others[:4])}, as the stages of a "
-            f"pipeline have, so their layers are not one run: {RECORD_APART}",
+            f"the model of process 0 has other modules than that of process {', '.join(others[:4])}, as the stages of "
+            f"a pipeline have, so their layers are not one run: {RECORD_APART}",
             field="model",
         )
     made: list[Any] = [None]

@@ -202,7 +202,7 @@ class RecordedRun:
         Processes that share one model (tensor parallel) are given the same tokens: those count once.
         """
         own, self._digests = self._digests, None
-        seen = {} if own is None else {value: 0 for value in own.as_json().values()}
+        seen = {} if own is None else dict.fromkeys(own.as_json().values(), 0)
         for rank, manifest in enumerate(meeting.others(), start=1):
             notes.extend(f"process {rank}: {note}" for note in manifest["notes"] if note not in notes)
             if manifest["sha256"] is None:
@@ -244,6 +244,12 @@ class RecordedRun:
         if self._meeting is not None:
             self._meeting.fail(why)
             self._meeting = None
+
+
+def new_run_id(model_name: str) -> str:
+    from tokenpaths.engine.tracing import trace_run
+
+    return trace_run.new_run_id(model_name.rpartition("/")[2], "recorded")
 
 
 def nothing_recorded(name: str, forwards: int, masked: int, stray: int) -> UserError:

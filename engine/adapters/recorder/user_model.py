@@ -38,8 +38,24 @@ def core(model: nn.Module) -> nn.Module:
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner
+        elif (base := _base_of(model)) is not None:
+            model = base
         else:
             return model
+
+
+def _base_of(model: nn.Module) -> nn.Module | None:
+    """The model inside an adapter (PEFT) or beside a value head (TRL), whose ``generate`` calls it directly."""
+    get = getattr(model, "get_base_model", None)
+    if inspect.ismethod(get):
+        try:
+            base = get()
+        except Exception:  # a method of the same name that does something else
+            return None
+    else:
+        base = getattr(model, "pretrained_model", None)
+    inside = isinstance(base, nn.Module) and base is not model and any(base is module for module in model.modules())
+    return base if inside else None
 
 
 def is_compiled(model: nn.Module) -> bool:
