@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenpaths.engine.adapters.recorder.joined_texts import Piece
 from tokenpaths.engine.adapters.recorder.pass_caches import Continued, GivenCache
-from tokenpaths.engine.adapters.recorder.pass_tokens import Say, read_mask, tokens_of_pass
+from tokenpaths.engine.adapters.recorder.pass_tokens import Say, packed_texts, read_mask, tokens_of_pass
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import ExpertRows
 from tokenpaths.engine.adapters.recorder.routers.router_outputs import CallGroup, read_calls
 from tokenpaths.engine.adapters.recorder.routers.router_plan import (
@@ -96,10 +96,11 @@ class Batch:
     groups: list[CallGroup]
     num_tokens: int
     shape: tuple[int, int]
-    """of its ``PassTokens``, like the next three"""
+    """of its ``PassTokens``, like the next four"""
     token_ids: Tensor | None
     mask: Tensor | None
     compact: bool
+    places: Tensor | None
     mask_was_given: bool
     samples: list[SampleRecord]
     transposed: bool
@@ -169,13 +170,14 @@ def batch_of(
         None if tokens.ids is None else _to_host(tokens.ids),
         None if tokens.mask is None else _to_host(tokens.mask),
         tokens.compact,
+        None if tokens.places is None else _to_host(tokens.places),
         info.mask is not None,
         _samples_of(forward, tokens.shape, rank, remarks),
         not batch_first,
         forward.expert_rows,
         forward.given.continued,
         info.continues,
-        _events([*(group.ids for group in groups), tokens.ids, tokens.mask]),
+        _events([*(group.ids for group in groups), tokens.ids, tokens.mask, tokens.places]),
     )
 
 
@@ -304,7 +306,7 @@ def piece_of(batch: Batch, plan: Plan, say: Say) -> Piece:
         flops=plan.flops(ids),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
     )
-    return Piece(batch.number, trace, keep)
+    return Piece(batch.number, trace, keep, packed_texts(batch.places, keep, say))
 
 
 def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) -> None:

@@ -36,6 +36,9 @@ class Piece:
     """a sample of no token included where a mask leaves all out"""
     keep: np.ndarray
     """(B, T) tokens that are no padding"""
+    packed: list[np.ndarray] | None = None
+    """kept tokens of each text of each row, where rows hold several texts behind each other; no other pass continues
+    them, as it cannot be told which is which"""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class _Texts:
     @property
     def num_samples(self) -> int:
         return len(self.pieces[-1].keep)
+
+    @property
+    def is_packed(self) -> bool:
+        return self.pieces[-1].packed is not None
 
     @property
     def last_begin(self) -> int:
@@ -199,6 +206,19 @@ class JoinedTexts:
         """The waiting texts that a pass continues; None: it begins texts of its own."""
         samples = len(piece.keep)
         texts = self._newest
+        if piece.packed is not None:
+            if wanted or (continued is not None and past != 0):
+                self._say(
+                    "packed behind a cache",
+                    f"forward pass {piece.number} holds tokens of several texts behind each other, and goes on from a "
+                    "cache: which text each continues is not known, so they are samples of their own",
+                )
+            return None
+        if wanted and texts is not None and texts.is_packed:
+            raise UserError(
+                "continues is True, but the pass before held several texts behind each other, which end with it",
+                field="continues",
+            )
         if wanted is not None:
             if wanted and (texts is None or texts.num_samples != samples):
                 there = "there is none" if texts is None else f"that had {texts.num_samples}"
@@ -217,6 +237,8 @@ class JoinedTexts:
             texts = next((waiting for waiting in self._waiting if waiting.number == continued.of), None)
             if texts is None:
                 why = "was given a cache that another pass has gone on from, or whose texts are written already"
+            elif texts.is_packed:
+                why = "was given the cache of a pass with several texts behind each other, which end with it"
             elif samples != (texts.num_samples if continued.order is None else len(continued.order)):
                 why = f"is of {samples} samples, the pass that left its cache of {texts.num_samples}"
             elif past is not None and texts.last_begin < past < texts.columns:
@@ -237,7 +259,7 @@ class JoinedTexts:
             f"forward pass {piece.number} {why}: its tokens are samples of their own"
             + (
                 ""
-                if past is not None
+                if past is not None or (texts is not None and texts.is_packed)
                 else "; rec.batch(continues=True) says that they go on where the pass before ended"
             ),
         )
@@ -267,7 +289,8 @@ class JoinedTexts:
         self._back += texts.taken_back
         self._given_up += texts.given_up
         if len(pieces) == 1:
-            return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
+            samples = pieces[0].trace.samples if pieces[0].packed is None else _unpacked(pieces[0])
+            return replace(pieces[0].trace, samples=[s for s in samples if s.num_tokens])
         whole, rows_PN = _concatenated([piece.trace for piece in pieces]), texts.rows()
         taken, lengths_PN = _tokens_of(pieces, rows_PN)
         ends_N = np.cumsum(lengths_PN.sum(axis=0))
@@ -304,6 +327,19 @@ def _tokens_of(pieces: Sequence[Piece], rows_PN: np.ndarray) -> tuple[np.ndarray
     starts, lengths = starts_PN.T.ravel(), lengths_PN.T.ravel()
     skipped = starts - (np.cumsum(lengths) - lengths)
     return np.repeat(skipped, lengths) + np.arange(int(lengths.sum())), lengths_PN
+
+
+def _unpacked(piece: Piece) -> list[SampleRecord]:
+    """A sample for each of the texts that lie behind each other in the rows of a pass."""
+    assert piece.packed is not None
+    return [
+        # What the caller said of the text of a row is that of all.
+        replace(
+            row, num_tokens=int(n), source=f"{row.source}, text {place}", text=None if len(lengths) > 1 else row.text
+        )
+        for row, lengths in zip(piece.trace.samples, piece.packed, strict=True)
+        for place, n in enumerate(lengths)
+    ]
 
 
 def _sample(parts: Sequence[SampleRecord], numbers: tuple[int, int], num_tokens: int) -> SampleRecord:

@@ -435,6 +435,87 @@ def test_positions_without_a_cache_join_nothing(tmp_path):
     assert rec.notes == []
 
 
+PACKED = {
+    "bounds": {"cu_seq_lens_q": torch.tensor([0, 4, 5, 9])},
+    "bounds, padded": {"cu_seq_lens_q": torch.tensor([0, 4, 5, 9, 9, 9], dtype=torch.int32)},
+    "positions": {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3]])},
+    "both": {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3]]), "cu_seq_lens_q": torch.tensor([0, 4, 5, 9])},
+}
+
+
+class TakesPositions(Language):
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past=None, **bounds):
+        return super().forward(input_ids)
+
+
+def takes_positions() -> TakesPositions:
+    torch.manual_seed(0)
+    return TakesPositions(layers=1)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_texts_that_are_packed_behind_each_other_are_samples_each(tmp_path, kind):
+    model, ids = takes_positions(), tokens(1, 9)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["all"], texts=["the whole row"])
+        model(ids, **PACKED[kind])
+        model(ids)
+    assert [part.tolist() for _, part in texts(rec)] == [
+        x.tolist() for x in (ids[0, :4], ids[0, 4:5], ids[0, 5:], ids[0])
+    ]
+    assert of_samples(rec, "source")[1:] == [
+        "forward pass 0, sample 0, text 1",
+        "forward pass 0, sample 0, text 2",
+        "forward pass 1, sample 0",
+    ]
+    assert of_samples(rec, "label") == ["all", "all", "all", None]
+    assert rec.notes == []
+
+
+def test_rows_of_packed_texts_and_padding(tmp_path):
+    model, ids = takes_positions(), tokens(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
+    places = torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]])
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, mask, position_ids=places)
+        model(ids, position_ids=torch.zeros_like(ids))  # those of no text
+        model(ids[:, :1], position_ids=torch.tensor([[3], [5]]))
+    assert [len(part) for part, _ in texts(rec)] == [2, 3, 6, 6, 6, 1, 1]
+    assert rec.notes == []
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ({"position_ids": torch.tensor([[2, 3, 4, 1, 2, 3]])}, "position_ids go back within a row, but not to 0"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "the bounds of packed texts reach from 0 to 5, the pass has 6"),
+    ],
+)
+def test_positions_that_do_not_tell_texts_apart_are_noted(tmp_path, said, note):
+    model = takes_positions()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens(1, 6), **said)
+    assert [len(part) for part, _ in texts(rec)] == [6]
+    assert rec.notes[0].startswith(note)
+
+
+def test_packed_texts_are_not_gone_on_from(tmp_path):
+    class WithPast(GivesBack):
+        def forward(self, input_ids, past=None, cu_seq_lens_q=None):
+            return super().forward(input_ids, past)
+
+    model, ids = decoder(WithPast), tokens(1, 6)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        _, past = model(ids, cu_seq_lens_q=torch.tensor([0, 4, 6]))
+        _, past = model(ids[:, :2], past, cu_seq_lens_q=torch.tensor([0, 1, 2]))
+        model(ids[:, :1], past)
+    assert [len(part) for part, _ in texts(rec)] == [4, 2, 1, 1, 1]
+    assert len(rec.notes) == 2
+    assert "forward pass 1 holds tokens of several texts behind each other" in rec.notes[0]
+    assert "was given the cache of a pass with several texts behind each other" in rec.notes[1]
+    assert "continues=True" not in "".join(rec.notes)
+
+
 def test_positions_continue_only_where_the_pass_before_ended(tmp_path):
     model, ids = decoder(KeepsInside), tokens(2, 8)
     with record(model, run="mine", runs_dir=tmp_path) as rec:
