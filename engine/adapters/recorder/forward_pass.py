@@ -172,7 +172,7 @@ def batch_of(
         tokens.compact,
         None if tokens.places is None else _to_host(tokens.places),
         info.mask is not None,
-        _samples_of(forward, tokens.shape, rank, remarks),
+        _samples_of(forward, tokens.shape, rank, say, remarks),
         not batch_first,
         forward.expert_rows,
         forward.given.continued,
@@ -181,23 +181,44 @@ def batch_of(
     )
 
 
-def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
+def _samples_of(
+    forward: Forward, shape: tuple[int, int], rank: int | None, say: Say, remarks: Remarks
+) -> list[SampleRecord]:
     info = forward.info
-    for name, values in (("texts", info.texts), ("labels", info.labels)):
-        if isinstance(values, str):
-            raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
-        if values is not None and len(values) != shape[0]:
-            raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
+    texts, labels = (
+        _for_each_sample(name, values, shape[0], forward, say)
+        for name, values in (("texts", info.texts), ("labels", info.labels))
+    )
     process = "" if rank is None else f"rank {rank}, "
     return [
         SampleRecord(
             num_tokens=shape[1],
-            label=None if info.labels is None else _label(info.labels[i], f"forward pass {forward.number}", remarks),
-            text=None if info.texts is None else info.texts[i],
+            label=None if labels is None else _label(labels[i], f"forward pass {forward.number}", remarks),
+            text=None if texts is None else texts[i],
             source=f"{process}forward pass {forward.number}, sample {i}",
         )
         for i in range(shape[0])
     ]
+
+
+def _for_each_sample(
+    name: str, values: Sequence[Any] | None, samples: int, forward: Forward, say: Say
+) -> Sequence[Any] | None:
+    """What the caller said of each sample; of each prompt, where ``generate`` has several samples of each."""
+    if values is None or (not isinstance(values, str) and len(values) == samples):
+        return values
+    if isinstance(values, str):
+        raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
+    generates = forward.given.cache is not None or forward.named.get("use_cache") is not None
+    if generates and len(values) and not samples % len(values):
+        times = samples // len(values)
+        say(
+            f"{name} of prompts",
+            f"forward pass {forward.number} has {samples} samples and {len(values)} {name}: each is that of {times} "
+            "samples one after the other, as generate() makes them for beams and num_return_sequences",
+        )
+        return [value for value in values for _ in range(times)]
+    raise UserError(f"{len(values)} {name} for {samples} samples: give one for each", field=name)
 
 
 def _moved(group: CallGroup) -> CallGroup:

@@ -584,6 +584,19 @@ def test_beams_of_a_model_whose_keys_know_only_their_token(tmp_path, prompts, se
     assert {tuple(row[:-1].tolist()) for row in out} <= found
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path, model, prompts, use_cache):
+    options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3, "eos_token_id": -1}
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["x", "y", "z"], texts=["a", "b", "c"])
+        model.generate(prompts, use_cache=use_cache, **options)
+    of_prompts = [token_ids[:7].tolist() for _, token_ids in texts(rec)[:6]]
+    assert of_prompts == prompts.repeat_interleave(2, dim=0).tolist()
+    assert of_samples(rec, "label")[:6] == ["x", "x", "y", "y", "z", "z"]
+    assert of_samples(rec, "text")[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert "forward pass 0 has 6 samples and 3 labels: each is that of 2 samples" in "".join(rec.notes)
+
+
 def test_keys_that_were_exchanged_by_hand_are_not_gone_on_from(tmp_path, model, prompts):
     with record(model, run="mine", runs_dir=tmp_path) as rec:
         one, other = (transformers.DynamicCache(config=model.config) for _ in range(2))
