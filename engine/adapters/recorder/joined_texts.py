@@ -51,24 +51,28 @@ class Ends:
     @classmethod
     def of(cls, model: Any) -> Ends:
         """What stands in the generation settings of ``model``, or in its configuration."""
+        only_padding = cls()
         for name in ("generation_config", "config"):
             settings = getattr(model, name, None)
             end, padding = getattr(settings, "eos_token_id", None), getattr(settings, "pad_token_id", None)
+            if only_padding.padding_id is None and isinstance(padding, int):
+                only_padding = cls(padding_id=padding)
             ends = [i for i in (end if isinstance(end, (list, tuple)) else [end]) if isinstance(i, int)]
             if ends:
                 # Without a padding of its own, transformers pads with the first end.
                 return cls(frozenset(ends), padding if isinstance(padding, int) else ends[0])
-        return cls()
+        return only_padding
 
     def tail(self, ids: np.ndarray) -> int:
-        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end."""
+        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end, or where something else
+        ended the text (a stop criterion, an end that only ``generate`` knows)."""
         if self.padding_id is None or not len(ids):
             return 0
         text = len(ids) - int((ids[::-1] != self.padding_id).argmax()) if (ids != self.padding_id).any() else 0
-        if text and int(ids[text - 1]) in self.end_ids:
+        if self.padding_id not in self.end_ids or (text and int(ids[text - 1]) in self.end_ids):
             return len(ids) - text
         # Where padding is an end as well, the first of them is the end.
-        return max(0, len(ids) - text - 1) if self.padding_id in self.end_ids else 0
+        return max(0, len(ids) - text - 1)
 
 
 class _Texts:

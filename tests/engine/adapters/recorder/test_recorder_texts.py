@@ -103,6 +103,7 @@ def test_a_generated_text_is_one_sample(tmp_path, prompts, options):
 
 def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
     model = mixtral()
+    model.generation_config.suppress_tokens = [0]  # no padding that is text
     free = model.generate(prompts, max_new_tokens=9, do_sample=False, eos_token_id=-1)
     new = [row.tolist() for row in free[:, 7:-1]]
     end, text = next((new[i][3], i) for i in range(3) if new[i][3] not in new[i][:3])
@@ -119,6 +120,22 @@ def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
         f"({sum(longest - n for n in ended)} tokens)"
     ]
     assert_whole_texts(rec, model, tmp_path)
+
+
+class StopsEarly(transformers.StoppingCriteria):
+    """The first text ends at ten tokens, the second at twelve."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([input_ids.shape[1] >= 10, input_ids.shape[1] >= 12, False])
+
+
+def test_padding_behind_a_stop_criterion_is_left_out(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(prompts, max_new_tokens=9, do_sample=False, stopping_criteria=[StopsEarly()])
+    assert (out[0, 10:] == 0).all()
+    wanted = [out[0, :10], out[1, :12], out[2, :-1]]
+    assert_whole_texts(rec, model, tmp_path, [row.tolist() for row in wanted])
+    assert rec.notes == ["padding behind the end of a text, while others of its batch went on, is left out (8 tokens)"]
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
