@@ -85,6 +85,8 @@ class _Texts:
         self.orders: list[np.ndarray] = []
         self.num_tokens = piece.trace.num_tokens
         self.columns = past + piece.keep.shape[1]
+        self.prompt_BT: np.ndarray | None = None
+        """``keep`` of the first pass, where a loop without a cache passed its tokens again with those behind"""
         self.taken_back = self.given_up = 0
         self.ended: list[tuple[int, int]] = []
         """(piece, sample) of texts that went no further, others of the batch did"""
@@ -115,6 +117,27 @@ class _Texts:
         self.pieces.append(piece)
         self.num_tokens += piece.trace.num_tokens
         self.columns += piece.keep.shape[1]
+
+    def is_begin_of(self, piece: Piece) -> bool:
+        """Whether a pass of these texts, which has no cache, is passed again with one token more of each."""
+        last, length = self.pieces[-1], self.pieces[-1].keep.shape[1]
+        if len(self.pieces) > 1 or self.is_packed or piece.keep.shape != (len(last.keep), length + 1):
+            return False
+        if last.trace.token_id is None or piece.trace.token_id is None or (last.keep != piece.keep[:, :-1]).any():
+            return False
+        before = np.broadcast_to(np.arange(length + 1) < length, piece.keep.shape)[piece.keep]
+        return np.array_equal(last.trace.token_id, piece.trace.token_id[before])
+
+    def pass_again(self, piece: Piece) -> None:
+        """Put a pass in place of the one that its texts begin with."""
+        first = self.pieces[-1]
+        samples = [
+            replace(sample, label=known.label if sample.label is None else sample.label, text=sample.text or known.text)
+            for sample, known in zip(piece.trace.samples, first.trace.samples, strict=True)
+        ]
+        self.prompt_BT = first.keep if self.prompt_BT is None else self.prompt_BT
+        self.pieces = [replace(piece, trace=replace(piece.trace, samples=samples))]
+        self.num_tokens, self.columns = piece.trace.num_tokens, piece.keep.shape[1]
 
     def shorten(self, columns: int) -> None:
         """Take the end of the last pass back, as where a draft was rejected."""
@@ -148,7 +171,7 @@ class JoinedTexts:
         self._waiting: deque[_Texts] = deque()
         self._newest: _Texts | None = None
         self._num_written = self._num_waiting = 0
-        self._given_up = self._after_end = self._back = 0
+        self._given_up = self._after_end = self._back = self._again = 0
 
     @property
     def num_tokens(self) -> int:
@@ -169,7 +192,14 @@ class JoinedTexts:
         past = int(past) if isinstance(past, Tensor) else past
         self._num_waiting += piece.trace.num_tokens
         texts = self._of(piece, continued, past, wanted)
-        if texts is None:
+        newest = self._newest
+        alone = continued is None and wanted is None and piece.packed is None
+        if alone and newest is not None and newest in self._waiting and newest.is_begin_of(piece):
+            self._again += newest.num_tokens
+            self._num_waiting -= newest.num_tokens
+            newest.pass_again(piece)
+            texts = newest
+        elif texts is None:
             texts = _Texts(piece, past or 0)
             self._waiting.append(texts)
         else:
@@ -191,6 +221,11 @@ class JoinedTexts:
     def notes(self) -> list[str]:
         """What was left out of the texts."""
         notes = []
+        if self._again:
+            notes.append(
+                "tokens that were passed again in front of one more, as generate(use_cache=False) does, are those of "
+                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')})"
+            )
         if self._back:
             notes.append(f"rejected drafts, taken back out of a cache, are left out ({_times(self._back, 'token')})")
         if self._given_up:
@@ -292,16 +327,17 @@ class JoinedTexts:
         pieces = texts.pieces
         self._back += texts.taken_back
         self._given_up += texts.given_up
-        if len(pieces) == 1:
+        if len(pieces) == 1 and texts.prompt_BT is None:
             samples = pieces[0].trace.samples if pieces[0].packed is None else _unpacked(pieces[0])
             return replace(pieces[0].trace, samples=[s for s in samples if s.num_tokens])
         whole, rows_PN = _concatenated([piece.trace for piece in pieces]), texts.rows()
         taken, lengths_PN = _tokens_of(pieces, rows_PN)
+        given_N = lengths_PN[0] if texts.prompt_BT is None else texts.prompt_BT.sum(axis=1)
         ends_N = np.cumsum(lengths_PN.sum(axis=0))
         own = np.split(taken, ends_N[:-1])
         if whole.token_id is not None and texts.num_samples > 1:
             ends, running = self._ends(), range(texts.num_samples)
-            tails = [ends.tail(whole.token_id[own[row]][lengths_PN[0, row] :]) for row in running]
+            tails = [ends.tail(whole.token_id[own[row]][given_N[row] :]) for row in running]
             # As long as one of them goes on; what all have behind their ends is what all of them said.
             for row in running:
                 behind = tails[row] - min(tails)
@@ -349,7 +385,9 @@ def _unpacked(piece: Piece) -> list[SampleRecord]:
 def _sample(parts: Sequence[SampleRecord], numbers: tuple[int, int], num_tokens: int) -> SampleRecord:
     """One sample of the parts that it was recorded in, in the passes from the first to the last of ``numbers``."""
     first, last = numbers
-    source = (parts[0].source or "").replace(f"forward pass {first},", f"forward passes {first} to {last},")
+    source = parts[0].source or ""
+    if first != last:
+        source = source.replace(f"forward pass {first},", f"forward passes {first} to {last},")
     texts = [part.text for part in parts if part.text is not None]
     return replace(
         parts[0],

@@ -138,6 +138,24 @@ def test_padding_behind_a_stop_criterion_is_left_out(tmp_path, model, prompts):
     assert rec.notes == ["padding behind the end of a text, while others of its batch went on, is left out (8 tokens)"]
 
 
+def test_a_loop_without_a_cache_counts_each_token_once(tmp_path, model, prompts):
+    mask = torch.ones_like(prompts)
+    mask[0, :2] = 0
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["x", "y", "z"])
+        out = model.generate(
+            prompts, attention_mask=mask, max_new_tokens=9, do_sample=False, use_cache=False,
+            stopping_criteria=[StopsEarly()],
+        )  # fmt: skip
+        model(prompts)
+    wanted = [out[0, 2:10], out[1, :12], out[2, :-1], *prompts]
+    assert_whole_texts(rec, model, tmp_path, [row.tolist() for row in wanted])
+    assert rec.num_tokens == rec.run.row["num_tokens"] == 8 + 12 + 15 + 21
+    assert of_samples(rec, "label") == ["x", "y", "z", None, None, None]
+    again = sum(3 * length - 2 for length in range(7, 15))
+    assert f"is left out ({again} tokens)" in rec.notes[0]
+
+
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_beams_are_followed_back(tmp_path, model, prompts, cache):
     with record(model, run="mine", runs_dir=tmp_path) as rec:
