@@ -280,14 +280,19 @@ def piece_of(batch: Batch, plan: Plan, say: Say) -> Piece:
     steps, top_k = len(plan.layers), plan.top_k
     kind = np.uint8 if plan.num_modules <= 256 else np.int32
     ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
-    weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
+    weights = np.zeros((batch.num_tokens, steps, top_k), dtype=np.float32)
     entropies, margins = (np.empty((batch.num_tokens, steps), dtype=np.float32) for _ in range(2))
     runners = np.zeros((batch.num_tokens, steps), dtype=kind)
     wrong = np.zeros((batch.num_tokens, steps), dtype=bool)
     for group in batch.groups:
+        slots, places = group.ids.shape[2], group.places
+        ids[:, places, :slots] = np.moveaxis(group.ids.numpy(), 0, 1)
+        weights[:, places, :slots] = np.moveaxis(group.weights.numpy(), 0, 1)
+        if slots < top_k:  # the layer has fewer slots than another
+            size = plan.calls[places[0]][1].num_experts
+            used = (ids[:, places, :slots] < size).sum(axis=2, keepdims=True)
+            ids[:, places, slots:] = size + np.arange(slots, top_k) - used
         for target, source in (
-            (ids, group.ids),
-            (weights, group.weights),
             (entropies, group.entropies),
             (margins, group.margins),
             (runners, group.runners),

@@ -68,7 +68,9 @@ class Plan:
     @property
     def sparse_steps(self) -> list[int]:
         """The steps at which a token may use fewer than K experts."""
-        return [step for step, (_, reading) in enumerate(self.calls) if reading.may_be_unused]
+        return [
+            step for step, (_, reading) in enumerate(self.calls) if reading.may_be_unused or reading.top_k < self.top_k
+        ]
 
     @property
     def unused_from(self) -> int:
@@ -282,25 +284,24 @@ def other_order(router: Router, names: Sequence[str], place: int) -> UserError:
 
 
 def _plan(settled: Sequence[tuple[Router, Reading]], meanings: Sequence[Meaning]) -> Plan:
-    """Layers, K and semantics of the run from its calls; UserError when they disagree on K."""
-    slots = {reading.top_k: router.name for router, reading in settled}
-    if len(slots) > 1:
-        sizes = ", ".join(f"{name} {top_k}" for top_k, name in slots.items())
-        raise UserError(
-            f"the routers choose different numbers of experts ({sizes}): record those of one number at a "
-            "time with routers=",
-            field="routers",
-        )
+    """Layers, K and semantics of the run from its calls; K is the largest number of experts that one chooses."""
     layers = []
     for step, (router, reading) in enumerate(settled):
         again = f" (call {router.steps.index(step) + 1})" if len(router.steps) > 1 else ""
         layers.append(
             ExpertLayer(router.name + again, reading.num_experts, router.params_per_expert, router.flops_per_token)
         )
-    first, top_k = meanings[0], settled[0][1].top_k
+    first, top_k = meanings[0], max(reading.top_k for _, reading in settled)
     alike = all(meaning == first for meaning in meanings)
     scales = {reading.scale for _, reading in settled}
     notes = list(dict.fromkeys(meaning.note for meaning in meanings))
+    slots = {reading.top_k: router.name for router, reading in reversed(settled)}
+    if len(slots) > 1:
+        sizes = ", ".join(f"{name} {number}" for number, name in sorted(slots.items()))
+        notes.append(
+            f"the layers choose different numbers of experts ({sizes}): a run has slots for {top_k}, and those that a "
+            "layer has not are unused"
+        )
     if len(scales) > 1:
         notes.append(f"the layers were divided by different scales ({', '.join(f'{s:g}' for s in sorted(scales))})")
 
