@@ -59,7 +59,13 @@ def _base_of(model: nn.Module) -> nn.Module | None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+    """Whether the model or a part of it is compiled: as a module, by its call, or by its ``forward`` alone."""
+    return any(
+        hasattr(m, "_orig_mod")
+        or getattr(m, "_compiled_call_impl", None) is not None
+        or hasattr(getattr(m, "forward", None), "_torchdynamo_orig_callable")
+        for m in model.modules()
+    )
 
 
 def in_backward() -> bool:

@@ -26,6 +26,7 @@ RawCall = tuple[Router, list[Tensor], int]
 """a candidate, all outputs of one call, and the number of rows of its input"""
 RouterCall = tuple[Router, Call, int]
 """a router, the stored part of one call, and the number of rows of its input"""
+_COMPILED = "If it was compiled before the recorder came, its code knows no hooks"
 _OUTCOMES: dict[Outcome, str] = {
     "agrees": "in the first forward pass each expert was called with as many tokens as these ids say, and later passes "
     "were compared as well",
@@ -202,8 +203,8 @@ def _choose(
 def _nothing_read(model: nn.Module, raw: Sequence[RawCall], passed_over: Sequence[tuple[str, str]]) -> UserError:
     if not raw:
         return UserError(
-            "none of the routers was called in this forward pass. If the model was compiled before the recorder came, "
-            "its code knows no hooks: give record() what torch.compile returned, or call torch.compiler.reset() first",
+            f"none of the routers was called in this forward pass. {_COMPILED}: give record() what torch.compile "
+            "returned, or call torch.compiler.reset() first",
             field="model",
         )
     problems = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
@@ -261,7 +262,7 @@ def left_out(routers: Sequence[Router]) -> str:
     others = f" and {len(routers) - 1} more" if len(routers) > 1 else ""
     return (
         f"{routers[0].name}{others} ({routers[0].why}) was not called in the first forward pass, so the run has no "
-        "step of it; the recording stops where a later pass calls it"
+        f"step of it; the recording stops where a later pass calls it. {_COMPILED}: call torch.compiler.reset() first"
     )
 
 

@@ -148,7 +148,7 @@ def test_code_compiled_earlier_that_knows_no_hooks_is_not_recorded_silently(tmp_
     model = language(layers=1)
     compiled = torch.compile(model, backend="eager")
     compiled(tokens())
-    with pytest.warns(RecordingStopped, match="If the model was compiled before the recorder came"):  # noqa: SIM117
+    with pytest.warns(RecordingStopped, match="If it was compiled before the recorder came"):  # noqa: SIM117
         with record(model, run="mine", runs_dir=tmp_path):  # given the model inside, its compiler unseen
             compiled(tokens())
     assert nothing_left(tmp_path, model)
@@ -161,6 +161,19 @@ def test_layers_compiled_one_by_one(tmp_path, fresh_dynamo):
     with record(model, run="mine", runs_dir=tmp_path) as rec:
         model(tokens())
     assert_same(rec.run, model, [tokens()])
+
+
+@pytest.mark.parametrize("part", ["the model", "its layers", "one layer"])
+def test_a_forward_that_was_compiled_and_run_earlier_is_recorded(tmp_path, fresh_dynamo, part):
+    model = language(layers=2)
+    own = language(layers=2)
+    parts = {"the model": [model], "its layers": list(model.layers), "one layer": [model.layers[0].moe]}[part]
+    for module in parts:
+        module.forward = torch.compile(module.forward, backend="eager")
+    model(tokens())
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert_same(rec.run, own, [tokens()])
 
 
 def free_port() -> int:
