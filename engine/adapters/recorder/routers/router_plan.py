@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import CLOSE, Outcome, compare, counts_of
-from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading, ids_of_mask
 from tokenpaths.engine.adapters.recorder.routers.router_search import Router
 from tokenpaths.engine.adapters.recorder.routers.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
@@ -230,12 +230,10 @@ def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router:
             )
         return (tensors[place].clone() if copy else tensors[place]).reshape(rows, width)
 
-    return Call(
-        reading,
-        rows_of(reading.ids, reading.top_k),
-        rows_of(reading.weights, reading.top_k),
-        rows_of(reading.logits, reading.num_experts),
-    )
+    ids = rows_of(reading.ids, reading.num_experts if reading.mask else reading.top_k)
+    if ids is not None and reading.mask:
+        ids = ids_of_mask(ids, reading.top_k)
+    return Call(reading, ids, rows_of(reading.weights, reading.top_k), rows_of(reading.logits, reading.num_experts))
 
 
 def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:

@@ -189,6 +189,54 @@ def test_a_token_that_was_dropped_uses_no_expert(tmp_path, first, experts):
     )
 
 
+class Masking(TopKGate):
+    """Gives a mask of the chosen experts, as Switch Transformers do: what a full expert drops is 0."""
+
+    capacity, kind, alone = 4, torch.long, False
+
+    def forward(self, x):
+        logits = x @ self.weight.T
+        weights, ids = logits.softmax(dim=-1).topk(self.top_k, dim=-1)
+        mask = torch.zeros_like(logits).scatter(1, ids, 1.0)
+        mask = (mask * (mask.cumsum(dim=0) <= self.capacity)).to(self.kind)
+        return (mask, weights.sum(-1)) if self.alone else (mask, weights, logits)
+
+
+class MaskingMoE(GateMoE):
+    def __init__(self, experts: int = 6, top_k: int = 1, kind: torch.dtype = torch.long, alone: bool = False) -> None:
+        super().__init__(experts, top_k)
+        self.gate = Masking(experts, top_k)
+        self.gate.kind, self.gate.alone = kind, alone
+        del self.gate.routed_scaling_factor
+
+    def choose(self, x):
+        mask, *_ = self.gate(x)
+        weights, ids = (x @ self.gate.weight.T).softmax(dim=-1).topk(self.top_k, dim=-1)
+        return ids, weights * mask.gather(1, ids)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("kind", [torch.long, torch.bool])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_mask_of_the_chosen_experts_is_the_choice(tmp_path, top_k, kind, alone):
+    model = language(MaskingMoE, layers=2, top_k=top_k, kind=kind, alone=alone)
+    batches = [tokens(3, 7), tokens(4, 9, seed=2)]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        for batch in batches:
+            model(batch)
+    own = used(model, batches)
+    kept = [token for sample in range(7) for token in rec.run.sample(sample)["tokens"]]
+    assert any(not step for token in own for step in token), "some are dropped"
+    same = [[sorted(step) for step in token["ribbon"]] for token in kept]
+    assert same == [[sorted(step) for step in token] for token in own]
+    if top_k == 1 and not alone:
+        _, weights = expected(model, batches)
+        for token, token_weights in zip(kept, weights, strict=True):
+            for step, weight in zip(token["weights"], token_weights, strict=True):
+                assert step == pytest.approx(weight[weight > 0].tolist(), abs=0.01)
+    assert "mask of the chosen" in rec.routers[0].reads
+
+
 @pytest.mark.parametrize(("moe", "scale"), [(LinearMoE, 1.0), (GateMoE, 2.5)])
 def test_layers_that_choose_different_numbers_of_experts_leave_slots_unused(tmp_path, moe, scale):
     model = language(moe, layers=3, experts=4, top_k=2)
