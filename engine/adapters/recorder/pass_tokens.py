@@ -101,14 +101,9 @@ def tokens_of_pass(
             "recorded without token ids",
         )
         ids = None
-    places = _places_of(named, shape, batch_first, say)
-    if (
-        places is not None
-        and places.dim() == 1
-        and info.mask is None
-        and mask is not None
-        and tuple(mask.shape) != shape
-    ):
+    places = _places_of(named, shape, batch_first)
+    bounded = places is not None and places.dim() == 1
+    if bounded and info.mask is None and mask is not None and tuple(mask.shape) != shape:
         mask = None  # of a cache that many texts share
     if mask is not None and tuple(mask.shape) != shape:
         if info.mask is not None:
@@ -117,22 +112,22 @@ def tokens_of_pass(
     return PassTokens(shape, ids, mask, compact, places)
 
 
-def _places_of(named: Mapping[str, Any], shape: tuple[int, int], batch_first: bool, say: Say) -> Tensor | None:
+def _places_of(named: Mapping[str, Any], shape: tuple[int, int], batch_first: bool) -> Tensor | None:
     """What tells packed texts apart among the model's inputs: their bounds, or the positions of all tokens."""
-    bounds = next((value for name in _BOUNDS if _is_whole(value := named.get(name)) and value.dim() == 1), None)
-    if bounds is not None and shape[0] == 1:
+    bounds = next((value for name in _BOUNDS if (value := _whole_numbers(named.get(name))) is not None), None)
+    if bounds is not None and bounds.dim() == 1 and shape[0] == 1:
         return bounds
-    positions = named.get(_POSITIONS)
-    if not _is_whole(positions):
+    positions = _whole_numbers(named.get(_POSITIONS))
+    if positions is None or positions.dim() > 2:
         return None
     positions = positions[None] if positions.dim() == 1 else positions if batch_first else positions.T
     return positions if tuple(positions.shape) == shape else None
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Tensor) and not (
-        value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-    )
+def _whole_numbers(value: Any) -> Tensor | None:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        return None
+    return value
 
 
 def packed_texts(places: Tensor | None, keep: np.ndarray, say: Say) -> list[np.ndarray] | None:
@@ -158,6 +153,8 @@ def packed_texts(places: Tensor | None, keep: np.ndarray, say: Say) -> list[np.n
         begins.reshape(-1)[bounds[:-1]] = True
     else:
         positions = places.numpy()
+        if (np.diff(positions, axis=1) == 1).all():
+            return None  # the usual case, also of one token a row
         for row, kept in enumerate(keep):
             own = positions[row, kept]
             goes_on, restarts = np.diff(own) == 1, own[1:] == 0
