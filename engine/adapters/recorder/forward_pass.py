@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenpaths.engine.adapters.recorder.joined_texts import Piece
 from tokenpaths.engine.adapters.recorder.pass_caches import Continued, GivenCache
-from tokenpaths.engine.adapters.recorder.pass_tokens import Say, read_mask, tokens_of_pass
+from tokenpaths.engine.adapters.recorder.pass_tokens import Say, packed_texts, read_mask, tokens_of_pass
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import ExpertRows
 from tokenpaths.engine.adapters.recorder.routers.router_outputs import CallGroup, read_calls
 from tokenpaths.engine.adapters.recorder.routers.router_plan import (
@@ -96,10 +96,11 @@ class Batch:
     groups: list[CallGroup]
     num_tokens: int
     shape: tuple[int, int]
-    """of its ``PassTokens``, like the next three"""
+    """of its ``PassTokens``, like the next four"""
     token_ids: Tensor | None
     mask: Tensor | None
     compact: bool
+    places: Tensor | None
     mask_was_given: bool
     samples: list[SampleRecord]
     transposed: bool
@@ -169,33 +170,55 @@ def batch_of(
         None if tokens.ids is None else _to_host(tokens.ids),
         None if tokens.mask is None else _to_host(tokens.mask),
         tokens.compact,
+        None if tokens.places is None else _to_host(tokens.places),
         info.mask is not None,
-        _samples_of(forward, tokens.shape, rank, remarks),
+        _samples_of(forward, tokens.shape, rank, say, remarks),
         not batch_first,
         forward.expert_rows,
         forward.given.continued,
         info.continues,
-        _events([*(group.ids for group in groups), tokens.ids, tokens.mask]),
+        _events([*(group.ids for group in groups), tokens.ids, tokens.mask, tokens.places]),
     )
 
 
-def _samples_of(forward: Forward, shape: tuple[int, int], rank: int | None, remarks: Remarks) -> list[SampleRecord]:
+def _samples_of(
+    forward: Forward, shape: tuple[int, int], rank: int | None, say: Say, remarks: Remarks
+) -> list[SampleRecord]:
     info = forward.info
-    for name, values in (("texts", info.texts), ("labels", info.labels)):
-        if isinstance(values, str):
-            raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
-        if values is not None and len(values) != shape[0]:
-            raise UserError(f"{len(values)} {name} for {shape[0]} samples: give one for each", field=name)
+    texts, labels = (
+        _for_each_sample(name, values, shape[0], forward, say)
+        for name, values in (("texts", info.texts), ("labels", info.labels))
+    )
     process = "" if rank is None else f"rank {rank}, "
     return [
         SampleRecord(
             num_tokens=shape[1],
-            label=None if info.labels is None else _label(info.labels[i], f"forward pass {forward.number}", remarks),
-            text=None if info.texts is None else info.texts[i],
+            label=None if labels is None else _label(labels[i], f"forward pass {forward.number}", remarks),
+            text=None if texts is None else texts[i],
             source=f"{process}forward pass {forward.number}, sample {i}",
         )
         for i in range(shape[0])
     ]
+
+
+def _for_each_sample(
+    name: str, values: Sequence[Any] | None, samples: int, forward: Forward, say: Say
+) -> Sequence[Any] | None:
+    """What the caller said of each sample; of each prompt, where ``generate`` has several samples of each."""
+    if values is None or (not isinstance(values, str) and len(values) == samples):
+        return values
+    if isinstance(values, str):
+        raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
+    generates = forward.given.cache is not None or forward.named.get("use_cache") is not None
+    if generates and len(values) and not samples % len(values):
+        times = samples // len(values)
+        say(
+            f"{name} of prompts",
+            f"forward pass {forward.number} has {samples} samples and {len(values)} {name}: each is that of {times} "
+            "samples one after the other, as generate() makes them for beams and num_return_sequences",
+        )
+        return [value for value in values for _ in range(times)]
+    raise UserError(f"{len(values)} {name} for {samples} samples: give one for each", field=name)
 
 
 def _moved(group: CallGroup) -> CallGroup:
@@ -257,14 +280,19 @@ def piece_of(batch: Batch, plan: Plan, say: Say) -> Piece:
     steps, top_k = len(plan.layers), plan.top_k
     kind = np.uint8 if plan.num_modules <= 256 else np.int32
     ids = np.empty((batch.num_tokens, steps, top_k), dtype=kind)
-    weights = np.empty((batch.num_tokens, steps, top_k), dtype=np.float32)
+    weights = np.zeros((batch.num_tokens, steps, top_k), dtype=np.float32)
     entropies, margins = (np.empty((batch.num_tokens, steps), dtype=np.float32) for _ in range(2))
     runners = np.zeros((batch.num_tokens, steps), dtype=kind)
     wrong = np.zeros((batch.num_tokens, steps), dtype=bool)
     for group in batch.groups:
+        slots, places = group.ids.shape[2], group.places
+        ids[:, places, :slots] = np.moveaxis(group.ids.numpy(), 0, 1)
+        weights[:, places, :slots] = np.moveaxis(group.weights.numpy(), 0, 1)
+        if slots < top_k:  # the layer has fewer slots than another
+            size = plan.calls[places[0]][1].num_experts
+            used = (ids[:, places, :slots] < size).sum(axis=2, keepdims=True)
+            ids[:, places, slots:] = size + np.arange(slots, top_k) - used
         for target, source in (
-            (ids, group.ids),
-            (weights, group.weights),
             (entropies, group.entropies),
             (margins, group.margins),
             (runners, group.runners),
@@ -304,7 +332,7 @@ def piece_of(batch: Batch, plan: Plan, say: Say) -> Piece:
         flops=plan.flops(ids),
         token_id=None if batch.token_ids is None else batch.token_ids.numpy()[keep].astype(np.int64),
     )
-    return Piece(batch.number, trace, keep)
+    return Piece(batch.number, trace, keep, packed_texts(batch.places, keep, say))
 
 
 def _check_ids(wrong_nS: np.ndarray, groups: Sequence[CallGroup], plan: Plan) -> None:

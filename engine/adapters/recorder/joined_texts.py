@@ -36,6 +36,9 @@ class Piece:
     """a sample of no token included where a mask leaves all out"""
     keep: np.ndarray
     """(B, T) tokens that are no padding"""
+    packed: list[np.ndarray] | None = None
+    """kept tokens of each text of each row, where rows hold several texts behind each other; no other pass continues
+    them, as it cannot be told which is which"""
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,28 @@ class Ends:
     @classmethod
     def of(cls, model: Any) -> Ends:
         """What stands in the generation settings of ``model``, or in its configuration."""
+        only_padding = cls()
         for name in ("generation_config", "config"):
             settings = getattr(model, name, None)
             end, padding = getattr(settings, "eos_token_id", None), getattr(settings, "pad_token_id", None)
+            if only_padding.padding_id is None and isinstance(padding, int):
+                only_padding = cls(padding_id=padding)
             ends = [i for i in (end if isinstance(end, (list, tuple)) else [end]) if isinstance(i, int)]
             if ends:
                 # Without a padding of its own, transformers pads with the first end.
                 return cls(frozenset(ends), padding if isinstance(padding, int) else ends[0])
-        return cls()
+        return only_padding
 
     def tail(self, ids: np.ndarray) -> int:
-        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end."""
+        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end, or where something else
+        ended the text (a stop criterion, an end that only ``generate`` knows)."""
         if self.padding_id is None or not len(ids):
             return 0
         text = len(ids) - int((ids[::-1] != self.padding_id).argmax()) if (ids != self.padding_id).any() else 0
-        if text and int(ids[text - 1]) in self.end_ids:
+        if self.padding_id not in self.end_ids or (text and int(ids[text - 1]) in self.end_ids):
             return len(ids) - text
         # Where padding is an end as well, the first of them is the end.
-        return max(0, len(ids) - text - 1) if self.padding_id in self.end_ids else 0
+        return max(0, len(ids) - text - 1)
 
 
 class _Texts:
@@ -78,6 +85,8 @@ class _Texts:
         self.orders: list[np.ndarray] = []
         self.num_tokens = piece.trace.num_tokens
         self.columns = past + piece.keep.shape[1]
+        self.prompt_BT: np.ndarray | None = None
+        """``keep`` of the first pass, where a loop without a cache passed its tokens again with those behind"""
         self.taken_back = self.given_up = 0
         self.ended: list[tuple[int, int]] = []
         """(piece, sample) of texts that went no further, others of the batch did"""
@@ -92,6 +101,10 @@ class _Texts:
         return len(self.pieces[-1].keep)
 
     @property
+    def is_packed(self) -> bool:
+        return self.pieces[-1].packed is not None
+
+    @property
     def last_begin(self) -> int:
         return self.columns - self.pieces[-1].keep.shape[1]
 
@@ -104,6 +117,27 @@ class _Texts:
         self.pieces.append(piece)
         self.num_tokens += piece.trace.num_tokens
         self.columns += piece.keep.shape[1]
+
+    def is_begin_of(self, piece: Piece) -> bool:
+        """Whether a pass of these texts, which has no cache, is passed again with one token more of each."""
+        last, length = self.pieces[-1], self.pieces[-1].keep.shape[1]
+        if len(self.pieces) > 1 or self.is_packed or piece.keep.shape != (len(last.keep), length + 1):
+            return False
+        if last.trace.token_id is None or piece.trace.token_id is None or (last.keep != piece.keep[:, :-1]).any():
+            return False
+        before = np.broadcast_to(np.arange(length + 1) < length, piece.keep.shape)[piece.keep]
+        return np.array_equal(last.trace.token_id, piece.trace.token_id[before])
+
+    def pass_again(self, piece: Piece) -> None:
+        """Put a pass in place of the one that its texts begin with."""
+        first = self.pieces[-1]
+        samples = [
+            replace(sample, label=known.label if sample.label is None else sample.label, text=sample.text or known.text)
+            for sample, known in zip(piece.trace.samples, first.trace.samples, strict=True)
+        ]
+        self.prompt_BT = first.keep if self.prompt_BT is None else self.prompt_BT
+        self.pieces = [replace(piece, trace=replace(piece.trace, samples=samples))]
+        self.num_tokens, self.columns = piece.trace.num_tokens, piece.keep.shape[1]
 
     def shorten(self, columns: int) -> None:
         """Take the end of the last pass back, as where a draft was rejected."""
@@ -137,7 +171,7 @@ class JoinedTexts:
         self._waiting: deque[_Texts] = deque()
         self._newest: _Texts | None = None
         self._num_written = self._num_waiting = 0
-        self._given_up = self._after_end = self._back = 0
+        self._given_up = self._after_end = self._back = self._again = 0
 
     @property
     def num_tokens(self) -> int:
@@ -158,7 +192,14 @@ class JoinedTexts:
         past = int(past) if isinstance(past, Tensor) else past
         self._num_waiting += piece.trace.num_tokens
         texts = self._of(piece, continued, past, wanted)
-        if texts is None:
+        newest = self._newest
+        alone = continued is None and wanted is None and piece.packed is None
+        if alone and newest is not None and newest in self._waiting and newest.is_begin_of(piece):
+            self._again += newest.num_tokens
+            self._num_waiting -= newest.num_tokens
+            newest.pass_again(piece)
+            texts = newest
+        elif texts is None:
             texts = _Texts(piece, past or 0)
             self._waiting.append(texts)
         else:
@@ -180,6 +221,11 @@ class JoinedTexts:
     def notes(self) -> list[str]:
         """What was left out of the texts."""
         notes = []
+        if self._again:
+            notes.append(
+                "tokens that were passed again in front of one more, as generate(use_cache=False) does, are those of "
+                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')})"
+            )
         if self._back:
             notes.append(f"rejected drafts, taken back out of a cache, are left out ({_times(self._back, 'token')})")
         if self._given_up:
@@ -199,6 +245,19 @@ class JoinedTexts:
         """The waiting texts that a pass continues; None: it begins texts of its own."""
         samples = len(piece.keep)
         texts = self._newest
+        if piece.packed is not None:
+            if wanted or (continued is not None and past != 0):
+                self._say(
+                    "packed behind a cache",
+                    f"forward pass {piece.number} holds tokens of several texts behind each other, and goes on from a "
+                    "cache: which text each continues is not known, so they are samples of their own",
+                )
+            return None
+        if wanted and texts is not None and texts.is_packed:
+            raise UserError(
+                "continues is True, but the pass before held several texts behind each other, which end with it",
+                field="continues",
+            )
         if wanted is not None:
             if wanted and (texts is None or texts.num_samples != samples):
                 there = "there is none" if texts is None else f"that had {texts.num_samples}"
@@ -217,6 +276,8 @@ class JoinedTexts:
             texts = next((waiting for waiting in self._waiting if waiting.number == continued.of), None)
             if texts is None:
                 why = "was given a cache that another pass has gone on from, or whose texts are written already"
+            elif texts.is_packed:
+                why = "was given the cache of a pass with several texts behind each other, which end with it"
             elif samples != (texts.num_samples if continued.order is None else len(continued.order)):
                 why = f"is of {samples} samples, the pass that left its cache of {texts.num_samples}"
             elif past is not None and texts.last_begin < past < texts.columns:
@@ -237,7 +298,7 @@ class JoinedTexts:
             f"forward pass {piece.number} {why}: its tokens are samples of their own"
             + (
                 ""
-                if past is not None
+                if past is not None or (texts is not None and texts.is_packed)
                 else "; rec.batch(continues=True) says that they go on where the pass before ended"
             ),
         )
@@ -266,15 +327,17 @@ class JoinedTexts:
         pieces = texts.pieces
         self._back += texts.taken_back
         self._given_up += texts.given_up
-        if len(pieces) == 1:
-            return replace(pieces[0].trace, samples=[s for s in pieces[0].trace.samples if s.num_tokens])
+        if len(pieces) == 1 and texts.prompt_BT is None:
+            samples = pieces[0].trace.samples if pieces[0].packed is None else _unpacked(pieces[0])
+            return replace(pieces[0].trace, samples=[s for s in samples if s.num_tokens])
         whole, rows_PN = _concatenated([piece.trace for piece in pieces]), texts.rows()
         taken, lengths_PN = _tokens_of(pieces, rows_PN)
+        given_N = lengths_PN[0] if texts.prompt_BT is None else texts.prompt_BT.sum(axis=1)
         ends_N = np.cumsum(lengths_PN.sum(axis=0))
         own = np.split(taken, ends_N[:-1])
         if whole.token_id is not None and texts.num_samples > 1:
             ends, running = self._ends(), range(texts.num_samples)
-            tails = [ends.tail(whole.token_id[own[row]][lengths_PN[0, row] :]) for row in running]
+            tails = [ends.tail(whole.token_id[own[row]][given_N[row] :]) for row in running]
             # As long as one of them goes on; what all have behind their ends is what all of them said.
             for row in running:
                 behind = tails[row] - min(tails)
@@ -306,10 +369,25 @@ def _tokens_of(pieces: Sequence[Piece], rows_PN: np.ndarray) -> tuple[np.ndarray
     return np.repeat(skipped, lengths) + np.arange(int(lengths.sum())), lengths_PN
 
 
+def _unpacked(piece: Piece) -> list[SampleRecord]:
+    """A sample for each of the texts that lie behind each other in the rows of a pass."""
+    assert piece.packed is not None
+    return [
+        # What the caller said of the text of a row is that of all.
+        replace(
+            row, num_tokens=int(n), source=f"{row.source}, text {place}", text=None if len(lengths) > 1 else row.text
+        )
+        for row, lengths in zip(piece.trace.samples, piece.packed, strict=True)
+        for place, n in enumerate(lengths)
+    ]
+
+
 def _sample(parts: Sequence[SampleRecord], numbers: tuple[int, int], num_tokens: int) -> SampleRecord:
     """One sample of the parts that it was recorded in, in the passes from the first to the last of ``numbers``."""
     first, last = numbers
-    source = (parts[0].source or "").replace(f"forward pass {first},", f"forward passes {first} to {last},")
+    source = parts[0].source or ""
+    if first != last:
+        source = source.replace(f"forward pass {first},", f"forward passes {first} to {last},")
     texts = [part.text for part in parts if part.text is not None]
     return replace(
         parts[0],

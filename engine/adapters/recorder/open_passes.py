@@ -44,6 +44,11 @@ class OpenPasses:
         """The pass to which a call belongs; None: there is none, or it is not recorded."""
         return self._stack[-1] if self._stack else None
 
+    @property
+    def any_open(self) -> bool:
+        """Whether a pass is under way, recorded or not."""
+        return bool(self._stack)
+
     def check_thread(self) -> None:
         """UserError if the open pass is that of another thread."""
         if self._thread != threading.get_ident():
@@ -56,3 +61,20 @@ class OpenPasses:
 
     def clear(self) -> None:
         self._stack.clear()
+
+
+def called_outside(router: str, model: str) -> str:
+    """Warning at the first call of a router that belongs to no pass."""
+    return (
+        f"{router} was called outside of a forward pass of {model}, and what is decided there is not recorded: record "
+        "the module that is called (not a wrapper whose generate() calls the model inside it), and call it as "
+        "model(…), not as model.forward(…)"
+    )
+
+
+def outside_passes(calls: int, model: str) -> str:
+    """Note of a run beside which routers were called."""
+    return (
+        f"{calls:,} calls of routers outside of a forward pass of {model} are not in the run: record the module that "
+        "is called"
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,9 @@ _MASK = "attention_mask"
 _DECODER_IDS, _DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 _OF_DECODER = frozenset({_DECODER_IDS, _DECODER_MASK, "decoder_inputs_embeds"})
 """inputs that models with an encoder and a decoder have"""
+_POSITIONS = "position_ids"
+_BOUNDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
+"""of texts that are packed behind each other without padding, as kernels of attention take them"""
 _MASKED_BELOW = -1000.0
 """threshold of padding in an additive mask; −10,000 is common, and becomes −9,984 in bfloat16"""
 _SAY_WHICH = "say which it is with rec.batch(mask=…)"
@@ -41,6 +45,9 @@ class PassTokens:
     """(B, T) as given or found; read once it has been copied, so that no step waits for it"""
     compact: bool
     """True: the routers received only the tokens kept by the mask"""
+    places: Tensor | None = None
+    """what tells texts apart that are packed behind each other: positions (B, T), or where each begins (N + 1,) among
+    the tokens of the pass"""
 
 
 def tokens_of_pass(
@@ -94,11 +101,76 @@ def tokens_of_pass(
             "recorded without token ids",
         )
         ids = None
+    places = _places_of(named, shape, batch_first)
+    bounded = places is not None and places.dim() == 1
+    if bounded and info.mask is None and mask is not None and tuple(mask.shape) != shape:
+        mask = None  # of a cache that many texts share
     if mask is not None and tuple(mask.shape) != shape:
         if info.mask is not None:
             raise UserError(f"mask has shape {tuple(mask.shape)}, it should be {shape}", field="mask")
         mask = _last_columns(mask, shape, ids, inputs, batch_first, past, say)
-    return PassTokens(shape, ids, mask, compact)
+    return PassTokens(shape, ids, mask, compact, places)
+
+
+def _places_of(named: Mapping[str, Any], shape: tuple[int, int], batch_first: bool) -> Tensor | None:
+    """What tells packed texts apart among the model's inputs: their bounds, or the positions of all tokens."""
+    bounds = next((value for name in _BOUNDS if (value := _whole_numbers(named.get(name))) is not None), None)
+    if bounds is not None and bounds.dim() == 1 and shape[0] == 1:
+        return bounds
+    positions = _whole_numbers(named.get(_POSITIONS))
+    if positions is None or positions.dim() > 2:
+        return None
+    positions = positions[None] if positions.dim() == 1 else positions if batch_first else positions.T
+    return positions if tuple(positions.shape) == shape else None
+
+
+def _whole_numbers(value: Any) -> Tensor | None:
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        return None
+    return value
+
+
+def packed_texts(places: Tensor | None, keep: np.ndarray, say: Say) -> list[np.ndarray] | None:
+    """Kept tokens of each text of each row; None where a row is one text.
+
+    Args:
+        places: see ``PassTokens``, on the host.
+        keep: (B, T) tokens that are no padding.
+        say: receives notes.
+    """
+    if places is None:
+        return None
+    begins = np.zeros(keep.shape, dtype=bool)
+    if places.dim() == 1:
+        bounds = np.unique(places.numpy())
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != keep.size:
+            say(
+                "bounds do not fit",
+                f"the bounds of packed texts reach from {bounds[0] if len(bounds) else 0} to "
+                f"{bounds[-1] if len(bounds) else 0}, the pass has {keep.size} tokens: each row was taken for one text",
+            )
+            return None
+        begins.reshape(-1)[bounds[:-1]] = True
+    else:
+        positions = places.numpy()
+        if (np.diff(positions, axis=1) == 1).all():
+            return None  # the usual case, also of one token a row
+        for row, kept in enumerate(keep):
+            own = positions[row, kept]
+            goes_on, restarts = np.diff(own) == 1, own[1:] == 0
+            if not (goes_on | restarts).all() and (np.diff(own) < 0).any():
+                say(
+                    "positions of another kind",
+                    f"{_POSITIONS} go back within a row, but not to 0: each row was taken for one text",
+                )
+            if not goes_on.any() or not (goes_on | restarts).all():
+                return None
+            begins[row, np.flatnonzero(kept)[1:][restarts]] = True
+    begins[:, 0] = True
+    text_BT = begins.cumsum(axis=1) - 1
+    parts = [np.bincount(text_BT[row, kept]) for row, kept in enumerate(keep)]
+    parts = [lengths[lengths > 0] for lengths in parts]
+    return parts if any(len(lengths) > 1 for lengths in parts) else None
 
 
 def _found(

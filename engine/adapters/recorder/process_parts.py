@@ -9,6 +9,7 @@ signs of life from its first pass to its last word. The last one to leave remove
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -33,7 +34,9 @@ WAIT_S = 600.0
 """timeout for signs of life of the other processes after a process finished its own part, seconds"""
 BEAT_S = 5.0
 _POLL_S = 0.02
-_DONE = "done.json"
+_DONE, _PLAN = "done.json", "plan.json"
+RECORD_APART = "record each process for itself, with merge=False and a name of its own"
+"""advice where the parts of several processes are no run together"""
 _OF_A_SAMPLE = ("num_tokens", "label", "text", "source")
 _SCHEMA = pa.schema(
     [
@@ -51,26 +54,34 @@ def processes() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def agree(run_id: str, runs_dir: Path, problem: str | None) -> Meeting:
+def agree(run_id: str, runs_dir: Path, problem: str | None, composition: str) -> Meeting:
     """Collective call: start the recording of one run in all processes, or in none.
 
-    ``problem`` is a message of this process that prevents it. Every process must call this.
+    ``problem`` is a message of this process that prevents it, ``composition`` what should be equal of all processes'
+    models. Every process must call this.
 
     Raises:
-        UserError: in every process alike: a problem of any, different names, or a folder not visible to all.
+        UserError: in every process alike: a problem of any, different names or models, or a folder not visible to all.
     """
     rank, world = processes()
     everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, (run_id, problem))
-    names = sorted({name for name, _ in everyone})
+    dist.all_gather_object(everyone, (run_id, problem, composition))
+    names = sorted({name for name, _, _ in everyone})
     if len(names) > 1:
         raise UserError(
             f"the {world} processes record different runs ({', '.join(names[:4])}): give all of them one "
             "name, or merge=False",
             field="run",
         )
-    for sentence in (other for _, other in everyone if other):
+    for sentence in (other for _, other, _ in everyone if other):
         raise UserError(sentence, field="run")
+    others = [str(other) for other, (_, _, theirs) in enumerate(everyone) if theirs != everyone[0][2]]
+    if others:
+        raise UserError(
+            f"the model of process 0 has other modules than that of process {', '.join(others[:4])}, as the stages of "
+            f"a pipeline have, so their layers are not one run: {RECORD_APART}",
+            field="model",
+        )
     made: list[Any] = [None]
     lock = HolderLock(runs_dir / f".{run_id}.recording.lock")
     trouble = None
@@ -107,6 +118,17 @@ class Meeting:
     def tell(self, content: dict[str, Any], name: str | None = None) -> None:
         """Write a message atomically; by default the manifest of this process."""
         write_atomically(self.folder / (name or _manifest(self.rank)), json.dumps(content).encode())
+
+    def differs(self, plan: dict[str, Any]) -> bool | None:
+        """Whether ``plan`` of this process is another than that of process 0; None: that has none yet."""
+        if self.rank == 0:
+            self.tell(plan, _PLAN)
+            return False
+        try:
+            first = json.loads((self.folder / _PLAN).read_bytes())
+        except OSError:
+            return None
+        return bool(first != plan)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -224,15 +246,38 @@ class PartWriter:
         }
         self._writer.write_table(pa.table(columns, schema=_SCHEMA))
 
-    def seal(self, plan: dict[str, Any], notes: list[str]) -> None:
-        """Close the part and publish its check sum, ``plan`` (the composition of its ribbons), and its notes."""
+    def seal(self, plan: dict[str, Any], notes: list[str], digests: dict[str, str] | None = None) -> None:
+        """Close the part and publish its check sum, ``plan`` (the composition of its ribbons), its notes, and the
+        ``digests`` of its tokens."""
         self._writer.close()
         fsync_file(self.file)
-        self._meeting.tell({"sha256": file_sha256(self.file), "plan": plan, "notes": notes})
+        self._meeting.tell({"sha256": file_sha256(self.file), "plan": plan, "notes": notes, "digests": digests})
 
     def abort(self) -> None:
         self._writer.close()
         self.file.unlink(missing_ok=True)
+
+
+class TokenDigests:
+    """Digests of the tokens of one process, by which processes that were given the same ones are told."""
+
+    def __init__(self) -> None:
+        self._tokens, self._choices = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        self._known = False
+
+    def add(self, batch: TraceBatch) -> None:
+        self._tokens.update(np.array([sample.num_tokens for sample in batch.samples], dtype="<i8").tobytes())
+        if batch.token_id is not None:
+            self._known = True
+            self._tokens.update(np.ascontiguousarray(batch.token_id, dtype="<i8").tobytes())
+        self._choices.update(np.ascontiguousarray(batch.module_ids, dtype="<u2").tobytes())
+
+    def as_json(self) -> dict[str, str]:
+        """``choices``: of the lengths of samples, the vocabulary ids and the experts; ``tokens``: without the experts,
+        where vocabulary ids are known."""
+        tokens = self._tokens.hexdigest()
+        both = {"choices": tokens + self._choices.hexdigest()}
+        return both | {"tokens": tokens} if self._known else both
 
 
 def read_part(

@@ -17,7 +17,7 @@ from tokenpaths.engine.adapters.recorder import process_parts as parts
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions
 from tokenpaths.engine.adapters.recorder.routers.router_plan import Plan
 from tokenpaths.engine.adapters.recorder.routers.router_search import Router
-from tokenpaths.engine.adapters.recorder.user_model import config_of
+from tokenpaths.engine.adapters.recorder.user_model import composition_of, config_of
 from tokenpaths.engine.analysis.ribbon_costs import module_units
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import check_name, run_file
@@ -46,12 +46,16 @@ class RecordedRun:
         self._meeting: parts.Meeting | None = None
         self._signs_of_life = ExitStack()
         self._slots = self._unused = self._dropped = 0
+        self._digests: parts.TokenDigests | None = None
+        self._differs: bool | None = None
+        """whether this process records other routers than process 0; None: not known yet"""
         problem = self._name_problem()
         rank, world = parts.processes()
         self.rank: int | None = rank if world > 1 and options.merge else None
         """rank of this process among those that record together; None: it records alone"""
         if self.rank is not None:
-            self._meeting = parts.agree(run_id, runs_dir, problem)
+            self._meeting = parts.agree(run_id, runs_dir, problem, composition_of(model))
+            self._digests = parts.TokenDigests()
             # Not only while sealing: another process may end its part of the training hours before this one.
             self._signs_of_life.enter_context(self._meeting.busy())
         elif problem:
@@ -73,7 +77,16 @@ class RecordedRun:
         return None
 
     def check(self, trace: TraceBatch, plan: Plan, routers: list[Router]) -> None:
-        """UserError if the samples of a pass are malformed, before they are joined with others."""
+        """UserError if the samples of a pass are malformed, before they are joined with others, or if another process
+        records other routers."""
+        if self._meeting is not None and self._differs is None:
+            self._differs = self._meeting.differs(plan.as_json())
+            if self._differs:
+                raise UserError(
+                    f"process {self.rank} records other routers than process 0: give all the same model, or "
+                    f"{parts.RECORD_APART}",
+                    field="model",
+                )
         if trace.num_tokens:
             if self._check is None:
                 self._open(trace, plan, routers)
@@ -96,6 +109,8 @@ class RecordedRun:
         except Exception as error:  # the file may end in the middle of a pass
             self._broken = error
             raise
+        if self._digests is not None:
+            self._digests.add(trace)
         if plan.sparse_steps:
             unused = trace.module_ids >= plan.unused_from
             self._slots += unused.size
@@ -152,8 +167,8 @@ class RecordedRun:
         if self._meeting is None:
             return self._seal_run(notes, nothing)
         if self.rank:
-            if isinstance(self._sink, parts.PartWriter) and plan is not None:
-                self._sink.seal(plan.as_json(), notes)
+            if isinstance(self._sink, parts.PartWriter) and plan is not None and self._digests is not None:
+                self._sink.seal(plan.as_json(), notes, self._digests.as_json())
             else:
                 self._meeting.tell({"sha256": None, "plan": None, "notes": notes})
             file = self._meeting.outcome()
@@ -182,15 +197,41 @@ class RecordedRun:
         return self._sink.seal()
 
     def _merge_parts(self, meeting: parts.Meeting, plan: Plan | None, routers: list[Router], notes: list[str]) -> None:
-        """Append the parts of the other processes, in the order of their ranks, and their notes."""
+        """Append the parts of the other processes, in the order of their ranks, and their notes.
+
+        Processes that share one model (tensor parallel) are given the same tokens: those count once.
+        """
+        own, self._digests = self._digests, None
+        seen = {} if own is None else dict.fromkeys(own.as_json().values(), 0)
         for rank, manifest in enumerate(meeting.others(), start=1):
             notes.extend(f"process {rank}: {note}" for note in manifest["notes"] if note not in notes)
             if manifest["sha256"] is None:
                 continue
             if plan is None:
-                raise UserError(f"process 0 recorded nothing, process {rank} did: let process 0 run the model too")
+                raise UserError(
+                    f"process 0 recorded nothing, process {rank} did: let process 0 run the model too, or "
+                    f"{parts.RECORD_APART}"
+                )
             if manifest["plan"] != plan.as_json():
-                raise UserError(f"process {rank} recorded other routers than process 0: give all the same model")
+                notes.append(
+                    f"process {rank} recorded other routers than process 0, so its tokens are left out: give all the "
+                    f"same model, or {parts.RECORD_APART}"
+                )
+                continue
+            choices, tokens = manifest["digests"]["choices"], manifest["digests"].get("tokens")
+            if choices in seen:
+                notes.append(
+                    f"process {rank} recorded the same tokens with the same choices as process {seen[choices]}, as "
+                    "processes do that share one model (tensor parallel): they are kept once"
+                )
+                continue
+            if tokens in seen:
+                notes.append(
+                    f"process {rank} recorded the same tokens as process {seen[tokens]}, with other choices: both are "
+                    "in the run; where the processes share one model (expert parallel), its ids may be those of its "
+                    f"own experts only: {parts.RECORD_APART}"
+                )
+            seen = {choices: rank} | ({} if tokens is None else {tokens: rank}) | seen
             shape = len(plan.layers), plan.top_k
             for batch in parts.read_part(meeting.folder, rank, manifest["sha256"], shape, plan.flops):
                 self.write(batch, plan, routers)
@@ -203,6 +244,12 @@ class RecordedRun:
         if self._meeting is not None:
             self._meeting.fail(why)
             self._meeting = None
+
+
+def new_run_id(model_name: str) -> str:
+    from tokenpaths.engine.tracing import trace_run
+
+    return trace_run.new_run_id(model_name.rpartition("/")[2], "recorded")
 
 
 def nothing_recorded(name: str, forwards: int, masked: int, stray: int) -> UserError:

@@ -40,11 +40,11 @@ from torch import nn
 from tokenpaths.engine.adapters.recorder.forward_pass import Batch, Forward, batch_of, piece_of
 from tokenpaths.engine.adapters.recorder.joined_texts import Ends, JoinedTexts
 from tokenpaths.engine.adapters.recorder.module_hooks import ModuleHook
-from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses
+from tokenpaths.engine.adapters.recorder.open_passes import OpenPasses, called_outside, outside_passes
 from tokenpaths.engine.adapters.recorder.pass_caches import NOTHING_GIVEN, PassCaches
 from tokenpaths.engine.adapters.recorder.record_options import RecordOptions, signature_of_record
-from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, nothing_recorded
-from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped
+from tokenpaths.engine.adapters.recorder.recorded_run import RecordedRun, new_run_id, nothing_recorded
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingAssumed, RecordingStopped, sentence_of
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import (
     UNSEEN_LATER,
     ExpertCalls,
@@ -125,7 +125,7 @@ class Recorder:
         self._compiled = is_compiled(model)
         self._options = options
         self.model_name = options.model_name or name_of(self.model)
-        self.run_id = options.run if options.run is not None else _new_run_id(self.model_name)
+        self.run_id = options.run if options.run is not None else new_run_id(self.model_name)
         self.runs_dir = Path(options.runs_dir) if options.runs_dir is not None else default_runs_dir()
         named = options.named
         self.routers = find_routers(self.model) if named is None else named_routers(self.model, named)
@@ -211,11 +211,13 @@ class Recorder:
         try:
             self._write_pending(to_the_end=True)
             stopped = self.problem
+            if self._stray:
+                self.notes.append(outside_passes(self._stray, type(self.model).__name__))
             self.notes.extend([*self._texts.notes(), *self._checks.notes(), *self._remarks.sentences()])
             self.file = self._output.seal(self._plan, self.routers, self.notes, self._nothing_recorded)
         except BaseException as failure:
             self._state = "failed"
-            reason = _sentence(failure)
+            reason = sentence_of(failure)
             self._abort(reason)
             if not isinstance(failure, Exception) or isinstance(failure, RecordingStopped):
                 raise
@@ -283,7 +285,10 @@ class Recorder:
                 return
             forward = self._passes.innermost
             if forward is None:
-                self._stray += 1
+                if not self._passes.any_open and self._state == "open":
+                    self._stray += 1
+                    if self._stray == 1:
+                        self._warn_of_assumption(called_outside(router.name, type(self.model).__name__))
                 return
             try:
                 self._passes.check_thread()
@@ -320,7 +325,7 @@ class Recorder:
         """Stop recording and report the reason; the model runs on."""
         self._passes.clear()
         self._state = "stopped"
-        self.problem = f"forward pass {number}: {_sentence(error)}"
+        self.problem = f"forward pass {number}: {sentence_of(error)}"
         self._note(f"the recording stopped at {self.problem}")
         self._warn(f"recording {self.run_id!r} stopped at {self.problem}; the model runs on, unrecorded")
 
@@ -339,6 +344,9 @@ class Recorder:
 
     def _assume(self, sentence: str) -> None:
         self._note(sentence)
+        self._warn_of_assumption(sentence)
+
+    def _warn_of_assumption(self, sentence: str) -> None:
         warnings.warn(sentence, RecordingAssumed, stacklevel=4)
 
     # What a forward pass says --------------------------------------------------------------------------------------
@@ -436,13 +444,3 @@ class Recorder:
     def _abort(self, why: str) -> None:
         self._pending.clear()
         self._output.abort(why)
-
-
-def _sentence(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def _new_run_id(model_name: str) -> str:
-    from tokenpaths.engine.tracing.trace_run import new_run_id
-
-    return new_run_id(model_name.rpartition("/")[2], "recorded")

@@ -14,4 +14,8 @@ class RecordingStopped(UserError, UserWarning):
 
 class RecordingAssumed(UserWarning):
     """Warning that a run may not be what the model did: decisions that are recomputed from logits could not be compared
-    with those of the model, or what looks like a router is no step of the run."""
+    with those of the model, what looks like a router is no step of the run, or routers are called outside of a pass."""
+
+
+def sentence_of(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

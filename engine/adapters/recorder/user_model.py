@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,34 @@ def core(model: nn.Module) -> nn.Module:
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner
+        elif (base := _base_of(model)) is not None:
+            model = base
         else:
             return model
 
 
+def _base_of(model: nn.Module) -> nn.Module | None:
+    """The model inside an adapter (PEFT) or beside a value head (TRL), whose ``generate`` calls it directly."""
+    get = getattr(model, "get_base_model", None)
+    if inspect.ismethod(get):
+        try:
+            base = get()
+        except Exception:  # a method of the same name that does something else
+            return None
+    else:
+        base = getattr(model, "pretrained_model", None)
+    inside = isinstance(base, nn.Module) and base is not model and any(base is module for module in model.modules())
+    return base if inside else None
+
+
 def is_compiled(model: nn.Module) -> bool:
-    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+    """Whether the model or a part of it is compiled: as a module, by its call, or by its ``forward`` alone."""
+    return any(
+        hasattr(m, "_orig_mod")
+        or getattr(m, "_compiled_call_impl", None) is not None
+        or hasattr(getattr(m, "forward", None), "_torchdynamo_orig_callable")
+        for m in model.modules()
+    )
 
 
 def in_backward() -> bool:
@@ -69,6 +92,15 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     as_dict = getattr(config, "to_dict", None) or getattr(config, "model_dump", None)
     values = as_dict() if callable(as_dict) else getattr(config, "__dict__", {})
     return shareable_config(values)
+
+
+def composition_of(model: nn.Module) -> str:
+    """Digest of the names of the model's parameters, which are equal in processes that run copies of one model.
+
+    Not those of experts, of which each process may hold its own.
+    """
+    names = sorted(name for name, _ in model.named_parameters() if "expert" not in name.lower())
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=16).hexdigest()
 
 
 @dataclass

@@ -39,6 +39,8 @@ class Reading:
     """whether the softmax of the logits is the router's distribution, so that its entropy is defined"""
     drops: bool = False
     """for ids: whether -1 stands for a slot that a token did not use"""
+    mask: bool = False
+    """for ids: whether they are given as a mask of the chosen experts (n, M)"""
 
     @property
     def recomputed(self) -> bool:
@@ -54,6 +56,8 @@ class Reading:
     def words(self) -> str:
         if self.kind == "ids":
             beside = "ids and weights" if self.weights is not None else "ids"
+            if self.mask:
+                return f"{beside} by the gate's mask of the chosen, top {self.top_k} of {self.num_experts}"
             dropped = ", -1 for a slot that was not used" if self.drops else ""
             return f"{beside} as the gate gives them, top {self.top_k} of {self.num_experts}{dropped}"
         if self.kind == "callable":
@@ -146,6 +150,14 @@ def find_reading(
     if num_experts is None:
         return f"{problem or 'its output holds no ids'}, and it cannot be told how many experts it has"
     scores = [i for i in wide if _width(tensors[i], rows) == num_experts]
+    sparse = top_k is not None and any(
+        _is_sparse(tensors[i].detach().reshape(rows, num_experts), top_k) for i in scores
+    )
+    for i, tensor in enumerate(tensors):
+        if top_k is not None and not sparse and _is_mask(tensor, rows, num_experts, top_k):
+            weights = next((j for j in wide if top_k == 1 and _width(tensors[j], rows) == 1), None)
+            logits = scores[0] if scores else None
+            return Reading("ids", num_experts, top_k, i, weights, logits, scale or 1.0, drops=True, mask=True)
     if not scores:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "nothing"
         return f"{problem}, and none of its outputs ({shapes}) is {rows} tokens × {num_experts} experts"
@@ -189,10 +201,30 @@ def _no_ids(tensor: Tensor, rows: int, slots: int | None, num_experts: int | Non
     return None
 
 
-def _kind_of_scores(scores: Tensor, top_k: int) -> str:
+def _is_mask(tensor: Tensor, rows: int, num_experts: int, top_k: int) -> bool:
+    """Whether integers or booleans are 1 for the chosen experts of each token; fewer than K: it was dropped."""
+    if tensor.is_floating_point() or tensor.is_complex() or _width(tensor, rows) != num_experts or top_k >= num_experts:
+        return False
+    values = tensor.detach().reshape(rows, num_experts)
+    return bool(((values == 0) | (values == 1)).all()) and int(values.sum(dim=1).max()) == top_k
+
+
+def ids_of_mask(mask_nM: Tensor, top_k: int) -> Tensor:
+    """Ids (n, K) of the experts whose place holds 1, -1 behind them; M, which is no id, where there are more than K."""
+    chosen_nK, ids_nK = mask_nM.to(torch.int32).topk(top_k, dim=1)
+    ids_nK = ids_nK.masked_fill(chosen_nK == 0, -1)
+    too_many_n = (mask_nM != 0).sum(dim=1, keepdim=True) > top_k
+    return ids_nK.masked_fill(too_many_n, mask_nM.shape[1])
+
+
+def _is_sparse(scores: Tensor, top_k: int) -> bool:
     chosen = (scores != 0).sum(dim=1)
     # Fewer than K: a token was dropped, by one expert that is full or by all of them.
-    if top_k < scores.shape[1] and 0 < int(chosen.max()) <= top_k and bool((scores >= 0).all()):
+    return top_k < scores.shape[1] and 0 < int(chosen.max()) <= top_k and bool((scores >= 0).all())
+
+
+def _kind_of_scores(scores: Tensor, top_k: int) -> str:
+    if _is_sparse(scores, top_k):
         return "sparse"
     sums = scores.float().sum(dim=1)
     return "probabilities" if bool((scores >= 0).all()) and bool(((sums - 1).abs() < _SUM).all()) else "logits"

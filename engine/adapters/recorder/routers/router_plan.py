@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import CLOSE, Outcome, compare, counts_of
-from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading, ids_of_mask
 from tokenpaths.engine.adapters.recorder.routers.router_search import Router
 from tokenpaths.engine.adapters.recorder.routers.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
@@ -26,6 +26,7 @@ RawCall = tuple[Router, list[Tensor], int]
 """a candidate, all outputs of one call, and the number of rows of its input"""
 RouterCall = tuple[Router, Call, int]
 """a router, the stored part of one call, and the number of rows of its input"""
+_COMPILED = "If it was compiled before the recorder came, its code knows no hooks"
 _OUTCOMES: dict[Outcome, str] = {
     "agrees": "in the first forward pass each expert was called with as many tokens as these ids say, and later passes "
     "were compared as well",
@@ -68,7 +69,9 @@ class Plan:
     @property
     def sparse_steps(self) -> list[int]:
         """The steps at which a token may use fewer than K experts."""
-        return [step for step, (_, reading) in enumerate(self.calls) if reading.may_be_unused]
+        return [
+            step for step, (_, reading) in enumerate(self.calls) if reading.may_be_unused or reading.top_k < self.top_k
+        ]
 
     @property
     def unused_from(self) -> int:
@@ -171,7 +174,8 @@ def _is_uncalled(router: Router, seen: Mapping[int, Any]) -> bool:
 def _choose(
     router: Router, seen: dict[int, tuple[list[Tensor], int]], settings: RouterSettings
 ) -> tuple[Reading | None, Router, str]:
-    """The reading of a candidate or of its enclosing one, which is preferred if it returns the choice itself."""
+    """The reading of a candidate or of its enclosing one, which is preferred if it gives a choice or scores of its own:
+    a bias, noise or an adapter behind the inner one has entered them."""
     problem = "it was not called in the first forward pass"
     for candidate in (router.around, router):
         if candidate is None or id(candidate.module) not in seen:
@@ -189,10 +193,9 @@ def _choose(
         if isinstance(reading, str):
             problem = reading
             continue
-        gives_choice = reading.kind in ("ids", "sparse")
-        if candidate.must_give_ids and not gives_choice:
+        if router.must_give_ids and reading.kind not in ("ids", "sparse"):
             problem = "its name only speaks for it, and its output holds no expert ids"
-        elif gives_choice or candidate is router or id(router.module) not in seen:
+        else:
             return reading, candidate, ""
     return None, router, problem
 
@@ -200,8 +203,8 @@ def _choose(
 def _nothing_read(model: nn.Module, raw: Sequence[RawCall], passed_over: Sequence[tuple[str, str]]) -> UserError:
     if not raw:
         return UserError(
-            "none of the routers was called in this forward pass. If the model was compiled before the recorder came, "
-            "its code knows no hooks: give record() what torch.compile returned, or call torch.compiler.reset() first",
+            f"none of the routers was called in this forward pass. {_COMPILED}: give record() what torch.compile "
+            "returned, or call torch.compiler.reset() first",
             field="model",
         )
     problems = "; ".join(f"{name}: {why}" for name, why in passed_over[:4])
@@ -227,12 +230,10 @@ def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router:
             )
         return (tensors[place].clone() if copy else tensors[place]).reshape(rows, width)
 
-    return Call(
-        reading,
-        rows_of(reading.ids, reading.top_k),
-        rows_of(reading.weights, reading.top_k),
-        rows_of(reading.logits, reading.num_experts),
-    )
+    ids = rows_of(reading.ids, reading.num_experts if reading.mask else reading.top_k)
+    if ids is not None and reading.mask:
+        ids = ids_of_mask(ids, reading.top_k)
+    return Call(reading, ids, rows_of(reading.weights, reading.top_k), rows_of(reading.logits, reading.num_experts))
 
 
 def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:
@@ -259,7 +260,7 @@ def left_out(routers: Sequence[Router]) -> str:
     others = f" and {len(routers) - 1} more" if len(routers) > 1 else ""
     return (
         f"{routers[0].name}{others} ({routers[0].why}) was not called in the first forward pass, so the run has no "
-        "step of it; the recording stops where a later pass calls it"
+        f"step of it; the recording stops where a later pass calls it. {_COMPILED}: call torch.compiler.reset() first"
     )
 
 
@@ -282,25 +283,24 @@ def other_order(router: Router, names: Sequence[str], place: int) -> UserError:
 
 
 def _plan(settled: Sequence[tuple[Router, Reading]], meanings: Sequence[Meaning]) -> Plan:
-    """Layers, K and semantics of the run from its calls; UserError when they disagree on K."""
-    slots = {reading.top_k: router.name for router, reading in settled}
-    if len(slots) > 1:
-        sizes = ", ".join(f"{name} {top_k}" for top_k, name in slots.items())
-        raise UserError(
-            f"the routers choose different numbers of experts ({sizes}): record those of one number at a "
-            "time with routers=",
-            field="routers",
-        )
+    """Layers, K and semantics of the run from its calls; K is the largest number of experts that one chooses."""
     layers = []
     for step, (router, reading) in enumerate(settled):
         again = f" (call {router.steps.index(step) + 1})" if len(router.steps) > 1 else ""
         layers.append(
             ExpertLayer(router.name + again, reading.num_experts, router.params_per_expert, router.flops_per_token)
         )
-    first, top_k = meanings[0], settled[0][1].top_k
+    first, top_k = meanings[0], max(reading.top_k for _, reading in settled)
     alike = all(meaning == first for meaning in meanings)
     scales = {reading.scale for _, reading in settled}
     notes = list(dict.fromkeys(meaning.note for meaning in meanings))
+    slots = {reading.top_k: router.name for router, reading in reversed(settled)}
+    if len(slots) > 1:
+        sizes = ", ".join(f"{name} {number}" for number, name in sorted(slots.items()))
+        notes.append(
+            f"the layers choose different numbers of experts ({sizes}): a run has slots for {top_k}, and those that a "
+            "layer has not are unused"
+        )
     if len(scales) > 1:
         notes.append(f"the layers were divided by different scales ({', '.join(f'{s:g}' for s in sorted(scales))})")
 

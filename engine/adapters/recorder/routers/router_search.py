@@ -64,9 +64,9 @@ class Router:
     """of one expert, 2 per multiply-add of its matrices; 0 if experts differ or cannot be counted"""
     scale: float | None = None
     around: Router | None = field(default=None, repr=False)
-    """a candidate that encloses this one; preferred if its output holds ids"""
+    """a candidate that encloses this one; preferred if its output holds ids or scores"""
     must_give_ids: bool = field(default=False, repr=False)
-    """found by its name only: rejected unless its output holds ids"""
+    """found by its name only: rejected unless its output, or that of the enclosing one, holds ids"""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,17 @@ def find_routers(model: nn.Module) -> list[Router]:
             routers.setdefault(router.name, router)
     covered = set(routers) | {r.around.name for r in routers.values() if r.around}
     closed = [c.name for c in containers if c.named] + [r.experts for r in routers.values() if r.experts]
+    by_shape = set(routers)
     for router in _by_name(modules, covered, closed):
+        # Beside routers that are known by their experts, a gate of an attention is likelier than another router.
+        router.must_give_ids = router.must_give_ids or bool(by_shape)
         routers.setdefault(router.name, router)
     for router in routers.values():
+        # A configuration of the whole model speaks of other modules, too.
+        gate = None if router.name in by_shape or router.must_give_ids else (router.around or router).name
         for candidate in (router, router.around):
             if candidate is not None:
-                fill_from_attributes(candidate, modules)
+                fill_from_attributes(candidate, modules, gate)
     place = {name: i for i, name in enumerate(modules)}
     return sorted(routers.values(), key=lambda router: place[router.name])
 
@@ -163,9 +168,15 @@ def nothing_found(model: nn.Module) -> UserError:
     )
 
 
-def fill_from_attributes(router: Router, modules: dict[str, nn.Module]) -> None:
-    """Read top-k and the scale of the weights from the router, the modules around it and their configurations."""
-    around = [router.module, *(modules[name] for name in _ancestors(router.name))]
+def fill_from_attributes(router: Router, modules: dict[str, nn.Module], gate: str | None = None) -> None:
+    """Read top-k and the scale of the weights from the router, the modules around it and their configurations.
+
+    ``gate``: name of the gate that it is or stands in, where only what stands on it or on the module around it counts.
+    """
+    names_around = [router.name, *_ancestors(router.name)]
+    if gate is not None:
+        names_around = names_around[: names_around.index(gate) + 2]
+    around = [modules[name] for name in names_around]
     if router.scale is None:
         router.scale = _number(router.module, _SCALE_NAMES, 1e-6, 1e6)
     if router.top_k is not None:
@@ -173,7 +184,8 @@ def fill_from_attributes(router: Router, modules: dict[str, nn.Module]) -> None:
     most = router.num_experts or _MOST_EXPERTS
     for distance, module in enumerate(around):
         names = _NEAR_TOP_K_NAMES if distance < 2 else _TOP_K_NAMES
-        places = [module, *(c for name in _CONFIG_NAMES if (c := getattr(module, name, None)) is not None)]
+        configs = [] if gate is not None and distance == len(around) - 1 else _CONFIG_NAMES
+        places = [module, *(c for name in configs if (c := getattr(module, name, None)) is not None)]
         for place in places:
             value = _number(place, names, 1, most)
             if value is not None and value == int(value):
@@ -253,6 +265,9 @@ def _beside(modules: dict[str, nn.Module], experts: _Experts, containers: Sequen
             for name in inside
             if name.removeprefix(scope).count(".") <= _DEPTH and _fits(modules, name, scope, experts)
         ]
+        # A Linear around a Linear adds to it (LoRA), so the outer one is the router.
+        outer = [name for name in fitting if isinstance(getattr(modules[name], "out_features", None), int)]
+        fitting = [name for name in fitting if not any(_is_below(name, other) for other in outer)]
         # An inner candidate is kept by itself; what stands around it is tried first.
         leaves = [name for name in fitting if not any(_is_below(other, name) for other in fitting)]
         hinted = [name for name in leaves if _ROUTER_WORD.search(name.removeprefix(scope))]

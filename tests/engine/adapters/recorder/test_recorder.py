@@ -21,6 +21,7 @@ from tests.support.recorder_models import (
     tokens,
 )
 from tokenpaths.engine.adapters.recorder.recorder import record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
 from tokenpaths.engine.analysis.distribution import margin_and_runner_up
 from tokenpaths.engine.store.ask.run import Run
 
@@ -366,6 +367,92 @@ def test_a_gate_that_is_called_twice_is_two_steps(tmp_path):
     once = model.moe(x) + x
     own = torch.stack([model.moe.choose(v.flatten(0, 1))[0] for v in (x, once)], dim=1).numpy()
     assert np.array_equal(ids, np.concatenate([own, own]))
+
+
+class AdaptedLinear(nn.Module):
+    """A Linear with what an adapter adds, as PEFT wraps it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base.out_features, bias=False)})
+
+    def forward(self, x):
+        return self.base_layer(x) + 8 * self.lora_B["default"](self.lora_A["default"](x))
+
+
+class NamedAdaptedLinear(AdaptedLinear):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base)
+        self.in_features, self.out_features = base.in_features, base.out_features
+
+
+class BiasedLinear(nn.Module):
+    """A gate that adds to what the Linear inside it gives."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.linear, self.bias = base, nn.Parameter(torch.linspace(-3, 3, base.out_features))
+
+    def forward(self, x):
+        return self.linear(x) + self.bias
+
+
+@pytest.mark.parametrize("around", [AdaptedLinear, NamedAdaptedLinear, BiasedLinear])
+def test_scores_are_read_at_the_gate_and_not_at_the_linear_inside_it(tmp_path, around):
+    model = language(layers=2, experts=8)
+    for layer in model.layers:
+        layer.moe.gate = around(layer.moe.gate)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert [router.name for router in rec.routers] == ["layers.0.moe.gate", "layers.1.moe.gate"]
+    assert_same(rec.run, model, [tokens()])
+
+
+class SigmoidGate(nn.Module):
+    """A gate of an attention or of a state: no router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.widen = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, x):
+        return self.widen(self.narrow(x)).sigmoid()
+
+
+class Gated(LinearMoE):
+    """Its choice and weights are those of ``LinearMoE``; a gate of another kind stands before it."""
+
+    def __init__(self, kind: str, top_k: int | None = None) -> None:
+        super().__init__()
+        self.config = {"num_experts_per_tok": 2}
+        self.mixer = nn.Module()
+        setattr(self.mixer, kind, nn.Linear(WIDTH, 8) if kind == "gate" else SigmoidGate())
+        self.mixer.k = top_k
+
+    def forward(self, x):
+        next(self.mixer.children())(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "top_k"), [("forget_gate", None), ("router", None), ("gate", 4)])
+def test_a_gate_that_only_its_name_speaks_for_is_no_router_beside_known_ones(tmp_path, kind, top_k):
+    model = language(lambda: Gated(kind, top_k), layers=2)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert_same(rec.run, model, [tokens()])
+    assert [router.name for router in rec.routers] == ["layers.0.moe.gate", "layers.1.moe.gate"]
+    assert {why for _, why in rec.passed_over} == {"its name only speaks for it, and its output holds no expert ids"}
+
+
+def test_a_top_k_of_a_distant_configuration_makes_no_router_of_a_gate(tmp_path):
+    model = language(lambda: Gated("router"), layers=1)
+    del model.layers[0].moe.experts
+    del model.layers[0].moe.gate
+    model.layers[0].moe.forward = lambda x: x * model.layers[0].moe.mixer.router(x)
+    with pytest.warns(RecordingStopped, match="no top_k stands on it"), record(model, run="mine", runs_dir=tmp_path):
+        model(tokens())
 
 
 def test_every_n_records_the_first_and_each_nth_after_it(tmp_path):

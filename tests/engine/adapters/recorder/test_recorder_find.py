@@ -48,6 +48,10 @@ FOUND = {
         parts(f=parts(router=parts("Router", layer=line(4)), experts=experts())),
         ["f.router.layer"],
     ),
+    "a Linear that an adapter wraps": (
+        parts(f=parts(pick=parts("Lora", out_features=4, base_layer=line(4), lora_B=line(4, 2)), experts=experts())),
+        ["f.pick"],
+    ),
     "noisy gating": (parts(f=parts(w_noise=line(4), w_gate=line(4), experts=experts())), ["f.w_gate"]),
     "the gate of a shared expert": (
         parts(f=parts(gate=line(4), shared_expert_gate=line(1), shared_expert=Expert(), experts=experts())),

@@ -1,6 +1,6 @@
 """Which calls belong to which forward pass, and what must hold in every pass and not in the first one only."""
 
-# ruff: noqa: PT031  (a recording is a block of several statements)
+# ruff: noqa: PT031, SIM117  (a recording is a block of several statements)
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_router_that_the_first_pass_left_out_is_said_and_stops_the_recording_w
     assert rec.run.row["num_steps"] == 2
     assert rec.run.row["num_tokens"] == 42
     notes = rec.run.info()["findings"]["notes"]
-    assert notes[0].endswith("so the run has no step of it; the recording stops where a later pass calls it")
+    assert "so the run has no step of it; the recording stops where a later pass calls it. If it was comp" in notes[0]
 
 
 # Passes at the same time, and inside each other -------------------------------------------------------------------
@@ -280,3 +280,82 @@ def test_a_pass_that_fails_leaves_none_open(tmp_path):
         thread.join()
         model(tokens(seed=2))
     assert np.array_equal(recorded(rec.run)[0], expected(model, [tokens(), tokens(seed=2)])[0])
+
+
+class Wrapper(nn.Module):
+    """A model in a module of another framework, whose own methods call what is inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = language(layers=2)
+
+    def forward(self, input_ids):
+        return self.inner(input_ids)
+
+    def generate(self, input_ids):
+        return self.inner(input_ids)
+
+
+class Adapter(Wrapper):
+    """As those of PEFT."""
+
+    def get_base_model(self):
+        return self.inner
+
+
+class WithHead(Wrapper):
+    """As those of TRL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained_model = self.inner
+
+
+def test_calls_outside_of_a_pass_are_warned_of_at_once_and_noted(tmp_path):
+    model = Wrapper()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+        with pytest.warns(
+            RecordingAssumed, match="inner.layers.0.moe.gate was called outside of a forward pass"
+        ) as said:
+            model.generate(tokens())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.generate(tokens())
+        assert len(said) == 1
+    assert_same(rec.run, model.inner, [tokens()])
+    (note,) = rec.notes
+    assert note == (
+        "4 calls of routers outside of a forward pass of Wrapper are not in the run: record the module that is called"
+    )
+    assert rec.run.info()["findings"]["notes"] == [note]
+
+
+def test_a_forward_that_is_called_by_itself_is_warned_of_at_once(tmp_path):
+    model = language(layers=1)
+    stopped = pytest.warns(RecordingStopped, match="never inside a forward pass of Language")
+    with stopped, record(model, run="mine", runs_dir=tmp_path):
+        with pytest.warns(RecordingAssumed, match=r"not as model\.forward"):
+            model.forward(tokens())
+
+
+def test_passes_that_are_left_out_on_purpose_are_not_outside(tmp_path):
+    model = language(layers=1, checkpointed=True)
+    with warnings.catch_warnings(), record(model, run="mine", every=2, runs_dir=tmp_path) as rec:
+        warnings.simplefilter("error", RecordingAssumed)
+        for _ in range(3):
+            x = model.embed(tokens()).detach().requires_grad_()
+            model.embed.forward = lambda ids, x=x: x
+            model(tokens()).sum().backward()
+    assert rec.notes == []
+
+
+@pytest.mark.parametrize("kind", [Adapter, WithHead])
+def test_the_model_inside_an_adapter_or_beside_a_head_is_recorded_however_it_is_called(tmp_path, kind):
+    model = kind()
+    with warnings.catch_warnings(), record(model, run="mine", runs_dir=tmp_path) as rec:
+        warnings.simplefilter("error")
+        model(tokens())
+        model.generate(tokens(seed=2))
+    assert_same(rec.run, model.inner, [tokens(), tokens(seed=2)])
+    assert rec.routers[0].name == "layers.0.moe.gate"

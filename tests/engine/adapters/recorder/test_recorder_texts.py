@@ -103,6 +103,7 @@ def test_a_generated_text_is_one_sample(tmp_path, prompts, options):
 
 def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
     model = mixtral()
+    model.generation_config.suppress_tokens = [0]  # no padding that is text
     free = model.generate(prompts, max_new_tokens=9, do_sample=False, eos_token_id=-1)
     new = [row.tolist() for row in free[:, 7:-1]]
     end, text = next((new[i][3], i) for i in range(3) if new[i][3] not in new[i][:3])
@@ -119,6 +120,40 @@ def test_padding_behind_the_end_of_a_text_is_left_out(tmp_path, prompts):
         f"({sum(longest - n for n in ended)} tokens)"
     ]
     assert_whole_texts(rec, model, tmp_path)
+
+
+class StopsEarly(transformers.StoppingCriteria):
+    """The first text ends at ten tokens, the second at twelve."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([input_ids.shape[1] >= 10, input_ids.shape[1] >= 12, False])
+
+
+def test_padding_behind_a_stop_criterion_is_left_out(tmp_path, model, prompts):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(prompts, max_new_tokens=9, do_sample=False, stopping_criteria=[StopsEarly()])
+    assert (out[0, 10:] == 0).all()
+    wanted = [out[0, :10], out[1, :12], out[2, :-1]]
+    assert_whole_texts(rec, model, tmp_path, [row.tolist() for row in wanted])
+    assert rec.notes == ["padding behind the end of a text, while others of its batch went on, is left out (8 tokens)"]
+
+
+def test_a_loop_without_a_cache_counts_each_token_once(tmp_path, model, prompts):
+    mask = torch.ones_like(prompts)
+    mask[0, :2] = 0
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["x", "y", "z"])
+        out = model.generate(
+            prompts, attention_mask=mask, max_new_tokens=9, do_sample=False, use_cache=False,
+            stopping_criteria=[StopsEarly()],
+        )  # fmt: skip
+        model(prompts)
+    wanted = [out[0, 2:10], out[1, :12], out[2, :-1], *prompts]
+    assert_whole_texts(rec, model, tmp_path, [row.tolist() for row in wanted])
+    assert rec.num_tokens == rec.run.row["num_tokens"] == 8 + 12 + 15 + 21
+    assert of_samples(rec, "label") == ["x", "y", "z", None, None, None]
+    again = sum(3 * length - 2 for length in range(7, 15))
+    assert f"is left out ({again} tokens)" in rec.notes[0]
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -435,6 +470,87 @@ def test_positions_without_a_cache_join_nothing(tmp_path):
     assert rec.notes == []
 
 
+PACKED = {
+    "bounds": {"cu_seq_lens_q": torch.tensor([0, 4, 5, 9])},
+    "bounds, padded": {"cu_seq_lens_q": torch.tensor([0, 4, 5, 9, 9, 9], dtype=torch.int32)},
+    "positions": {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3]])},
+    "both": {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3]]), "cu_seq_lens_q": torch.tensor([0, 4, 5, 9])},
+}
+
+
+class TakesPositions(Language):
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past=None, **bounds):
+        return super().forward(input_ids)
+
+
+def takes_positions() -> TakesPositions:
+    torch.manual_seed(0)
+    return TakesPositions(layers=1)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_texts_that_are_packed_behind_each_other_are_samples_each(tmp_path, kind):
+    model, ids = takes_positions(), tokens(1, 9)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["all"], texts=["the whole row"])
+        model(ids, **PACKED[kind])
+        model(ids)
+    assert [part.tolist() for _, part in texts(rec)] == [
+        x.tolist() for x in (ids[0, :4], ids[0, 4:5], ids[0, 5:], ids[0])
+    ]
+    assert of_samples(rec, "source")[1:] == [
+        "forward pass 0, sample 0, text 1",
+        "forward pass 0, sample 0, text 2",
+        "forward pass 1, sample 0",
+    ]
+    assert of_samples(rec, "label") == ["all", "all", "all", None]
+    assert rec.notes == []
+
+
+def test_rows_of_packed_texts_and_padding(tmp_path):
+    model, ids = takes_positions(), tokens(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
+    places = torch.tensor([[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]])
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, mask, position_ids=places)
+        model(ids, position_ids=torch.zeros_like(ids))  # those of no text
+        model(ids[:, :1], position_ids=torch.tensor([[3], [5]]))
+    assert [len(part) for part, _ in texts(rec)] == [2, 3, 6, 6, 6, 1, 1]
+    assert rec.notes == []
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ({"position_ids": torch.tensor([[2, 3, 4, 1, 2, 3]])}, "position_ids go back within a row, but not to 0"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "the bounds of packed texts reach from 0 to 5, the pass has 6"),
+    ],
+)
+def test_positions_that_do_not_tell_texts_apart_are_noted(tmp_path, said, note):
+    model = takes_positions()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens(1, 6), **said)
+    assert [len(part) for part, _ in texts(rec)] == [6]
+    assert rec.notes[0].startswith(note)
+
+
+def test_packed_texts_are_not_gone_on_from(tmp_path):
+    class WithPast(GivesBack):
+        def forward(self, input_ids, past=None, cu_seq_lens_q=None):
+            return super().forward(input_ids, past)
+
+    model, ids = decoder(WithPast), tokens(1, 6)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        _, past = model(ids, cu_seq_lens_q=torch.tensor([0, 4, 6]))
+        _, past = model(ids[:, :2], past, cu_seq_lens_q=torch.tensor([0, 1, 2]))
+        model(ids[:, :1], past)
+    assert [len(part) for part, _ in texts(rec)] == [4, 2, 1, 1, 1]
+    assert len(rec.notes) == 2
+    assert "forward pass 1 holds tokens of several texts behind each other" in rec.notes[0]
+    assert "was given the cache of a pass with several texts behind each other" in rec.notes[1]
+    assert "continues=True" not in "".join(rec.notes)
+
+
 def test_positions_continue_only_where_the_pass_before_ended(tmp_path):
     model, ids = decoder(KeepsInside), tokens(2, 8)
     with record(model, run="mine", runs_dir=tmp_path) as rec:
@@ -501,6 +617,19 @@ def test_beams_of_a_model_whose_keys_know_only_their_token(tmp_path, prompts, se
     assert_whole_texts(rec, model, tmp_path)
     found = {tuple(token_ids.tolist()) for _, token_ids in texts(rec)}
     assert {tuple(row[:-1].tolist()) for row in out} <= found
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path, model, prompts, use_cache):
+    options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3, "eos_token_id": -1}
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(labels=["x", "y", "z"], texts=["a", "b", "c"])
+        model.generate(prompts, use_cache=use_cache, **options)
+    of_prompts = [token_ids[:7].tolist() for _, token_ids in texts(rec)[:6]]
+    assert of_prompts == prompts.repeat_interleave(2, dim=0).tolist()
+    assert of_samples(rec, "label")[:6] == ["x", "x", "y", "y", "z", "z"]
+    assert of_samples(rec, "text")[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert "forward pass 0 has 6 samples and 3 labels: each is that of 2 samples" in "".join(rec.notes)
 
 
 def test_keys_that_were_exchanged_by_hand_are_not_gone_on_from(tmp_path, model, prompts):

@@ -148,7 +148,7 @@ def test_code_compiled_earlier_that_knows_no_hooks_is_not_recorded_silently(tmp_
     model = language(layers=1)
     compiled = torch.compile(model, backend="eager")
     compiled(tokens())
-    with pytest.warns(RecordingStopped, match="If the model was compiled before the recorder came"):  # noqa: SIM117
+    with pytest.warns(RecordingStopped, match="If it was compiled before the recorder came"):  # noqa: SIM117
         with record(model, run="mine", runs_dir=tmp_path):  # given the model inside, its compiler unseen
             compiled(tokens())
     assert nothing_left(tmp_path, model)
@@ -163,6 +163,19 @@ def test_layers_compiled_one_by_one(tmp_path, fresh_dynamo):
     assert_same(rec.run, model, [tokens()])
 
 
+@pytest.mark.parametrize("part", ["the model", "its layers", "one layer"])
+def test_a_forward_that_was_compiled_and_run_earlier_is_recorded(tmp_path, fresh_dynamo, part):
+    model = language(layers=2)
+    own = language(layers=2)
+    parts = {"the model": [model], "its layers": list(model.layers), "one layer": [model.layers[0].moe]}[part]
+    for module in parts:
+        module.forward = torch.compile(module.forward, backend="eager")
+    model(tokens())
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert_same(rec.run, own, [tokens()])
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -171,14 +184,16 @@ def free_port() -> int:
 
 def record_once(rank: int, ddp, folder: Path, case: str) -> str:
     """One training of one process; what it saw, or the sentence that it was told."""
+    options = {"top_k": 1} if (case, rank) == ("plans", 1) else {}
+    seed = 0 if case.startswith("same") else 10 * rank
     try:
-        with record(ddp, run=f"mine-{rank}" if case == "names" else "mine", runs_dir=folder) as rec:
+        with record(ddp, run=f"mine-{rank}" if case == "names" else "mine", runs_dir=folder, **options) as rec:
             for i in range(2 - rank if case == "fewer" else 2):
                 bad = (rank, i) == (1, 1)
                 texts = ["\ud800", "a lone surrogate"] if case == "malformed" and bad else None
                 rec.batch(labels=[f"rank {rank}"] * (9 if case == "stops" and bad else 2), texts=texts)
                 with contextlib.nullcontext() if case == "even" else ddp.no_sync():
-                    step(ddp, tokens(2, 5, seed=10 * rank + i))
+                    step(ddp, tokens(2, 5, seed=seed + i))
             if (case, rank) == ("late", 0):
                 time.sleep(3 * process_parts.WAIT_S)
             if case == f"raise {rank}":
@@ -188,7 +203,20 @@ def record_once(rank: int, ddp, folder: Path, case: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-CASES = ("even", "raise 0", "raise 1", "names", "fewer", "stops", "malformed", "late")
+CASES = (
+    "even",
+    "raise 0",
+    "raise 1",
+    "names",
+    "fewer",
+    "stops",
+    "malformed",
+    "late",
+    "same",
+    "same, other",
+    "plans",
+    "stages",
+)
 
 
 def process(rank: int, port: int, folder: Path) -> None:
@@ -199,7 +227,12 @@ def process(rank: int, port: int, folder: Path) -> None:
     for case in CASES:
         process_parts.WAIT_S, process_parts.BEAT_S = (2.0, 0.1) if case == "late" else (30.0, 5.0)
         model = language(layers=2)
-        said = record_once(rank, torch.nn.parallel.DistributedDataParallel(model), folder / case, case)
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        if case == "stages":  # of a pipeline: the lists of layers are cut, so their names are equal
+            ddp.module.head = torch.nn.Identity() if rank == 0 else ddp.module.head
+        if (case, rank) == ("same, other", 1):
+            ddp.module.layers[0].moe.gate.weight.data.neg_()
+        said = record_once(rank, ddp, folder / case, case)
         torch.save((said, [p.grad for p in model.parameters()]), folder / f"{case} {rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -276,6 +309,42 @@ def test_a_process_that_trains_longer_than_others_wait_is_waited_for(two):
     folder, said = two
     assert said["late"] == ["mine.duckdb 20", "mine.duckdb 20"]
     assert [p.name for p in (folder / "late").iterdir()] == ["mine.duckdb"]
+
+
+def test_processes_that_share_one_model_record_their_tokens_once(two):
+    folder, said = two
+    assert said["same"] == ["mine.duckdb 20", "mine.duckdb 20"]
+    with Run.open(folder / "same" / "mine.duckdb") as run:
+        assert_same(run, language(layers=2), [tokens(2, 5, seed=seed) for seed in (0, 1)])
+        (note,) = run.info()["findings"]["notes"]
+    assert note.startswith("process 1 recorded the same tokens with the same choices as process 0")
+
+
+def test_the_same_tokens_with_other_choices_are_noted(two):
+    folder, _ = two
+    with Run.open(folder / "same, other" / "mine.duckdb") as run:
+        assert run.row["num_tokens"] == 40
+        (note,) = run.info()["findings"]["notes"]
+    assert note.startswith("process 1 recorded the same tokens as process 0, with other choices: both are in the run")
+
+
+def test_a_process_with_other_routers_does_not_cost_the_run_of_the_others(two):
+    folder, said = two
+    assert said["plans"][0] == "mine.duckdb 20"
+    with Run.open(folder / "plans" / "mine.duckdb") as run:
+        assert (run.row["num_tokens"], run.row["top_k"]) == (20, 2)
+        notes = run.info()["findings"]["notes"]
+    # Said at its first pass where process 0 had one before, otherwise when the parts are merged.
+    assert any("records other routers than process 0" in n or "recorded other routers" in n for n in notes)
+    assert all("with merge=False and a name of its own" in note for note in notes if "other routers" in note)
+
+
+def test_stages_of_a_pipeline_are_refused_before_anything_runs(two):
+    folder, said = two
+    assert said["stages"][0] == said["stages"][1]
+    assert said["stages"][0].startswith("UserError: the model of process 0 has other modules than that of process 1")
+    assert "merge=False" in said["stages"][0]
+    assert not (folder / "stages").exists()
 
 
 def test_a_damaged_part_is_refused(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.engine.adapters.recorder.test_recorder import expected, recorded
-from tests.support.recorder_models import WIDTH, GateMoE, Language, TopKGate, language, tokens
+from tests.support.recorder_models import WIDTH, GateMoE, Language, LinearMoE, TopKGate, language, tokens
 from tokenpaths.engine.adapters.recorder.recorder import record
 from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
 from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading
@@ -187,6 +187,91 @@ def test_a_token_that_was_dropped_uses_no_expert(tmp_path, first, experts):
     assert [token["compute"] for token in of_samples] == pytest.approx(
         [sum(map(len, token)) / (2 * 2) for token in own]
     )
+
+
+class Masking(TopKGate):
+    """Gives a mask of the chosen experts, as Switch Transformers do: what a full expert drops is 0."""
+
+    capacity, kind, alone = 4, torch.long, False
+
+    def forward(self, x):
+        logits = x @ self.weight.T
+        weights, ids = logits.softmax(dim=-1).topk(self.top_k, dim=-1)
+        mask = torch.zeros_like(logits).scatter(1, ids, 1.0)
+        mask = (mask * (mask.cumsum(dim=0) <= self.capacity)).to(self.kind)
+        return (mask, weights.sum(-1)) if self.alone else (mask, weights, logits)
+
+
+class MaskingMoE(GateMoE):
+    def __init__(self, experts: int = 6, top_k: int = 1, kind: torch.dtype = torch.long, alone: bool = False) -> None:
+        super().__init__(experts, top_k)
+        self.gate = Masking(experts, top_k)
+        self.gate.kind, self.gate.alone = kind, alone
+        del self.gate.routed_scaling_factor
+
+    def choose(self, x):
+        mask, *_ = self.gate(x)
+        weights, ids = (x @ self.gate.weight.T).softmax(dim=-1).topk(self.top_k, dim=-1)
+        return ids, weights * mask.gather(1, ids)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("kind", [torch.long, torch.bool])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_mask_of_the_chosen_experts_is_the_choice(tmp_path, top_k, kind, alone):
+    model = language(MaskingMoE, layers=2, top_k=top_k, kind=kind, alone=alone)
+    batches = [tokens(3, 7), tokens(4, 9, seed=2)]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        for batch in batches:
+            model(batch)
+    own = used(model, batches)
+    kept = [token for sample in range(7) for token in rec.run.sample(sample)["tokens"]]
+    assert any(not step for token in own for step in token), "some are dropped"
+    same = [[sorted(step) for step in token["ribbon"]] for token in kept]
+    assert same == [[sorted(step) for step in token] for token in own]
+    if top_k == 1 and not alone:
+        _, weights = expected(model, batches)
+        for token, token_weights in zip(kept, weights, strict=True):
+            for step, weight in zip(token["weights"], token_weights, strict=True):
+                assert step == pytest.approx(weight[weight > 0].tolist(), abs=0.01)
+    assert "mask of the chosen" in rec.routers[0].reads
+
+
+@pytest.mark.parametrize(("moe", "scale"), [(LinearMoE, 1.0), (GateMoE, 2.5)])
+def test_layers_that_choose_different_numbers_of_experts_leave_slots_unused(tmp_path, moe, scale):
+    model = language(moe, layers=3, experts=4, top_k=2)
+    for layer, top_k in zip(model.layers, (2, 3, 1), strict=True):
+        layer.moe.top_k = top_k
+        if moe is GateMoE:
+            layer.moe.gate.top_k = top_k
+    own: list[tuple[np.ndarray, np.ndarray]] = []
+    hooks = [
+        layer.moe.register_forward_hook(
+            lambda moe, args, _: own.append(
+                tuple(part.detach().numpy() for part in moe.choose(args[0].reshape(-1, args[0].shape[-1])))
+            )
+        )
+        for layer in model.layers
+    ]
+    model(tokens())
+    for hook in hooks:
+        hook.remove()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert [router.top_k for router in rec.routers] == [2, 3, 1]
+    kept = [token for sample in range(3) for token in rec.run.sample(sample)["tokens"]]
+    for step, (ids, weights) in enumerate(own):
+        order = np.argsort(-weights, axis=1, kind="stable")
+        rows = np.array([token["ribbon"][step] for token in kept])
+        assert np.array_equal(rows, np.take_along_axis(ids, order, 1)), "slots that are not used are not shown"
+        found = np.array([token["weights"][step] for token in kept])
+        assert np.allclose(found, np.take_along_axis(weights, order, 1) / scale, atol=0.01)
+    assert rec.run.row["top_k"] == 3
+    note = (
+        "the layers choose different numbers of experts (layers.2.moe.gate 1, layers.0.moe.gate 2, layers.1.moe.gate 3)"
+    )
+    assert note in rec.run.info()["weight_semantics"]["note"]
+    assert kept[0]["compute"] == pytest.approx(6 / 9)
 
 
 class Full(TopKGate):
