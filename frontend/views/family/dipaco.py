@@ -36,8 +36,8 @@ AGAIN = retrace.Control(
 HELP = {
     "tree": (
         "A path picks one module per level; its shard is what is sent to it. Shares are of tokens; where the router "
-        "decides once per document, all tokens of a document take one path. Colour of a path = its CDF: share of the "
-        "run’s tokens on paths at least as frequent."
+        "decides once per document, all tokens of a document take one path. Colour of a path: share of the run’s "
+        "tokens on more frequent paths, and half of that on equally frequent ones."
     ),
     "sharing": (
         "Paths in one column train the same module together: after every τ iterations the module moves by the mean of "
