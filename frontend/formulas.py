@@ -39,7 +39,7 @@ HELP = {
     ),
     "reuse": ("reuse of a token = 1 − distinct active modules / active visits. Of a sample: the mean over its tokens."),
     "cdf": (
-        "CDF of a path = share of the run's tokens on paths at least as frequent. "
+        "CDF of a path = share of the run's tokens on paths up to its rank, which puts equal counts in some order. "
         "Near 0 % = one of the most frequent. Colour of a path: the share of tokens on strictly more frequent paths "
         "plus half of that on paths of equal count, so that equal counts have equal colours; a path that one token of "
         "the run takes is “only here”. An upload is ranked by a run of the same model over a data set."

@@ -122,6 +122,17 @@ def answer_rows(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
     return [{"answer": name, "before": before.get(name), "after": after.get(name)} for name in names]
 
 
+def answers_caption(top5: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """What the marks mean, and why some answers have only one."""
+    table = answer_rows(top5)
+    missing = [
+        f"without a {mark}: not among the {len(top5[when])} likeliest {when}"
+        for mark, when in (("circle", "before"), ("diamond", "after"))
+        if any(row[when] is None for row in table)
+    ]
+    return "; ".join(["Circle: before", "diamond: after", *missing]) + "."
+
+
 @redrawable(numbers=answer_rows)
 def answers_chart(
     top5: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -177,9 +188,7 @@ def answers_chart(
         f"{numbers.percent(row['after'])} after."
         for row in likely
     )
-    return finish(
-        chart, look, title, "Circle: before; diamond: after.", height=max(90, 24 * len(order)), summary=summary
-    )
+    return finish(chart, look, title, answers_caption(top5), height=max(90, 24 * len(order)), summary=summary)
 
 
 MEASURES = {

@@ -208,10 +208,25 @@ function focusedPart(root) {
   return name ? `[data-${name}="${active.dataset[name]}"]` : null;
 }
 
+// How far the text inside `root` is scrolled, to be given to a drawing of the same text: a redrawn box begins at its top.
+function scrolledText(root) {
+  const box = root.querySelector(".tp-text");
+  return box && { text: box.textContent, top: box.scrollTop };
+}
+
+// Scrolls the box of a long text, never the page and without moving the focus, so that `element` is in its middle if it
+// was not in sight.
+function bringIntoSight(box, element) {
+  if (!box || !element) return;
+  const frame = box.getBoundingClientRect(), place = element.getBoundingClientRect();
+  if (place.top >= frame.top && place.bottom <= frame.top + box.clientHeight) return;
+  box.scrollTop += place.top - frame.top - Math.max(0, (box.clientHeight - place.height) / 2);
+}
+
 // Draws `data` (explorer_data.py) into `root`. `on` has pick(token or null), node("step.module"), and link("a>b") where
 // ribbons can be chosen. Returns a function that chooses a token, or none, as a click does but without telling Python.
 function drawExplorer(root, data, on) {
-  const focused = focusedPart(root);
+  const focused = focusedPart(root), scrolled = scrolledText(root);
   root.replaceChildren();
   root.style.setProperty("--opacity", String(data.opacity));
   for (const [name, value] of Object.entries(data.colours)) root.style.setProperty(`--tp-${name}`, value);
@@ -298,6 +313,19 @@ function drawExplorer(root, data, on) {
     });
   });
   choose(data.chosen);
+  const box = root.querySelector(".tp-text");
+  if (box && scrolled?.text === box.textContent) box.scrollTop = scrolled.top;
+  const reveal = () => bringIntoSight(box, elements.find(([, tokens]) => tokens.includes(chosen))?.[0]);
+  reveal();
+  if (box) {  // it has its size only when styles and fonts are there; whoever moves in it is not led back
+    const sized = new ResizeObserver(reveal);
+    sized.observe(box);
+    for (const what of ["wheel", "pointerdown", "touchstart", "keydown"])
+      box.addEventListener(what, () => sized.disconnect(), { once: true, passive: true });
+  }
   if (focused) root.querySelector(focused)?.focus({ preventScroll: true });
-  return choose;
+  return (token) => {
+    choose(token);
+    reveal();
+  };
 }

@@ -176,8 +176,8 @@ def taken_words(token: Mapping[str, Any], num_paths: int, of: str = "run", refer
     if kind == "once":
         return f"{rank}: a single token {where} takes it."
     return (
-        f"{rank}: {numbers.count(token['path_tokens'])} tokens {where} take it; {numbers.percent(token['cdf'])} of all "
-        "are on paths at least as frequent (CDF)."
+        f"{rank}: {numbers.count(token['path_tokens'])} tokens {where} take it; {numbers.percent(token['cdf_middle'])} "
+        "of all are on more frequent paths, half of those on equally frequent ones counted in."
     )
 
 

@@ -50,6 +50,9 @@ PARTS = {"numbers": "Numbers", "samples": "Samples", "routes": "Routes", "traini
 """parts of Compare: address → display text"""
 MOST_COMPARED = 32
 ORDERS = ("rank", "compute", "reuse")
+SAMPLE_ORDERS = ("sample", "loss", "confidence", "compute", "reuse", "drawn")
+MOST_MORE = 15
+"""times that “Show more” adds as many samples as there were at first"""
 WORD_KINDS = {
     "punctuation": "punctuation",
     "sentence_end": "ends of sentences",
@@ -105,6 +108,10 @@ class Selection:
     """Routes: ``ribbons`` or a heat map (``map``); None: a map where a token takes many modules at a step"""
     order: str = "rank"
     """Paths: sort order of the table"""
+    sort: str = "sample"
+    """Samples: order of the wall"""
+    more: int = 0
+    """Samples: how often more were shown"""
     measure: str = "compute"
     per: str = "sample"
     bin: int | None = None
@@ -196,6 +203,8 @@ class Selection:
             changes = {"token": None, "first": 0, **changes}
         if any(name in changes and changes[name] != getattr(self, name) for name in ("measure", "per", "label")):
             changes = {"bin": None, **changes}
+        if any(name in changes and changes[name] != getattr(self, name) for name in ("sort", "q", "label")):
+            changes = {"more": 0, **changes}
         return replace(self, **changes)
 
     def toggle_through(self, *nodes: str) -> Selection:
@@ -375,6 +384,8 @@ _READERS = {
     "hide": _between(0, 100),
     "drawn": _one_of("ribbons", "map"),
     "order": _one_of(*ORDERS),
+    "sort": _one_of(*SAMPLE_ORDERS),
+    "more": _between(0, MOST_MORE, int),
     "measure": _one_of(*MEASURES),
     "per": _one_of("sample", "token"),
     "bin": _natural,

@@ -380,6 +380,21 @@ def twin_rows(beside: Mapping[str, Mapping[str, Any]], own: str) -> list[dict[st
     ]
 
 
+def own_loss_words(run: Mapping[str, Any]) -> str:
+    """The loss of the run beside numbers of other texts; empty where it has none."""
+    if run.get("loss") is None:
+        return ""
+    texts = numbers.plural(run["num_samples"], "text")
+    return f" The {texts} of this run, from “{run['dataset']}”, have {numbers.number(run['loss'])} nats."
+
+
+def validation_words(run: Mapping[str, Any]) -> str:
+    """Which texts the numbers of a checkpoint's validation are of."""
+    count = (run["findings"].get("validation") or {}).get("count")
+    of = f" ({numbers.plural(count, 'prediction')})" if count else ""
+    return f"Of all validation texts of the checkpoint{of}.{own_loss_words(run)}"
+
+
 def twin_table(run: Mapping[str, Any]) -> None:
     """The table with its heading; nothing if nothing was measured."""
     beside = (run["findings"].get("validation") or {}).get("beside")
@@ -402,3 +417,4 @@ def twin_table(run: Mapping[str, Any]) -> None:
         "The model beside its twins",
         {name: Column(TWIN_COLUMNS[name], write) for name, write in written.items()},
     )
+    st.caption(widgets.escape(validation_words(run)))

@@ -17,7 +17,10 @@ from tokenpaths.frontend.charts.drawing.palette import DARK, LIGHT
 
 pytest.importorskip("anywidget")
 
+from tokenpaths.frontend.components.explorer_data import Tint, explorer_data
 from tokenpaths.frontend.notebook.explorer import Explorer
+
+COMPONENTS = Path(__file__).resolve().parents[2] / "frontend" / "components"
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>notebook</title><body style="background: #ffffff">
 <div id="cell"></div>"""
@@ -143,6 +146,72 @@ def test_what_python_sets_is_drawn_and_a_neighbour_leads_to_its_sample(cell: Cal
     drawn.page.get_by_label("Tint by").select_option("2")
     expect(drawn.token(0)).to_have_text("+".join(map(str, run.sample(0)["tokens"][0]["ribbon"][2])))
     assert widget.tint == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_chosen_token_of_a_long_text_is_in_sight(browser: Browser, late: bool) -> None:
+    """Its box is scrolled, not the page, without the focus; also where styles come ``late``, and after a redraw."""
+    tokens = [
+        {
+            "token": i,
+            "text": f"word{i} ",
+            "char_start": 0,
+            "char_end": 0,
+            "ribbon": [[0], [1]],
+            "rank": 1,
+            "cdf": 1.0,
+            "cdf_middle": 0.5,
+            "path_tokens": 900,
+            "compute": 1.0,
+            "reuse": 0.0,
+        }
+        for i in range(900)
+    ]
+    end = 0
+    for token in tokens:
+        token["char_start"], end = end, end + len(token["text"])
+        token["char_end"] = end
+    text = "".join(token["text"] for token in tokens)
+    nodes = [{"step": s, "module": s, "name": "t", "kind": "", "count": 900, "share": 1.0} for s in (0, 1)]
+    data = explorer_data(
+        {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens},
+        {"steps": [0, 1], "nodes": nodes, "links": [], "other": [], "num_tokens": 900},
+        Tint(LIGHT, num_paths=1, opacity=1.0),
+        image=None,
+        chosen=600,
+        kept=lambda token: True,
+    )
+    page = browser.new_page(viewport={"width": 900, "height": 700})
+    page.set_content('<!doctype html><input id="typed" autofocus><div class="tp"></div><p style="height: 2000px">')
+    page.locator("#typed").focus()
+    page.add_script_tag(content=(COMPONENTS / "explorer.js").read_text("utf-8"))
+    on = "{pick() {}, node() {}}"
+    drawing = f"data => {{ window.again = () => drawExplorer(document.querySelector('.tp'), data, {on}); again(); }}"
+    style = (COMPONENTS / "explorer.css").read_text("utf-8")
+    if not late:
+        page.add_style_tag(content=style)
+    page.evaluate(drawing, data)
+    if late:
+        page.add_style_tag(content=style)
+    page.wait_for_timeout(300)
+
+    def middle() -> float:
+        """Where the chosen token is in its box: 0 at the top, 1 at the bottom."""
+        return page.locator(".tp-text").evaluate("""box => {
+            const place = box.querySelector(".tp-chosen").getBoundingClientRect(), frame = box.getBoundingClientRect();
+            return (place.top + place.bottom - 2 * frame.top) / (2 * frame.height);
+        }""")
+
+    assert page.locator(".tp-text").evaluate("box => box.scrollHeight > 2 * box.clientHeight")
+    assert 0.4 < middle() < 0.6
+    assert page.evaluate("scrollY") == 0
+    expect(page.locator("#typed")).to_be_focused()
+    page.locator(".tp-text").evaluate("box => { box.scrollTop += 150; }")
+    moved = middle()
+    page.evaluate("void again()")
+    page.wait_for_timeout(300)
+    assert middle() == pytest.approx(moved, abs=0.01), "drawn anew, the text stays where it was"
+    page.close()
 
 
 def test_it_is_used_by_keys_alone(cell: Callable[..., Cell]) -> None:

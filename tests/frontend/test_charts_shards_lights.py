@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tokenpaths.frontend.charts.families import (
     raytracing_network,
     raytracing_stops,
 )
+from tokenpaths.frontend.charts.families.dipaco_tree_layout import tree_bars
 
 RUN = {
     "config": {
@@ -209,6 +211,27 @@ def test_the_output_speaks_at_the_last_step_only():
     assert "seven" in json.dumps(raytracing_network.network_chart(NETWORK, VALUES, 2, prediction="seven").to_dict())
 
 
+def test_labels_of_small_paths_stand_near_their_bars_and_are_joined_to_them():
+    """Labels pushed up from the bottom stood beside the bars of other paths."""
+    counts = {(0, 0): 43, (1, 0): 2, (2, 0): 2, (3, 0): 2, (0, 1): 43, (1, 1): 2, (2, 1): 2, (3, 1): 2, (0, 2): 2}
+    paths = [path(rank, modules, count) for rank, (modules, count) in enumerate(counts.items(), 1)]
+    bars, _bands = tree_bars({"a": paths})
+    height, line = 230.0, 13.5
+    places = dipaco_shards.apart(bars, height, line)
+    last = [(bar, at * height) for bar, at in zip(bars, places, strict=True) if bar.column == 3]
+    for (_, above), (_, below) in pairwise(last):
+        assert below - above >= line - 1e-6
+    assert all(line / 2 - 1e-6 <= at <= height - line / 2 + 1e-6 for _, at in last)
+    off = [at - (bar.top + bar.bottom) / 2 * height for bar, at in last]
+    assert min(off[1:4]) < 0 < max(off[1:4]), "three small bars in a row: their labels spread both ways"
+    drawn = data_of(
+        dipaco_shards.tree_chart({"a": paths}, {dipaco_shards.modules_of(one): one for one in paths}), "bar", "place"
+    )
+    joined = {(row["bar"], row["place"]): row["y"] for row in drawn}
+    for bar, _at in last:
+        assert joined[bar.key, 0] == pytest.approx((bar.top + bar.bottom) / 2)
+
+
 def test_documents_without_a_label_and_of_smaller_ones_are_a_row_of_their_own():
     """Three labels of 40, 30 and 10 tokens, and 20 tokens of none."""
     of_label = {"a": [path(1, (0, 2), 40)], "b": [path(2, (1, 2), 30)], "c": [path(3, (1, 0), 10)]}
@@ -346,7 +369,7 @@ def test_names_in_the_tree_never_touch():
     many = {"x": [path(i + 1, (i // 6, i % 6), 1 if i else 500) for i in range(36)]}
     bars, _bands = dipaco_shards.tree_bars(many)
     height = 23.0 * 36
-    places = dipaco_shards._apart(bars, height)
+    places = dipaco_shards.apart(bars, height)
     column = sorted(at for bar, at in zip(bars, places, strict=True) if bar.column == 3)
     assert all(b - a >= 13.4 / height for a, b in zip(column, column[1:], strict=False))
     assert 0 <= column[0] < column[-1] <= 1

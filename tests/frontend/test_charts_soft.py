@@ -12,6 +12,10 @@ import vl_convert
 from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.charts.drawing import palette
 from tokenpaths.frontend.charts.families import directional_gates, gate_worth, hmodel_connections
+from tokenpaths.frontend.views.common import validation_words
+from tokenpaths.frontend.views.family import directional
+from tokenpaths.frontend.views.family.dipaco import perplexity_data
+from tokenpaths.frontend.views.family.directional import ablated_data
 
 HIDDEN = ("transformer 0", "transformer 1")
 NAMES = {"iteration": ("input", "1", "2"), "source": (*HIDDEN, "text input"), "target": (*HIDDEN, "it's next")}
@@ -276,6 +280,23 @@ def test_ablations_in_words():
         "(induction) from 93.0 % right to 0 %."
     )
     assert directional_gates.ablation_words(table[:1]) is None
+
+
+def test_each_loss_of_a_family_page_says_which_texts_it_is_of():
+    run = {"num_samples": 150, "dataset": "texts", "loss": 4.908, "findings": {"validation": {"loss": 3.78}}}
+    own = " The 150 texts of this run, from “texts”, have 4.91 nats."
+    assert validation_words(run) == "Of all validation texts of the checkpoint." + own
+    run["findings"]["validation"]["count"] = 311296
+    assert validation_words(run) == "Of all validation texts of the checkpoint (311,296 predictions)." + own
+    assert ablated_data(run) == (
+        "Of a part of the validation texts (all of them: 3.78 nats): compare with the row “as trained”." + own
+    )
+    assert perplexity_data(run) == "Once per document it is a loss of 3.78 nats." + own
+    assert directional_gates.ablation_rows([{"name": "normal"}])[0]["what"] == "as trained"
+    assert "*normal*" not in directional.HELP["ablation"]
+    bare = {**run, "loss": None, "findings": {}}
+    assert validation_words(bare) == "Of all validation texts of the checkpoint."
+    assert perplexity_data(bare) == ""
 
 
 def test_losses_are_compared_token_by_token_or_not_at_all():

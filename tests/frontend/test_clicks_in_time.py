@@ -31,9 +31,10 @@ MODEL = {"model": "tiny-text", "modality": "text", "num_params": 10, "shipped": 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An API with two runs, one of them an upload. No worker."""
+    """An API with three runs, one of them an upload. No worker."""
     data_dir = tmp_path_factory.mktemp("clicks")
     make_run(data_dir / "runs", "pictures", samples=6, seed=1)
+    make_run(data_dir / "runs", "texts", "text", samples=2, seed=2)
     make_run(data_dir / "runs", "answer", "text", samples=1, labels=False, twin=False, split="try")
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
@@ -181,6 +182,12 @@ def test_health_does_not_fail_while_torch_is_being_imported(monkeypatch: pytest.
     for half in (SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace()), None):
         monkeypatch.setitem(sys.modules, "torch", half)
         assert gpu_memory() == []
+
+
+def test_the_box_has_the_text_of_an_upload_and_of_no_other_run(show, traced: list[str]) -> None:
+    """A text of a data set in the box would look like one's own."""
+    assert show(view="home", run="answer").text_area(key="try_text").value
+    assert not show(view="home", run="texts").text_area(key="try_text").value
 
 
 def test_what_is_kept_of_a_trace_has_no_file_in_it(show, traced: list[str]) -> None:

@@ -172,6 +172,18 @@ def test_what_cannot_be_compared_is_a_sentence(show, query: dict, words: str) ->
     assert "fault of the page" not in said(page)
 
 
+@pytest.mark.parametrize("part", ["samples", "routes"])
+def test_runs_that_cannot_be_paired_are_no_fault_and_others_are_offered(show, part: str) -> None:
+    page = show(view="compare", run="texts", against="at-10", part=part)
+    assert not page.error
+    (words,) = [one.value.replace("\\", "") for one in page.info]
+    assert "The runs have no sample in common" in words
+    assert words.endswith("Also over the data of texts: texts-moved.")
+    page = show(view="compare", run="mine", against="texts", part=part)
+    assert not page.error
+    assert "No other run here is over the data of mine" in said(page)
+
+
 def test_one_sample_has_no_correlation(show) -> None:
     words = said(show(view="compare", run="bare", against="pictures", part="samples"))
     assert "takes four" in words

@@ -11,6 +11,7 @@ from tokenpaths.frontend.charts import effects
 from tokenpaths.frontend.charts.drawing.choices import choices_of
 from tokenpaths.frontend.charts.drawing.palette import DIVERGING
 from tokenpaths.frontend.page.selection import from_query
+from tokenpaths.frontend.views.detour.result import after_words
 from tokenpaths.frontend.views.detour.sweep import opened_by
 
 LINKS = [
@@ -104,6 +105,19 @@ def test_answers_before_and_after():
     assert rows == {"cat": (0.6, 0.4), "\n": (None, 0.5), " dog": (0.3, None)}
     seen = [effects.answer_words(one) for one in (" dog", "\n", "Persian cat", " ")]
     assert seen == ["␣dog", "⏎", "Persian cat", "␣"]
+
+
+def test_what_would_come_next_is_said_to_be_after_the_last_token_and_what_has_one_mark():
+    assert effects.answers_caption(TOP5) == (
+        "Circle: before; diamond: after; without a circle: not among the 2 likeliest before; "
+        "without a diamond: not among the 2 likeliest after."
+    )
+    assert effects.answers_caption({"before": TOP5["before"], "after": TOP5["before"]}) == (
+        "Circle: before; diamond: after."
+    )
+    tokens = [{"token": 0, "text": "a"}, {"token": 1, "text": "\n"}]
+    assert after_words(tokens) == "After the last token of the text, 1 “↵”, whichever token is chosen."
+    assert after_words([{"token": 1408, "text": None}]).startswith("After the last token of the text, 1,408, ")
 
 
 def test_every_cell_of_the_heat_map_opens_a_module():

@@ -6,8 +6,16 @@ import json
 
 import pytest
 
+from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import theme_named
-from tokenpaths.frontend.components.explorer_data import MOST_HOLLOW, Tint, explorer_data, small_flow, with_unvisited
+from tokenpaths.frontend.components.explorer_data import (
+    MOST_HOLLOW,
+    Tint,
+    explorer_data,
+    small_flow,
+    taken_words,
+    with_unvisited,
+)
 from tokenpaths.frontend.components.wall_data import _tamed
 
 MODULES = [{"step": None, "module": m, "name": f"t{m}", "kind": "transformer"} for m in range(4)]
@@ -80,6 +88,18 @@ def test_ranks_are_said_to_be_those_of_the_sample_or_of_a_reference() -> None:
     assert "of 3: 7 tokens of run seen take it" in data_of(3, 1.0, reference="seen")["tokens"][0]["words"]
     assert data_of(3, 1.0, reference="seen")["legend"]["title"] == "tokens of seen:"
     assert "All tokens of this sample." in data_of(3, 1.0, of="sample")["flow"]["caption"]
+
+
+def test_equal_counts_have_equal_shares_in_words() -> None:
+    """Two paths of 7 tokens each: by rank one of them had 50 %, the other 100 % on paths at least as frequent."""
+    one, other = (
+        taken_words({"rank": rank, "path_tokens": 7, "cdf": rank / 2, "cdf_middle": 0.5}, 2) for rank in (1, 2)
+    )
+    assert one.partition(":")[2] == other.partition(":")[2]
+    share = numbers.percent(0.5)
+    assert one.endswith(
+        f"; {share} of all are on more frequent paths, half of those on equally frequent ones counted in."
+    )
 
 
 def test_without_a_reference_run_no_token_of_a_run_was_looked_at() -> None:

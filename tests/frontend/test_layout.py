@@ -185,7 +185,33 @@ def test_what_the_api_left_out_is_small_or_not_recorded(flow):
     (words,) = hidden_words(whole)
     assert words == "3 flows from or to a choice that is not recorded are not drawn."
     cut = flow_layout({**left_out, "filters": {"limit": len(flow["links"]), "min_share": 0}})
-    assert hidden_words(cut) == ["3 small flows are hidden."]
+    assert hidden_words(cut) == [f"3 flows beyond the {len(flow['links'])} largest are hidden."]
+    least = max(link["count"] for link in flow["links"]) / flow["num_tokens"]
+    (words,) = hidden_words(flow_layout({**left_out, "filters": cut_at(flow)}, least=least), 0, least)
+    small = len([link for link in flow["links"] if link["count"] < least * flow["num_tokens"]])
+    assert words.startswith(f"{small + 3} flows are hidden: {small} under ")
+    assert words.endswith(f" of the tokens, 3 beyond the {len(flow['links'])} largest.")
+
+
+def test_what_the_api_left_out_beside_merged_modules_is_not_called_small(flow):
+    """The API's limit goes to links between two modules first: flows of “other” are most of what is left out."""
+    other = {"step": 0, "module": OTHER, "name": "other (9 experts)", "kind": "other", "count": 9, "share": 0.1}
+    full = {**flow, "nodes": [*flow["nodes"], other], "other": [{"step": 1, "num_links": 3, "count": 7.0}]}
+    full["filters"] = cut_at(flow)
+    layout = flow_layout(full)
+    assert (layout.mixed.num_links, layout.more.num_links, layout.merged.num_links) == (3, 0, 0)
+    assert hidden_words(layout, 70) == [
+        "3 flows are not drawn (10.0 % of all moves between steps): all from or to “other”, and those beyond the "
+        f"{len(flow['links'])} largest between two modules."
+    ]
+    merged = [{"step": 0, "source": OTHER, "target": 0, "count": 2.0}]
+    reached = flow_layout({**full, "links": flow["links"] + merged})
+    assert (reached.mixed.num_links, reached.merged.num_links, reached.merged.count) == (0, 4, 9.0)
+
+
+def cut_at(flow: dict) -> dict:
+    """The filters of a response that holds as many links as were asked for."""
+    return {"limit": len(flow["links"]), "min_share": 0}
 
 
 def test_flows_side_by_side_have_one_threshold_that_fits_all(flow):

@@ -10,7 +10,9 @@ import pytest
 from tests.backend.conftest import api_for
 from tests.support.pages import showing
 from tests.support.runs import make_run
-from tokenpaths.frontend.views.samples import one_sample
+from tokenpaths.frontend.page import widgets
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.samples import one_sample, samples
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,6 @@ def test_previous_and_next_reach_every_sample_of_a_run_too_large_to_list(show, m
 
 
 def test_with_a_label_previous_and_next_stay_within_it(show):
-    from tokenpaths.frontend.page import widgets
-
     rows = widgets.client().ask("pictures", "samples")["samples"]
     label = rows[4]["label"]
     same = [row["sample"] for row in rows if row["label"] == label]
@@ -57,3 +57,30 @@ def test_with_a_label_previous_and_next_stay_within_it(show):
     assert chosen.index == sum(number < other for number in same)
     page = page.button(key="sample_previous").click().run()
     assert page.query_params["sample"][0] == str(max(number for number in same if number < other))
+
+
+def test_more_samples_are_shown_in_an_order_that_is_in_the_address(show, monkeypatch):
+    monkeypatch.setattr(samples, "WALL", 4)
+    page = show()
+    assert any("9 samples; the first 4." in one.value for one in page.caption)
+    page = page.button(key="more_samples").click().run()
+    assert page.query_params["more"] in ("1", ["1"])
+    assert page.button(key="more_samples").label == "Show 1 more"
+    page = page.button(key="more_samples").click().run()
+    assert not [one for one in page.button if one.key == "more_samples"]
+    page = page.selectbox(key="in_sort").set_value("loss").run()
+    assert page.query_params["sort"] in ("loss", ["loss"])
+    assert "more" not in page.query_params, "another order begins at its first samples"
+    assert not page.error
+    (answer,) = [widgets.client().ask("pictures", "samples", **samples.question(Selection(sort="loss", more=2)))]
+    losses = [row["loss"] for row in answer["samples"]]
+    assert losses == sorted(losses, reverse=True)
+    assert samples.question(Selection()) == {"most": 4, "label": None, "q": None}, "the first picture asks as before"
+
+
+def test_an_arrow_in_a_caption_is_explained_where_there_is_one():
+    right = {"label": "cat", "prediction": "cat", "loss": 0.1}
+    wrong, unknown = right | {"prediction": "dog"}, {"label": "animal", "prediction": "goldfish", "loss": None}
+    assert samples.caption_words([right]) == ""
+    assert samples.caption_words([right, wrong]) == "An arrow: what the model answers where it is not the label."
+    assert samples.caption_words([unknown]).endswith("so that is neither right nor wrong.")

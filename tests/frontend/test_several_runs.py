@@ -51,7 +51,10 @@ def test_a_difference_is_marked_only_where_its_interval_excludes_zero() -> None:
     assert words == (
         "Both runs are over the same 9 samples. No number differs clearly from <A>: every 95 % interval includes zero."
     )
-    assert table.runs_words(answer_of_numbers(None, None), labels).endswith("So no difference can be told.")
+    apart = answer_of_numbers(None, None)
+    apart["runs"][1] |= {"same_samples": False, "num_common": 0}
+    assert table.runs_words(apart, labels) == f"<B> has none of the 9 samples of <A>. {table.OWN_NUMBERS}"
+    assert "each run’s own" in table.OWN_NUMBERS, "below it stands which run has more"
     assert [row["clear"] for row in table.difference_rows(answer_of_numbers(None, vague, clear), labels)] == [
         "no",
         "yes",
@@ -111,7 +114,7 @@ def test_runs_of_counts_have_no_samples_to_compare() -> None:
                 run |= {"kind": "load", "num_samples": None, "num_tokens": None, "same_samples": False, "num_common": 0}
         return table.runs_words(answer, labels)
 
-    assert words("A", "B") == "Runs of counts have no samples to compare, so no difference can be told."
+    assert words("A", "B") == f"Runs of counts have no samples to compare. {table.OWN_NUMBERS}"
     assert words("A").startswith("A is a run of counts: it has no samples that others could be compared on")
     assert words("B").startswith("B has none of the 9 samples of A.")
 

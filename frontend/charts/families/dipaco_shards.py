@@ -25,6 +25,8 @@ TREE = "Which way do documents go?"
 RANK_PICK = "rank"
 MOST_PATHS = 40
 MOST_LABELS = 12
+MOST_OFF = 7.0
+"""half a line: labels of a column that stand further off the middle of their bars are joined to them"""
 Paths = list[dict[str, Any]]
 
 
@@ -116,7 +118,7 @@ def tree_chart(
     heads = ["documents", *(f"level {level}" for level in range(last - 1)), "paths"]
     x = alt.X(
         "x:Q",
-        scale=between(-0.08, last + 0.62),
+        scale=between(-0.08, last + 0.68),
         axis=bare_axis(
             None,
             orient="top",
@@ -193,7 +195,6 @@ def _bars(
                 "y2": bar.bottom,
                 "name": bar.name,
                 "words": shown,
-                "left": bar.column + 0.085,
                 "what": ["documents", "path"][bar.column == last] if bar.column in (0, last) else "module",
                 "tokens": numbers.count(bar.tokens),
                 "share": share,
@@ -207,24 +208,60 @@ def _bars(
     drawn = [row for row in table if row["path"]]
     paths = alt.Chart(rows(drawn)).mark_rect().encode(**base, color=ink_encoding(alt.Color, look))
     paths = with_neutral_legend(paths, drawn, look)
-    places = _apart(bars, height)
-    written = [{"x": row["left"], "y": at, "words": row["words"]} for row, at in zip(table, places, strict=True)]
+    return [plain, paths, *_bar_labels(bars, [row["words"] for row in table], look, x, y, height)]
+
+
+def _bar_labels(
+    bars: Sequence[Bar], words: Sequence[str], look: Theme, x: alt.X, y: alt.Y, height: float
+) -> list[alt.Chart]:
+    """A label beside each bar; in a column where some had to move, lines join labels and bars."""
+    places = apart(bars, height)
+    middles = [(bar.top + bar.bottom) / 2 for bar in bars]
+    moved = {
+        bar.column
+        for bar, at, middle in zip(bars, places, middles, strict=True)
+        if abs(at - middle) * height > MOST_OFF
+    }
+    written = [
+        {"x": bar.column + (0.145 if bar.column in moved else 0.085), "y": at, "words": text}
+        for bar, at, text in zip(bars, places, words, strict=True)
+    ]
+    corners = ((0.064, False), (0.078, False), (0.124, True), (0.138, True))
+    leaders = [
+        {"bar": bar.key, "x": bar.column + right, "y": at if end else middle, "place": place}
+        for bar, at, middle in zip(bars, places, middles, strict=True)
+        if bar.column in moved
+        for place, (right, end) in enumerate(corners)
+    ]
     text = alt.Chart(rows(written)).encode(x=x, y=y, text="words:N")
     font: dict[str, Any] = {"align": "left", "baseline": "middle", "fontSize": look.font_size, "limit": 110}
-    return [plain, paths, *haloed(text, look, look.ink, 3, 0.75, **font)]
+    layers = haloed(text, look, look.ink, 3, 0.75, **font)
+    if not leaders:
+        return layers
+    line = alt.Chart(rows(leaders)).mark_line(color=look.muted, strokeWidth=1, aria=False)
+    return [line.encode(x=x, y=y, detail="bar:N", order="place:Q"), *layers]
 
 
-def _apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float]:
-    """Label positions of the bars: the middle of the bar, or moved so that labels in a column do not overlap."""
-    least, places = line / height, [(bar.top + bar.bottom) / 2 for bar in bars]
+def apart(bars: Sequence[Bar], height: float, line: float = 13.5) -> list[float]:
+    """Label positions of the bars: the middle of the bar, or as near as labels of a column that do not overlap can be.
+
+    Neighbours that would overlap become a block, whose labels are moved by the same distance on average (pool adjacent
+    violators): pushed up from the bottom only, a label stood beside a bar far above its own.
+    """
+    least, places = line / height, [0.0] * len(bars)
     for column in {bar.column for bar in bars}:
         members = [i for i, bar in enumerate(bars) if bar.column == column]
-        for before, after in zip(members, members[1:], strict=False):
-            places[after] = max(places[after], places[before] + least)
-        end = 1 - least / 2
-        for i in reversed(members):
-            places[i] = min(places[i], end)
-            end = places[i] - least
+        blocks: list[tuple[float, int]] = []  # where the first label of a block would be without those above it; size
+        for place, i in enumerate(members):
+            at, size = (bars[i].top + bars[i].bottom) / 2 - place * least, 1
+            while blocks and blocks[-1][0] > at:
+                before, many = blocks.pop()
+                at, size = (before * many + at * size) / (many + size), many + size
+            blocks.append((at, size))
+        last = 1 - least / 2 - (len(members) - 1) * least
+        starts = [max(min(at, last), least / 2) for at, size in blocks for _ in range(size)]
+        for place, (i, start) in enumerate(zip(members, starts, strict=True)):
+            places[i] = start + place * least
     return places
 
 

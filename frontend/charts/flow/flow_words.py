@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, flow_layout
+from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, NotDrawn, flow_layout
 
 
 def flow_words(flow: Mapping[str, Any]) -> str:
@@ -66,20 +66,29 @@ def moves_of(flow: Mapping[str, Any]) -> float:
 
 
 def hidden_words(layout: FlowLayout, moves: float = 0, least: float = 0.0) -> list[str]:
-    """A line for each kind of links not drawn, with their number and share of all ``moves``; empty if all are drawn.
+    """A line for each reason why links are not drawn, with their number and share of all ``moves``; empty if all are.
 
     ``least``: the threshold of the layout, a share of the tokens.
     """
+    small, more = layout.small, layout.more
+    under = f"under {numbers.percent(least)} of the tokens"
+    beyond = f"beyond the {numbers.count(len(layout.links) + small.num_links)} largest"
+    hidden = [(small, f" {under}", ""), (more, f" {beyond}", "")]
+    if small.num_links > 0 and more.num_links > 0:
+        both = NotDrawn(small.num_links + more.num_links, small.count + more.count)
+        parts = f": {numbers.count(small.num_links)} {under}, {numbers.count(more.num_links)} {beyond}"
+        hidden = [(both, "", parts)]
     words = [
-        (layout.small, "flow", f" under {numbers.percent(least)} of the tokens", "hidden"),
-        (layout.more, "more small flow" if layout.small.num_links else "small flow", "", "hidden"),
-        (layout.merged, "flow", " from or to “other”", "not drawn"),
-        (layout.unknown, "flow", " from or to a choice that is not recorded", "not drawn"),
+        *((part, which, "hidden", parts) for part, which, parts in hidden),
+        (layout.merged, " from or to “other”", "not drawn", ""),
+        (layout.unknown, " from or to a choice that is not recorded", "not drawn", ""),
+        (layout.mixed, "", "not drawn", f": all from or to “other”, and those {beyond} between two modules"),
     ]
     return [
-        f"{numbers.plural(part.num_links, what)}{which} {'is' if part.num_links == 1 else 'are'} {how}"
-        + (f" ({numbers.percent(min(1.0, part.count / moves))} of all moves between steps)." if moves else ".")
-        for part, what, which, how in words
+        f"{numbers.plural(part.num_links, 'flow')}{which} {'is' if part.num_links == 1 else 'are'} {how}"
+        + (f" ({numbers.percent(min(1.0, part.count / moves))} of all moves between steps)" if moves else "")
+        + f"{parts}."
+        for part, which, how, parts in words
         if part.num_links > 0
     ]
 

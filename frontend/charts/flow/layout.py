@@ -96,11 +96,13 @@ class FlowLayout:
     """of ``other``, links from and to merged modules, whatever their size"""
     unknown: NotDrawn = NotDrawn()
     """of ``other``, links from and to decisions that the source of the run lacks"""
+    mixed: NotDrawn = NotDrawn()
+    """of ``other``, what the API left out of a response with merged modules: small links, and all of the merged ones"""
 
     @property
     def more(self) -> NotDrawn:
         """What ``other`` has besides: the smallest of too many links."""
-        told = (self.small, self.merged, self.unknown)
+        told = (self.small, self.merged, self.unknown, self.mixed)
         return NotDrawn(
             sum(row["num_links"] for row in self.other) - sum(part.num_links for part in told),
             sum(row["count"] for row in self.other) - sum(part.count for part in told),
@@ -155,12 +157,20 @@ def _split(flow: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mappi
     return named, [link for link in links if min(link["source"], link["target"]) == OTHER]
 
 
-def _unknown(flow: Mapping[str, Any]) -> NotDrawn:
-    """Links of unknown decisions: what the API left out of a response that could have held more links."""
+def _left_out(flow: Mapping[str, Any], nameless: Sequence[Mapping[str, Any]]) -> dict[str, NotDrawn]:
+    """Links from and to merged modules and unknown decisions, by field of ``FlowLayout``.
+
+    A response that could have held more links lacks those of unknown decisions only. One that is full has the links
+    between two modules first, so that with merged modules most of what it lacks is theirs.
+    """
     filters, other = flow.get("filters") or {}, flow.get("other") or []
-    if filters.get("min_share") or len(flow.get("links") or []) >= (filters.get("limit") or 0):
-        return NotDrawn()
-    return NotDrawn(sum(int(row["num_links"]) for row in other), math.fsum(float(row["count"]) for row in other))
+    lacking = NotDrawn(sum(int(row["num_links"]) for row in other), math.fsum(float(row["count"]) for row in other))
+    merged = _sum(nameless)
+    if not filters.get("min_share") and len(flow.get("links") or []) < (filters.get("limit") or 0):
+        return {"merged": merged, "unknown": lacking}
+    if nameless:
+        return {"merged": NotDrawn(merged.num_links + lacking.num_links, merged.count + lacking.count)}
+    return {"mixed": lacking} if any(node["module"] == OTHER for node in flow.get("nodes") or []) else {}
 
 
 def _sum(links: Iterable[Mapping[str, Any]]) -> NotDrawn:
@@ -213,7 +223,7 @@ def flow_layout(
     links = _place(largest_links, place, _FILL * 2 * radius * slots / largest)
     small = _sum(link for link in named if link["count"] < floor)
     return FlowLayout(
-        drawn, links, other, steps, height, row_of, largest, radius, own, place, small, _sum(nameless), _unknown(flow)
+        drawn, links, other, steps, height, row_of, largest, radius, own, place, small, **_left_out(flow, nameless)
     )
 
 

@@ -90,6 +90,10 @@ STYLE = """<style>
 </style>"""
 
 
+OWN_NUMBERS = "The numbers below are each run’s own; how sure a difference between them is cannot be told."
+"""where no samples are common: what is drawn beneath says which run has more"""
+
+
 def name_words(name: str) -> str:
     """The words for a number: “load entropy”; of what paths know “label”."""
     return WORDS[name][0] if name in WORDS else name.removeprefix("knows_").replace("_", " ")
@@ -139,11 +143,11 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     if not others:
         return f"One run: {numbers.plural(first['num_tokens'], 'token')} of {first['dataset']}."
     if all(map(is_load_only, runs)):
-        return "Runs of counts have no samples to compare, so no difference can be told."
+        return f"Runs of counts have no samples to compare. {OWN_NUMBERS}"
     if is_load_only(first):
         return (
-            f"{labels[first['run']]} is a run of counts: it has no samples that others could be compared on, so no "
-            "difference can be told."
+            f"{labels[first['run']]} is a run of counts: it has no samples that others could be compared on. "
+            f"{OWN_NUMBERS}"
         )
     same = sum(run["same_samples"] for run in others)
     if same == len(others):
@@ -157,7 +161,7 @@ def runs_words(answer: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     told = any(gap for row in answer["rows"] for gap in row["differences"])
     if told:
         return f"{over} No number differs clearly from {labels[first['run']]}: every 95 % interval includes zero."
-    return f"{over} So no difference can be told."
+    return f"{over} {OWN_NUMBERS}"
 
 
 def _samples_words(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:

@@ -29,7 +29,7 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
-from tokenpaths.frontend.views.compare.samples import pair_answer, pair_pickers
+from tokenpaths.frontend.views.compare.samples import pair_answer, pair_pickers, show_refusal
 
 MOST_LINKS = 400
 """of each small flow; the rest is counted"""
@@ -147,7 +147,7 @@ def _difference(selection: Selection, compared: Compared, pair: tuple[str, str])
             return
         answer = pair_answer(pair, selection)
     except ApiError as error:
-        widgets.show_error(error)
+        show_refusal(error, pair, compared)
         return
     flow = answer["flow"]
     if flow["reason"] is None:

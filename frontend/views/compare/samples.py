@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.api.client import ApiError
+from tokenpaths.frontend.api.client import ApiError, Refused
 from tokenpaths.frontend.charts import compare as charts
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.patches import data_url
@@ -16,12 +17,13 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.compare.compared import Compared, pair_of
+from tokenpaths.frontend.views.compare.compared import Compared, pair_of, partners
 
 SHOWN = ("reuse", "compute", "loss")
 """measures offered; skip is 1 − compute, so its scatter would only be mirrored"""
 MOST_MOVED = 12
 MOST_LINKS = 2000
+MOST_OFFERED = 3
 HELP = (
     "Pearson’s r of the samples’ values with the 95 % interval of Fisher’s z; Spearman’s is that of the ranks, its "
     "error by Bonett and Wright. Where the jackknife’s error is larger, it is that one. Reuse, compute and loss of a "
@@ -49,7 +51,7 @@ def draw(selection: Selection, compared: Compared) -> None:
         with place:
             pair_pickers(pair, compared)
         widgets.heading(TITLE, "")
-        widgets.show_error(error)
+        show_refusal(error, pair, compared)
         return
     with place:
         pair_pickers(pair, compared)
@@ -78,6 +80,22 @@ def pair_answer(pair: tuple[str, str], selection: Selection) -> dict[str, Any]:
     """The comparison of two runs without token groups, which take as long as all the rest and are loaded last."""
     measure = selection.by or (selection.measure if selection.measure in ("reuse", "loss") else "auto")
     return widgets.client().compare(*pair, measure=measure, limit=MOST_MOVED, links=MOST_LINKS, grouping=False)
+
+
+def show_refusal(error: ApiError, pair: tuple[str, str], compared: Compared) -> None:
+    """Why two runs have no comparison. That they cannot be paired is no fault: it says which runs could be."""
+    if not isinstance(error, Refused) or error.status != HTTPStatus.CONFLICT:
+        widgets.show_error(error)
+        return
+    first = compared.cards.get(pair[0])
+    fitting = [card["run"] for card in partners(first, list(compared.cards.values()))] if first else []
+    todo = "Samples and routes are compared pair by pair, of two runs over the same data; *Numbers* compares any runs. "
+    if fitting:
+        names = ", ".join(map(widgets.escape, fitting[:MOST_OFFERED]))
+        todo += f"Also over the data of {widgets.escape(pair[0])}: {names}."
+    else:
+        todo += f"No other run here is over the data of {widgets.escape(pair[0])}: trace another model over it."
+    widgets.empty(widgets.error_text(error), todo)
 
 
 def pair_pickers(pair: tuple[str, str], compared: Compared) -> None:

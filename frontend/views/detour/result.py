@@ -11,11 +11,13 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.thing_names import one_token, token_nouns, whole_images
 from tokenpaths.frontend.charts.effects import (
     answer_rows,
+    answers_caption,
     answers_chart,
     flow_difference_chart,
     loss_rows,
     token_loss_chart,
 )
+from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer import explorer
 from tokenpaths.frontend.components.explorer_data import Tint, explorer_data
@@ -206,6 +208,15 @@ def _about_side(run: Mapping[str, Any], sample: Mapping[str, Any], moved: set[in
     return f"Click a circle, a link or {one_token(run)} to choose it."
 
 
+def after_words(tokens: Sequence[Mapping[str, Any]]) -> str:
+    """After which token the likeliest next ones are meant: the last of the text, whichever is chosen."""
+    if not tokens:
+        return "After the last token of the text."
+    last = tokens[-1]
+    written = f" “{visible(last['text'])}”" if last.get("text") else ""
+    return f"After the last token of the text, {last['token']:,}{written}, whichever token is chosen."
+
+
 def _differences(
     run: Mapping[str, Any],
     effect: Mapping[str, Any],
@@ -228,7 +239,8 @@ def _differences(
         if top5 := outputs.get("top5"):
             text = run["modality"] == "text"
             st.subheader("What would come next?" if text else "What does the model answer instead?", anchor=False)
-            st.caption("The likeliest answers; circle: before, diamond: after.")
+            asked = after_words(old["tokens"]) if text else "The likeliest answers."
+            st.caption(widgets.escape(f"{asked} {answers_caption(top5)}"))
             widgets.chart(answers_chart(top5, theme=widgets.theme(), title=None), about=who, filters=("job",))
             widgets.numbers_behind(answer_rows(top5), "answers before and after")
     if run["modality"] == "text":

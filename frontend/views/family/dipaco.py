@@ -36,8 +36,8 @@ AGAIN = retrace.Control(
 HELP = {
     "tree": (
         "A path picks one module per level; its shard is what is sent to it. Shares are of tokens; where the router "
-        "decides once per document, all tokens of a document take one path. Colour of a path = its CDF: share of the "
-        "run’s tokens on paths at least as frequent."
+        "decides once per document, all tokens of a document take one path. Colour of a path: share of the run’s "
+        "tokens on more frequent paths, and half of that on equally frequent ones."
     ),
     "sharing": (
         "Paths in one column train the same module together: after every τ iterations the module moves by the mean of "
@@ -197,13 +197,20 @@ def _rerouting(run: Mapping[str, Any]) -> None:
         )
         return
     widgets.chart(dipaco_rerouting.rerouting_chart(by_w, baselines, theme=widgets.theme(), title=None))
-    st.caption(rerouting_words(by_w, baselines))
+    st.caption(widgets.escape(f"{rerouting_words(by_w, baselines)} {perplexity_data(run)}"))
     widgets.numbers_behind([*by_w, *baselines], "perplexities (W empty: once per document)")
+
+
+def perplexity_data(run: Mapping[str, Any]) -> str:
+    """Which loss the perplexity of the checkpoint belongs to, beside that of the run's own documents."""
+    loss = (run["findings"].get("validation") or {}).get("loss")
+    as_loss = f"Once per document it is a loss of {numbers.number(loss)} nats." if loss is not None else ""
+    return (as_loss + common.own_loss_words(run)).strip()
 
 
 def rerouting_words(by_w: Sequence[Mapping[str, Any]], baselines: Sequence[Mapping[str, Any]]) -> str:
     """Effect of more frequent rerouting, in one sentence."""
-    words = "Validation perplexity of the checkpoint, lower is better. Dashed: other models from the same base."
+    words = "Perplexity on the checkpoint’s validation texts; lower is better. Dashed: other models from the same base."
     once = next((row["perplexity"] for row in by_w if row["W"] is None), None)
     often = min((row for row in by_w if row["W"]), key=lambda row: row["W"], default=None)
     if once is None or often is None:

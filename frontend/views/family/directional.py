@@ -55,8 +55,7 @@ HELP = {
     ),
     "ablation": (
         "The whole checkpoint under an intervention on every text. Perplexity = exp(mean loss). Induction: accuracy "
-        "on random sequences written twice, counted in the second copy. Measured on a part of the validation texts: "
-        "the loss of the row *normal* is the one to compare with, not the card's, which is of all of them."
+        "on random sequences written twice, counted in the second copy."
     ),
     "live": "Gates fixed at a value instead of what the router says: 0 = routing off, 0.5 = neutral, 1 = full.",
 }
@@ -268,6 +267,7 @@ def _ablation(run: Mapping[str, Any], measurable: bool) -> None:
         return
     if words := ablation_words(table):
         st.write(widgets.escape(words))
+    st.caption(widgets.escape(ablated_data(run)))
     st.dataframe(
         ablation_rows(table),
         hide_index=True,
@@ -283,6 +283,13 @@ def _ablation(run: Mapping[str, Any], measurable: bool) -> None:
             "induction": st.column_config.NumberColumn("induction accuracy", format="percent"),
         },
     )
+
+
+def ablated_data(run: Mapping[str, Any]) -> str:
+    """Which texts the ablations are of: the losses of one model on three sets of texts stand on this page."""
+    loss = (run["findings"].get("validation") or {}).get("loss")
+    whole = f" (all of them: {numbers.number(loss)} nats)" if loss is not None else ""
+    return f"Of a part of the validation texts{whole}: compare with the row “as trained”.{common.own_loss_words(run)}"
 
 
 @address.unless_embedded

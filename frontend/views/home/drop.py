@@ -71,7 +71,7 @@ def draw(selection: Selection, *, answered: bool = False) -> None:
     with left:
         _file(chosen)
     with right:
-        _text(models["text"], selection)
+        _text(models["text"], selection if answered else None)
     if problem := refusals.kept(PROBLEM):
         widgets.show_error(problem)
     log_import.draw(PROBLEM)
@@ -240,10 +240,11 @@ def _pictures(models: Sequence[Model]) -> None:
     wall(items, key="try_images", kind="sample", on_open=chosen)
 
 
-def _text(models: Sequence[Model], selection: Selection) -> None:
+def _text(models: Sequence[Model], answered: Selection | None) -> None:
+    """The box, with the text of the answer that the page shows; ``answered``: None if it shows none."""
     if not models:
         return
-    if "try_text" not in st.session_state and (text := _text_of(selection)) is not None:
+    if answered and "try_text" not in st.session_state and (text := _text_of(answered)) is not None:
         st.session_state["try_text"] = text
     st.text_area("A text", key="try_text", height=100, placeholder="Paste or write something, then press “Trace it”.")
     st.button(

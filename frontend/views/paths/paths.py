@@ -31,6 +31,8 @@ from tokenpaths.frontend.views.paths import knowledge, search
 from tokenpaths.frontend.views.twin_words import without_twin
 
 MOST_ROWS = 200
+NAME_WIDTH = 240
+"""pixels: “capitalised words, 98 %” fits"""
 NAME_HELP = (
     "Your own name of the path; else what its tokens have in common, with their share, where that is more than chance."
 )
@@ -186,8 +188,8 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     if not rows:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")
         return
-    if selection.label or selection.through:
-        st.caption("Tokens and shares are of what passes the filters; all else, and the order, is of the whole run.")
+    if words := table_words(selection):
+        st.caption(words)
     has_labels = any(row["label"] is not None for row in rows)
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
         row["name"] = bare(names, f"path:{row['rank']}") or ""
@@ -196,7 +198,7 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     columns = {
         "rank": st.column_config.NumberColumn("rank", format="localized"),
         "path": st.column_config.TextColumn("path (module per step)", width="medium"),
-        "name": st.column_config.TextColumn("name", help=NAME_HELP) if names else None,
+        "name": st.column_config.TextColumn("name", help=NAME_HELP, width=NAME_WIDTH) if names else None,
         "tokens": st.column_config.NumberColumn("tokens", format="localized"),
         "share": percent,
         "cdf": st.column_config.NumberColumn("CDF", format="%.1f %%", help=widgets.HELP["cdf"]),
@@ -213,11 +215,9 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         address.go_changed(inspect=f"path:{rows[chosen[0]]['rank']}" if chosen else None)
 
     inspected = marked(selection.change(paths=()))
-    order = ["rank", "path", "name", "tokens", "share", "label", "label_share", "cdf", "compute", "reuse"]
-    if not names:
-        order.remove("name")
+    shown_columns = columns_of(selection.order, named=bool(names))
     st.dataframe(
-        [{name: row[name] for name in order} for row in rows],
+        [{name: row[name] for name in shown_columns} for row in rows],
         key=key,
         height=430,
         hide_index=True,
@@ -227,6 +227,25 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         selection_mode="single-row",
         selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in inspected]}},
     )
+
+
+def table_words(selection: Selection) -> str:
+    """Which of the filters above the table is of; empty where none is set."""
+    words = []
+    if selection.label or selection.through:
+        words.append("Tokens and shares are of what passes the filters; all else, and the order, is of the whole run.")
+    if search.active(selection):
+        words.append("What is searched for above does not narrow this table: the answer of the search has its paths.")
+    return " ".join(words)
+
+
+def columns_of(order: str, *, named: bool) -> list[str]:
+    """Columns of the table: what identifies a path, what it is sorted by, which the place of the table would cut off
+    at the right, and the rest.
+    """
+    first = ["rank", *(["name"] if named else []), *([order] if order != "rank" else [])]
+    every = ["path", "tokens", "share", "label", "label_share", "cdf", "compute", "reuse"]
+    return first + [name for name in every if name not in first]
 
 
 def _picked(_name: str, rank: int) -> None:
