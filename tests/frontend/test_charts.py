@@ -171,7 +171,7 @@ def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
     chart = charts.flow_chart(MANY_LINKS)
     assert len({row["link"] for row in data_of(chart, "link", "outline")}) == layout.MOST_LINKS
     hidden = len(MANY_LINKS["links"]) - layout.MOST_LINKS
-    assert f"{hidden:,} flows beyond the {MOST_LINKS:,} largest are hidden" in " ".join(
+    assert f"{hidden:,} flows beyond the {layout.MOST_LINKS:,} largest are hidden" in " ".join(
         chart.to_dict()["title"]["subtitle"]
     )
     assert len(json.dumps(chart.to_dict())) < 2_500_000
