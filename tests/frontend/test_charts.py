@@ -72,6 +72,13 @@ def data_of(chart: Any, *fields: str) -> list[dict[str, Any]]:
     raise AssertionError(f"no data with {fields}")
 
 
+def test_the_inspected_module_has_a_ring_in_a_flow():
+    marked = data_of(charts.flow_chart(FLOW, inspected="1.2"), "ring")
+    assert [row["ring"] for row in marked] == ["1.2"]
+    with pytest.raises(AssertionError, match="no data"):
+        data_of(charts.flow_chart(FLOW), "ring")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_every_chart_compiles_to_a_vector_picture(theme):
     for name, spec in specs(theme).items():
@@ -164,7 +171,9 @@ def test_flow_draws_at_most_two_thousand_ribbons_and_says_what_it_hides():
     chart = charts.flow_chart(MANY_LINKS)
     assert len({row["link"] for row in data_of(chart, "link", "outline")}) == layout.MOST_LINKS
     hidden = len(MANY_LINKS["links"]) - layout.MOST_LINKS
-    assert f"{hidden:,} small flows are hidden" in " ".join(chart.to_dict()["title"]["subtitle"])
+    assert f"{hidden:,} flows beyond the {layout.MOST_LINKS:,} largest are hidden" in " ".join(
+        chart.to_dict()["title"]["subtitle"]
+    )
     assert len(json.dumps(chart.to_dict())) < 2_500_000
 
 

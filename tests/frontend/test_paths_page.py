@@ -13,7 +13,8 @@ from tests.frontend.test_pages import words
 from tests.support.runs import make, make_run
 from tokenpaths.backend.jobs.service import job_table
 from tokenpaths.backend.settings import load_settings
-from tokenpaths.frontend.views.paths.paths import columns_of
+from tokenpaths.frontend.page.selection import Selection
+from tokenpaths.frontend.views.paths.paths import columns_of, table_words
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +217,10 @@ def test_the_column_that_the_table_is_sorted_by_stands_where_it_can_be_seen():
     assert columns_of("rank", named=True)[:4] == ["rank", "name", "path", "tokens"]
     every = {order: sorted(columns_of(order, named=True)) for order in ("rank", "compute", "reuse")}
     assert every["rank"] == every["compute"] == every["reuse"], "a column is lost or stands twice"
+
+
+def test_a_search_is_said_not_to_narrow_the_table(show):
+    sentence = "What is searched for above does not narrow this table"
+    assert sentence in said(show(view="paths", run="texts", kind="punctuation"))
+    assert sentence not in said(show(view="paths", run="texts"))
+    assert table_words(Selection(label="a")).startswith("Tokens and shares are of what passes the filters")

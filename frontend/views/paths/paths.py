@@ -188,8 +188,8 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
     if not rows:
         widgets.empty("No token passes all of these filters.", "Clear a filter above.")
         return
-    if selection.label or selection.through:
-        st.caption("Tokens and shares are of what passes the filters; all else, and the order, is of the whole run.")
+    if words := table_words(selection):
+        st.caption(words)
     has_labels = any(row["label"] is not None for row in rows)
     for row in rows:  # in per cent: the table's own format would mix 0.9 % and 0.94 %
         row["name"] = bare(names, f"path:{row['rank']}") or ""
@@ -227,6 +227,16 @@ def _table(run: Mapping[str, Any], selection: Selection, names: Mapping[str, str
         selection_mode="single-row",
         selection_default={"selection": {"rows": [i for i, row in enumerate(rows) if row["rank"] in inspected]}},
     )
+
+
+def table_words(selection: Selection) -> str:
+    """Which of the filters above the table is of; empty where none is set."""
+    words = []
+    if selection.label or selection.through:
+        words.append("Tokens and shares are of what passes the filters; all else, and the order, is of the whole run.")
+    if search.active(selection):
+        words.append("What is searched for above does not narrow this table: the answer of the search has its paths.")
+    return " ".join(words)
 
 
 def columns_of(order: str, *, named: bool) -> list[str]:
