@@ -5,14 +5,16 @@ After figure 2 of *Towards Distributed Neural Architectures* (the DNA paper).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between
-from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, haloed
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
 from tokenpaths.frontend.charts.drawing.thing_names import called
@@ -28,6 +30,8 @@ from tokenpaths.frontend.charts.flow.layout import (
 )
 
 TITLE = "Where do tokens go?"
+LEAST_GAP = 12.0
+"""pixels between rows of circles that carry numbers: a line of small text"""
 NODE_PICK, LINK_PICK = "node", "link"
 """names of the two point selections; their fields have the same names"""
 
@@ -69,6 +73,7 @@ def flow_chart(
         *_ribbons(layout, look, x, y, chosen, interactive, names),
         _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
+        *_numbers(layout, look, x, y, chosen),
         *_ring(layout, look, x, y, inspected),
     ]
     if ribbon:
@@ -238,6 +243,41 @@ def _circles(
         return chart
     hover = hover_selection("hover_node", "node")
     return chart.add_params(hover, click_selection(NODE_PICK, "node"))
+
+
+def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str]) -> list[alt.Chart]:
+    """The module of each circle, where a row is no module and circles are far enough apart to be told by number.
+
+    On narrow pages circles shrink with the distance of the steps, and the numbers vanish before they touch.
+    """
+    rows_y = sorted(set(layout.place.values()))
+    gap = min((below - above for above, below in pairwise(rows_y)), default=layout.height)
+    if not layout.own or gap < LEAST_GAP:
+        return []
+    inks = {kind: ink_on(colour) for kind, colour in (("on", look.accent), ("identity", look.identity))}
+    table = [
+        {
+            "node": node.key,
+            "x": node.step,
+            "y": node.y,
+            "id": str(node.module),
+            "ink": inks.get("on" if node.key in chosen else node.kind, ink_on(look.module)),
+            "inside": node.radius >= 3.2 * len(str(node.module)) + 2.5,
+            "beside": math.ceil(node.radius) + 2,
+        }
+        for node in layout.nodes
+        if node.count > 0 and not node.other
+    ]
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    shown = alt.ExprRef(f"0.8 * width / {span + 0.9} >= {2 * layout.radius:.1f} ? 1 : 0")
+    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": "pointer"}
+    inside, beside = ([row for row in table if row["inside"] == place] for place in (True, False))
+    text = alt.Chart(rows(inside)).mark_text(**font, opacity=shown, aria=False)
+    layers = [text.encode(x=x, y=y, text="id:N", color=alt.Color("ink:N", scale=None))] if inside else []
+    for distance in sorted({row["beside"] for row in beside}):
+        near = alt.Chart(rows(row for row in beside if row["beside"] == distance)).encode(x=x, y=y, text="id:N")
+        layers += haloed(near, look, look.ink, 3, shown, **font, align="left", dx=distance, aria=False)
+    return layers
 
 
 def _ring(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, inspected: str | None) -> list[alt.Chart]:
