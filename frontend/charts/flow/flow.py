@@ -49,7 +49,6 @@ def flow_chart(
     largest: float | None = None,
     interactive: bool = True,
     names: Mapping[str, str] | None = None,
-    inspected: str | None = None,
 ) -> alt.LayerChart:
     """Flow chart of a response of ``/flow``.
 
@@ -61,7 +60,6 @@ def flow_chart(
         largest: Count of the largest circle of several flows that are drawn to one scale; None: of this flow.
         ribbon: One path to draw on top as a line: a tuple of module ids for each step.
         names: Display names by thing (``drawing.thing_names``), for tooltips.
-        inspected: ``step.module`` of the node that is looked into, which gets a ring.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least
@@ -74,7 +72,6 @@ def flow_chart(
         _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
         *_numbers(layout, look, x, y, chosen),
-        *_ring(layout, look, x, y, inspected),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
@@ -255,7 +252,7 @@ def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
     if not layout.own or gap < LEAST_GAP:
         return []
     inks = {kind: ink_on(colour) for kind, colour in (("on", look.accent), ("identity", look.identity))}
-    table = [
+    table: list[dict[str, Any]] = [
         {
             "node": node.key,
             "x": node.step,
@@ -278,18 +275,6 @@ def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
         near = alt.Chart(rows(row for row in beside if row["beside"] == distance)).encode(x=x, y=y, text="id:N")
         layers += haloed(near, look, look.ink, 3, shown, **font, align="left", dx=distance, aria=False)
     return layers
-
-
-def _ring(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, inspected: str | None) -> list[alt.Chart]:
-    """A ring around the inspected node, wide enough to be seen around a small one; no layer without one."""
-    table = [{"ring": node.key, "x": node.step, "y": node.y} for node in layout.nodes if node.key == inspected]
-    if not table:
-        return []
-    size = (2 * max(5.0, next(node.radius for node in layout.nodes if node.key == inspected)) + 5) ** 2
-    ring = alt.Chart(rows(table)).mark_point(
-        shape="circle", filled=False, size=size, stroke=look.accent, strokeWidth=2.5, opacity=1, aria=False
-    )
-    return [ring.encode(x=x, y=y)]
 
 
 def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
