@@ -440,3 +440,22 @@ def test_an_axis_that_is_not_linear_says_so():
     spec = json.dumps(all_charts("light")["load"].to_dict())
     assert '"type": "sqrt"' in spec
     assert "square-root scale" in spec
+
+
+def test_circles_carry_the_number_of_their_module_where_a_row_is_none():
+    def flow(modules: int, own: bool = True) -> dict[str, Any]:
+        nodes = [
+            {"step": s, "module": m, "name": str(m), "kind": "expert", "count": 1 + 3 * m * m, "share": 0.1}
+            for s in (0, 1)
+            for m in range(modules)
+        ]
+        return {"num_tokens": 900, "steps": [0, 1], "nodes": nodes, "links": [], "other": [], "own_modules": own}
+
+    def numbered(chart: Any) -> list[str]:
+        tables = [values for values in chart.to_dict()["datasets"].values() if values and "id" in values[0]]
+        assert all(int(row["node"].partition(".")[2]) == int(row["id"]) for values in tables for row in values)
+        return sorted({row["node"] for values in tables for row in values})
+
+    assert numbered(flow_chart(flow(16))) == sorted(f"{s}.{m}" for s in (0, 1) for m in range(16))
+    assert numbered(flow_chart(flow(16, own=False))) == [], "there the rows are the modules"
+    assert numbered(flow_chart(flow(80))) == [], "too dense to be read"

@@ -5,14 +5,16 @@ After figure 2 of *Towards Distributed Neural Architectures* (the DNA paper).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between
-from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
+from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, haloed
+from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
 from tokenpaths.frontend.charts.drawing.thing_names import called
@@ -28,6 +30,8 @@ from tokenpaths.frontend.charts.flow.layout import (
 )
 
 TITLE = "Where do tokens go?"
+LEAST_GAP = 12.0
+"""pixels between rows of circles that carry numbers: a line of small text"""
 NODE_PICK, LINK_PICK = "node", "link"
 """names of the two point selections; their fields have the same names"""
 
@@ -45,7 +49,6 @@ def flow_chart(
     largest: float | None = None,
     interactive: bool = True,
     names: Mapping[str, str] | None = None,
-    inspected: str | None = None,
 ) -> alt.LayerChart:
     """Flow chart of a response of ``/flow``.
 
@@ -57,7 +60,6 @@ def flow_chart(
         largest: Count of the largest circle of several flows that are drawn to one scale; None: of this flow.
         ribbon: One path to draw on top as a line: a tuple of module ids for each step.
         names: Display names by thing (``drawing.thing_names``), for tooltips.
-        inspected: ``step.module`` of the node that is looked into, which gets a ring.
     """
     look = theme_named(theme)
     least = least_share(flow) if least is None else least
@@ -69,7 +71,7 @@ def flow_chart(
         *_ribbons(layout, look, x, y, chosen, interactive, names),
         _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
-        *_ring(layout, look, x, y, inspected),
+        *_numbers(layout, look, x, y, chosen),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
@@ -240,16 +242,39 @@ def _circles(
     return chart.add_params(hover, click_selection(NODE_PICK, "node"))
 
 
-def _ring(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, inspected: str | None) -> list[alt.Chart]:
-    """A ring around the inspected node, wide enough to be seen around a small one; no layer without one."""
-    table = [{"ring": node.key, "x": node.step, "y": node.y} for node in layout.nodes if node.key == inspected]
-    if not table:
+def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str]) -> list[alt.Chart]:
+    """The module of each circle, where a row is no module and circles are far enough apart to be told by number.
+
+    On narrow pages circles shrink with the distance of the steps, and the numbers vanish before they touch.
+    """
+    rows_y = sorted(set(layout.place.values()))
+    gap = min((below - above for above, below in pairwise(rows_y)), default=layout.height)
+    if not layout.own or gap < LEAST_GAP:
         return []
-    size = (2 * max(5.0, next(node.radius for node in layout.nodes if node.key == inspected)) + 5) ** 2
-    ring = alt.Chart(rows(table)).mark_point(
-        shape="circle", filled=False, size=size, stroke=look.accent, strokeWidth=2.5, opacity=1, aria=False
-    )
-    return [ring.encode(x=x, y=y)]
+    inks = {kind: ink_on(colour) for kind, colour in (("on", look.accent), ("identity", look.identity))}
+    table: list[dict[str, Any]] = [
+        {
+            "node": node.key,
+            "x": node.step,
+            "y": node.y,
+            "id": str(node.module),
+            "ink": inks.get("on" if node.key in chosen else node.kind, ink_on(look.module)),
+            "inside": node.radius >= 3.2 * len(str(node.module)) + 2.5,
+            "beside": math.ceil(node.radius) + 2,
+        }
+        for node in layout.nodes
+        if node.count > 0 and not node.other
+    ]
+    span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
+    shown = alt.ExprRef(f"0.8 * width / {span + 0.9} >= {2 * layout.radius:.1f} ? 1 : 0")
+    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": "pointer"}
+    inside, beside = ([row for row in table if row["inside"] == place] for place in (True, False))
+    text = alt.Chart(rows(inside)).mark_text(**font, opacity=shown, aria=False)
+    layers = [text.encode(x=x, y=y, text="id:N", color=alt.Color("ink:N", scale=None))] if inside else []
+    for distance in sorted({row["beside"] for row in beside}):
+        near = alt.Chart(rows(row for row in beside if row["beside"] == distance)).encode(x=x, y=y, text="id:N")
+        layers += haloed(near, look, look.ink, 3, shown, **font, align="left", dx=distance, aria=False)
+    return layers
 
 
 def _squares(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y) -> list[alt.Chart]:
