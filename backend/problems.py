@@ -144,7 +144,7 @@ def from_user_error(error: UserError) -> Problem:
         return disk_full()
     for kind_of_error, status, kind in STATUS_OF:
         if isinstance(error, kind_of_error):
-            headers = {"retry-after": "1"} if status == 503 else None
+            headers = {"retry-after": str(getattr(error, "retry_after_s", 1))} if status == 503 else None
             return Problem(status, kind, str(error), field=error.field, headers=headers)
     status = getattr(error, "status", 422)
     return Problem(status if status in range(400, 600) else 422, "refused", str(error), field=error.field)

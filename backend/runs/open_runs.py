@@ -44,6 +44,7 @@ class Entry:
     problem: str | None = None
     passing: bool = False
     """the problem says nothing about the file: it is opened again for the next request"""
+    retry_after_s: int = 1
     looked_at: float = -math.inf
     """when the problem was found, so that one that may be temporary (too many open files) is retried"""
     users: int = 0
@@ -160,7 +161,7 @@ class OpenRuns:
                 if entry.run is None:
                     self.identity(run_id)  # deleted while it was being opened: not damaged, but gone
                     if entry.passing:
-                        raise busy(str(entry.problem))
+                        raise busy(str(entry.problem), retry_after_s=entry.retry_after_s)
                     raise Problem(409, "unreadable-run", str(entry.problem), field="run")
                 yield entry.run
             finally:
@@ -207,19 +208,20 @@ class OpenRuns:
     def _open(self, entry: Entry, path: Path) -> None:
         from tokenpaths.engine.store.ask.run import Run
 
-        entry.passing = False
         try:
             file = self.gate.passage(path)
             entry.run = Run.open(file, time_limit_s=self.time_limit_s, memory_megabytes=self.memory_megabytes)
-            entry.problem = None
+            entry.problem, entry.passing = None, False
             return
         except QueryTimeout:
-            entry.passing = True
+            entry.passing, entry.retry_after_s = True, 1
             entry.problem = f"Run {path.stem} took too long to open, the machine is busy; try again in a moment."
         except UserError as error:
             entry.passing = isinstance(error, NotOpenedNow | NotEnoughMemory)
+            entry.retry_after_s = getattr(error, "retry_after_s", 1)
             entry.problem = str(error)
         except Exception as error:  # a broken file can raise anything in the reader
+            entry.passing = False
             entry.problem = (
                 f"The file of run {path.stem} cannot be read ({type(error).__name__}); "
                 "copy it anew, trace again or delete it."

@@ -38,6 +38,9 @@ class RunFileError(UserError):
 class NotOpenedNow(RunFileError):
     """The file could not be opened for want of memory, time or space, which says nothing about it; try again."""
 
+    retry_after_s = 1
+    """from when on it is tried again"""
+
 
 class RunNotFound(UserError):
     """No run has this name."""

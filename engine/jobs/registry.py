@@ -29,7 +29,7 @@ from unicodedata import normalize
 
 from pydantic import BaseModel
 
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NotEnoughMemory, NotOpenedNow, UserError
 from tokenpaths.engine.base.files import is_name, write_atomically
 from tokenpaths.engine.base.model_folders import model_folder, read_model_config, subfolders
 from tokenpaths.engine.base.plugins import PluginRegistry
@@ -163,10 +163,10 @@ class JobContext:
         if not file.is_file():
             names = {found.stem for found in self.runs_dir.glob("*.duckdb") if is_name(found.stem) and found.is_file()}
             raise UserError(f"There is no run {run_id[:80]!r}; {_nearest(run_id, names)}", field="run")
-        if self.gate is None:
-            return Run.open(file)
         try:
-            return Run.open(self.gate.passage(file))
+            return Run.open(file if self.gate is None else self.gate.passage(file))
+        except NotEnoughMemory as error:
+            raise NotOpenedNow(str(error), field="run") from error
         except UserError as error:
             error.field = "run"
             raise

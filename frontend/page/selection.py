@@ -51,7 +51,7 @@ PARTS = {"numbers": "Numbers", "samples": "Samples", "routes": "Routes", "traini
 MOST_COMPARED = 32
 ORDERS = ("rank", "compute", "reuse")
 SAMPLE_ORDERS = ("sample", "loss", "confidence", "compute", "reuse", "drawn")
-MOST_MORE = 15
+MOST_MORE = 3
 """times that “Show more” adds as many samples as there were at first"""
 WORD_KINDS = {
     "punctuation": "punctuation",

@@ -72,13 +72,6 @@ def data_of(chart: Any, *fields: str) -> list[dict[str, Any]]:
     raise AssertionError(f"no data with {fields}")
 
 
-def test_the_inspected_module_has_a_ring_in_a_flow():
-    marked = data_of(charts.flow_chart(FLOW, inspected="1.2"), "ring")
-    assert [row["ring"] for row in marked] == ["1.2"]
-    with pytest.raises(AssertionError, match="no data"):
-        data_of(charts.flow_chart(FLOW), "ring")
-
-
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
 def test_every_chart_compiles_to_a_vector_picture(theme):
     for name, spec in specs(theme).items():

@@ -225,7 +225,6 @@ def answer_of_numbers(*differences: dict | None) -> dict:
         "low": [None] * len(differences),
         "high": [None] * len(differences),
         "untrained": [None] * len(differences),
-        "chance": [None] * len(differences),
         "differences": list(differences),
         "reasons": [None] * len(differences),
     }

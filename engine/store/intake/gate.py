@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import stat
@@ -72,6 +73,8 @@ class Standing:
     """finished share of an intake in progress"""
     passing: bool = False
     """``refused`` for want of memory, time or space, which says nothing about the file"""
+    again_at: float = 0.0
+    """monotonic seconds at which it is tried again, where ``passing``"""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ class RunGate:
             return Standing("waiting", file, progress=self._progress.get(file))
         if time.monotonic() >= refusal.again_at:
             return Standing("waiting", file, refusal.outcome.problem, self._progress.get(file))
-        return Standing("refused", file, refusal.outcome.problem, passing=refusal.outcome.passing)
+        outcome = refusal.outcome
+        return Standing("refused", file, outcome.problem, passing=outcome.passing, again_at=refusal.again_at)
 
     def is_copied(self, file: Path) -> bool:
         """Whether ``file`` stood open by its copy when it was last looked at; does not look."""
@@ -162,7 +166,7 @@ class RunGate:
             if standing.state == "open" and (standing.file == file or standing.file.is_file()):
                 return standing.file
             if standing.state == "refused":
-                raise _refused(str(standing.sentence), standing.passing)
+                raise _refused(str(standing.sentence), standing.passing, standing.again_at)
             self._known.pop(file, None)
             outcome = self._shared(file, info)
             if outcome.problem == BUSY:
@@ -346,8 +350,12 @@ def _parsed(line: bytes) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def _refused(sentence: str, passing: bool) -> RunFileError:
-    return NotOpenedNow(sentence) if passing else RunFileError(sentence)
+def _refused(sentence: str, passing: bool, again_at: float = 0.0) -> RunFileError:
+    if not passing:
+        return RunFileError(sentence)
+    error = NotOpenedNow(sentence)
+    error.retry_after_s = max(1, math.ceil(again_at - time.monotonic()))
+    return error
 
 
 def _died(file: Path, code: int, seconds: float | None) -> Outcome:

@@ -276,34 +276,23 @@ def _row_html(row: Mapping[str, Any], first: str) -> str:
     name = row["name"]
     words, told = WORDS.get(name, (name_words(name), KNOWS))
     cells = [
-        _cell_html(name, value, gap, untrained, chance, first)
-        for value, gap, untrained, chance in zip(
-            row["values"], row["differences"], row["untrained"], row["chance"], strict=True
-        )
+        _cell_html(name, value, gap, untrained, first)
+        for value, gap, untrained in zip(row["values"], row["differences"], row["untrained"], strict=True)
     ]
     head = f'<abbr title="{escape(told, quote=True)}">{escape(words)}</abbr>'
     return f'<tr><th scope="row">{head}</th>{"".join(cells)}</tr>'
 
 
 def _cell_html(
-    name: str,
-    value: float | None,
-    gap: Mapping[str, Any] | None,
-    untrained: float | None,
-    chance: float | None,
-    first: str,
+    name: str, value: float | None, gap: Mapping[str, Any] | None, untrained: float | None, first: str
 ) -> str:
     words = escape(value_words(name, value))
     if gap is not None and gap["clear"]:
         mark, way = ("▲", "higher") if gap["value"] > 0 else ("▼", "lower")
         told = escape(f"clearly {way} than {first}: {interval_words(name, gap)}", quote=True)
         words = f'<strong title="{told}"><span role="img" aria-label="{told}">{mark}</span> {words}</strong>'
-    more = [
-        f"{title} {value_words(name, known)}"
-        for title, known in (("untrained", untrained), ("by chance", chance))
-        if known is not None
-    ]
-    return f"<td>{words}" + (f"<small>{escape(', '.join(more))}</small>" if more else "") + "</td>"
+    more = "" if untrained is None else f"<small>{escape(f'untrained {value_words(name, untrained)}')}</small>"
+    return f"<td>{words}{more}</td>"
 
 
 def number_title(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:

@@ -84,11 +84,12 @@ def pair_answer(pair: tuple[str, str], selection: Selection) -> dict[str, Any]:
 
 def show_refusal(error: ApiError, pair: tuple[str, str], compared: Compared) -> None:
     """Why two runs have no comparison. That they cannot be paired is no fault: it says which runs could be."""
-    if not isinstance(error, Refused) or error.status != HTTPStatus.CONFLICT:
+    first = compared.cards.get(pair[0])
+    unread = first is None or pair[1] not in compared.cards
+    if not isinstance(error, Refused) or error.status != HTTPStatus.CONFLICT or first is None or unread:
         widgets.show_error(error)
         return
-    first = compared.cards.get(pair[0])
-    fitting = [card["run"] for card in partners(first, list(compared.cards.values()))] if first else []
+    fitting = [card["run"] for card in partners(first, list(compared.cards.values())) if card["run"] != pair[1]]
     todo = "Samples and routes are compared pair by pair, of two runs over the same data; *Numbers* compares any runs. "
     if fitting:
         names = ", ".join(map(widgets.escape, fitting[:MOST_OFFERED]))

@@ -276,7 +276,7 @@ def _received_log(job: Mapping[str, Any]) -> str | None:
 
 def _seal_again(job: Mapping[str, Any]) -> None:
     refusals.forget(REFUSED)
-    options = {"as": job["request"]["run"]}
+    options = {"as": run} if (run := job["request"].get("run")) else {}
     options |= {name: "true" for name in ("although", "skip_bad") if job["request"].get(name)}
     try:
         new = widgets.client().seal_received(str(_received_log(job)), **options)

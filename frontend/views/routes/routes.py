@@ -103,15 +103,7 @@ def _show(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any])
         return
     least = common.least_drawn(selection, flow)
     names = names_of(run["run"], "module")
-    drawing = flow_chart(
-        flow,
-        theme=widgets.theme(),
-        through=selection.through,
-        title=None,
-        least=least,
-        names=names,
-        inspected=_inspected(selection),
-    )
+    drawing = flow_chart(flow, theme=widgets.theme(), through=selection.through, title=None, least=least, names=names)
     widgets.chart(
         drawing,
         key=chart_keys.steady("flow_sampled" if counted else "flow", selection),
@@ -151,17 +143,13 @@ def _drawn_picker(run: Mapping[str, Any], selection: Selection) -> None:
     )
 
 
-def _inspected(selection: Selection) -> str | None:
-    """``step.module`` of the module that the inspector shows."""
-    return (selection.inspect or "").partition("module:")[2] or None
-
-
 def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
     """Load of each module at each step by the chosen tokens."""
     load = load_of_flow(flow, widgets.client().ask(run["run"], "usage"))
+    chosen = (selection.inspect or "").partition("module:")[2] or None
     names = names_of(run["run"], "module")
     widgets.chart(
-        load_chart(load, theme=widgets.theme(), title=None, chosen=_inspected(selection), names=names),
+        load_chart(load, theme=widgets.theme(), title=None, chosen=chosen, names=names),
         key=chart_keys.steady("map_sampled" if flow.get("counted") else "map", selection),
         on_pick=lambda _, value: address.go_changed(inspect=f"module:{value}"),
         pick=("node",),

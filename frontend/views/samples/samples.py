@@ -32,6 +32,12 @@ RISING = ("sample", "confidence", "drawn")
 ALL = "all"
 
 
+def _is_known(run: Mapping[str, Any], order: str) -> bool:
+    """Whether samples of the run have what they would be sorted by: a log has no loss."""
+    has = {"loss": run.get("loss"), "confidence": run.get("accuracy")}
+    return run["modality"] in SORTED_BY.get(order, ANY) and has.get(order, True) is not None
+
+
 def draw(selection: Selection) -> None:
     run = common.chosen_run(selection)
     if run is None:
@@ -83,11 +89,7 @@ def _all(run: Mapping[str, Any], selection: Selection) -> None:
             "sort",
             "Samples sorted",
             selection.sort,
-            [
-                name
-                for name in SORTS
-                if name in (selection.sort, "sample") or run["modality"] in SORTED_BY.get(name, ANY)
-            ],
+            [name for name in SORTS if name in (selection.sort, "sample") or _is_known(run, name)],
             format_func=SORTS.__getitem__,
             label_visibility="collapsed",
         )

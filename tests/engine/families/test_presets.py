@@ -108,7 +108,7 @@ def test_modules_of_some_steps_are_offered_at_these_only(tmp_path: Path):
     rows = DNA(config).module_table()
     assert [(row.step, row.module) for row in rows if row.kind == "mlp"] == [(None, 0), (None, 1), (2, 2), (2, 3)]
     assert choices_of(rows, 3) == [[0, 1], [0, 1], [2, 3]]
-    bans = [(row.step, row.module) for row in module_rows(rows, 3)]
+    bans = [(row.step, row.module) for row in module_rows(rows, choices_of(rows, 3))]
     assert bans == [(0, 0), (1, 0), (None, 0), (0, 1), (1, 1), (None, 1), (2, 2), (2, 3)]
     even = np.array([[[0], [1], [2]], [[0], [0], [3]], [[1], [1], [2]], [[1], [0], [3]]])
     info = run_info("some", num_steps=3, num_modules=config.num_modules, top_k=1)

@@ -375,7 +375,7 @@ def test_a_run_counts_no_visit_behind_the_end_of_a_chain(tmp_path):
         assert info["num_modules"] == len(info["modules"]) == 3
         assert not run.flow()["own_modules"], "layers are the same at every iteration"
         assert loaded.choices() == [[0, 1, 2]] * 3
-        assert {row.module for row in module_rows(loaded.module_table(), 3)} == {0, 1, 2}
+        assert {row.module for row in module_rows(loaded.module_table(), loaded.choices())} == {0, 1, 2}
         data = prepare(loaded, samples)
         assert usage_of(loaded, data)[:, 3].sum() == sum(chain.count([]) for chain in chains)
 

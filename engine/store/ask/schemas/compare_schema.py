@@ -197,7 +197,6 @@ class NumberRow(AnswerModel):
     low: list[float | None] = Field(description="Lower ends of the 95 % intervals; null where there is none")
     high: list[float | None]
     untrained: list[float | None] = Field(description="Of the untrained twin that was traced beside each run")
-    chance: list[float | None] = Field(description="Mean over shuffles, of what paths know")
     differences: list[RunDifference | None] = Field(description="From the first run; null where none can be told")
     reasons: list[str | None] = Field(description="Why a difference that one would ask for cannot be told")
 

@@ -92,7 +92,6 @@ class Numbers:
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     """intervals of those that are"""
     untrained: dict[str, int | float | None] = field(default_factory=dict)
-    chance: dict[str, int | float | None] = field(default_factory=dict)
     first_prediction: int = 0
     """position of a window from which on tokens have a loss"""
 
@@ -310,7 +309,6 @@ def _row(name: str, group: str, everyone: Sequence[Numbers], pairings: Sequence[
         "low": [None if pair is None else pair[0] for pair in intervals],
         "high": [None if pair is None else pair[1] for pair in intervals],
         "untrained": [one.untrained.get(name) for one in everyone],
-        "chance": [one.chance.get(name) for one in everyone],
         "differences": [
             None
             if gap is None

@@ -255,7 +255,7 @@ def test_what_a_thing_would_be_named_by_is_told_where_its_samples_are_too_few(mo
     assert (near[0].value, near[0].share, near[0].num_samples) == ("over", 1.0, 3)
     told = naming._row(names[0], 90, 6, near[0])
     assert told["words"] is None
-    assert told["reason"] == "“over”, 100 % (of all tokens 4 %), comes from 3 samples, too few to be sure"
+    assert told["reason"] == "“over”, 100 % (of all tokens 4 %), comes from 3 samples: too few or too unlike to be sure"
 
 
 def test_a_draw_names_as_the_whole_run_does(tmp_path: Path, monkeypatch):

@@ -284,7 +284,7 @@ def _row(name: Name | None, count: int, num_candidates: int, near: Near | None) 
             reason = (
                 f"{in_words(near.what, near.value, near.share)} (of all tokens {percent_of(near.base)} %), comes from "
             )
-            reason += f"{near.num_samples} sample{'s' * (near.num_samples != 1)}, too few to be sure"
+            reason += f"{near.num_samples:,} sample{'s' * (near.num_samples != 1)}: too few or too unlike to be sure"
         if count < LEAST:
             reason = f"{count} of the tokens that were counted pass here, a name needs {LEAST}"
         if not num_candidates:
