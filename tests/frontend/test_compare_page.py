@@ -69,7 +69,7 @@ def test_an_old_address_of_two_runs_shows_their_numbers(show, run: str) -> None:
     assert "Both runs are over the same 6 samples." in said(page)
     assert page.multiselect(key="in_runs").value == [run, f"{run}-moved"]
     html = " ".join(str(one.value) for one in page.get("html"))
-    for words in ("load entropy", "dead modules", "Balance of load", f"{run}-moved"):
+    for words in ("load entropy", "cells without a token", "Balance of load", f"{run}-moved"):
         assert words in html
 
 
