@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ class RankPass:
     """whether an earlier pass of the step has the same ids at all of these layers: its activations are recomputed"""
 
 
+Earlier = dict[object, dict[tuple[str, bytes], list[RankPass]]]
+"""passes of the step that each rank is in, by each layer and its ids: thousands may have one step"""
+
+
 def ranks_of(file: Path) -> set[str]:
     """The ranks whose lines a file holds."""
     ranks = set()
@@ -59,8 +64,7 @@ def rank_passes(file: Path) -> Iterator[RankPass]:
     marked (``repeats``).
     """
     open_: dict[object, RankPass] = {}
-    earlier: dict[object, list[RankPass]] = {}
-    """passes of the step that each rank is in"""
+    earlier: Earlier = {}
     stage = None
     for where, record in json_lines(file):
         stage = stage or record.get("stage")
@@ -100,26 +104,29 @@ def _digest(ids: np.ndarray) -> bytes | None:
     return hashlib.sha256(np.ascontiguousarray(ids, dtype=np.int64).tobytes()).digest()
 
 
-def _repeated(found: RankPass, earlier: dict[object, list[RankPass]]) -> list[RankPass]:
+def _repeated(found: RankPass, earlier: Earlier) -> list[RankPass]:
     """The earlier passes of the step that have the same ids at all layers of a pass."""
-    passes = (other for other in earlier.get(found.rank, ()) if other.step == found.step)
-    return [other for other in passes if found.digests and found.digests.items() <= other.digests.items()]
+    first = next(iter(found.digests.items()), None)
+    alike = () if first is None else earlier.get(found.rank, {}).get(first, ())
+    return [one for one in alike if one.step == found.step and found.digests.items() <= one.digests.items()]
 
 
-def _begins_anew(held: RankPass, layer: str, digest: bytes | None, earlier: dict[object, list[RankPass]]) -> bool:
+def _begins_anew(held: RankPass, layer: str, digest: bytes | None, earlier: Earlier) -> bool:
     """Whether a layer behind some that were recomputed is that of another pass."""
     repeated = _repeated(held, earlier)
     return bool(repeated) and all(other.digests.get(layer, digest) != digest for other in repeated)
 
 
-def _ended(found: RankPass, earlier: dict[object, list[RankPass]]) -> RankPass:
+def _ended(found: RankPass, earlier: Earlier) -> RankPass:
     """The pass, marked if it repeats an earlier one of its step."""
     found.repeats = bool(_repeated(found, earlier))
     if not found.repeats:
-        held = earlier.setdefault(found.rank, [])
-        if held and held[-1].step != found.step:
+        held = earlier.setdefault(found.rank, {})
+        if any(others[-1].step != found.step for others in islice(held.values(), 1)):
             held.clear()
-        held.append(replace(found, parts=[], lines=[], logits=[]))
+        bare = replace(found, parts=[], lines=[], logits=[])
+        for known in found.digests.items():
+            held.setdefault(known, []).append(bare)
     return found
 
 

@@ -103,7 +103,8 @@ def _open_one(file: Path, found: InnerIds, announced: Announced) -> Log:
         axes = "(sequences, tokens, layers, top-k)" if ids.ndim == 4 else "(tokens, layers, top-k)"
         what = f"{file}: {named[0] if named else 'the array of ids'} of shape {ids.shape}"
         check_axes(input_sizes(beside), what, axes, math.prod(ids.shape[:-2]), math.prod(ids.shape[1:-1]))
-    if ids.ndim < 4 and beside.get("sample") is not None:
+    sample = beside.get("sample")
+    if ids.ndim < 4 and sample is not None and np.size(sample) == len(ids):  # else it names the whole, perhaps
         return open_named(file, {name: held for name, held in beside.items() if held is not None}, announced)
     padded = ids.ndim == 4
     batch = ids if padded else ids[None]
@@ -159,6 +160,8 @@ def _sizes_beside(file: Path, beside: dict[str, Any], steps: int, announced: Ann
             continue  # what has this name by chance: it is said that it is not read
         if values.dtype.kind not in kinds or name != "layers" and values.size != 1:
             continue
+        if name == "num_experts" and values.reshape(-1)[0] < 1:
+            continue
         if name == "layers":
             if values.shape == (steps,):
                 found[name] = tuple(map(str, values.tolist()))
@@ -175,10 +178,11 @@ def _token_ids(file: Path, beside: dict[str, Any], tokens: int) -> np.ndarray | 
         return None
     where = f"{file}, array 'token_id'"
     words = as_array(beside["token_id"], where)
-    if words.dtype.kind not in "iu" or words.size != tokens:
+    if words.size != tokens:
+        return None  # those of the prompt alone, perhaps: it is said that they are not read
+    if words.dtype.kind not in "iu":
         raise UserError(
-            f"{where}: is {words.dtype} of shape {words.shape}, it should be whole numbers, one for each of the "
-            f"{number_of(tokens, 'token')}",
+            f"{where}: is {words.dtype}, it should be whole numbers, one for each of the {number_of(tokens, 'token')}",
             field="file",
         )
     return words.astype(np.int64)
@@ -187,7 +191,7 @@ def _token_ids(file: Path, beside: dict[str, Any], tokens: int) -> np.ndarray | 
 def _weights(file: Path, ids: np.ndarray, beside: dict[str, Any], size: tuple[int, ...]) -> np.ndarray | None:
     """Weights (B, t, S, K) beside the ids; None where there are none."""
     weights = beside.get("weights")
-    if not isinstance(weights, np.ndarray) or ids.ndim == 4 and weights.ndim != 4:
+    if not isinstance(weights, np.ndarray) or weights.ndim != ids.ndim:
         return None  # weights of samples or losses, perhaps: it is said that they are not read
     if weights.shape not in (ids.shape, size[1:]):
         raise UserError(

@@ -22,6 +22,7 @@ from tokenpaths.engine.base.errors import UserError
 OF_RESPONSES = ("prompt_token_ids", "choices", "outputs", "meta_info", *ANSWER_IDS)
 """keys that a response of an engine has beside its rows, and a batch of a training has not"""
 _NOT_OF_RESPONSES = {*IDS, MASK, "weights", "token_id", "sample"} - {ROWS[0]}
+_PLACE = re.compile(r"(sequence )?\d+")
 _OF_A_LAYER = re.compile(r"(?i)layer|block|(^|\.)blk")
 SEVERAL = "{count} arrays are a sample each, (tokens, layers, top-k)"
 
@@ -75,7 +76,10 @@ def _arrays(named: list[tuple[str, Any]], least: int) -> list[InnerIds]:
         if isinstance(held, np.ndarray) and held.dtype.kind in "iu" and held.ndim == 3
     ]
     several = len(arrays) >= least and len({array.ids.shape[1:] for array in arrays}) == 1
-    return arrays if several and not any(_OF_A_LAYER.search(array.name) for array in arrays) else []
+    # Of one length, and known by their places alone, they are as likely a layer each: (sequences, tokens, top-k).
+    told = len(arrays) == 1 or len({len(array.ids) for array in arrays}) > 1
+    told = told or not all(_PLACE.fullmatch(array.name) for array in arrays)
+    return arrays if several and told and not any(_OF_A_LAYER.search(array.name) for array in arrays) else []
 
 
 def _name_of(held: Any, place: int) -> str:

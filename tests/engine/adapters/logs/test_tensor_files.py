@@ -305,9 +305,38 @@ def test_weights_without_samples(tmp_path: Path) -> None:
     torch.save(value | {"weights": weights[:, :, :1]}, tmp_path / "log")
     with pytest.raises(UserError, match=r"'weights': has shape \(12, 4, 1\), it should be \(12, 4, 2\), as the ids"):
         pieces(tmp_path / "log")
-    torch.save(value | {"token_id": torch.arange(11)}, tmp_path / "log")
-    with pytest.raises(UserError, match="'token_id': .*, one for each of the 12 tokens"):
-        pieces(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"weights": torch.ones(12)},
+        {"sample": 17},
+        {"sample": "gsm8k-3"},
+        {"token_id": torch.arange(7)},
+        {"num_experts": 0},
+    ],
+    ids=["weights", "number", "name", "prompt", "experts"],
+)
+def test_names_that_mean_something_else_beside_ids_are_said_not_to_be_read(tmp_path: Path, beside: dict[str, Any]):
+    """Weights of a loss, the number of a question, the ids of a prompt: of the ids alone they say nothing."""
+    torch.save({"ids": TENSORS[0]} | beside, tmp_path / "log")
+    log, (piece,) = pieces(tmp_path / "log")
+    assert np.array_equal(piece.ids, TENSORS[0].numpy())
+    assert piece.weights is piece.token_id is None
+    (name,) = beside
+    assert name in log.note
+
+
+def test_arrays_of_one_shape_by_place_may_be_a_layer_each(tmp_path: Path):
+    """`[ids of layer 0 (sequences, tokens, top-k), …]`; requests of one length are told by their names."""
+    layers = [torch.rand(3, 5, 8).argsort(dim=2)[:, :, :2] for _ in range(4)]
+    for value in (layers, tuple(layers), dict(enumerate(layers))):
+        torch.save(value, tmp_path / "log")
+        with pytest.raises(UserError, match=r"if each holds the ids of a layer"):
+            pieces(tmp_path / "log")
+    torch.save({f"req-{number}": ids for number, ids in enumerate(layers)}, tmp_path / "log")
+    assert len(pieces(tmp_path / "log")[1]) == 4
 
 
 def test_weights_of_a_batch_with_padding(tmp_path: Path) -> None:
