@@ -125,6 +125,12 @@ class _Texts:
             return False
         if last.trace.token_id is None or piece.trace.token_id is None or (last.keep != piece.keep[:, :-1]).any():
             return False
+        for own, known in zip(piece.trace.samples, last.trace.samples, strict=True):
+            # Who says something else of the tokens means other texts, which only begin alike.
+            if (own.label is not None and own.label != known.label) or (
+                own.text is not None and own.text != known.text
+            ):
+                return False
         before = np.broadcast_to(np.arange(length + 1) < length, piece.keep.shape)[piece.keep]
         return np.array_equal(last.trace.token_id, piece.trace.token_id[before])
 
@@ -224,7 +230,8 @@ class JoinedTexts:
         if self._again:
             notes.append(
                 "tokens that were passed again in front of one more, as generate(use_cache=False) does, are those of "
-                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')})"
+                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')}); "
+                "rec.batch(continues=False) before a pass says that its texts are others"
             )
         if self._back:
             notes.append(f"rejected drafts, taken back out of a cache, are left out ({_times(self._back, 'token')})")

@@ -156,6 +156,26 @@ def test_a_loop_without_a_cache_counts_each_token_once(tmp_path, model, prompts)
     assert f"is left out ({again} tokens)" in rec.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "lengths"),
+    [
+        ({"labels": ["en"]}, {"labels": ["de"]}, [6, 7]),
+        ({"texts": ["one"]}, {"texts": ["one and more"]}, [6, 7]),
+        ({}, {"continues": False}, [6, 7]),
+        ({"labels": ["en"]}, {"labels": ["en"]}, [7]),
+        ({"labels": ["en"]}, {}, [7]),
+    ],
+)
+def test_texts_that_begin_alike_are_not_one(tmp_path, model, prompts, first, second, lengths):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(**first)
+        model(prompts[:1, :6], use_cache=False)
+        rec.batch(**second)
+        model(prompts[:1], use_cache=False)
+    assert [len(token_ids) for _, token_ids in texts(rec)] == lengths
+    assert ["rec.batch(continues=False)" in note for note in rec.notes] == [True] * (len(lengths) == 1)
+
+
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_beams_are_followed_back(tmp_path, model, prompts, cache):
     with record(model, run="mine", runs_dir=tmp_path) as rec:
