@@ -539,6 +539,25 @@ def test_rows_of_packed_texts_and_padding(tmp_path):
     assert rec.notes == []
 
 
+def test_positions_of_padding_without_a_mask_are_no_texts(tmp_path):
+    model, ids = takes_positions(), tokens(2, 6)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 4, 5]]))
+    assert [len(part) for part, _ in texts(rec)] == [6, 6]
+    assert rec.notes == []
+
+
+def test_a_row_of_one_token_does_not_keep_others_packed(tmp_path):
+    model, ids = takes_positions(), tokens(3, 6)
+    mask = torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+    places = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 0, 0, 0]])
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, mask, position_ids=places)
+    assert [part.tolist() for _, part in texts(rec)] == [
+        x.tolist() for x in (ids[0, :1], ids[1, :3], ids[1, 3:])
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("said", "note"),
     [
