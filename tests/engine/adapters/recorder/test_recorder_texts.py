@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.engine.adapters.recorder.test_recorder import expected, recorded
 from tests.support.recorder_models import WIDTH, Language, tokens
 from tokenpaths.engine.adapters.recorder.recorder import Recorder, record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
 
 transformers = pytest.importorskip("transformers")
 
@@ -669,6 +670,14 @@ def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path
     assert of_samples(rec, "label")[:6] == ["x", "x", "y", "y", "z", "z"]
     assert of_samples(rec, "text")[:6] == ["a", "a", "b", "b", "c", "c"]
     assert "forward pass 0 has 6 samples and 3 labels: each is that of 2 samples" in "".join(rec.notes)
+
+
+def test_labels_of_a_training_are_not_spread(tmp_path, model, prompts):
+    said = pytest.warns(RecordingStopped, match="1 labels for 3 samples: give one for each")
+    with said, record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(prompts, use_cache=False)
+        rec.batch(labels=["x"])
+        model(prompts, use_cache=False)
 
 
 def test_keys_that_were_exchanged_by_hand_are_not_gone_on_from(tmp_path, model, prompts):
