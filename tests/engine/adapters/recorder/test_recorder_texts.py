@@ -659,6 +659,19 @@ def test_beams_of_a_model_whose_keys_know_only_their_token(tmp_path, prompts, se
     assert {tuple(row[:-1].tolist()) for row in out} <= found
 
 
+def test_beams_may_write_the_token_of_padding_as_text(tmp_path, prompts):
+    model = mixtral()
+    model.lm_head.weight[0] *= 6  # often chosen
+    model.generation_config.suppress_tokens = [5]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(prompts[:2], num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=-1)
+    found = [token_ids.tolist() for _, token_ids in texts(rec)]
+    assert [len(text) for text in found] == [7 + 7] * 6
+    assert {text[-1] == 0 for text in found} == {True, False}
+    assert out[0, :-1].tolist() in found
+    assert not any("padding" in note for note in rec.notes)
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path, model, prompts, use_cache):
     options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3, "eos_token_id": -1}
