@@ -5,6 +5,7 @@ Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -209,7 +210,7 @@ def _for_each_sample(
         return values
     if isinstance(values, str):
         raise UserError(f"{name} is {values[:40]!r}: give a list with one for each sample", field=name)
-    generates = forward.given.cache is not None or forward.named.get("use_cache") is not None
+    generates = forward.given.cache is not None or forward.named.get("use_cache") or _inside_generate()
     if generates and len(values) and not samples % len(values):
         times = samples // len(values)
         say(
@@ -219,6 +220,16 @@ def _for_each_sample(
         )
         return [value for value in values for _ in range(times)]
     raise UserError(f"{len(values)} {name} for {samples} samples: give one for each", field=name)
+
+
+def _inside_generate() -> bool:
+    """Whether a method called ``generate`` is at work: without a cache, its passes look like those of a training."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "generate":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _moved(group: CallGroup) -> CallGroup:

@@ -63,14 +63,19 @@ class Ends:
                 return cls(frozenset(ends), padding if isinstance(padding, int) else ends[0])
         return only_padding
 
-    def tail(self, ids: np.ndarray) -> int:
-        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end, or where something else
-        ended the text (a stop criterion, an end that only ``generate`` knows)."""
+    def tail(self, ids: np.ndarray, only_behind_end: bool) -> int:
+        """How many of the last ``ids`` (T,), which a loop wrote, are padding behind an end.
+
+        Or, unless ``only_behind_end``, where something else ended the text: a stop criterion, an end that only
+        ``generate`` knows.
+        """
         if self.padding_id is None or not len(ids):
             return 0
         text = len(ids) - int((ids[::-1] != self.padding_id).argmax()) if (ids != self.padding_id).any() else 0
-        if self.padding_id not in self.end_ids or (text and int(ids[text - 1]) in self.end_ids):
+        if text and int(ids[text - 1]) in self.end_ids:
             return len(ids) - text
+        if self.padding_id not in self.end_ids:
+            return 0 if only_behind_end else len(ids) - text
         # Where padding is an end as well, the first of them is the end.
         return max(0, len(ids) - text - 1)
 
@@ -87,6 +92,8 @@ class _Texts:
         self.columns = past + piece.keep.shape[1]
         self.prompt_BT: np.ndarray | None = None
         """``keep`` of the first pass, where a loop without a cache passed its tokens again with those behind"""
+        self.rows_moved = False
+        """whether samples changed their places or were selected, as beams are"""
         self.taken_back = self.given_up = 0
         self.ended: list[tuple[int, int]] = []
         """(piece, sample) of texts that went no further, others of the batch did"""
@@ -108,7 +115,9 @@ class _Texts:
     def last_begin(self) -> int:
         return self.columns - self.pieces[-1].keep.shape[1]
 
-    def add(self, piece: Piece, order: np.ndarray, selected: bool) -> None:
+    def add(self, piece: Piece, order: np.ndarray | None, selected: bool) -> None:
+        self.rows_moved = self.rows_moved or order is not None
+        order = np.arange(len(piece.keep)) if order is None else order
         left_out = sorted(set(range(self.num_samples)) - set(order.tolist()))
         if selected:
             self.ended += [(len(self.pieces) - 1, sample) for sample in left_out]
@@ -125,6 +134,12 @@ class _Texts:
             return False
         if last.trace.token_id is None or piece.trace.token_id is None or (last.keep != piece.keep[:, :-1]).any():
             return False
+        for own, known in zip(piece.trace.samples, last.trace.samples, strict=True):
+            # Who says something else of the tokens means other texts, which only begin alike.
+            if (own.label is not None and own.label != known.label) or (
+                own.text is not None and own.text != known.text
+            ):
+                return False
         before = np.broadcast_to(np.arange(length + 1) < length, piece.keep.shape)[piece.keep]
         return np.array_equal(last.trace.token_id, piece.trace.token_id[before])
 
@@ -204,11 +219,7 @@ class JoinedTexts:
             self._waiting.append(texts)
         else:
             order = None if continued is None else continued.order
-            texts.add(
-                piece,
-                np.arange(len(piece.keep)) if order is None else order.numpy(),
-                continued is not None and continued.selected,
-            )
+            texts.add(piece, None if order is None else order.numpy(), continued is not None and continued.selected)
         self._newest = texts
         while self._waiting and self._is_over(self._waiting[0]):
             yield from self._first()
@@ -224,7 +235,8 @@ class JoinedTexts:
         if self._again:
             notes.append(
                 "tokens that were passed again in front of one more, as generate(use_cache=False) does, are those of "
-                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')})"
+                f"the last pass: what earlier ones decided for them is left out ({_times(self._again, 'token')}); "
+                "rec.batch(continues=False) before a pass says that its texts are others"
             )
         if self._back:
             notes.append(f"rejected drafts, taken back out of a cache, are left out ({_times(self._back, 'token')})")
@@ -337,7 +349,8 @@ class JoinedTexts:
         own = np.split(taken, ends_N[:-1])
         if whole.token_id is not None and texts.num_samples > 1:
             ends, running = self._ends(), range(texts.num_samples)
-            tails = [ends.tail(whole.token_id[own[row]][given_N[row] :]) for row in running]
+            # A beam that ends leaves its place to another, so what looks like padding is text that a beam wrote.
+            tails = [ends.tail(whole.token_id[own[row]][given_N[row] :], texts.rows_moved) for row in running]
             # As long as one of them goes on; what all have behind their ends is what all of them said.
             for row in running:
                 behind = tails[row] - min(tails)

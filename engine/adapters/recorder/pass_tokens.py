@@ -157,13 +157,16 @@ def packed_texts(places: Tensor | None, keep: np.ndarray, say: Say) -> list[np.n
             return None  # the usual case, also of one token a row
         for row, kept in enumerate(keep):
             own = positions[row, kept]
+            if len(own) > 1 and own[-1] == own[-2] == 0:
+                return None  # padding that no mask tells of has position 0, and is no text a token
             goes_on, restarts = np.diff(own) == 1, own[1:] == 0
             if not (goes_on | restarts).all() and (np.diff(own) < 0).any():
                 say(
                     "positions of another kind",
                     f"{_POSITIONS} go back within a row, but not to 0: each row was taken for one text",
                 )
-            if not goes_on.any() or not (goes_on | restarts).all():
+            # A row of a single token is one text, and says nothing of the others.
+            if len(own) > 1 and (not goes_on.any() or not (goes_on | restarts).all()):
                 return None
             begins[row, np.flatnonzero(kept)[1:][restarts]] = True
     begins[:, 0] = True

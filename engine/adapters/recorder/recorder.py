@@ -64,6 +64,7 @@ from tokenpaths.engine.adapters.recorder.user_model import (
     name_of,
     named_inputs,
     signature_of,
+    tuners_of,
 )
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import runs_dir as default_runs_dir
@@ -122,6 +123,7 @@ class Recorder:
 
     def __init__(self, model: nn.Module, options: RecordOptions) -> None:
         self.model = core(model)
+        self._tuners = tuners_of(model, self.model)
         self._compiled = is_compiled(model)
         self._options = options
         self.model_name = options.model_name or name_of(self.model)
@@ -232,11 +234,13 @@ class Recorder:
         if self._compiled:
             torch.compiler.reset()  # code that was compiled before knows no hooks
         model = self.model
-        self._hooks = [
-            model.register_forward_pre_hook(ModuleHook(model, self._before), with_kwargs=True, prepend=True),
-            model.register_forward_hook(ModuleHook(model, self._after)),
-            model.register_forward_hook(ModuleHook(model, self._closed), always_call=True),
-        ]
+        self._hooks = []
+        for entry in (model, *self._tuners):
+            self._hooks += [
+                entry.register_forward_pre_hook(ModuleHook(entry, self._before), with_kwargs=True, prepend=True),
+                entry.register_forward_hook(ModuleHook(entry, self._after)),
+                entry.register_forward_hook(ModuleHook(entry, self._closed), always_call=True),
+            ]
         watched: dict[int, nn.Module] = {}
         for router in self.routers:
             for candidate in (router, router.around):

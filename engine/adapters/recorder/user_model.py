@@ -45,17 +45,29 @@ def core(model: nn.Module) -> nn.Module:
 
 
 def _base_of(model: nn.Module) -> nn.Module | None:
-    """The model inside an adapter (PEFT) or beside a value head (TRL), whose ``generate`` calls it directly."""
+    """The model inside an adapter (PEFT) or beside a value head (TRL), whose ``generate`` calls it directly.
+
+    Models of other authors may have attributes of these names, so what else PEFT and TRL leave is looked for, too.
+    """
     get = getattr(model, "get_base_model", None)
-    if inspect.ismethod(get):
+    if inspect.ismethod(get) and hasattr(model, "peft_config"):
         try:
             base = get()
         except Exception:  # a method of the same name that does something else
             return None
-    else:
+    elif hasattr(model, "v_head"):
         base = getattr(model, "pretrained_model", None)
+    else:
+        return None
     inside = isinstance(base, nn.Module) and base is not model and any(base is module for module in model.modules())
     return base if inside else None
+
+
+def tuners_of(model: nn.Module, base: nn.Module) -> list[nn.Module]:
+    """Modules inside ``model`` that call ``base.forward``, so that hooks of ``base`` do not run (PEFT's tuners)."""
+    return [
+        m for m in model.modules() if m is not base and hasattr(m, "peft_config") and m._modules.get("model") is base
+    ]
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -63,7 +75,7 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         hasattr(m, "_orig_mod")
         or getattr(m, "_compiled_call_impl", None) is not None
-        or hasattr(getattr(m, "forward", None), "_torchdynamo_orig_callable")
+        or _is_compiled_function(getattr(m, "forward", None))
         for m in model.modules()
     )
 
@@ -139,3 +151,8 @@ def named_inputs(
             if signature.parameters[name].kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 named[name] = value
     return named | dict(kwargs)
+
+
+def _is_compiled_function(function: Any) -> bool:
+    # torch.compiler.disable leaves the same mark, and one that says so.
+    return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)

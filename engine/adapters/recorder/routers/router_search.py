@@ -19,6 +19,7 @@ from tokenpaths.engine.base.errors import UserError
 
 _ROUTER_WORD = re.compile(r"rout|gat(e|ing)|switch|(^|[._])wg($|[._])", re.IGNORECASE)
 _EXPERT_WORD = re.compile(r"expert", re.IGNORECASE)
+_ATTENTION_WORD = re.compile(r"attn|attention", re.IGNORECASE)
 _MIXTURE_CLASS = re.compile(r"moe|mixture|expert|switch|sparse", re.IGNORECASE)
 _PLAIN_NAMES = frozenset({"gate", "router", "gating", "wg", "switch"})
 _TOP_K_NAMES = (
@@ -37,6 +38,7 @@ _TOP_K_NAMES = (
 )
 _NEAR_TOP_K_NAMES = (*_TOP_K_NAMES, "k", "K")
 _SCALE_NAMES = ("routed_scaling_factor", "router_scaling_factor", "route_scale", "scaling_factor")
+_COUNT_NAMES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 _CONFIG_NAMES = ("config", "cfg", "args")
 _MOST_EXPERTS = 65_536
 _MOST_BY_NAME = 1024
@@ -99,7 +101,7 @@ def find_routers(model: nn.Module) -> list[Router]:
     by_shape = set(routers)
     for router in _by_name(modules, covered, closed):
         # Beside routers that are known by their experts, a gate of an attention is likelier than another router.
-        router.must_give_ids = router.must_give_ids or bool(by_shape)
+        router.must_give_ids = router.must_give_ids or (bool(by_shape) and not _has_own_top_k(router, modules))
         routers.setdefault(router.name, router)
     for router in routers.values():
         # A configuration of the whole model speaks of other modules, too.
@@ -171,11 +173,11 @@ def nothing_found(model: nn.Module) -> UserError:
 def fill_from_attributes(router: Router, modules: dict[str, nn.Module], gate: str | None = None) -> None:
     """Read top-k and the scale of the weights from the router, the modules around it and their configurations.
 
-    ``gate``: name of the gate that it is or stands in, where only what stands on it or on the module around it counts.
+    ``gate``: name of the gate that it is or stands in, where only what stands on it or on the module around it counts,
+    and configurations that speak of as many experts.
     """
     names_around = [router.name, *_ancestors(router.name)]
-    if gate is not None:
-        names_around = names_around[: names_around.index(gate) + 2]
+    near = len(names_around) if gate is None else names_around.index(gate) + 2
     around = [modules[name] for name in names_around]
     if router.scale is None:
         router.scale = _number(router.module, _SCALE_NAMES, 1e-6, 1e6)
@@ -184,13 +186,25 @@ def fill_from_attributes(router: Router, modules: dict[str, nn.Module], gate: st
     most = router.num_experts or _MOST_EXPERTS
     for distance, module in enumerate(around):
         names = _NEAR_TOP_K_NAMES if distance < 2 else _TOP_K_NAMES
-        configs = [] if gate is not None and distance == len(around) - 1 else _CONFIG_NAMES
-        places = [module, *(c for name in configs if (c := getattr(module, name, None)) is not None)]
+        configs = [c for name in _CONFIG_NAMES if (c := getattr(module, name, None)) is not None]
+        if gate is not None and distance >= near - 1:
+            # It speaks of more than the gate, unless it counts as many experts.
+            configs = [c for c in configs if any(_number(c, [n], most, most) for n in _COUNT_NAMES)]
+        places = [*([module] if distance < near else []), *configs]
         for place in places:
             value = _number(place, names, 1, most)
             if value is not None and value == int(value):
                 router.top_k = int(value)
                 return
+
+
+def _has_own_top_k(router: Router, modules: dict[str, nn.Module]) -> bool:
+    """Whether a Linear that is found by its name has a top-k of no other meaning beside it, outside of an attention."""
+    parent = modules[router.name.rpartition(".")[0]]
+    if router.around is not None or _ATTENTION_WORD.search(f"{router.name} {type(parent).__name__}"):
+        return False
+    most = router.num_experts or _MOST_EXPERTS
+    return any(_number(place, _TOP_K_NAMES, 1, most) is not None for place in (router.module, parent))
 
 
 def _number(place: Any, names: Sequence[str], low: float | int, high: float | int) -> float | None:

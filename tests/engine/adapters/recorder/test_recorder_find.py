@@ -69,6 +69,10 @@ FOUND = {
     "by name, with a top-k beside": (parts(f=parts(gate=line(4), top_k=2)), ["f.gate"]),
     "by name, without": (parts(f=parts(gate=line(4))), []),
     "the gate of a gated unit": (parts(f=parts(gate=line(16), top_k=2, up=line(16))), []),
+    "by name, with a top-k beside, beside one by shape": (
+        parts(a=parts(gate=line(4), experts=experts()), f=parts(gate=line(6), top_k=2)),
+        ["a.gate", "f.gate"],
+    ),
     "experts that cannot be counted": (parts(f=parts(router=parts("Router", layer=line(4), k=2))), ["f.router.layer"]),
     "a gate that may give ids": (parts(f=parts(gate=parts("Mystery"))), ["f.gate"]),
     "layers of attention": (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4), []),
@@ -98,6 +102,27 @@ def test_what_is_read_of_attributes():
     assert (router.top_k, router.scale) == (2, 2.5)
     model.f.top_k = 9  # more than there are experts: something else
     assert find_routers(model)[0].top_k == 3
+
+
+@pytest.mark.parametrize("place", ["the model", "its feed-forward layer"])
+def test_a_configuration_that_counts_the_experts_of_a_router_found_by_name_is_read(place):
+    config = parts("Config")
+    config.num_experts, config.num_experts_per_tok = 4, 3
+    experts_2d = parts("Experts", w=nn.Parameter(torch.zeros(64, 16)))
+    model = parts(f=parts(router=parts("Router", proj=line(4)), experts=experts_2d))
+    (model if place == "the model" else model.f).config = config
+    (router,) = find_routers(model)
+    assert (router.name, router.top_k, router.around.top_k) == ("f.router.proj", 3, 3)
+    config.num_experts = 5  # of something else
+    assert find_routers(model)[0].top_k is None
+
+
+def test_a_gate_of_an_attention_is_no_router_beside_one_known_by_its_experts():
+    model = parts(moe=parts(gate=line(4), experts=experts()), self_attn=parts(gate=line(6), top_k=2))
+    assert {router.name: router.must_give_ids for router in find_routers(model)} == {
+        "moe.gate": False,
+        "self_attn.gate": True,
+    }
 
 
 def test_what_an_expert_costs():

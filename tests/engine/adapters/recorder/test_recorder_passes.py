@@ -296,11 +296,36 @@ class Wrapper(nn.Module):
         return self.inner(input_ids)
 
 
-class Adapter(Wrapper):
+class Tuner(nn.Module):
+    """Calls the forward of the model inside by itself, so that none of its hooks runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.peft_config = model, {}
+
+    def forward(self, *args, **kwargs):
+        return self.model.forward(*args, **kwargs)
+
+
+class Adapter(nn.Module):
     """As those of PEFT."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model, self.peft_config = Tuner(language(layers=2)), {}
+
+    @property
+    def inner(self):
+        return self.base_model.model
+
     def get_base_model(self):
-        return self.inner
+        return self.base_model.model
+
+    def forward(self, **kwargs):
+        return self.base_model(**kwargs)
+
+    def generate(self, input_ids):
+        return self.inner(input_ids)
 
 
 class WithHead(Wrapper):
@@ -308,7 +333,7 @@ class WithHead(Wrapper):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pretrained_model = self.inner
+        self.pretrained_model, self.v_head = self.inner, nn.Linear(WIDTH, 1)
 
 
 def test_calls_outside_of_a_pass_are_warned_of_at_once_and_noted(tmp_path):
@@ -355,7 +380,35 @@ def test_the_model_inside_an_adapter_or_beside_a_head_is_recorded_however_it_is_
     model = kind()
     with warnings.catch_warnings(), record(model, run="mine", runs_dir=tmp_path) as rec:
         warnings.simplefilter("error")
-        model(tokens())
+        model(input_ids=tokens())
         model.generate(tokens(seed=2))
-    assert_same(rec.run, model.inner, [tokens(), tokens(seed=2)])
+        model(input_ids=tokens(seed=3))
+    assert_same(rec.run, model.inner, [tokens(), tokens(seed=2), tokens(seed=3)])
     assert rec.routers[0].name == "layers.0.moe.gate"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class OnPretrained(nn.Module):
+    """A mixture of its own behind a model that was trained before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained_model, self.moe = nn.Embedding(32, WIDTH), LinearMoE()
+
+    def forward(self, input_ids):
+        return self.moe(self.pretrained_model(input_ids))
+
+
+class WithBase(OnPretrained):
+    def get_base_model(self):
+        return self.pretrained_model
+
+
+@pytest.mark.parametrize("kind", [OnPretrained, WithBase])
+def test_a_mixture_beside_a_pretrained_model_is_recorded(tmp_path, kind):
+    torch.manual_seed(0)
+    model = kind()
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(tokens())
+    assert [router.name for router in rec.routers] == ["moe.gate"]
+    assert rec.num_tokens == 21

@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.engine.adapters.recorder.test_recorder import expected, recorded
 from tests.support.recorder_models import WIDTH, Language, tokens
 from tokenpaths.engine.adapters.recorder.recorder import Recorder, record
+from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
 
 transformers = pytest.importorskip("transformers")
 
@@ -154,6 +155,26 @@ def test_a_loop_without_a_cache_counts_each_token_once(tmp_path, model, prompts)
     assert of_samples(rec, "label") == ["x", "y", "z", None, None, None]
     again = sum(3 * length - 2 for length in range(7, 15))
     assert f"is left out ({again} tokens)" in rec.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "lengths"),
+    [
+        ({"labels": ["en"]}, {"labels": ["de"]}, [6, 7]),
+        ({"texts": ["one"]}, {"texts": ["one and more"]}, [6, 7]),
+        ({}, {"continues": False}, [6, 7]),
+        ({"labels": ["en"]}, {"labels": ["en"]}, [7]),
+        ({"labels": ["en"]}, {}, [7]),
+    ],
+)
+def test_texts_that_begin_alike_are_not_one(tmp_path, model, prompts, first, second, lengths):
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(**first)
+        model(prompts[:1, :6], use_cache=False)
+        rec.batch(**second)
+        model(prompts[:1], use_cache=False)
+    assert [len(token_ids) for _, token_ids in texts(rec)] == lengths
+    assert ["rec.batch(continues=False)" in note for note in rec.notes] == [True] * (len(lengths) == 1)
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -519,6 +540,25 @@ def test_rows_of_packed_texts_and_padding(tmp_path):
     assert rec.notes == []
 
 
+def test_positions_of_padding_without_a_mask_are_no_texts(tmp_path):
+    model, ids = takes_positions(), tokens(2, 6)
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 4, 5]]))
+    assert [len(part) for part, _ in texts(rec)] == [6, 6]
+    assert rec.notes == []
+
+
+def test_a_row_of_one_token_does_not_keep_others_packed(tmp_path):
+    model, ids = takes_positions(), tokens(3, 6)
+    mask = torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+    places = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 1, 2, 0, 1, 2], [0, 0, 0, 0, 0, 0]])
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(ids, mask, position_ids=places)
+    assert [part.tolist() for _, part in texts(rec)] == [
+        x.tolist() for x in (ids[0, :1], ids[1, :3], ids[1, 3:])
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("said", "note"),
     [
@@ -619,6 +659,19 @@ def test_beams_of_a_model_whose_keys_know_only_their_token(tmp_path, prompts, se
     assert {tuple(row[:-1].tolist()) for row in out} <= found
 
 
+def test_beams_may_write_the_token_of_padding_as_text(tmp_path, prompts):
+    model = mixtral()
+    model.lm_head.weight[0] *= 6  # often chosen
+    model.generation_config.suppress_tokens = [5]
+    with record(model, run="mine", runs_dir=tmp_path) as rec:
+        out = model.generate(prompts[:2], num_beams=3, max_new_tokens=8, do_sample=False, eos_token_id=-1)
+    found = [token_ids.tolist() for _, token_ids in texts(rec)]
+    assert [len(text) for text in found] == [7 + 7] * 6
+    assert {text[-1] == 0 for text in found} == {True, False}
+    assert out[0, :-1].tolist() in found
+    assert not any("padding" in note for note in rec.notes)
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path, model, prompts, use_cache):
     options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 3, "eos_token_id": -1}
@@ -630,6 +683,14 @@ def test_labels_of_prompts_are_those_of_all_that_is_written_behind_them(tmp_path
     assert of_samples(rec, "label")[:6] == ["x", "x", "y", "y", "z", "z"]
     assert of_samples(rec, "text")[:6] == ["a", "a", "b", "b", "c", "c"]
     assert "forward pass 0 has 6 samples and 3 labels: each is that of 2 samples" in "".join(rec.notes)
+
+
+def test_labels_of_a_training_are_not_spread(tmp_path, model, prompts):
+    said = pytest.warns(RecordingStopped, match="1 labels for 3 samples: give one for each")
+    with said, record(model, run="mine", runs_dir=tmp_path) as rec:
+        model(prompts, use_cache=False)
+        rec.batch(labels=["x"])
+        model(prompts, use_cache=False)
 
 
 def test_keys_that_were_exchanged_by_hand_are_not_gone_on_from(tmp_path, model, prompts):

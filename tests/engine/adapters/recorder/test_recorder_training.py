@@ -21,6 +21,7 @@ from tests.support.recorder_models import WIDTH, GateMoE, LinearMoE, language, t
 from tokenpaths.engine.adapters.recorder import process_parts
 from tokenpaths.engine.adapters.recorder.recorder import record
 from tokenpaths.engine.adapters.recorder.recording_warnings import RecordingStopped
+from tokenpaths.engine.adapters.recorder.user_model import is_compiled
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.run import Run
 
@@ -174,6 +175,14 @@ def test_a_forward_that_was_compiled_and_run_earlier_is_recorded(tmp_path, fresh
     with record(model, run="mine", runs_dir=tmp_path) as rec:
         model(tokens())
     assert_same(rec.run, own, [tokens()])
+
+
+def test_a_forward_that_is_kept_from_the_compiler_is_not_compiled():
+    model = language(layers=1)
+    model.layers[0].forward = torch.compiler.disable(model.layers[0].forward)
+    assert not is_compiled(model)
+    model.layers[0].moe.forward = torch.compile(model.layers[0].moe.forward, backend="eager")
+    assert is_compiled(model)
 
 
 def free_port() -> int:
