@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -224,7 +225,7 @@ def _for_each_sample(
 
 def _inside_generate() -> bool:
     """Whether a method called ``generate`` is at work: without a cache, its passes look like those of a training."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "generate":
             return True
