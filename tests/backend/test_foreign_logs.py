@@ -98,13 +98,13 @@ def test_a_folder_is_no_log(services: Services) -> None:
 
 def test_what_cannot_be_foreseen_hides_no_log(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     send(services, answer(0), run="odd")
-    read = services.received._read
+    read = services.received._read_held
 
-    def broken(run: str) -> object:
-        if run == "odd":
-            raise KeyError(run)
-        return read(run)
+    def broken(file: Path) -> object:
+        if file.stem == "odd":
+            raise KeyError(file.stem)
+        return read(file)
 
-    monkeypatch.setattr(services.received, "_read", broken)
+    monkeypatch.setattr(services.received, "_read_held", broken)
     assert [row["problem"] is None for row in services.received.listed()] == [False, True]
     assert services.received.quiet(0.0) == ["sound"]
