@@ -135,9 +135,8 @@ class Measurement:
 
     def __init__(self, model: Traceable, data: PreparedSet, unchanged: Unchanged | None = None) -> None:
         self._model, self._data = model, data
-        if model.modality == "text" and (edits := edits_of(model)):  # as when the texts are prepared for it
-            for num_tokens in torch.cat(data.samples).bincount().unique().tolist():
-                check_length(edits, num_tokens, model.context)
+        for num_tokens in sorted(data.text_lengths):  # as when the texts are prepared for it
+            check_length(edits_of(model), num_tokens, model.context)
         self._unchanged = unchanged or Unchanged(model, data)
         self._outputs = OutputChange()
         given = {} if model.controls is None else model.controls.given()

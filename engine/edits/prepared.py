@@ -29,6 +29,8 @@ class PreparedSet:
         """for each batch, the number of the sample that each of its rows (padding not counted) is of"""
         self._sample_of_window: list[int] = []
         self.num_samples = 0
+        self.text_lengths: set[int] = set()
+        """numbers of tokens that texts of the set have"""
         self.num_targets = 0
         """images with a known label, or tokens whose next token is to be predicted"""
         self.end: tuple[int, int] | None = None
@@ -45,7 +47,9 @@ class PreparedSet:
             if len(self._images) == IMAGES_AT_ONCE:
                 self._image_batch()
         else:
-            self._windows += cut(encoded_text(self._model, sample).ids, self._model.context)
+            ids = encoded_text(self._model, sample).ids
+            self.text_lengths.add(len(ids))
+            self._windows += cut(ids, self._model.context)
             self._sample_of_window += [self.num_samples] * (len(self._windows) - len(self._sample_of_window))
         self.num_samples += 1
 

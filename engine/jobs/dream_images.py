@@ -30,7 +30,7 @@ from tokenpaths.engine.dream.dream_state import load_state, save_state
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, Objective, follow_path
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_png
-from tokenpaths.engine.jobs.dream_original import members, original_image, ribbon_of_rank
+from tokenpaths.engine.jobs.dream_original import members, original_image, wanted_ribbon
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
@@ -218,9 +218,8 @@ def _items(
         objective = Module(target.module, steps, tokens, num_tokens, target.scores)
     else:
         assert isinstance(target, PathTarget), "check_request refuses what an image has not"
-        named = target.rank is not None
-        ribbon = ribbon_of_rank(request, folder, context) if named else torch.tensor(target.ribbon)
-        objective = follow_path(ribbon.long().to(loaded.device), num_tokens, tokens=tokens, of=target.scores)
+        ribbon = wanted_ribbon(request, folder, context).to(loaded.device)
+        objective = follow_path(ribbon, num_tokens, tokens=tokens, of=target.scores)
     return [Item(target.of, Dream(objective, request.seed), kept)]
 
 

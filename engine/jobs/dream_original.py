@@ -65,11 +65,15 @@ def original_text(request: DreamRequest, folder: Path, context: JobContext) -> s
     return file.read_bytes().decode()  # as it was: ``read_text`` would change the line ends of other systems
 
 
-def ribbon_of_rank(request: DreamRequest, folder: Path, context: JobContext) -> Int[Tensor, "S K"]:
-    """The path of the requested rank, from the request's run; kept in the job's folder, as another path may have this
-    rank when the job goes on."""
-    assert isinstance(request.target, PathTarget), "only a path has a rank"
-    assert request.target.rank is not None, "asked for a path named by its rank"
+def wanted_ribbon(request: DreamRequest, folder: Path, context: JobContext) -> Tensor:
+    """The path (S) or (S, K) that the request names.
+
+    One of a rank is from the request's run, and kept in the job's folder: another path may have this rank when the job
+    goes on.
+    """
+    assert isinstance(request.target, PathTarget), "called for these alone"
+    if request.target.rank is None:
+        return torch.tensor(request.target.ribbon, dtype=torch.long)
     file = folder / RIBBON_FILE
     if not file.is_file():
         with context.open_run(str(request.run)) as run:

@@ -24,7 +24,7 @@ from tokenpaths.engine.dream.dream_state import load_state, save_state
 from tokenpaths.engine.dream.objectives import Choices, Connection, Fluency, Module, Objective, Suppression, follow_path
 from tokenpaths.engine.dream.observed_pass import Need, look
 from tokenpaths.engine.dream.text_loop import TextDreams, reads_back, written
-from tokenpaths.engine.jobs.dream_original import members, original_text, ribbon_of_rank
+from tokenpaths.engine.jobs.dream_original import members, original_text, wanted_ribbon
 from tokenpaths.engine.jobs.dream_source import stretch_of
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
@@ -219,12 +219,8 @@ class TextWork:
         if target.of == "module":
             steps = target.steps or tuple(range(config.num_steps))
             return Module(target.module, steps, tokens, length, target.scores)
-        ribbon = (
-            ribbon_of_rank(self.request, self.folder, context)
-            if target.rank is not None
-            else torch.tensor(target.ribbon)
-        )
-        return follow_path(ribbon.long().to(device), length, tokens=tokens, of=target.scores)
+        ribbon = wanted_ribbon(self.request, self.folder, context).to(device)
+        return follow_path(ribbon, length, tokens=tokens, of=target.scores)
 
     def _choices(self, context: JobContext) -> Objective:
         """A text whose tokens take the paths of a stretch of the original in its context."""

@@ -85,7 +85,7 @@ class Sweep:
         self.reading: Reading = Reading(request, context, model)
         self.unchanged: Unchanged | None = None
         self.usage: UsageCount | None = None
-        self.begun_for = begun_for(request, model, context)
+        self.begun_for = begun_for(request, model, self.reading)
         self.done: list[dict[str, Any]] = load_state(folder, self.begun_for, "rows") or []
         self.work: Measurement | None = None
         """the current row"""
@@ -200,7 +200,7 @@ class EditedRun:
         self.request, self.folder, self.context = request, folder, context
         self.changed, unchanged_is_there = beside_its_run(request, context, changed)
         self.reading: Reading = Reading(request, context, changed)
-        self.begun_for = begun_for(request, changed, context)
+        self.begun_for = begun_for(request, changed, self.reading)
         self.effect: dict[str, Any] | None = load_state(folder, self.begun_for, "effect")
         self.counts_first = getattr(changed.controls, "ban_share", None) is not None
         """whether a share of each step's modules is to be banned, which requires a counting pass"""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from tokenpaths.engine.jobs.registry import JobContext, Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tokenpaths.engine.data.datasets import Dataset
     from tokenpaths.engine.data.sources.sample import Sample
     from tokenpaths.engine.edits.prepared import PreparedSet
     from tokenpaths.engine.tracing.traceable import Traceable
@@ -36,6 +35,8 @@ class Source:
     samples: Iterator[Sample]
     name: str
     split: str
+    identity: Callable[[], str]
+    """what tells the samples from others of the same name: a run may be made anew, a file be replaced"""
     regions: tuple[str, ...] = ()
     """names of the regions marked by the samples' masks; runs store no masks"""
     of_samples: int | None = None
@@ -74,22 +75,19 @@ def samples_of(request: SamplesWanted, context: JobContext, modality: str) -> So
     """
     if request.run is not None:
         return _samples_of_run(request, request.run, context)
-    dataset = _dataset(request, context, modality)
-    return Source(iter(dataset), dataset.name, dataset.split, dataset.regions)
-
-
-def _dataset(request: SamplesWanted, context: JobContext, modality: str) -> Dataset:
     from tokenpaths.engine.data.datasets import open_dataset
 
     data = context.data_source(str(request.data))
-    return open_dataset(data, modality, limit=request.limit, split=request.split)  # type: ignore[arg-type]
+    dataset = open_dataset(data, modality, limit=request.limit, split=request.split)  # type: ignore[arg-type]
+    return Source(iter(dataset), dataset.name, dataset.split, dataset.identity, dataset.regions)
 
 
 def _samples_of_run(request: SamplesWanted, run_id: str, context: JobContext) -> Source:
     with context.open_run(run_id) as run:
         samples, row = _read_run(run_id, request, context), run.row
         split = row["split"] if request.sample is None or row["num_samples"] == 1 else ONE_SAMPLE
-        return Source(samples, row["dataset"], split, of_samples=int(row["num_samples"]))
+        made = f"{row['created_at']} {row['num_samples']} {row['num_tokens']}"
+        return Source(samples, row["dataset"], split, lambda: made, of_samples=int(row["num_samples"]))
 
 
 def _read_run(run_id: str, request: SamplesWanted, context: JobContext) -> Iterator[Sample]:
@@ -106,21 +104,13 @@ def _read_run(run_id: str, request: SamplesWanted, context: JobContext) -> Itera
             yield Sample(image=image, text=kept["text"], label=kept["label"], source=kept["source"])
 
 
-def begun_for(request: SamplesWanted, model: Traceable, context: JobContext) -> dict[str, Any]:
+def begun_for(request: SamplesWanted, model: Traceable, reading: Reading) -> dict[str, Any]:
     """Identity of the work that a saved state belongs to: the weights, what was asked for, and the samples."""
     return {
         "checkpoint": model.sha256,
         "request": request.model_dump(mode="json"),
-        "set of samples": _identity(request, context, model.modality),
+        "set of samples": reading.identity(),
     }
-
-
-def _identity(request: SamplesWanted, context: JobContext, modality: str) -> str:
-    """What tells the samples from others of the same name: a run may be made anew, a file be replaced."""
-    if request.run is not None:
-        with context.open_run(request.run) as run:
-            return f"{run.row['created_at']} {run.row['num_samples']} {run.row['num_tokens']}"
-    return _dataset(request, context, modality).identity()
 
 
 def load_state(folder: Path, begun_for: dict[str, Any], key: str) -> Any:
@@ -193,7 +183,7 @@ class Reading:
 
         source = samples_of(request, context, model.modality)
         self._samples, self.name, self.split, self.regions = source.samples, source.name, source.split, source.regions
-        self.of_samples = source.of_samples
+        self.of_samples, self.identity = source.of_samples, source.identity
         self.num_samples = 0
         """read so far"""
         self._anew = lambda: samples_of(request, context, model.modality).samples

@@ -126,8 +126,9 @@ def _refuse_banned(
     unedited: list[Decision] | None,
 ) -> None:
     for ban in plan.banned_for:
+        meant_N = _meant(ban, shape, valid, unedited)
         for module in ban.modules:
-            if ((ids_NK == module).any(dim=1) & _meant(ban, shape, valid, unedited)).any():
+            if ((ids_NK == module).any(dim=1) & meant_N).any():
                 raise UserError(
                     f"a token is sent to module {module} at step {step} and banned from it; do one of the two",
                     field="edits",

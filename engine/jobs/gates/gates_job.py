@@ -94,7 +94,7 @@ class Scan:
         self.model: Directional = loaded.model  # type: ignore[assignment]
         self.reading = Reading(request, context, loaded)
         self.conditions, self.edges = conditions(self.model.config), position_edges(loaded.context)
-        self.begun_for = begun_for(request, loaded, context)
+        self.begun_for = begun_for(request, loaded, self.reading)
         kept: dict[str, Any] = load_state(folder, self.begun_for, "sums") or {}
         self.done = {name: np.array(sums) for name, sums in kept.items()}
         self.sums = self.counts = np.zeros((0, 0))

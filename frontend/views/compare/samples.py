@@ -85,8 +85,8 @@ def pair_answer(pair: tuple[str, str], selection: Selection) -> dict[str, Any]:
 def show_refusal(error: ApiError, pair: tuple[str, str], compared: Compared) -> None:
     """Why two runs have no comparison. That they cannot be paired is no fault: it says which runs could be."""
     first = compared.cards.get(pair[0])
-    unread = first is None or pair[1] not in compared.cards
-    if not isinstance(error, Refused) or error.status != HTTPStatus.CONFLICT or first is None or unread:
+    conflict = isinstance(error, Refused) and error.status == HTTPStatus.CONFLICT
+    if not conflict or first is None or pair[1] not in compared.cards:
         widgets.show_error(error)
         return
     fitting = [card["run"] for card in partners(first, list(compared.cards.values())) if card["run"] != pair[1]]

@@ -90,12 +90,12 @@ def _name_of(held: Any, place: int) -> str:
 def as_responses(value: Any) -> list[dict[str, Any]] | None:
     """A list of engines' responses, or some by name, with lists in place of arrays but for their rows; None if they are
     none of these."""
-    if isinstance(value, dict):
-        records = [{**held, "id": str(key)} for key, held in value.items() if isinstance(held, dict)]
-        records = records if len(records) == len(value) else []
+    if isinstance(value, dict) and all(isinstance(held, dict) for held in value.values()):
+        records = [{**held, "id": str(key)} for key, held in value.items()]
+    elif isinstance(value, list | tuple) and all(isinstance(held, dict) for held in value):
+        records = list(value)
     else:
-        records = [held for held in value if isinstance(held, dict)] if isinstance(value, list | tuple) else []
-        records = records if isinstance(value, list | tuple) and len(records) == len(value) else []
+        return None
     rows = [record for record in records if any(record.get(key) is not None for key in (*ROWS, "choices", "outputs"))]
     if not any(map(_is_response, rows)) or any(map(_is_batch, records)):
         return None

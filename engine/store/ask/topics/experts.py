@@ -9,6 +9,7 @@ Shapes: n tokens in reading order, S steps, K slots, M modules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -231,8 +232,9 @@ def co_activation(
     shown = _chain(pairs, share, limit)
     name = of_I.tolist()
 
-    def by_load(i: int, j: int) -> float:
-        return float(measure.co_activation_by_load(together, len(ids_nK), i)[j])
+    @cache
+    def by_load(i: int) -> np.ndarray:
+        return measure.co_activation_by_load(together, len(ids_nK), i)
 
     baseline = measure.even_co_activation(len(offered), run.layout.top_k)
     if run.bank.k_varies:
@@ -254,8 +256,8 @@ def co_activation(
                 "count": int(together[i, j]),
                 "share": float(share[i, j]),
                 "back": float(share[j, i]),
-                "by_load": by_load(i, j),
-                "back_by_load": by_load(j, i),
+                "by_load": float(by_load(i)[j]),
+                "back_by_load": float(by_load(j)[i]),
             }
             for i, j in pairs[:SHOWN_PAIRS]
         ],
