@@ -52,7 +52,7 @@ def test_first_flow_is_twelve_lines_from_install_to_figure(tmp_path, monkeypatch
     flow = rec.run.flow()
     tokens = len(space["text"].encode())
     assert flow["num_tokens"] == rec.num_tokens == tokens
-    circles = {row["node"]: row["count"] for data in chart["datasets"].values() for row in data if "node" in row}
+    circles = {row["node"]: row["count"] for data in chart["datasets"].values() for row in data if "count" in row}
     assert circles == {f"{node['step']}.{node['module']}": node["count"] for node in flow["nodes"] if node["count"]}
     assert len(circles) > 16
     assert sum(node["count"] for node in flow["nodes"]) == tokens * 4 * 2
