@@ -6,7 +6,7 @@ After figures 2, 8, 10 and 13 of *Towards Distributed Neural Architectures* (the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -38,47 +38,85 @@ MOST_LINED = 160
 """with more modules a line around each cell would hide it"""
 
 
-FLATTENED = ["module", "y", "y2", "load", "name", "kind", "utilisation", "tokens", "share", "words"]
-"""list-valued fields of ``columns_of_cells``, one entry per cell; the last is the accessible name"""
 COUNTS_TITLE = "How many tokens did each module get?"
 
 
-def columns_of_cells(
+def cell_map(
     cells: Sequence[Mapping[str, Any]],
-    modules: Sequence[int],
-    names: Sequence[str] = FLATTENED,
+    facts: Callable[[Mapping[str, Any]], Mapping[str, str]],
+    colour: alt.Color,
+    look: Theme,
+    *,
+    value: str,
+    chosen: str | None = None,
     things: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
-    """One row per step, with a list for each of ``names``, one entry per cell; ``modules`` from the top.
+) -> list[alt.Chart]:
+    """Layers of modules by steps, coloured by ``value`` of each of ``cells``; a click picks its step and module.
 
-    ``things``: display names by thing (``drawing.thing_names``).
-
-    Everything about a cell is precomputed, including the positions of its edges: with 16,000 cells, any transform in
-    the browser takes a second.
+    Args:
+        cells: rows with step, module, name, kind and ``value``; missing combinations stay empty.
+        facts: what a cell's tooltip and accessible name say besides.
+        colour: encoding of the field ``value``.
+        chosen: ``step.module`` of a framed cell.
+        things: display names by thing (``drawing.thing_names``).
     """
+    modules, steps = modules_of(cells), sorted({row["step"] for row in cells})
     line = {module: place for place, module in enumerate(modules)}
+    # Everything about a cell is precomputed, including the positions of its edges, one row per step with a list for
+    # each field: with 16,000 cells, any transform in the browser takes a second.
+    named = len(cells) <= MOST_VECTORS
     columns: dict[int, dict[str, Any]] = {}
+    fields: dict[str, str] = {}
     for row in cells:
-        step = row["step"]
-        column = columns.setdefault(
-            step, {"step": step, "x": step - 0.5, "x2": step + 0.5} | {name: [] for name in names}
-        )
-        name = called(things, f"module:{step}.{row['module']}", row.get("name") or str(row["module"]))
-        kind, load = row.get("kind") or "module", row["utilisation"] or 0.0
-        facts = {
-            "module": row["module"],
-            "name": name,
-            "kind": kind,
-            "utilisation": numbers.number(row["utilisation"]),
-            "tokens": numbers.count(row["count"]),
-            "share": numbers.percent(row["share"]),
+        step, module = row["step"], row["module"]
+        said = {
+            "module": module,
+            "name": called(things, f"module:{step}.{module}", row.get("name") or str(module)),
+            "kind": row.get("kind") or "module",
+            **facts(row),
         }
-        words = "; ".join(f"{title}: {value}" for title, value in {"step": step, **facts}.items())
-        place = line[row["module"]]
-        entry = {**facts, "y": place, "y2": place + 1, "load": round(load, 4), "words": words}
-        for title in names:
-            column[title].append(entry[title])
-    return [columns[step] for step in sorted(columns)]
+        # A label may hold what is no name of a field.
+        fields = {title: title if title.isidentifier() else f"fact{place}" for place, title in enumerate(said)}
+        words = "; ".join(f"{title}: {text}" for title, text in {"step": step, **said}.items())
+        place = {"y": line[module], "y2": line[module] + 1, "value": round(row[value] or 0.0, 4)}
+        column = columns.setdefault(step, {"step": step, "x": step - 0.5, "x2": step + 0.5})
+        for field, entry in {**{fields[title]: text for title, text in said.items()}, **place, "words": words}.items():
+            if named or field != "words":
+                column.setdefault(field, []).append(entry)
+    table = [columns[step] for step in steps]
+    x, y = _step_axis(steps), module_axis(modules, look)
+    squares = (
+        alt.Chart(rows(table, "cells"))
+        .transform_flatten([*fields.values(), "y", "y2", "value", *(["words"] if named else [])])
+        .mark_rect(
+            stroke=look.grid,
+            strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
+            cursor="pointer",
+            invalid="show",
+            tooltip=tip({"step": "step", **fields}),
+        )
+        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q", color=colour, **({"description": "words:N"} if named else {}))
+        .add_params(click_selection("node", "step", "module"))
+    )
+    framed = [
+        {"x": row["step"] - 0.5, "x2": row["step"] + 0.5, "y": line[row["module"]], "y2": line[row["module"]] + 1}
+        for row in cells
+        if chosen == f"{row['step']}.{row['module']}"
+    ]
+    # There even without a cell: data that all layers share stand outside them, where Streamlit makes of lists what
+    # Vega cannot flatten.
+    frame = (
+        alt.Chart(rows(framed, "frame"))
+        .mark_rect(filled=False, stroke=look.accent, strokeWidth=2.5, aria=False)
+        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q")
+    )
+    return [squares, frame]
+
+
+def modules_of(cells: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The lines of ``cell_map`` from the top: modules by number, those that do nothing last."""
+    skips = {row["module"] for row in cells if row.get("kind") == "identity"}
+    return sorted({row["module"] for row in cells}, key=lambda module: (module in skips, module))
 
 
 def load_of_flow(flow: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,37 +164,24 @@ def load_chart(
     """
     look = theme_named(theme)
     cells = usage["usage"]
-    skips = {row["module"] for row in cells if row.get("kind") == "identity"}
-    modules = sorted({row["module"] for row in cells}, key=lambda module: (module in skips, module))
-    steps = sorted({row["step"] for row in cells})
-    named = len(cells) <= MOST_VECTORS
-    table = columns_of_cells(cells, modules, FLATTENED if named else FLATTENED[:-1], names)
-    tooltip = {name: name for name in ("step", "module", "name", "kind", "utilisation", "tokens", "share")}
-    x, y = _step_axis(steps), module_axis(modules, look)
+    modules, steps = modules_of(cells), sorted({row["step"] for row in cells})
     most = most or max([row["utilisation"] or 0 for row in cells], default=1) or 1
-    scale = neutral_scale(most, look, type="sqrt")
-    squares = (
-        alt.Chart(rows(table, "cells"))
-        .transform_flatten([*(FLATTENED if named else FLATTENED[:-1])])
-        .mark_rect(
-            stroke=look.grid,
-            strokeWidth=0.7 if len(modules) <= MOST_LINED else 0,
-            cursor="pointer",
-            invalid="show",
-            tooltip=tip(tooltip),
-        )
-        .encode(
-            x=x,
-            x2="x2:Q",
-            y=y,
-            y2="y2:Q",
-            color=shade("load:Q", scale, "utilisation (1 = fair share)", tickCount=4),
-            **({"description": "words:N"} if named else {}),
-        )
-        .add_params(click_selection("node", "step", "module"))
+    squares, frame = cell_map(
+        cells,
+        lambda row: {
+            "utilisation": numbers.number(row["utilisation"]),
+            "tokens": numbers.count(row["count"]),
+            "share": numbers.percent(row["share"]),
+        },
+        shade("value:Q", neutral_scale(most, look, type="sqrt"), "utilisation (1 = fair share)", tickCount=4),
+        look,
+        value="utilisation",
+        chosen=chosen,
+        things=names,
     )
+    crosses = _dead_marks(cells, modules, look, _step_axis(steps), module_axis(modules, look))
     height = height_of(len(modules))
-    chart = alt.layer(squares, *_load_marks(cells, modules, chosen, look, x, y))
+    chart = alt.layer(squares, crosses, frame)
     words = f"{DARKER}: more tokens than a fair share. {'×' if len(modules) <= MOST_MARKED else 'Page colour'}: "
     drawn = finish(chart, look, title, [words + "no token came."], height=height, summary=load_words(usage))
     return as_vectors(drawn, len(cells))
@@ -224,10 +249,10 @@ def _known_steps(cells: Sequence[Mapping[str, Any]]) -> set[int]:
     return {row["step"] for row in cells if row["count"]}
 
 
-def _load_marks(
-    cells: Sequence[Mapping[str, Any]], modules: Sequence[int], chosen: str | None, look: Theme, x: alt.X, y: alt.Y
-) -> list[alt.Chart]:
-    """A × on each dead module, none at a step of which no choice is known; and a frame around the chosen cell."""
+def _dead_marks(
+    cells: Sequence[Mapping[str, Any]], modules: Sequence[int], look: Theme, x: alt.X, y: alt.Y
+) -> alt.Chart:
+    """A × on each dead module, none at a step of which no choice is known."""
     line = {module: place for place, module in enumerate(modules)}
     known = _known_steps(cells)
     dead = [
@@ -235,22 +260,11 @@ def _load_marks(
         for row in cells
         if row["count"] == 0 and row["step"] in known and len(modules) <= MOST_MARKED
     ]
-    crosses = (
+    return (
         alt.Chart(rows(dead, "dead"))
         .mark_text(text="×", color=look.accent, fontSize=look.font_size + 2, aria=False)
         .encode(x=x, y=y)
     )
-    framed = [
-        {"x": row["step"] - 0.5, "x2": row["step"] + 0.5, "y": line[row["module"]], "y2": line[row["module"]] + 1}
-        for row in cells
-        if chosen == f"{row['step']}.{row['module']}"
-    ]
-    frame = (
-        alt.Chart(rows(framed, "frame"))
-        .mark_rect(filled=False, stroke=look.accent, strokeWidth=2.5, aria=False)
-        .encode(x=x, x2="x2:Q", y=y, y2="y2:Q")
-    )
-    return [crosses, *([frame] if framed else [])]
 
 
 @redrawable

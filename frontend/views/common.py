@@ -112,7 +112,7 @@ def chosen_run(selection: Selection) -> dict[str, Any] | None:
     cards = readable_runs()
     if not cards and selection.run is None and being_taken_in(widgets.client().runs()):
         widgets.empty(
-            "The runs were copied here or are of an older version, and are being taken in.", "*Home* says how far."
+            "The runs are being read: those that came from elsewhere are checked first.", "*Home* says how far."
         )
         return None
     if not cards and selection.run is None:

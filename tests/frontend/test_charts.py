@@ -220,7 +220,7 @@ def test_load_keeps_every_cell_and_names_them_where_they_are_few():
         for part in walk(spec)
         if isinstance(part, dict) and part.get("data", {}).get("name") == "cells"
     )
-    assert [len(column["load"]) for column in cells] == [256] * 64
+    assert [len(column["value"]) for column in cells] == [256] * 64
     assert spec["usermeta"]["embedOptions"]["renderer"] == "canvas"
     assert svg_of(charts.load_chart(many)).count("<path") > 64 * 256
 

@@ -6,8 +6,12 @@ import inspect
 
 import pytest
 
+from tests.backend.conftest import api_for
+from tests.frontend.conftest import showing
 from tests.frontend.test_pages import api, words  # noqa: F401 (fixtures)
+from tests.support.runs import make_experts
 from tokenpaths.frontend.charts.flow.flow_contrast import (
+    contrast_map_chart,
     contrast_rows,
     contrast_words,
     flow_contrast,
@@ -108,3 +112,39 @@ def test_what_one_side_merged_is_compared_as_it_is(show, monkeypatch):
     counts = [[{(n["step"], n["module"]): n["count"] for n in flow["nodes"]} for flow in flows] for flows in seen]
     assert counts[0] == counts[1]
     assert all(module >= 0 for flow in counts[1] for _, module in flow)
+
+
+def test_a_difference_over_many_modules_is_a_map_whose_cells_say_what_both_sides_have():
+    made = flow_contrast(flow(10, 8, 2), flow(100, 50, 50))
+    drawn = contrast_map_chart(made, names=("a.b", "c[d]"), chosen="1.0").to_dict()
+    # Data that every layer shares would stand outside of the layers, where Streamlit turns lists into what Vega cannot
+    # flatten, and nothing would be drawn.
+    assert "data" not in drawn
+    first, second = drawn["layer"][0]["data"]["values"]
+    assert (first["module"], first["value"]) == ([0, 1], [0, 0])
+    assert (second["module"], second["value"]) == ([0, 1], [0.3, -0.3])
+    assert second["words"][0].replace("\xa0", " ") == (
+        "step: 1; module: 0; name: block 0; kind: mlp; tokens of a.b: 80.0 %; tokens of c[d]: 50.0 %; "
+        "difference: +30.0 points"
+    )
+    assert all(field.isidentifier() for field in second)
+    (frame,) = drawn["layer"][1]["data"]["values"]
+    assert (frame["x"], frame["y"]) == (0.5, 0)
+
+
+def test_labels_of_a_mixture_are_compared_as_maps_until_ribbons_are_asked_for(tmp_path, monkeypatch):
+    make_experts("mixture", layers=3, experts=12, top_k=8, samples=6, length=20).write(tmp_path / "data" / "runs")
+    with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
+
+        def said(**more: object) -> str:
+            page = show(view="routes", run="mixture", label="code", other="english", **more)
+            assert not page.error
+            told = [one.value for kind in ("caption", "subheader") for one in page.get(kind)]
+            return " ".join([*told, *(one.label for one in page.expander)])
+
+        for more in ({}, {"inspect": "module:1.2", "steps": "1:3"}):
+            assert "They differ most at step" in said(**more)
+            assert "on one scale for both" in said(**more)
+            assert "The numbers behind this: cells" in said(**more)
+        assert "The numbers behind this: ribbons" in said(drawn="ribbons")
+        assert "on one scale for both" not in said(drawn="ribbons")

@@ -139,7 +139,7 @@ def test_an_imported_run_has_no_model_to_experiment_with(show, monkeypatch, view
 def test_files_that_cannot_be_read_are_one_folded_box(show):
     for _ in range(200):  # it is looked at in the background
         page = show()
-        if "being taken in" not in words(page):
+        if "being read" not in words(page):
             break
         time.sleep(0.05)
     assert "1 file cannot be read; the other runs go on working" in [expander.label for expander in page.expander]
@@ -270,14 +270,14 @@ def test_runs_that_are_read_first_are_said_and_come_by_themselves(
     with api_for(tmp_path / "data") as served, showing(str(served.client.base_url).rstrip("/"), monkeypatch) as show:
         page = show()
         told = words(page)
-        assert "6 runs were copied here or are of an older version, and are being taken in" in told
+        assert "6 runs are being read, some seconds each" in told
         assert "and 2 more" in told
         assert "no run yet" not in told
         assert not [button for button in page.button if "given" in str(button.key)]
-        assert "being taken in" in words(show(view="routes"))
+        assert "being read" in words(show(view="routes"))
         let(*names)
         for _ in range(600):
-            if not words(page.run()).count("being taken in"):
+            if not words(page.run()).count("being read"):
                 break
             time.sleep(0.05)
         assert {f"open_flow_{name}" for name in names} <= {str(button.key) for button in page.button}

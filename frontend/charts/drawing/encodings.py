@@ -53,12 +53,10 @@ def between(low: float, high: float) -> alt.Scale:
     return alt.Scale(domain=[low, high], nice=False, zero=False)
 
 
-def haloed(
-    text: alt.Chart, look: Theme, ink: str, halo: float, opacity: float | alt.ExprRef | None = None, **font: Any
-) -> list[Any]:
+def haloed(text: alt.Chart, look: Theme, ink: str, halo: float, halo_opacity: float = 1, **font: Any) -> list[Any]:
     """``text`` as a text mark in the colour ``ink``, above a halo of this width in the colour of the page."""
     below = {**font, "stroke": look.background, "strokeWidth": halo, "color": look.background}
-    below |= {} if opacity is None else {"opacity": opacity}
+    below |= {"strokeOpacity": halo_opacity, "fillOpacity": halo_opacity}
     return [text.mark_text(**below), text.mark_text(**font, color=ink)]
 
 

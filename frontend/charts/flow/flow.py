@@ -30,8 +30,8 @@ from tokenpaths.frontend.charts.flow.layout import (
 )
 
 TITLE = "Where do tokens go?"
-LEAST_GAP = 12.0
-"""pixels between rows of circles that carry numbers: a line of small text"""
+LEAST_GAP, DIGIT = 12.0, 6.5
+"""pixels between rows of circles that carry numbers: a line of small text; width of a digit of it"""
 NODE_PICK, LINK_PICK = "node", "link"
 """names of the two point selections; their fields have the same names"""
 
@@ -71,7 +71,7 @@ def flow_chart(
         *_ribbons(layout, look, x, y, chosen, interactive, names),
         _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
-        *_numbers(layout, look, x, y, chosen),
+        *circle_numbers(layout, look, x, y, chosen),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
@@ -242,8 +242,12 @@ def _circles(
     return chart.add_params(hover, click_selection(NODE_PICK, "node"))
 
 
-def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str]) -> list[alt.Chart]:
+def circle_numbers(
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str] | None = None
+) -> list[alt.Chart]:
     """The module of each circle, where a row is no module and circles are far enough apart to be told by number.
+
+    ``chosen``: circles in the accent; None: all have colours of their own, on which no number would be read.
 
     On narrow pages circles shrink with the distance of the steps, and the numbers vanish before they touch.
     """
@@ -258,22 +262,25 @@ def _numbers(layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[st
             "x": node.step,
             "y": node.y,
             "id": str(node.module),
-            "ink": inks.get("on" if node.key in chosen else node.kind, ink_on(look.module)),
-            "inside": node.radius >= 3.2 * len(str(node.module)) + 2.5,
+            "ink": inks.get("on" if node.key in (chosen or ()) else node.kind, ink_on(look.module)),
+            "inside": chosen is not None and node.radius >= 3.2 * len(str(node.module)) + 2.5,
             "beside": math.ceil(node.radius) + 2,
         }
         for node in layout.nodes
         if node.count > 0 and not node.other
     ]
     span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
-    shown = alt.ExprRef(f"0.8 * width / {span + 0.9} >= {2 * layout.radius:.1f} ? 1 : 0")
-    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": "pointer"}
     inside, beside = ([row for row in table if row["inside"] == place] for place in (True, False))
-    text = alt.Chart(rows(inside)).mark_text(**font, opacity=shown, aria=False)
+    # All or none: those beside a circle end before the next step's, and some numbers without the others would mislead.
+    ends = [row["beside"] + DIGIT * len(row["id"]) + layout.radius for row in beside]
+    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": "pointer"}
+    room = max([2 * layout.radius, *ends])
+    font |= {"opacity": alt.ExprRef(f"0.8 * width / {span + 0.9} >= {room:.1f} ? 1 : 0"), "aria": False}
+    text = alt.Chart(rows(inside)).mark_text(**font)
     layers = [text.encode(x=x, y=y, text="id:N", color=alt.Color("ink:N", scale=None))] if inside else []
     for distance in sorted({row["beside"] for row in beside}):
         near = alt.Chart(rows(row for row in beside if row["beside"] == distance)).encode(x=x, y=y, text="id:N")
-        layers += haloed(near, look, look.ink, 3, shown, **font, align="left", dx=distance, aria=False)
+        layers += haloed(near, look, look.ink, 3, **font, align="left", dx=distance)
     return layers
 
 

@@ -19,9 +19,10 @@ from tokenpaths.frontend.charts.drawing.palette import (
     with_floor,
 )
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.theme import finish, rows, tip
-from tokenpaths.frontend.charts.flow.flow import axes, circle_size, ribbon_shape, row_labels
+from tokenpaths.frontend.charts.drawing.theme import as_vectors, finish, rows, tip
+from tokenpaths.frontend.charts.flow.flow import axes, circle_numbers, circle_size, ribbon_shape, row_labels
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, flow_layout, ribbon_outline
+from tokenpaths.frontend.charts.usage import cell_map, height_of, modules_of
 
 MANY_NODES, FEW_NODES = 600, 8
 """with more circles than the first, a difference is reduced to the second number per step"""
@@ -132,15 +133,9 @@ def flow_contrast_chart(
     most = scale_end((row["change"] for row in (*contrast["nodes"], *contrast["links"])), SHARE_FLOOR)
     x, y = axes(layout)
     scale = diverging_scale(most, look, middle=look.identity)
-    legend = gradient_legend(
-        f"less often ← {names[0]} → more often",
-        labelExpr=signed_ticks("+.2~p", "alike"),
-        gradientLength=200,
-        titleLimit=420,
-        values=[-most, 0, most],
-    )
+    legend = _legend(names, most)
     colour = alt.Color("change:Q", scale=scale, legend=legend)
-    columns = {share_of(names[0]): "after", share_of(names[1]): "before", "difference": "by"}
+    columns = _columns(names)
     flows = (
         alt.Chart(rows(_ribbon_rows(contrast, layout)))
         .mark_point(
@@ -163,7 +158,7 @@ def flow_contrast_chart(
         )
         .encode(x=x, y=y, color=colour, description="words:N", size=circle_size(layout))
     )
-    layers = [row_labels(layout, look, x, y), flows, circles]
+    layers = [row_labels(layout, look, x, y), flows, circles, *circle_numbers(layout, look, x, y)]
     chart = alt.layer(*layers)
     return finish(
         chart,
@@ -173,6 +168,59 @@ def flow_contrast_chart(
         height=layout.height,
         summary=contrast_words(contrast, *names),
     )
+
+
+@redrawable(numbers=lambda contrast, names: {"cells": contrast_rows(contrast, names, "nodes")})
+def contrast_map_chart(
+    contrast: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    theme: str | Theme = "light",
+    title: str | None = "Where do they part?",
+    chosen: str | None = None,
+    things: Mapping[str, str] | None = None,
+) -> alt.LayerChart:
+    """Heat map of a result of ``flow_contrast``, where a token takes so many modules at a step that ribbons would be a
+    thicket: modules by steps, coloured by the difference of their shares of tokens.
+
+    ``chosen``: ``step.module`` of a framed cell. ``things``: display names by thing (``drawing.thing_names``).
+    """
+    look = theme_named(theme)
+    most = scale_end((row["change"] for row in contrast["nodes"]), SHARE_FLOOR)
+    columns, legend = _columns(names), _legend(names, most)
+    layers = cell_map(
+        contrast["nodes"],
+        lambda row: {title: _tooltip_fields(row)[field] for title, field in columns.items()},
+        alt.Color("value:Q", scale=diverging_scale(most, look), legend=legend),
+        look,
+        value="change",
+        chosen=chosen,
+        things=things,
+    )
+    drawn = finish(
+        alt.layer(*layers),
+        look,
+        title,
+        with_floor(colour_words(*names, parts=""), most),
+        height=height_of(len(modules_of(contrast["nodes"]))),
+        summary=contrast_words(contrast, *names),
+    )
+    return as_vectors(drawn, len(contrast["nodes"]))
+
+
+def _legend(names: tuple[str, str], most: float) -> alt.Legend:
+    return gradient_legend(
+        f"less often ← {names[0]} → more often",
+        labelExpr=signed_ticks("+.2~p", "alike"),
+        gradientLength=200,
+        titleLimit=420,
+        values=[-most, 0, most],
+    )
+
+
+def _columns(names: tuple[str, str]) -> dict[str, str]:
+    """Titles of a tooltip → fields of ``_tooltip_fields``."""
+    return {share_of(names[0]): "after", share_of(names[1]): "before", "difference": "by"}
 
 
 def _tooltip_fields(row: Mapping[str, Any]) -> dict[str, str]:
@@ -226,9 +274,8 @@ def _circle_rows(contrast: Mapping[str, Any], layout: FlowLayout, names: tuple[s
     return table
 
 
-def colour_words(first: str, second: str) -> str:
+def colour_words(
+    first: str, second: str, parts: str = " Circle area: the mean of both shares; ribbon width: the difference."
+) -> str:
     """Meaning of colours, areas and widths."""
-    return (
-        f"Rose: tokens of {first} go there more often than those of {second}; blue: less often. Circle area: the mean "
-        "of both shares; ribbon width: the difference."
-    )
+    return f"Rose: tokens of {first} go there more often than those of {second}; blue: less often.{parts}"

@@ -269,13 +269,13 @@ def intake_words(cards: Sequence[Mapping[str, Any]]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     if len(names) == 1:
         return (
-            f"The run {named} was copied here or is of an older version, and is being taken in{share}: what it says "
-            "is checked and written into a file of this program. It appears here by itself."
+            f"The run {named} is being read{share}. What a run says that was copied here, or is of an older version, "
+            "is checked first and written into a file of this program. It appears here by itself."
         )
     return (
-        f"{len(names)} runs were copied here or are of an older version, and are being taken in, some seconds each: "
-        f"what they say is checked and written into files of this program: {named}{more}{share}. Each appears here by "
-        "itself."
+        f"{len(names)} runs are being read, some seconds each: {named}{more}{share}. What those say that were copied "
+        "here, or are of an older version, is checked first and written into files of this program. Each appears here "
+        "by itself."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -13,6 +13,7 @@ from tokenpaths.frontend.charts.flow.flow import LINK_PICK, NODE_PICK, flow_char
 from tokenpaths.frontend.charts.flow.flow_contrast import (
     FEW_NODES,
     colour_words,
+    contrast_map_chart,
     contrast_rows,
     contrast_words,
     few_of,
@@ -42,6 +43,8 @@ MERGING_OPTIONS = ("merge_share", "most_modules")
 """options of ``/flow`` that merge modules"""
 FILTERS = ("label", "through", "paths", "steps")
 """fields of the selection that ``/flow`` is asked with"""
+BESIDE = [name for name in FILTERS if name != "label"]
+"""those that both sides of a comparison share"""
 
 
 def draw(selection: Selection) -> None:
@@ -146,12 +149,11 @@ def _drawn_picker(run: Mapping[str, Any], selection: Selection) -> None:
 def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) -> None:
     """Load of each module at each step by the chosen tokens."""
     load = load_of_flow(flow, widgets.client().ask(run["run"], "usage"))
-    chosen = (selection.inspect or "").partition("module:")[2] or None
     names = names_of(run["run"], "module")
     widgets.chart(
-        load_chart(load, theme=widgets.theme(), title=None, chosen=chosen, names=names),
+        load_chart(load, theme=widgets.theme(), title=None, chosen=_inspected(selection), names=names),
         key=chart_keys.steady("map_sampled" if flow.get("counted") else "map", selection),
-        on_pick=lambda _, value: address.go_changed(inspect=f"module:{value}"),
+        on_pick=_cell_picked,
         pick=("node",),
         filters=FILTERS,
     )
@@ -163,6 +165,15 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
     if not flow.get("counted"):
         common.notes(run)
         widgets.numbers_behind(load["usage"], "cells", share=SHARE)
+
+
+def _inspected(selection: Selection) -> str | None:
+    """``step.module`` of the module in the inspector."""
+    return (selection.inspect or "").partition("module:")[2] or None
+
+
+def _cell_picked(_: str, value: str) -> None:
+    address.go_changed(inspect=f"module:{value}")
 
 
 def sampled_words(run: Mapping[str, Any], flow: Mapping[str, Any]) -> str:
@@ -309,25 +320,46 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
         return
     names = (_label_name(selection.label), _label_name(other))
     sides = (selection, selection.change(label=other))
-    questions = [common.flow_question(run, side, limit=MOST_LINKS) for side in sides]
-    flows = [widgets.client().ask(run["run"], "flow", **question) for question in questions]
-    empty = [name for name, flow in zip(names, flows, strict=True) if not flow["num_tokens"]]
+    as_map = _as_map(run, selection)
+    questions = [common.flow_question(run, side, limit=1 if as_map else MOST_LINKS) for side in sides]
+    # Unmerged: modules merged on one side only would count as zero there.
+    whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]
+    compared = [widgets.client().ask(run["run"], "flow", **question) for question in whole]
+    empty = [name for name, flow in zip(names, compared, strict=True) if not flow["num_tokens"]]
     if empty:
         widgets.heading("Where do they part?", "")
         none = f"No token of {' or of '.join(empty)} passes all of these filters."
         widgets.empty(widgets.escape(none), "Clear a filter above.")
         return
-    # Request both sides unmerged: modules merged on one side only would count as zero there.
-    whole = [{name: value for name, value in question.items() if name not in MERGING_OPTIONS} for question in questions]
-    compared = (
-        flows if whole == questions else [widgets.client().ask(run["run"], "flow", **question) for question in whole]
-    )
     contrast = flow_contrast(*compared)
-    drawn = few_of(contrast)
     widgets.heading("Where do they part?", widgets.escape(contrast_words(contrast, *names)), "contrast")
-    rest = [name for name in FILTERS if name != "label"]
+    if int(run["top_k"]) >= MANY_SLOTS:
+        _drawn_picker(run, selection)
+    if as_map:
+        _maps_beside(run, selection, names, compared, contrast)
+    else:
+        flows = compared
+        if whole != questions:
+            flows = [widgets.client().ask(run["run"], "flow", **question) for question in questions]
+        _flows_beside(selection, names, compared, flows, contrast)
+    percent = st.column_config.NumberColumn(format="percent")
+    columns = {**{share_of(name): percent for name in names}, "change": percent}
+    widgets.numbers_behind(contrast_rows(contrast, names, "nodes"), "cells" if as_map else "circles", **columns)
+    if not as_map:
+        widgets.numbers_behind(contrast_rows(contrast, names, "links"), "ribbons", **columns)
+
+
+def _flows_beside(
+    selection: Selection,
+    names: tuple[str, str],
+    compared: Sequence[Mapping[str, Any]],
+    flows: Sequence[Mapping[str, Any]],
+    contrast: Mapping[str, Any],
+) -> None:
+    """The difference as ribbons over both sides; ``flows``: as ``compared``, small modules merged."""
+    drawn = few_of(contrast)
     drawing = flow_contrast_chart(drawn, names=names, theme=widgets.theme(), title=None)
-    widgets.chart(drawing, about=f"{names[0]} beside {names[1]}", filters=rest)
+    widgets.chart(drawing, about=f"{names[0]} beside {names[1]}", filters=BESIDE)
     st.caption(widgets.escape(colour_words(*names)))
     if drawn is not contrast:
         st.caption(f"Drawn are the {FEW_NODES} modules of each step that differ most; the table below has all.")
@@ -339,17 +371,40 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
     least = common.least_drawn(selection, *flows)
     for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
         with column:
-            st.subheader(
-                widgets.escape(f"{name}: {flow['num_tokens']:,} tokens"), anchor=False, help=widgets.HELP["flow"]
-            )
+            _side(name, flow)
             drawing = flow_chart(flow, theme=widgets.theme(), title=None, least=least, interactive=False)
-            widgets.chart(drawing, about=name, filters=rest)
+            widgets.chart(drawing, about=name, filters=BESIDE)
             for line in flow_captions(flow, least):
                 st.caption(widgets.escape(line))
-    percent = st.column_config.NumberColumn(format="percent")
-    columns = {**{share_of(name): percent for name in names}, "change": percent}
-    widgets.numbers_behind(contrast_rows(contrast, names, "nodes"), "circles", **columns)
-    widgets.numbers_behind(contrast_rows(contrast, names, "links"), "ribbons", **columns)
+
+
+def _maps_beside(
+    run: Mapping[str, Any],
+    selection: Selection,
+    names: tuple[str, str],
+    compared: Sequence[Mapping[str, Any]],
+    contrast: Mapping[str, Any],
+) -> None:
+    """The difference as a heat map over those of both sides, which share a scale."""
+    things = names_of(run["run"], "module")
+    look: dict[str, Any] = {"theme": widgets.theme(), "title": None, "chosen": _inspected(selection)}
+    drawing = contrast_map_chart(contrast, names=names, things=things, **look)
+    key, about = chart_keys.steady("contrast_map", selection), f"{names[0]} beside {names[1]}"
+    widgets.chart(drawing, key=key, about=about, filters=BESIDE, on_pick=_cell_picked, pick=("node",))
+    st.caption(widgets.escape(colour_words(*names, parts=" Click a cell to look into the module.")))
+    usage = widgets.client().ask(run["run"], "usage")
+    loads = [load_of_flow(flow, usage) for flow in compared]
+    most = max((row["utilisation"] or 0 for load in loads for row in load["usage"]), default=1) or 1
+    for column, name, flow, load in zip(st.columns(2, gap="medium"), names, compared, loads, strict=True):
+        with column:
+            _side(name, flow)
+            widgets.chart(load_chart(load, names=things, most=most, **look), about=name, filters=BESIDE)
+    st.caption(f"{DARKER}: more tokens than a module's fair share, on one scale for both.")
+
+
+def _side(name: str, flow: Mapping[str, Any]) -> None:
+    head = f"{name}: {numbers.plural(flow['num_tokens'], 'token')}"
+    st.subheader(widgets.escape(head), anchor=False, help=widgets.HELP["flow"])
 
 
 def _label_name(label: str | None) -> str:
