@@ -189,6 +189,36 @@ def test_one_sample_has_no_correlation(show) -> None:
     assert "takes four" in words
 
 
+def marked(training: dict, chosen: list[str]) -> list[int]:
+    """Iterations of the marked points of the curve."""
+    drawn = charts.training_chart(training, "max_violation", chosen=chosen).to_dict()
+    return [row["iteration"] for rows in drawn["datasets"].values() for row in rows if row["on"]]
+
+
+def test_curves_mark_the_checkpoint_of_the_slider(show, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the maps do: both runs may be compared, and only one of them is the one whose load is shown."""
+    asked: list[list[str]] = []
+    drawing = charts.training_chart
+
+    def training_chart(training: dict, measure: str, **options):
+        asked.append(list(options["chosen"]))
+        return drawing(training, measure, **options)
+
+    monkeypatch.setattr(charts, "training_chart", training_chart)
+    show(view="compare", runs="at-10,at-20", part="training")
+    show(view="compare", runs="at-10,at-20", part="training", at=10)
+    assert {tuple(chosen) for chosen in asked[:1]} == {("at-20",)}
+    assert {tuple(chosen) for chosen in asked[-1:]} == {("at-10",)}
+    monkeypatch.undo()
+    assert marked(answer_of(api, "/runs/at-10/series"), asked[-1]) == [10]
+
+
+def test_the_axis_of_a_training_does_not_begin_before_iteration_0(api: Served) -> None:
+    """By Vega's rounding of the ends a training from 100 to 6,400 began at −1,000."""
+    chart = charts.training_chart(answer_of(api, "/runs/at-10/series"), "max_violation").to_dict()
+    assert all(layer["encoding"]["x"]["scale"]["nice"] is False for layer in chart["layer"])
+
+
 def test_a_training_with_its_slider(show) -> None:
     page = show(view="compare", runs="at-10", part="training")
     words = said(page)
