@@ -21,6 +21,7 @@ from tokenpaths.frontend.charts.several_runs import numbers_table as table
 from tokenpaths.frontend.charts.several_runs.training_maps import training_map
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.compare.compared import Compared, partners
+from tokenpaths.frontend.views.samples import similar
 from tokenpaths.frontend.views.samples.similar import sample_words, token_words
 
 THEMES = ("light", "dark", "print")
@@ -332,6 +333,17 @@ def test_more_like_this_on_the_sample_view(show) -> None:
     words = said(show(view="samples", run="bare", sample=0, token=0, inspect="token:0.0"))
     assert "Which samples take similar routes?" not in words
     assert "63 other patches are on the very same path" in words
+
+
+def test_a_line_break_on_a_like_path_has_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its vocabulary id, which stands for tokens whose text is not known."""
+    drawn: list[dict] = []
+    monkeypatch.setattr(similar, "wall", lambda items, **_: drawn.extend(items))
+    texts = ("\n", " ", " word", None)
+    examples = [{"sample": 0, "token": place, "token_id": 199, "text": text} for place, text in enumerate(texts)]
+    similar._tokens({"modality": "text"}, examples, "key")
+    assert [item["shown"] for item in drawn] == ["↵", "·", " word", "#199"]
+    assert [item["text"] for item in drawn] == ["\n", " ", " word", ""]
 
 
 def answer_of(api: Served, path: str) -> dict:
