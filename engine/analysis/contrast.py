@@ -255,9 +255,20 @@ def by_sample(
     return sums, np.bincount(sample_n, weight_n, minlength=num_samples)
 
 
-def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, share: bool = False) -> Mean | None:
+def mean_of(
+    sum_N: Float[np.ndarray, " N"],
+    of_N: Float[np.ndarray, " N"],
+    *,
+    share: bool = False,
+    least: float = -np.inf,
+    most: float = np.inf,
+) -> Mean | None:
     """Σ sums / Σ weights; None without any weight. A ``share`` of yes or no gets that of ``share_interval``, which
-    knows that a few that are all right may not all be."""
+    knows that a few that are all right may not all be.
+
+    Args:
+        least: No value lies below it, so no interval ends there; ``most`` likewise above.
+    """
     total = float(of_N.sum())
     if total <= 1e-12:
         return None
@@ -268,7 +279,7 @@ def mean_of(sum_N: Float[np.ndarray, " N"], of_N: Float[np.ndarray, " N"], *, sh
         low, high = share_interval(sum_N[:, None], of_N)
         return Mean(mean, float(low[0]), float(high[0]))
     half = student(freedom(of_N)) * (ratio_error(sum_N, of_N) or 0.0)
-    return Mean(mean, mean - half, mean + half)
+    return Mean(mean, max(mean - half, least), min(mean + half, most))
 
 
 def difference(
@@ -278,8 +289,13 @@ def difference(
     of_b_N: Float[np.ndarray, " N"],
     *,
     share: bool = False,
+    width: float = np.inf,
 ) -> Mean | None:
-    """Mean of a less mean of b. Samples that are in both count once: what they share cancels."""
+    """Mean of a less mean of b. Samples that are in both count once: what they share cancels.
+
+    Args:
+        width: Of the range of the values: no difference is larger.
+    """
     total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
     if total_a <= 1e-12 or total_b <= 1e-12:
         return None
@@ -294,7 +310,7 @@ def difference(
     rest_N1 -= _residuals(sum_b_N[:, None], np.array([mean_b]), of_b_N, total_b)
     error = float(np.sqrt(np.square(rest_N1).sum()))
     half = student(min(freedom(of_a_N), freedom(of_b_N))) * error
-    return Mean(delta, delta - half, delta + half)
+    return Mean(delta, max(delta - half, -width), min(delta + half, width))
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def training_chart(
     ]
     x = alt.X(
         "iteration:Q",
-        scale=alt.Scale(zero=False, padding=12),
+        scale=alt.Scale(zero=False, padding=12, nice=False),  # rounded, the axis would begin before iteration 0
         axis=alt.Axis(title="iteration", format=",d", grid=False, tickCount=6, tickMinStep=1),
     )
     values = [row["value"] for row in table] or [0.0]

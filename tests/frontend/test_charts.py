@@ -225,6 +225,16 @@ def test_load_keeps_every_cell_and_names_them_where_they_are_few():
     assert svg_of(charts.load_chart(many)).count("<path") > 64 * 256
 
 
+def test_numbers_below_a_colour_scale_keep_a_gap():
+    """On a scale of square roots up to 2 “1.5 2.0” read “1.52.0”: they touched, which is no overlap."""
+    legends = [part["legend"] for part in walk(charts.load_chart(USAGE).to_dict()) if _has_gradient(part)]
+    assert [(legend["labelOverlap"], legend["labelSeparation"] >= 4) for legend in legends] == [("greedy", True)]
+
+
+def _has_gradient(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("legend"), dict) and "gradientLength" in part["legend"]
+
+
 def test_flow_marks_the_chosen_circle_and_only_it():
     rows = data_of(charts.flow_chart(FLOW, through=["1.2"]), "node", "count")
     assert [row["node"] for row in rows if row["on"]] == ["1.2"]

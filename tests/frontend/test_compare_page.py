@@ -21,6 +21,7 @@ from tokenpaths.frontend.charts.several_runs import numbers_table as table
 from tokenpaths.frontend.charts.several_runs.training_maps import training_map
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.compare.compared import Compared, partners
+from tokenpaths.frontend.views.samples import similar
 from tokenpaths.frontend.views.samples.similar import sample_words, token_words
 
 THEMES = ("light", "dark", "print")
@@ -189,6 +190,36 @@ def test_one_sample_has_no_correlation(show) -> None:
     assert "takes four" in words
 
 
+def marked(training: dict, chosen: list[str]) -> list[int]:
+    """Iterations of the marked points of the curve."""
+    drawn = charts.training_chart(training, "max_violation", chosen=chosen).to_dict()
+    return [row["iteration"] for rows in drawn["datasets"].values() for row in rows if row["on"]]
+
+
+def test_curves_mark_the_checkpoint_of_the_slider(show, api: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the maps do: both runs may be compared, and only one of them is the one whose load is shown."""
+    asked: list[list[str]] = []
+    drawing = charts.training_chart
+
+    def training_chart(training: dict, measure: str, **options):
+        asked.append(list(options["chosen"]))
+        return drawing(training, measure, **options)
+
+    monkeypatch.setattr(charts, "training_chart", training_chart)
+    show(view="compare", runs="at-10,at-20", part="training")
+    show(view="compare", runs="at-10,at-20", part="training", at=10)
+    assert {tuple(chosen) for chosen in asked[:1]} == {("at-20",)}
+    assert {tuple(chosen) for chosen in asked[-1:]} == {("at-10",)}
+    monkeypatch.undo()
+    assert marked(answer_of(api, "/runs/at-10/series"), asked[-1]) == [10]
+
+
+def test_the_axis_of_a_training_does_not_begin_before_iteration_0(api: Served) -> None:
+    """By Vega's rounding of the ends a training from 100 to 6,400 began at −1,000."""
+    chart = charts.training_chart(answer_of(api, "/runs/at-10/series"), "max_violation").to_dict()
+    assert all(layer["encoding"]["x"]["scale"]["nice"] is False for layer in chart["layer"])
+
+
 def test_a_training_with_its_slider(show) -> None:
     page = show(view="compare", runs="at-10", part="training")
     words = said(page)
@@ -302,6 +333,17 @@ def test_more_like_this_on_the_sample_view(show) -> None:
     words = said(show(view="samples", run="bare", sample=0, token=0, inspect="token:0.0"))
     assert "Which samples take similar routes?" not in words
     assert "63 other patches are on the very same path" in words
+
+
+def test_a_line_break_on_a_like_path_has_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its vocabulary id, which stands for tokens whose text is not known."""
+    drawn: list[dict] = []
+    monkeypatch.setattr(similar, "wall", lambda items, **_: drawn.extend(items))
+    texts = ("\n", " ", " word", None)
+    examples = [{"sample": 0, "token": place, "token_id": 199, "text": text} for place, text in enumerate(texts)]
+    similar._tokens({"modality": "text"}, examples, "key")
+    assert [item["shown"] for item in drawn] == ["↵", "·", " word", "#199"]
+    assert [item["text"] for item in drawn] == ["\n", " ", " word", ""]
 
 
 def answer_of(api: Served, path: str) -> dict:

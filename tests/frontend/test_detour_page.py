@@ -148,7 +148,7 @@ def test_edits_that_cannot_stand_beside_each_other_replace_each_other():
 
 
 def make_site(data_dir: Path) -> None:
-    """Two tiny models and a run of each: ``texts``, ``pictures``."""
+    """Two tiny models and runs of them: ``texts``, ``pictures`` and, larger, ``more-pictures``."""
     from PIL import Image
 
     from tests.support.checkpoints import save_tiny
@@ -164,7 +164,8 @@ def make_site(data_dir: Path) -> None:
         Sample(Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)), None, label, label)
         for label in ("apple", "brick", "cloud")
     ]
-    for name, model, samples in (("texts", "tiny-text", texts), ("pictures", "tiny-vision", images)):
+    more = [("more-pictures", "tiny-vision", 2 * images)]  # what an upload would be ranked by
+    for name, model, samples in (("texts", "tiny-text", texts), ("pictures", "tiny-vision", images), *more):
         trace_samples(load_model(model, [models]), samples, data_dir / "runs", run_id=name, dataset="toy")
 
 
@@ -202,7 +203,8 @@ def test_a_bare_detour_invites(show):
     page = show(run="pictures", sample=1)
     assert not page.error
     assert "Nothing is edited yet" in words(page)
-    assert words(page, "caption").count("Ranks, counts and colours of paths are those of run pictures") == 1
+    ranks = "Ranks, counts and colours of paths are those of run pictures, from which the sample was taken"
+    assert words(page, "caption").count(ranks) == 1
     assert any(button.label == "Apply" for button in page.button)
 
 
@@ -213,7 +215,7 @@ def test_before_and_after(show, run, controls):
     assert not page.error, words(page)
     assert [s.value for s in page.subheader][1:3] == ["Before", "After"]
     assert page.subheader[0].value.replace("\\", "").startswith("With ")
-    assert words(page, "caption").count(f"Ranks, counts and colours of paths are those of run {run}") == 1
+    assert words(page, "caption").count(f"Ranks, counts and colours of paths are those of run {run}, from") == 1
     assert {"Paths changed at any step", "KL of the answers (nats)"} <= {metric.label for metric in page.metric}
     if run == "texts":
         assert "Which tokens become harder to predict?" in [s.value for s in page.subheader]

@@ -104,6 +104,8 @@ def test_a_file_that_is_too_large_has_a_size_and_a_way():
     result = judged("big.png", b"\x89PNG", 26_000_000)
     assert result.problem == "“big.png” has 26.0 MB; at most 25.0 MB are taken here."
     assert "smaller" in result.todo
+    little = judged("big.png", b"\x89PNG", MOST + 40_000)
+    assert little.problem == "“big.png” has 25.04 MB; at most 25.00 MB are taken here."
     assert "tokenpaths import" in judged("big.npz", b"PK\x03\x04", 10**9).todo
     assert "a HEIC image" in judged("big.heic", b"\0\0\0\x18ftypheic", 10**9).problem
     assert judged("just.png", b"\x89PNG", MOST).kind == "image"

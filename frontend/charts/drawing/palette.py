@@ -229,6 +229,7 @@ def neutral_scale(most: float, theme: str | Theme, *, end: str | None = None, **
 def gradient_legend(title: str, **options: Any) -> alt.Legend:
     """Legend of a continuous colour scale, below the chart."""
     shape = {"orient": "bottom", "gradientLength": 180, "gradientThickness": 10, "titleLimit": 320, "tickCount": 3}
+    shape |= {"labelOverlap": "greedy", "labelSeparation": 4}  # on a scale of square roots “1.5 2.0” read “1.52.0”
     return alt.Legend(title=title, **{**shape, **options})
 
 

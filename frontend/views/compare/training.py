@@ -30,9 +30,9 @@ MAP_HELP = (
     "MaxVio = load of the busiest / fair share − 1; dead: no token chose it."
 )
 KEPT_HELP = (
-    "Load kept = 1 − ½ Σ |l − l′|, l the modules’ shares of the choices of a step: of loads alone, whichever tokens "
-    "make them. Choices as at the end (router saturation) = mean |S ∩ S′| / K over the same tokens, S′ those of the "
-    "last checkpoint."
+    "Load kept = 1 − ½ Σ |l − l′|, l the modules’ shares of the choices of a step, l′ those of the checkpoint before, "
+    "so that the first has none: of loads alone, whichever tokens make them. Choices as at the end (router "
+    "saturation) = mean |S ∩ S′| / K over the same tokens, S′ those of the last checkpoint."
 )
 
 
@@ -62,7 +62,7 @@ def draw(selection: Selection, compared: Compared) -> None:
             drawing = training_map(training, name, theme=widgets.theme(), chosen=chosen["label"], title=None)
             widgets.chart(drawing, about=about(training))
     _load(training, places, chosen)
-    _curves(training, compared, selection)
+    _curves(training, chosen, selection)
     _stability(training, compared, run, chosen["label"])
     widgets.numbers_behind(training_map_rows(training), "checkpoints by step")
 
@@ -139,7 +139,7 @@ def _slider(places: Sequence[Mapping[str, Any]], selection: Selection) -> Mappin
             at,
             options,
             format_func=lambda iteration: by_iteration[iteration]["label"],
-            help="Framed in the maps; its load stands below.",
+            help="Framed in the maps and marked in the curves; its load stands below.",
         )
     return by_iteration[at]
 
@@ -172,8 +172,9 @@ def _untrained_usage(usage: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[
     return {**usage, "usage": cells}
 
 
-def _curves(training: Mapping[str, Any], compared: Compared, selection: Selection) -> None:
-    """The loss and one other number of every checkpoint."""
+def _curves(training: Mapping[str, Any], chosen: Mapping[str, Any], selection: Selection) -> None:
+    """The loss and one other number of every checkpoint; the one of the slider in the colour of its frame in maps."""
+    marked = [chosen["run"]]
     measures = [
         name
         for name in charts.SUMMARY
@@ -184,7 +185,7 @@ def _curves(training: Mapping[str, Any], compared: Compared, selection: Selectio
         if "loss" in measures:
             st.subheader("Does the loss fall?", anchor=False)
             widgets.chart(
-                charts.training_chart(training, "loss", theme=widgets.theme(), chosen=compared.names, title=None),
+                charts.training_chart(training, "loss", theme=widgets.theme(), chosen=marked, title=None),
                 about=about(training),
             )
         else:
@@ -199,7 +200,7 @@ def _curves(training: Mapping[str, Any], compared: Compared, selection: Selectio
         measure = selection.number if selection.number in others else usual
         address.bound(st.selectbox, "number", "Number", measure, others, format_func=charts.SUMMARY.__getitem__)
         widgets.chart(
-            charts.training_chart(training, measure, theme=widgets.theme(), chosen=compared.names, title=None),
+            charts.training_chart(training, measure, theme=widgets.theme(), chosen=marked, title=None),
             about=about(training),
         )
     widgets.numbers_behind(charts.training_rows(training), "checkpoints")

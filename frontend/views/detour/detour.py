@@ -95,7 +95,7 @@ def _detour(
         )
         if not as_job:
             sample = widgets.client().ask(before["run"], "samples/{sample}", sample=0)
-            reference.say_where_ranks_are_from(reference.ranked(before, sample))
+            reference.say_where_ranks_are_from(reference.ranked(before, sample, source=run))
         result.one_side(run, before, sample, None, selection, "Before")
         before_after.draw(run, selection, sample, None)
         return

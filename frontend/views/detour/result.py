@@ -60,7 +60,7 @@ def show(
     pairs = zip(old["tokens"], new["tokens"], strict=True)
     moved = {one["token"]: steps for one, other in pairs if (steps := before_after.moved_steps(one, other))}
     _verdict(run, selection, effect, old, new, on_open)
-    reference.say_where_ranks_are_from(reference.ranked(before, old))
+    reference.say_where_ranks_are_from(reference.ranked(before, old, source=run))
     left, right = st.columns(2, gap="large")
     with left:
         one_side(run, before, old, None, selection, "Before")
@@ -160,7 +160,7 @@ def one_side(
     """One side: the image or text with its flow.
 
     On the edited side, tokens that kept their path are faded; on the other, tokens that do not take the selected link.
-    ``one`` is the run of ``sample``: a module or ribbon counts all samples of the run.
+    ``one`` is the run of ``sample``: a module or ribbon counts all samples of the run. Paths are ranked by ``run``.
     """
     client, link = widgets.client(), link_of(selection.through)
     st.subheader(word, anchor=False)
@@ -169,7 +169,7 @@ def one_side(
     def kept(token: Mapping[str, Any]) -> bool:
         return (link is None or takes(token, link)) if moved is None else token["token"] in moved
 
-    ranked = reference.ranked(one, sample)
+    ranked = reference.ranked(one, sample, source=run)
     by_module = 0 if ranked.reason is not None else None  # nothing ranks the paths, so their ink says nothing
     data = explorer_data(
         ranked.sample,

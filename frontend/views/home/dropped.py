@@ -72,7 +72,8 @@ def what_is(name: str, head: bytes, size: int, most: int) -> Dropped:
     if suffix in NAMES and not _begins(head, IMAGES):
         return Dropped(None, f"{called} is {NAMES[suffix]}, which cannot be read here.", FITS)
     if size > most:
-        limit = f"{numbers.number(size / 1e6)} MB; at most {numbers.number(most / 1e6)} MB are taken here."
+        has, taken = numbers.apart([size / 1e6, most / 1e6])
+        limit = f"{has} MB; at most {taken} MB are taken here."
         return Dropped(None, f"{called} has {limit}", _smaller(head, suffix))
     if size == 0:
         return Dropped(None, f"{called} is empty.", FITS)

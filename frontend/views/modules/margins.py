@@ -57,10 +57,10 @@ def closeness(margin: Mapping[str, Any] | None, modules: Sequence[int]) -> str:
     """How close one decision was.
 
     >>> closeness({"margin": 0.02, "runner_up": 7}, [5, 3])
-    'module 3 by 0.02 before module 7'
+    'module 3 by 0.020 before module 7'
     >>> closeness({"margin": None, "runner_up": None}, [5]), closeness(None, [5])
     ('not known', 'not known')
     """
     if margin is None or margin["margin"] is None or not modules:
         return "not known"
-    return f"module {modules[-1]} by {margin['margin']:.2g} before module {margin['runner_up']}"
+    return f"module {modules[-1]} by {numbers.number(margin['margin'], 2)} before module {margin['runner_up']}"

@@ -12,6 +12,9 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.views import common
 
+SHAPE = ("num_steps", "num_modules", "top_k")
+HOW = {"checkpoint": "of the same weights", "model": "of the same model", "named": "from which the sample was taken"}
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -40,11 +43,21 @@ class Ranked:
         return None if self.reference is None else str(self.reference["run"])
 
 
-def ranked(run: Mapping[str, Any], sample: Mapping[str, Any]) -> Ranked:
-    """``sample`` of ``run``; an upload, with the ranks that its paths have in its reference run."""
-    if not common.is_try(run):
+def ranked(run: Mapping[str, Any], sample: Mapping[str, Any], *, source: Mapping[str, Any] | None = None) -> Ranked:
+    """``sample`` of ``run``; an upload, with the ranks that its paths have in its reference run.
+
+    Args:
+        source: The run from which a sample that was run again was taken. Where that is one over a data set, it is the
+            reference, so that a path has the ink and the rank that it has in the views of that run.
+    """
+    known = source is not None and not common.is_try(source) and all(source[name] == run[name] for name in SHAPE)
+    if source is not None and known:
+        if source["run"] == run["run"]:
+            return Ranked(dict(sample))
+    elif not common.is_try(run):
         return Ranked(dict(sample))
     asked = {"sample": sample["sample"], "similar": 0, "unusual": 0}
+    asked |= {"reference": source["run"]} if source is not None and known else {}
     answer = widgets.client().ask(run["run"], "samples/{sample}/reference", **asked)
     if answer["reference"] is None:
         nothing = {"rank": None, "cdf": None, "cdf_middle": None, "path_tokens": 0}
@@ -70,7 +83,7 @@ def say_where_ranks_are_from(one: Ranked) -> None:
         st.caption(widgets.escape(one.reason + ". Until then tokens are tinted by module."))
     elif one.reference is not None:
         split = f" ({one.reference['split']})" if one.reference.get("split") not in (None, "", "all") else ""
-        how = "of the same weights" if one.answer and one.answer["found_by"] == "checkpoint" else "of the same model"
+        how = HOW[(one.answer or {}).get("found_by") or "model"]
         st.caption(
             widgets.escape(
                 f"Ranks, counts and colours of paths are those of run {one.reference['run']}, {how}: "

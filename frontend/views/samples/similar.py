@@ -13,6 +13,7 @@ from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.running_text import token_name
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.drawing.thing_names import token_nouns
+from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
@@ -157,12 +158,11 @@ def _tokens(run: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], key: 
         if vision:
             item["image"] = example.get("patch")
         else:
-            text = example.get("text") or ""
             item |= {
                 "before": _line(example.get("before"))[-CONTEXT:],
-                "text": text,
+                "text": example.get("text") or "",
                 "after": _line(example.get("after"))[:CONTEXT],
-                "shown": token_name({**example, "text": text.strip()}),
+                "shown": visible(token_name(example)),  # of a blank or a line break the sign for it, as everywhere
             }
         items.append(item)
     wall(

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest
 from scipy.stats import t as student
 
-from tokenpaths.engine.analysis.contrast import Z, contrast, effective_size, kish_size, wilson
+from tokenpaths.engine.analysis.contrast import Z, contrast, difference, effective_size, kish_size, mean_of, wilson
 
 
 @pytest.mark.parametrize(("hits", "size"), [(0, 7), (3, 7), (7, 7), (40, 200)])
@@ -75,3 +75,16 @@ def test_a_share_of_one_after_few_tokens_is_not_certain():
     assert told.delta[0] == 1
     assert told.low[0] < 0
     assert pytest.approx(1.959964, abs=1e-6) == Z
+
+
+def test_an_interval_ends_where_values_do():
+    """Of three samples Student's t takes the mean of confidences from −45 % to 140 %."""
+    high_N, low_N, of_N = np.array([0.9, 0.9, 0.1]), np.array([0.1, 0.0, 0.8]), np.ones(3)
+    free, told = mean_of(high_N, of_N), mean_of(high_N, of_N, least=0.0, most=1.0)
+    assert free is not None
+    assert told is not None
+    assert free.low < 0 < 1 < free.high
+    assert (told.mean, told.low, told.high) == (free.mean, 0.0, 1.0)
+    apart = difference(high_N, of_N, low_N, of_N, width=1.0)
+    assert apart is not None
+    assert (apart.low, apart.high) == (-1.0, 1.0)

@@ -109,9 +109,12 @@ def _by_label(run: RunFile, measure: str, per: str) -> list[dict[str, Any]]:
     weight_N = columns["num_tokens"] if per == "token" else np.ones(len(columns["value"]))
     numbers = {name: number for number, name, _, _ in run.labels}
     means = group_means(columns["value"], weight_N, columns["label_id"], max(numbers.values()) + 1)
+    low_G, high_G = means.low, means.high
+    if measure in ("compute", "reuse"):  # shares: of a few samples an interval by Student's t would go beyond 0 and 1
+        low_G, high_G = np.maximum(low_G, 0.0), np.minimum(high_G, 1.0)
     for row in rows:
         at = numbers[row["label"]]
-        row |= {"low": finite(means.low[at]), "high": finite(means.high[at]), "clear": bool(means.clear[at])}
+        row |= {"low": finite(low_G[at]), "high": finite(high_G[at]), "clear": bool(means.clear[at])}
     return rows
 
 

@@ -70,6 +70,9 @@ def test_outcomes_of_samples(case: Case, measure: str):
                 mean = sum(v * w for v, w in known) / sum(w for _, w in known)
                 assert row[name]["mean"] == pytest.approx(mean)
                 assert row[name]["low"] <= mean <= row[name]["high"]
+                if name != "loss":
+                    assert row[name]["low"] >= 0
+                    assert row[name]["high"] <= 1
         assert answer["groups"][0]["lowest"] == pytest.approx(min(keys))
         assert answer["groups"][-1]["highest"] == pytest.approx(max(keys))
         told = [row["outcome"] for row in answer["differences"]]

@@ -30,7 +30,8 @@ from tokenpaths.engine.store.file.filters import Query, check_choice
 from tokenpaths.engine.store.file.pages.profile_pages import Page
 
 MEASURES = ("compute", "reuse", "modules")
-OUTCOMES = ("right", "confidence", "loss")
+OUTCOMES = {"right": (0.0, 1.0), "confidence": (0.0, 1.0), "loss": (-np.inf, np.inf)}
+"""outcome → the least and the most that it can be: of a few samples an interval by Student’s t would go beyond"""
 GROUPS = 10
 FEWEST = 2
 """samples or tokens of a group, below which there are no groups"""
@@ -100,13 +101,13 @@ def outcomes(
         lowest, value, highest = parts.bounds(group)
         rows.append({"lowest": lowest, "value": value, "highest": highest})
     differences = []
-    for outcome in OUTCOMES:
+    for outcome, (least, most) in OUTCOMES.items():
         value_n = observed.outcomes[outcome][known]
         share = outcome == "right"
         sums = [by_sample(value_n, parts.weight(g), sample_n, observed.num_samples) for g in range(groups)]
         for row, (total_N, of_N) in zip(rows, sums, strict=True):
-            row[outcome] = _shown(mean_of(total_N, of_N, share=share))
-        apart = difference(*sums[0], *sums[-1], share=share)
+            row[outcome] = _shown(mean_of(total_N, of_N, share=share, least=least, most=most))
+        apart = difference(*sums[0], *sums[-1], share=share, width=most - least)
         if apart is None:
             continue
         together = paired_runs.spearman(*_pairs(key_n, value_n)) if per == "sample" else None
