@@ -284,6 +284,12 @@ def test_trace_heeds_the_settings_and_says_what_it_left_out(
     assert main([*command, "--skip-bad", "--overwrite"]) == 0
 
 
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pictures").symlink_to(tmp_path / "unmounted")
+    assert main([*TRACE, "--data", str(tmp_path / "pictures"), "--data-dir", str(tmp_path)]) == 2
+    assert "is a link that leads nowhere" in capsys.readouterr().err
+
+
 def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tracing_home / "runs").mkdir(parents=True)
     (tracing_home / "runs" / ".killed.partial").write_bytes(b"half")
