@@ -6,8 +6,8 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,7 +146,6 @@ def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``target``; it takes the place of ``target`` if the block succeeds."""
     with _temporary_file(target) as temporary_file:
         yield temporary_file
-        temporary_file.chmod(0o644)  # mkstemp makes files that nobody else may read
         rename_durably(temporary_file, target)
 
 
@@ -154,12 +153,26 @@ def atomic_file(target: Path) -> Iterator[Path]:
 def _temporary_file(target: Path) -> Iterator[Path]:
     """An empty file beside ``target``, deleted in the end where it is still there."""
     make_folder(target.parent)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(descriptor)
+    temporary_file = _unused_beside(target)
+    os.close(os.open(temporary_file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
     try:
-        yield Path(name)
+        yield temporary_file
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary_file.unlink(missing_ok=True)
+
+
+def temporary_folder_beside(target: Path) -> Path:
+    """A new hidden folder beside ``target``, to be renamed to it; who may read it is as for any folder the user makes.
+
+    ``tempfile`` would shut out everybody else, and a fixed mode let in those whom the umask keeps out.
+    """
+    folder = _unused_beside(target)
+    folder.mkdir()
+    return folder
+
+
+def _unused_beside(target: Path) -> Path:
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
 
 
 @contextlib.contextmanager
@@ -172,10 +185,9 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     make_folder(target.parent)
     if target.is_symlink() or target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, "it is there already", str(target))
-    temporary_folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"))
+    temporary_folder = temporary_folder_beside(target)
     try:
         yield temporary_folder
-        temporary_folder.chmod(0o755)  # mkdtemp makes folders that nobody else may read
         fsync_folder(temporary_folder)
         with contextlib.suppress(FileNotFoundError):
             target.rmdir()
@@ -189,7 +201,6 @@ def write_new(target: Path, content: bytes) -> None:
     """Make ``target`` with ``content`` in one step; FileExistsError where anything has its name, a broken link too."""
     with _temporary_file(target) as temporary_file:
         temporary_file.write_bytes(content)
-        temporary_file.chmod(0o644)
         fsync_file(temporary_file)
         try:
             os.link(temporary_file, target)

@@ -278,6 +278,8 @@ def _existing(name: str) -> Path:
     if not exists:
         near = difflib.get_close_matches(path.name, siblings, 3)
         hint = f" (near it: {', '.join(near)})" if near else ""
+        if path.name in siblings:
+            raise UserError(f"'{name}' is a link that leads nowhere; give {_GOOD}.", field="data")
         raise UserError(f"There is no file or folder '{name}'{hint}; give {_GOOD}.", field="data")
     reason = _REFUSED.get(path.suffix.lower()) if path.is_file() else None
     if reason:

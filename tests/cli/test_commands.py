@@ -109,10 +109,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["export", "good", "path", "-o", "paths.xyz", "--data-dir", "{data}"],
         ["export", "good", "path", "-o", "{data}/runs/broken.duckdb/paths.csv", "--data-dir", "{data}"],
         ["up", "--port", "70000"],
+        ["up", "--port", "8119", "--page-port", "8119", "--data-dir", "{data}"],
+        ["up", "--host", "192.0.2.1", "--token", "0123456789abcdef", "--no-page", "--data-dir", "{data}"],
+        ["jobs", "list", "--limit", "99999999999999999999", "--data-dir", "{data}"],
+        ["series", "s", f"good@{'9' * 5000}", "--data-dir", "{data}"],
+        ["import", "", "--data-dir", "{data}"],
+        ["train", "dna-vision-top1", "--data", ""],
+        ["train", "dna-vision-top1", "--data", "{data}", "--out", ""],
+        ["export", "good", "path", "-f", "csv", "-o", "", "--data-dir", "{data}"],
         ["up", "--host", "0.0.0.0"],
         ["up", "--token", "short"],
         ["up", "--settings", "/nothing.toml"],
         ["up", "--data-dir", "{data}/runs/broken.duckdb"],
+        ["worker", "--data-dir", "{data}/runs/broken.duckdb"],
         ["ls", "--data-dir", "{data}/runs/broken.duckdb"],
         ["export", "good", "path", "--data-dir", "{data}/runs/broken.duckdb"],
         [*TRACE, "--data", "bundled:scenes", "--data-dir", "{data}/runs/broken.duckdb"],
@@ -275,6 +284,12 @@ def test_trace_heeds_the_settings_and_says_what_it_left_out(
     assert main([*command, "--skip-bad", "--overwrite"]) == 0
 
 
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pictures").symlink_to(tmp_path / "unmounted")
+    assert main([*TRACE, "--data", str(tmp_path / "pictures"), "--data-dir", str(tmp_path)]) == 2
+    assert "is a link that leads nowhere" in capsys.readouterr().err
+
+
 def test_trace_clears_away_what_a_killed_one_left(tracing_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tracing_home / "runs").mkdir(parents=True)
     (tracing_home / "runs" / ".killed.partial").write_bytes(b"half")
@@ -402,6 +417,18 @@ def test_a_pipe_that_is_closed_ends_quietly(tmp_path: Path, command: list[str]) 
             *command, "--data-dir", str(tmp_path), capture_output=False, stdout=closed, stderr=subprocess.PIPE
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_standard_streams_that_are_closed_are_none_of_a_files() -> None:
+    """`tokenpaths … >&- 2>&- <&-`, as a daemon starts it: what is opened next would get their numbers."""
+    code = (
+        "import os, sys; from tokenpaths import __main__; "
+        "sys.argv = ['tokenpaths', '--version']; done = __main__.main(); "
+        "null = os.stat(os.devnull); "
+        "os._exit(done or sum(not os.path.samestat(os.fstat(number), null) for number in range(3)))"
+    )
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(closed, cwd=ROOT, env=plain_environment(), timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

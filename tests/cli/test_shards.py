@@ -219,6 +219,8 @@ def test_help_teaches_with_an_example(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Example: tokenpaths seal big" in capsys.readouterr().out
     assert main(["seal", "nothing"]) == 2
     assert "there are no shards of a run 'nothing'" in capsys.readouterr().err
+    assert main(["seal", ""]) == 2
+    assert "The name is empty" in capsys.readouterr().err
 
 
 class Scripted:

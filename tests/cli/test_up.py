@@ -99,6 +99,23 @@ def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]
     assert not Path(f"/proc/{children['api']}").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_starting_ends_it_without_waiting_for_answers(
+    start_up: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    """Ctrl-C, or a terminal that is closed"""
+    process = start_up("--no-page", "--port", "0")
+    lines = read_until(process, "Starting")
+    children = children_of(process)
+    process.send_signal(number)
+    output = "".join(lines) + process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert "Traceback" not in output
+    assert "http" not in output
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+
+
 def test_up_on_a_busy_port_says_so(start_up: Callable[..., subprocess.Popen[str]]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -325,15 +324,16 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 def _into_inbox(image: Path, context: JobContext) -> tuple[str, Path | None]:
     """A copy of the image in the inbox, named by its content: (its name, the file where it was not there before)."""
+    from tokenpaths.engine.base.files import write_atomically
+
     if not image.is_file():
         raise UserError(f"There is no image file {str(image)!r}.", field="image")
     content = image.read_bytes()
     name = f"dream-{hashlib.sha256(content).hexdigest()[:12]}{image.suffix.lower()}"
-    context.inbox_dir.mkdir(parents=True, exist_ok=True)
     file = context.inbox_dir / name
     if file.is_file():
         return name, None
-    shutil.copyfile(image, file)
+    write_atomically(file, content)
     return name, file
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenpaths.cli.support.light_imports import without_pandas
-from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.options import DataDir, named_file
 from tokenpaths.cli.support.refusals import problems_as_errors
 from tokenpaths.engine.base.errors import UserError
 
@@ -38,7 +38,12 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "--out", "-o", help="File to write, of a dataset the new folder [default: standard output]."
+            "--output",
+            "--out",
+            "-o",
+            help="File to write, of a dataset the new folder [default: standard output].",
+            parser=named_file,
+            metavar="PATH",
         ),
     ] = None,
     format: Annotated[

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -160,16 +159,17 @@ def figures_folder(out: Path) -> Iterator[Path]:
 
     ``out`` may be new, empty, or of earlier figures; a folder with anything else in it is left alone (UserError).
     """
+    from tokenpaths.engine.base.files import temporary_folder_beside
+
     old = _earlier(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", suffix=".partial", dir=out.parent))
+        folder = temporary_folder_beside(out)
     except OSError as error:
         raise UserError(f"{out.parent} cannot be written to: {error.strerror or error}.", field="out") from None
     try:
         yield folder
         new = sorted(file.name for file in folder.iterdir())
-        folder.chmod(0o755)
         if not out.exists():
             os.replace(folder, out)
             return

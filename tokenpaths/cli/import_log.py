@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenpaths.cli.support.options import DataDir, takes
+from tokenpaths.cli.support.options import DataDir, named_file, takes
 from tokenpaths.cli.support.refusals import refuse_taken_name
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ImportOptions:
     """Options of ``tokenpaths import``."""
 
-    file: Annotated[Path, typer.Argument(help="The log, or a folder of its shards.")]
+    file: Annotated[Path, typer.Argument(help="The log, or a folder of its shards.", parser=named_file, metavar="file")]
     run: Annotated[str | None, typer.Option(help="Name of the run [default: made from file and time].")] = None
     format: Annotated[
         str | None,

@@ -49,7 +49,7 @@ Example: tokenpaths jobs; tokenpaths jobs cancel trace-20261121-101500-a1b2c3
 def list_jobs(
     context: typer.Context,
     state: Annotated[str | None, typer.Option(help="Only this state, for example waiting.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many, the newest.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="At most so many, the newest.", min=1, max=1_000_000)] = 50,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -133,8 +133,10 @@ def worker(
     """
     from tokenpaths.backend.serve import main
     from tokenpaths.backend.settings import load_settings
+    from tokenpaths.cli.support.refusals import make_data_folders
 
     settings = load_settings(settings_file, data_dir=data_dir)
+    make_data_folders(settings)
     # It listens like any worker, but nobody else knows its port or its secret: the API's own answers traces.
     os.environ |= {
         "TOKENPATHS_DATA_DIR": str(settings.data_dir),

@@ -180,6 +180,6 @@ def _iteration(text: str, name: str) -> tuple[str, int | None]:
     run, at, number = text.partition("@")
     if name == "-" and not at:
         return run, None
-    if not number.isascii() or not number.isdigit():
+    if not number.isascii() or not number.isdigit() or len(number) > 400:  # Python reads no longer ones
         raise UserError(f"{text[:80]!r} does not say the iteration: write run@400", field="runs")
     return run, int(number)

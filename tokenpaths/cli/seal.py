@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenpaths.cli.support.options import DataDir
+from tokenpaths.cli.support.options import DataDir, named_file
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _place(settings: Settings, text: str) -> Path:
     """The shards of a run of that name; else a folder (``./name`` where both are there)."""
     from tokenpaths.engine.base.files import is_name
 
-    path = Path(text).expanduser()
+    path = named_file(text).expanduser()
     named = settings.data_dir / "shards" / text
     if is_name(text) and named.is_dir():
         return named

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenpaths.cli.support.options import takes
+from tokenpaths.cli.support.options import folder_option, takes
 from tokenpaths.engine.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,19 +24,19 @@ class TrainOptions:
     """Options of ``tokenpaths train``."""
 
     recipe: Annotated[str, typer.Argument(help="Name of a recipe; see --list.", show_default=False)] = ""
-    data: Annotated[Path, typer.Option(help="Folder with the recipe's Parquet files.", show_default=False)] = Path(".")
+    data: Annotated[Path, folder_option("Folder with the recipe's Parquet files.")] = Path(".")
     out: Annotated[
         Path | None,
-        typer.Option(help="Where the checkpoint folder is written [default: models/<recipe> in the data folder]."),
+        folder_option("Where the checkpoint folder is written [default: models/<recipe> in the data folder]."),
     ] = None
-    work: Annotated[
-        Path, typer.Option(help="Where state and logs are kept while training; give it again to resume.")
-    ] = Path(".work")
+    work: Annotated[Path, folder_option("Where state and logs are kept while training; give it again to resume.")] = (
+        Path(".work")
+    )
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json of a text recipe; default: trained on its data.")
     ] = None
     dense_twin: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder of the dense twin, for its numbers on the card.")
+        Path | None, folder_option("Checkpoint folder of the dense twin, for its numbers on the card.")
     ] = None
     iterations: Annotated[int | None, typer.Option(help="Train shorter or longer than the recipe says.", min=1)] = None
     seed: Annotated[

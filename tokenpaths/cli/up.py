@@ -8,12 +8,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenpaths.cli.support.options import folder_option
+from tokenpaths.cli.support.refusals import make_data_folders
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import PROGRAM_DIR
 
@@ -59,7 +61,7 @@ def up(
 
     settings = load_settings(settings_file, data_dir=data_dir, port=port, page_port=page_port, host=host, token=token)
     require_safe_bind(settings)
-    _make_folders(settings)
+    make_data_folders(settings)
     awaited = _queue_demo(settings) if demo else []
     stop_signals: list[int] = []
     _listen_for_signals(stop_signals)
@@ -67,31 +69,32 @@ def up(
         states_file = Path(folder) / "processes.json"
         children = plan(settings, page=page, settings_file=settings_file, states_file=states_file)
         say(f"Starting {', '.join(child.name for child in children)} …")
-        code = 1
+
+        def stopped() -> bool:
+            return bool(stop_signals)
+
         try:
-            _start(children, settings, awaited)
-            watch(children, say, lambda: bool(stop_signals), states_file)
-        except _Stopped:
-            code = 0
+            _start(children, settings, awaited, stopped)
+            watch(children, say, stopped, states_file)
         finally:
             for child in reversed(children):
                 child.stop()
-    if stop_signals:
-        if stop_signals[0] != signal.SIGINT:  # of Ctrl-C every command says it at its end
-            say("Stopped.")
-        code = 128 + stop_signals[0]
-    raise typer.Exit(code)
+    if stop_signals[0] == signal.SIGTERM:  # of Ctrl-C every command says it at its end; of SIGHUP nobody can read it
+        say("Stopped.")
+    raise typer.Exit(128 + stop_signals[0])
 
 
-def _start(children: list[Child], settings: Settings, awaited: list[DemoRun]) -> None:
+def _start(children: list[Child], settings: Settings, awaited: list[DemoRun], stopped: Callable[[], bool]) -> None:
     """Start the processes, wait until they answer and ``awaited`` are there, and say where they are."""
     from tokenpaths.cli.support.processes import START_SECONDS, wait_until_healthy
 
     for child in children:
         child.start()
-    wait_until_healthy(children, START_SECONDS, dispensable=("worker",))
+    wait_until_healthy(children, START_SECONDS, dispensable=("worker",), stopped=stopped)
     if awaited:
-        _wait_for_runs(awaited, settings, children)
+        _wait_for_runs(awaited, settings, children, stopped)
+    if stopped():
+        return
     for child in children:
         if child.name != "worker":
             say(f"  {child.name:5}{_address(child)}")
@@ -111,32 +114,31 @@ def _queue_demo(settings: Settings) -> list[DemoRun]:
     return [run for run in missing if run.run_id in FIRST]
 
 
-def _wait_for_runs(runs: list[DemoRun], settings: Settings, children: list[Child]) -> None:
+def _wait_for_runs(runs: list[DemoRun], settings: Settings, children: list[Child], stopped: Callable[[], bool]) -> None:
     """Return when jobs have made ``runs``, or nothing can be expected of them."""
     from tokenpaths.cli.demo import is_awaited
 
     worker = next((child for child in children if child.name == "worker"), None)
     ends = time.monotonic() + FIRST_RUNS_SECONDS
-    while time.monotonic() < ends and not (worker is None or worker.has_ended()):
+    while time.monotonic() < ends and not (stopped() or worker is None or worker.has_ended()):
         if not any(is_awaited(settings, run) for run in runs):
             return
         time.sleep(0.3)
 
 
-class _Stopped(BaseException):
-    """A signal came while starting."""
-
-
 def _listen_for_signals(signals: list[int]) -> None:
-    """Note SIGINT and SIGTERM; the first one interrupts whatever waits."""
+    """Note Ctrl-C, SIGTERM and the terminal's end; who waits looks there.
+
+    An exception raised by a handler would be dropped where Python cannot pass it on, as inside a lock of ``logging``.
+    """
 
     def note(number: int, frame: object) -> None:
         signals.append(number)
-        if len(signals) == 1:
-            raise _Stopped
 
     signal.signal(signal.SIGINT, note)
     signal.signal(signal.SIGTERM, note)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # that is `nohup`
+        signal.signal(signal.SIGHUP, note)
 
 
 def say(line: str) -> None:
@@ -149,22 +151,6 @@ def _address(child: Child) -> str:
     return f"{url}/docs" if child.name == "API" else url
 
 
-def _make_folders(settings: Settings) -> None:
-    try:
-        for folder in (settings.runs_dir, settings.logs_dir):
-            folder.mkdir(parents=True, exist_ok=True)
-        if any(settings.runs_dir.glob(".*.partial")):
-            from tokenpaths.engine.store.write.writer import remove_abandoned
-
-            remove_abandoned(settings.runs_dir)
-    except OSError as error:
-        raise UserError(
-            f"The data folder {settings.data_dir} cannot be made or written to ({error.strerror}); "
-            "choose another with --data-dir.",
-            field="data_dir",
-        ) from None
-
-
 def plan(
     settings: Settings, *, page: bool = True, settings_file: Path | None = None, states_file: Path | None = None
 ) -> list[Child]:
@@ -173,6 +159,7 @@ def plan(
     from tokenpaths.backend.settings import SECRET_HEADER
     from tokenpaths.cli.support.processes import Child, pick_port
 
+    _refuse_shared_port(settings, page)
     port = pick_port(settings.host, settings.port, "--port")
     environment = _environment(settings, settings_file) | {"TOKENPATHS_PORT": str(port)}
     if states_file is not None:
@@ -193,6 +180,19 @@ def plan(
     if page:
         children.append(_page(settings, api_url, environment))
     return children
+
+
+def _refuse_shared_port(settings: Settings, page: bool) -> None:
+    """UserError for one port given to two processes: each finds it free, and the second to start would die of it."""
+    ports = {"the API (--port)": settings.port}
+    if page:
+        ports["the page (--page-port)"] = settings.page_port
+    if settings.worker_url is None:
+        ports["the worker (TOKENPATHS_WORKER_PORT)"] = settings.worker_port
+    for port in {port for port in ports.values() if port}:
+        names = [name for name, its_port in ports.items() if its_port == port]
+        if len(names) > 1:
+            raise UserError(f"Port {port} is given to {' and '.join(names)}; each needs its own.", field="page_port")
 
 
 def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Child:

@@ -6,6 +6,7 @@ is row for row that of a single process; only ``run.created_at`` differs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,7 +199,14 @@ def _folders_in(place: Path) -> list[Path]:
         return [place]
     if not place.is_dir():
         raise ShardError(f"there is no folder {place}: give the folder that holds the shards", field="shards")
-    inside = sorted(folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    # One that has lost its manifest keeps its name, and is to be told; what else lies there is none of ours.
+    inside = sorted(
+        folder
+        for folder in place.iterdir()
+        if folder.is_dir()
+        and not folder.name.startswith(".")
+        and ((folder / MANIFEST).is_file() or re.fullmatch(r"\d+-of-\d+", folder.name))
+    )
     if not inside:
         waiting = len(list(place.glob(".*.partial")))
         begun = f" ({waiting} begun and not finished)" if waiting else ""

@@ -11,6 +11,7 @@ from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import (
     HolderLock,
     atomic_file,
+    atomic_folder,
     check_name,
     data_dir,
     is_name,
@@ -19,6 +20,7 @@ from tokenpaths.engine.base.files import (
     run_file,
     runs_dir,
     write_atomically,
+    write_new,
 )
 
 
@@ -79,6 +81,21 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path):
     assert [p.name for p in file.parent.iterdir()] == ["x.json"]
     write_atomically(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no umask")
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_who_may_read_what_is_written_is_the_umasks_to_say(tmp_path: Path, umask: int, mode: int):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "x.json", b"x")
+        write_new(tmp_path / "y.json", b"y")
+        with atomic_folder(tmp_path / "z"):
+            pass
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == {"x.json": mode, "y.json": mode, "z": 0o777 & ~umask}
 
 
 def test_a_lock_is_held_once_and_can_be_taken_again(tmp_path: Path):

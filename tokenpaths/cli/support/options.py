@@ -29,6 +29,13 @@ def folder_option(help: str) -> Any:
     return typer.Option(help=help, parser=named_folder, metavar="PATH")
 
 
+def named_file(text: str) -> Path:
+    """A file or folder as it was written; UserError for an empty word, which would be the current folder."""
+    if not str(text).strip():
+        raise UserError("The name is empty, as of a shell variable that is not set; name a file or a folder.")
+    return Path(text)
+
+
 DataDir = Annotated[Path | None, folder_option("Data folder [default: the user's].")]
 
 

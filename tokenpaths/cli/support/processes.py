@@ -8,6 +8,7 @@ started again, one that keeps dying is paused for longer and longer, and the oth
 from __future__ import annotations
 
 import ctypes
+import errno
 import http.client
 import json
 import os
@@ -225,22 +226,34 @@ def pick_port(host: str, port: int, flag: str) -> int:
         except OverflowError:
             raise UserError(f"{port} is not a port; give 1 to 65535 with {flag}.", field=flag) from None
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(
+                    f"{host!r} is no address of this machine ({error.strerror or error}): take 127.0.0.1, or one that "
+                    "this machine has.",
+                    field="host",
+                ) from None
+            taken = "stop the program that has it (perhaps another `tokenpaths up`), or "
             raise UserError(
-                f"Port {port} on {host} cannot be used ({error.strerror or error}): stop the program that has it "
-                f"(perhaps another `tokenpaths up`), or choose another with {flag}.",
+                f"Port {port} on {host} cannot be used ({error.strerror or error}): "
+                f"{taken if error.errno == errno.EADDRINUSE else ''}choose another with {flag}.",
                 field=flag,
             ) from None
         return int(probe.getsockname()[1])
 
 
-def wait_until_healthy(children: Sequence[Child], limit_s: float, dispensable: Sequence[str] = ()) -> None:
-    """Return when all answer; UserError with the end of the log when one died or takes too long.
+def wait_until_healthy(
+    children: Sequence[Child],
+    limit_s: float,
+    dispensable: Sequence[str] = (),
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Return when all answer, or ``stopped``; UserError with the end of the log when one died or takes too long.
 
     Those called as in ``dispensable`` may die: ``watch`` starts them again.
     """
     ends = time.monotonic() + limit_s
     waiting = list(children)
-    while waiting:
+    while waiting and not stopped():
         for child in list(waiting):
             if child.has_ended() and child.name in dispensable:
                 waiting.remove(child)

@@ -153,6 +153,8 @@ def test_shards_that_are_missing_or_doubled_are_refused(shards: Path, tmp_path: 
     (shards / ".0003-of-0003.partial").mkdir()
     assert "no finished shard (1 begun and not finished)" in refused(shards, tmp_path)
     assert "there is no folder" in refused(shards / "nowhere", tmp_path)
+    (tmp_path / "others" / "pictures").mkdir(parents=True)
+    assert "others holds no finished shard" in refused(tmp_path / "others", tmp_path)
 
 
 @pytest.mark.parametrize(
