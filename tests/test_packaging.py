@@ -130,6 +130,9 @@ def test_the_services_of_the_compose_file_are_closed():
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["environment"]["TOKENPATHS_TOKEN"] == "t" * 16
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert services["page"]["environment"]["TOKENPATHS_EMBED_ORIGINS"] == "", "nobody frames it unless a site is named"
+    framed = container.services(variables | {"TOKENPATHS_EMBED_ORIGINS": "https://docs.example.com"})
+    assert framed["page"]["environment"]["TOKENPATHS_EMBED_ORIGINS"] == "https://docs.example.com"
     with pytest.raises(SystemExit, match="choose a secret"):
         container.services({"TOKENPATHS_TOKEN": "t" * 16})
 

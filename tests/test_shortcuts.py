@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tokenpaths
@@ -105,6 +106,31 @@ def test_what_makes_no_sense_is_said_and_nothing_is_left(models, tmp_path, ask, 
     with pytest.raises(UserError, match=words):
         ask(models, tmp_path)
     assert not list(tmp_path.rglob("*.duckdb"))
+
+
+@pytest.mark.parametrize("table", [pd.DataFrame({"text": ["the cat", "the end"]}), {"text": ["the cat"]}], ids=type)
+def test_a_table_is_not_taken_for_the_names_of_its_columns(models, tmp_path, table):
+    with pytest.raises(UserError, match=r"give the column that holds them, such as data\[\"text\"\]"):
+        tokenpaths.trace(models / "tiny-text", table, run="mine", folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    run = tokenpaths.trace(models / "tiny-text", table["text"], run="mine", folder=tmp_path)
+    assert run.row["num_samples"] == len(table["text"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"experts": "8"}, "experts is '8', it should be a whole number"),
+        ({"run": 5}, "run is 5, it should be a text"),
+        ({"folder": 5}, "folder is 5, it should be a path"),
+        ({"file": 5}, "file is 5, it should be a path"),
+        ({"file": None}, "file is None, it should be the path of a log"),
+    ],
+)
+def test_an_argument_of_another_kind_is_no_damaged_log(tmp_path, given, words):
+    np.save(tmp_path / "log.npy", np.zeros((4, 2, 1), dtype=np.uint8))
+    with pytest.raises(UserError, match=words):
+        tokenpaths.import_log(**{"file": tmp_path / "log.npy", "folder": tmp_path / "runs"} | given)
 
 
 def test_a_log_is_a_run_at_once(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ def trace(
     from tokenpaths.engine.tracing.traceable import as_untrained
 
     _check_arguments(model, data, limit, controls)
+    _check_kinds(str, run=run, split=split)
+    _check_kinds((str, PathLike), folder=folder)
     twin = twin and not controls and not untrained
     loaded: Any = model
     if isinstance(model, str | Path):
@@ -95,6 +98,12 @@ def _check_arguments(model: object, data: object, limit: object, controls: objec
         )
     if not isinstance(data, Iterable | Path):
         raise UserError(f"data is {repr(data)[:60]}, it should be a data set by path, or texts", field="data")
+    if isinstance(data, Mapping) or hasattr(data, "columns"):  # iterating over it gives the names of its columns
+        raise UserError(
+            f"data is a {type(data).__name__}, it should be a data set by path, or texts: give the column that holds "
+            'them, such as data["text"]',
+            field="data",
+        )
     if limit is not None and (not isinstance(limit, Integral) or limit < 1):  # type: ignore[operator]
         raise UserError(f"limit is {repr(limit)[:60]}, it should be a whole number from 1 on", field="limit")
     if controls is not None and not isinstance(controls, Mapping):
@@ -103,6 +112,14 @@ def _check_arguments(model: object, data: object, limit: object, controls: objec
             '{"edits": [{"edit": "ban", "modules": [3], "step": 1}]}',
             field="controls",
         )
+
+
+def _check_kinds(kind: type | tuple[type, ...], **given: object) -> None:
+    """Refuse arguments of another kind than ``kind`` in a sentence; None is an argument that was left out."""
+    wanted = "a whole number" if kind is Integral else "a text" if kind is str else "a path"
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise UserError(f"{name} is {repr(value)[:60]}, it should be {wanted}", field=name)
 
 
 def _samples(
@@ -167,6 +184,11 @@ def import_log(
     from tokenpaths.engine.store.ask.run_series import check_iteration, check_series_name
     from tokenpaths.engine.tracing.trace_run import new_run_id
 
+    _check_kinds((str, PathLike), file=file, folder=folder, column_map=column_map, tokenizer=tokenizer)
+    _check_kinds(str, run=run, format=format, model=model, series=series)
+    _check_kinds(Integral, experts=experts, layers=layers, top_k=top_k, sequences=sequences, at=at)
+    if file is None:
+        raise UserError("file is None, it should be the path of a log", field="file")
     place = runs_dir() if folder is None else Path(folder)
     if (series is None) != (at is None):
         raise UserError("series and at belong together: the name of the training, and its iteration", field="at")

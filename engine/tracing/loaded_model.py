@@ -236,20 +236,30 @@ def _check_finite(traced: Traced) -> None:
             )
 
 
+def read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
+    """The tokenizer beside the weights of a model of texts; None for images.
+
+    Raises:
+        UserError: it is missing, cannot be read, or has another number of entries than the model.
+    """
+    if checkpoint.config.modality != "text":
+        return None
+    tokenizer = TextTokenizer.load(checkpoint.path / "tokenizer.json")
+    if tokenizer.vocab_size != checkpoint.config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.name}: the tokenizer has {tokenizer.vocab_size} entries, "
+            f"the model {checkpoint.config.vocab_size}"
+        )
+    return tokenizer
+
+
 def load_model(name: str | Path, folders: Iterable[Path], device: torch.device | str | None = None) -> LoadedModel:
     """Load a model by name or folder onto a device (selected automatically by default)."""
     checkpoint = find_checkpoint(name, folders)
     if not checkpoint.config.num_steps:
         raise UserError(f"{checkpoint.name} is dense: it has no routers, so there are no paths to trace", field="model")
     device = pick_device(str(device) if device else None)
-    tokenizer = None
-    if checkpoint.config.modality == "text":
-        tokenizer = TextTokenizer.load(checkpoint.path / "tokenizer.json")
-        if tokenizer.vocab_size != checkpoint.config.vocab_size:
-            raise CheckpointError(
-                f"{checkpoint.name}: the tokenizer has {tokenizer.vocab_size} entries, "
-                f"the model {checkpoint.config.vocab_size}"
-            )
+    tokenizer = read_tokenizer(checkpoint)
     model = build_model(checkpoint, device)  # says what is wrong with the weights before their sum is taken
     sha256 = file_sha256(checkpoint.path / WEIGHTS)
     return LoadedModel(checkpoint.name, checkpoint, model, sha256, tokenizer, device)

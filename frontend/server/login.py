@@ -46,7 +46,7 @@ form{{display:grid;gap:.7rem;max-width:22rem}}input,button{{font:inherit;padding
 <button>Open</button></form></body></html>"""
 FRAMED = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tokenpaths</title>
 <meta name="color-scheme" content="light dark"><style>body{font:16px system-ui,sans-serif;margin:1rem}</style></head>
-<body><p>This view needs a login. <a href="/" target="_blank" rel="noopener">Log in in a window of its own</a>, then
+<body><p>This view needs a login. <a href="./" target="_blank" rel="noopener">Log in in a window of its own</a>, then
 load this page again. Browsers keep a login from frames of sites that do not share the domain of Tokenpaths.</p></body>
 </html>"""
 """never the form: a token is not to be typed into the frame of another site"""
@@ -102,7 +102,8 @@ class Login:
         if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode()):
             await asyncio.sleep(WRONG_SECONDS)
             return _login_page(WRONG)
-        answer = RedirectResponse(f"/?{request.url.query}" if request.url.query else "/", 303, headers=HEADERS)
+        # Relative: a proxy may have taken a path off the address that the browser shows.
+        answer = RedirectResponse(f"./?{request.url.query}" if request.url.query else "./", 303, headers=HEADERS)
         name, value = self.session_cookie(request.scope)
         answer.set_cookie(name, value, httponly=True, samesite="strict", secure=_is_encrypted(request.scope))
         return answer
@@ -138,6 +139,7 @@ def _login_page(message: str, request: Request | None = None) -> Response:
     elsewhere = request is not None and request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     again = '<meta http-equiv="refresh" content="0">' if elsewhere else ""
     # Only the front door takes a token; there the form keeps the query of its address.
-    action = "" if request is None or request.url.path == "/" else ' action="/"'
+    above = "../" * (request.url.path.count("/") - 1) if request is not None else ""
+    action = "" if request is None or request.url.path == "/" else f' action="{above or "./"}"'
     page = FORM.format(message=html.escape(message), again=again, action=action)
     return HTMLResponse(page, status_code=401, headers=HEADERS)

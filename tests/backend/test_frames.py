@@ -253,3 +253,14 @@ def test_gaps_keep_whole_numbers_whole_and_errors_are_those_of_the_run(served: S
         with pytest.raises(UserError, match="there is no table"):
             run.frames.table("cheese")
     assert Path(API).name == "v1"
+
+
+def test_a_name_that_is_only_that_of_a_frame_is_told_so_and_frames_list_their_own(tmp_path: Path) -> None:
+    with Run.open(make_run(tmp_path, "demo", samples=3)) as run:
+        with pytest.raises(AttributeError, match=r"a run has no 'load'; run\.frames\.load\(\) is a data frame"):
+            run.load()
+        with pytest.raises(AttributeError, match="there is no data frame 'pahts'") as refused:
+            run.frames.pahts()
+        assert (refused.value.name, refused.value.obj.__class__) == ("pahts", Frames), "Python names what is near"
+        assert "demo" in repr(run.frames)
+        assert ", paths, " in repr(run.frames)

@@ -125,7 +125,7 @@ def test_in_python_it_is_a_method_when_it_is_first_asked(plugin: Path, tmp_path:
             run.lengths(least=-1)
         with pytest.raises(PluginError, match="'absent' of lengths_plugin"):
             run.absent()
-        with pytest.raises(AttributeError, match="a run has no 'widths'"):
+        with pytest.raises(AttributeError, match="there is no data frame 'widths'"):
             run.frames.widths()
 
 

@@ -91,6 +91,11 @@ def test_spoiled_weights_are_found(settings: Settings) -> None:
     assert "tiny-vision" in found("ok", findings)[0]
 
 
+def test_a_model_of_texts_without_its_tokenizer_is_broken(settings: Settings) -> None:
+    (settings.data_dir / "models" / "tiny-text" / "tokenizer.json").unlink()
+    assert found("broken", list(models(settings))) == ["tiny-text: tokenizer.json is missing, a text model needs it"]
+
+
 def test_jobs_are_explained_and_their_files_read(settings: Settings) -> None:
     assert found("ok", list(jobs(settings))) == ["none yet"]
     table = JobTable(settings.jobs_file)

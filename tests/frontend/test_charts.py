@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 import vl_convert
 
@@ -139,6 +140,14 @@ def test_words_are_readable_on_every_colour(theme):
 def test_a_theme_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match="sepia.*light, dark, print"):
         charts.flow_chart(FLOW, theme="sepia")
+
+
+@pytest.mark.parametrize("given", [pd.DataFrame({"step": [0]}), object(), None], ids=lambda given: type(given).__name__)
+def test_what_is_no_answer_is_refused_with_what_the_chart_takes(given):
+    """A data frame has ``get`` too: a flow of it was an empty picture."""
+    for chart in (charts.flow_chart, charts.token_flow_chart, charts.rank_frequency_chart, charts.class_chart):
+        with pytest.raises(TypeError, match=f"{chart.__name__} takes an answer of a run.*not a {type(given).__name__}"):
+            chart(given)
 
 
 def test_flow_draws_what_the_api_counted():

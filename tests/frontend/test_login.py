@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import re
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -106,12 +108,22 @@ def test_a_link_from_elsewhere_is_followed_once_more_from_here(site: str, reload
 
 def test_the_token_is_asked_for_once_and_stays_out_of_addresses() -> None:
     answer = ask("POST", "/?view=routes&run=x%26y", content=f"token={TOKEN}", headers=FORM)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/?view=routes&run=x%26y")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./?view=routes&run=x%26y")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert TOKEN not in str(answer.headers)
     assert ask("GET", "/media/x.png", headers={"cookie": f"a=b; {cookie.partition(';')[0]}"}).text == "SECRET"
+
+
+@pytest.mark.parametrize("path", ["/documentation", "/documentation/", "/documentation/a/b.html?x=/y/"])
+def test_behind_a_proxy_that_takes_a_path_off_the_form_leads_to_the_front_door(path: str) -> None:
+    """The browser resolves addresses against the one that it shows."""
+    action = re.search(r'action="(.+?)"', ask("GET", path).text)
+    assert action is not None
+    assert urljoin(f"https://hub.example/user/a/paths{path}", action.group(1)) == "https://hub.example/user/a/paths/"
+    opened = ask("POST", "/?view=work", content=f"token={TOKEN}", headers=FORM).headers["location"]
+    assert urljoin("https://hub.example/paths/?view=work", opened) == "https://hub.example/paths/?view=work"
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,11 +43,15 @@ class Frames:
     def __getattr__(self, name: str) -> Callable[..., pd.DataFrame]:
         """The data frame of a plugin's question; its errors are those of ``Run``."""
         if not name.startswith("_") and not hasattr(type(self._run), name):
-            getattr(self._run, name)  # adds the question to both classes
+            with suppress(AttributeError):
+                getattr(self._run, name)  # adds the question of a plugin to both classes
             if hasattr(type(self), name):
                 method: Callable[..., pd.DataFrame] = object.__getattribute__(self, name)
                 return method
-        raise AttributeError(f"there is no data frame {name!r}")
+        raise AttributeError(f"there is no data frame {name!r}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        return f"<Frames of {self._run!r}: {', '.join(name for name in dir(self) if name[0] != '_')}>"
 
     def card(self) -> pd.DataFrame:
         """The card of the run, as one row."""

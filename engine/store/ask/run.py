@@ -43,7 +43,10 @@ class Run(RunFile):
             PluginError: there is one of this name, but it cannot be used.
         """
         if name.startswith("_") or name not in PLUGIN_QUESTIONS.plugin_names():
-            raise AttributeError(f"a run has no {name!r}")
+            hint = (
+                f"; run.frames.{name}() is a data frame" if not name.startswith("_") and hasattr(Frames, name) else ""
+            )
+            raise AttributeError(f"a run has no {name!r}{hint}", name=name, obj=self)
         added = PLUGIN_QUESTIONS[name]
         method: Callable[..., dict[str, Any]] = object.__getattribute__(self, added.name)
         return method

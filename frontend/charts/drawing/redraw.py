@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -79,7 +79,7 @@ def redrawable(function: Callable[..., Any]) -> Callable[..., Any]: ...
 @overload
 def redrawable(*, numbers: Numbers) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers | None = None) -> Callable[..., Any]:
-    """Decorator of chart functions that attaches the call to the returned chart.
+    """Decorator of chart functions that attaches the call to the returned chart, and refuses what is no answer to draw.
 
     Args:
         numbers: Makes the rows that are drawn, for a chart whose arguments are not such rows or answers of the API.
@@ -89,11 +89,14 @@ def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers |
     signature = inspect.signature(function)
     title = signature.parameters.get("title")
     question = title.default if title is not None and isinstance(title.default, str) else ""
+    first = next(iter(signature.parameters.values()))
 
     @functools.wraps(function)
     def draw(*arguments: Any, **named: Any) -> Any:
-        chart = function(*arguments, **named)
         bound = signature.bind(*arguments, **named).arguments
+        if first.name in bound:
+            _check_answer(function, str(first.annotation), bound[first.name])
+        chart = function(*arguments, **named)
         if question and "title" in bound and bound["title"] is None:
             # The page shows the title as a heading; the accessible description repeats it for screen readers.
             chart.description = " ".join(filter(None, [question, _description(chart)]))
@@ -102,6 +105,24 @@ def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers |
         return chart
 
     return draw
+
+
+def _check_answer(function: Callable[..., Any], wanted: str, answer: Any) -> None:
+    """Refuse a run, a data frame and whatever else notebooks may give for an answer: some charts would draw nothing.
+
+    Raises:
+        TypeError: it is not of the kind that the annotation ``wanted`` names.
+    """
+    kind = (
+        Mapping if wanted.startswith("Mapping") else Iterable if wanted.startswith(("Iterable", "Sequence")) else object
+    )
+    if (isinstance(answer, kind) and not hasattr(answer, "columns")) or (answer is None and "None" in wanted):
+        return
+    about = (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")
+    raise TypeError(
+        f"{function.__name__} takes an answer of a run, such as run.flow() gives for flow_chart, "
+        f"not a {type(answer).__name__}. {about}"
+    )
 
 
 def _description(chart: Any) -> str:

@@ -128,13 +128,14 @@ def sandbox(settings: Settings) -> Iterator[Finding]:
 
 
 def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
-    """Every checkpoint: of ours the weights loaded, their sum compared and their shapes with the configuration;
-    those of Hugging Face, which may be large, as far as their configuration goes.
+    """Every checkpoint: of ours the weights loaded, their sum compared and their shapes with the configuration, and of
+    texts the tokenizer; those of Hugging Face, which may be large, as far as their configuration goes.
     """
     from tokenpaths.engine.adapters.find_traceable import find_traceable, list_traceable
     from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
     from tokenpaths.engine.families.checkpoint_config import read_checkpoint
     from tokenpaths.engine.models.checkpoint import build_model
+    from tokenpaths.engine.tracing.loaded_model import read_tokenizer
 
     rows, good, findings = list_traceable(settings.all_models_dirs, settings.checkpoints_dir), [], []
     with bar("loading models", len(rows), "models") as shown:
@@ -152,7 +153,9 @@ def models(settings: Settings, bar: Bars = no_bar) -> Iterator[Finding]:
                     find_traceable(f"{PREFIX}{settings.checkpoints_dir / name.removeprefix(PREFIX)}", ())
                 else:
                     folder = next(folder / name for folder in settings.all_models_dirs if (folder / name).is_dir())
-                    build_model(read_checkpoint(folder))
+                    checkpoint = read_checkpoint(folder)
+                    read_tokenizer(checkpoint)
+                    build_model(checkpoint)
                 good.append(name)
             except UserError as error:
                 findings.append(Finding(state, "models", str(error)))
