@@ -30,7 +30,7 @@ from tokenpaths.engine.dream.dream_state import load_state, save_state
 from tokenpaths.engine.dream.image_loop import Dream, ImageDreams, examine
 from tokenpaths.engine.dream.objectives import Answer, Block, Choices, Module, Objective, follow_path
 from tokenpaths.engine.dream.pictures import outlined, patch_mask, to_image, to_png
-from tokenpaths.engine.jobs.dream_original import members, original_image, wanted_ribbon
+from tokenpaths.engine.jobs.dream_original import members, original_choices, original_image, wanted_ribbon
 from tokenpaths.engine.jobs.registry import MOST_REPEATED, Progress, write_artifact
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
 
@@ -198,8 +198,7 @@ def _items(
     num_tokens = getattr(config, "num_tokens", 1)
     ids = None
     if original is not None and loaded.checkpoint.family == "dna":
-        with torch.no_grad():
-            ids = loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
+        ids = original_choices(request, folder, context, loaded, original)
     chosen = getattr(target, "group", None)
     group = None if chosen is None else members(chosen, ids, num_tokens, request.seed)
     tokens = None if group is None else torch.tensor(group, device=loaded.device)

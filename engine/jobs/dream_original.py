@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenpaths.engine.base.files import write_atomically
 from tokenpaths.engine.data.confined_pictures import decode_apart
 from tokenpaths.engine.data.images import model_view
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.dream_request import DreamRequest, Group, PathTarget
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FILE = "original.png"
 TEXT_FILE = "original.txt"
 RIBBON_FILE = "ribbon.json"
+CHOICES_FILE = "choices.json"
 
 
 def original_image(
@@ -44,6 +46,29 @@ def original_image(
     with Image.open(file, formats=("PNG",)) as image:
         levels = torch.frombuffer(bytearray(image.convert("RGB").tobytes()), dtype=torch.uint8)
         return levels.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+
+
+def original_choices(
+    request: DreamRequest, folder: Path, context: JobContext, loaded: LoadedModel, original: Float[Tensor, "3 N N"]
+) -> Int[Tensor, "T S K"]:
+    """The modules that the patches of an image chose; those of a sample of a run of this model as the run has them.
+
+    A run keeps large pictures scaled, and the model's pass over such a one chooses a little otherwise: the group of a
+    path would not be the one that the run shows. They are kept in the job's folder: another run may have this name when
+    the job goes on.
+    """
+    file = folder / CHOICES_FILE
+    if request.sample is not None and not file.is_file():
+        with context.open_run(str(request.run)) as run:
+            unedited = not json.loads(run.row["config"]).get("controls")
+            if unedited and run.row["checkpoint_sha256"] == loaded.sha256:
+                ribbons = [token["ribbon"] for token in run.sample(request.sample)["tokens"]]
+                write_atomically(file, json.dumps(ribbons).encode())
+    if file.is_file():
+        ribbons = json.loads(file.read_bytes())
+        return torch.tensor(ribbons, dtype=torch.long).view(len(ribbons), loaded.num_steps, -1)
+    with torch.no_grad():
+        return loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
 
 
 def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:

@@ -222,6 +222,8 @@ class EditedRun:
             self.reading.advance(ends)
             if self.reading.data is None:
                 return self.reading.progress("samples")
+        if self.unchanged_is_there and not self.reading.unscaled:  # other ribbons, though nothing is edited
+            self.unchanged_is_there, self.runs = False, {}
         at = ""
         while time.monotonic() < ends or not at:
             if self.effect is None:

@@ -153,7 +153,8 @@ def check_same_weights(request: SamplesWanted, context: JobContext, model: Trace
 def beside_its_run(request: SamplesWanted, context: JobContext, model: Traceable) -> tuple[Traceable, bool]:
     """The model under the name used by the request's run, and whether that run can serve as the unchanged one.
 
-    It can if weights, number format and samples are equal and it is unedited. The name of a local checkpoint has no
+    It can if weights, number format and samples are equal and it is unedited; of images, if they were also kept as the
+    model saw them, which is known once they are read (``Reading.unscaled``). The name of a local checkpoint has no
     owner, that of a hub checkpoint has one; only runs of one name are compared.
     """
     if request.run is None:
@@ -186,6 +187,10 @@ class Reading:
         self.of_samples, self.identity = source.of_samples, source.identity
         self.num_samples = 0
         """read so far"""
+        self.unscaled = True
+        """whether each image read so far has the size that the model takes: of any other a run keeps a scaled picture,
+        and scaled once more it is not what the model saw"""
+        self._image_size = model.image_size
         self._anew = lambda: samples_of(request, context, model.modality).samples
         self._set = PreparedSet(model)
         self.data: PreparedSet | None = None
@@ -204,6 +209,7 @@ class Reading:
                 return
             self._set.add(sample)
             self.num_samples += 1
+            self.unscaled &= sample.image is None or sample.image.size == (self._image_size, self._image_size)
             if time.monotonic() >= ends:
                 return
 

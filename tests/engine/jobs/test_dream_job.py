@@ -12,18 +12,22 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.support.checkpoints import save_tiny
 from tests.support.pictures import picture
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.dream_state import STATE, load_state, save_state
 from tokenpaths.engine.dream.pictures import outlined
 from tokenpaths.engine.jobs import dream_images
 from tokenpaths.engine.jobs.dream import DreamJob
 from tokenpaths.engine.jobs.registry import JobContext, list_artifacts, read_request
+from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
 
@@ -137,6 +141,36 @@ def test_every_form_of_an_image_dream_runs(context: JobContext, tmp_path: Path, 
     if target.get("form") == "single":
         (until,) = target["until"]
         assert (item["name"], item["steps"]) == (f"step {until - 1} alone", (until - 1, until))
+
+
+def test_a_dream_of_a_sample_wants_what_the_run_says_though_its_picture_was_scaled(
+    context: JobContext, tmp_path: Path
+) -> None:
+    """A photo is kept smaller than it was traced: the model's pass over the kept picture chooses otherwise."""
+    loaded, rng = context.load_model("tiny"), np.random.default_rng(0)
+    photos = [Image.fromarray(rng.integers(0, 256, (91, 91, 3), dtype=np.uint8)) for _ in range(2)]
+    file = trace_samples(
+        loaded, [Sample(photo, None, None, "photo") for photo in photos], context.runs_dir, run_id="photos", twin=False
+    )
+    with Run.open(file) as traced:
+        ribbons = [[sorted(slots) for slots in token["ribbon"]] for token in traced.sample(1)["tokens"]]
+    target = {"of": "choices", "until": [2], "group": {"like": 3}}
+    request = ask(context, run="photos", target=target, image={"iterations": 1})
+    job = DreamJob.start(request, tmp_path, context)
+    (item,) = job.work.items
+    assert item.group == tuple(t for t, ribbon in enumerate(ribbons) if ribbon == ribbons[3])
+    wanted = item.dream.objective.module_ids.sort(dim=-1).values.tolist()
+    assert wanted == ribbons
+    with torch.no_grad():
+        own = loaded.model.trace(normalise(job.work.original[None])).module_ids[0].sort(dim=-1).values.tolist()
+    assert own != ribbons
+    job.close()
+    # Another run may have this name when the job goes on.
+    samples = [Sample(photo, None, None, "photo") for photo in photos[::-1]]
+    trace_samples(loaded, samples, context.runs_dir, run_id="photos", twin=False, overwrite=True)
+    again = DreamJob.start(request, tmp_path, context)
+    assert again.work.items[0].dream.objective.module_ids.sort(dim=-1).values.tolist() == ribbons
+    again.close()
 
 
 def test_originals_come_from_bundled_sets_and_the_inbox(context: JobContext, tmp_path: Path) -> None:

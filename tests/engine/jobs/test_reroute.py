@@ -268,6 +268,33 @@ def test_a_run_of_other_weights_or_of_edits_is_not_taken_for_the_unchanged_one(h
             assert new.effect(old)["paths_changed"] > 0
 
 
+@pytest.mark.parametrize("as_the_model_saw", [True, False])
+def test_an_edit_that_changes_nothing_has_no_effect_beside_a_run_of_pictures(home, tmp_path, as_the_model_saw):
+    """A run keeps pictures of other sizes than the model's scaled: scaled again they take other routes."""
+    from PIL import Image
+
+    from tokenpaths.engine.data.datasets import Sample
+    from tokenpaths.engine.tracing.trace_run import trace_samples
+
+    loaded = context_of(home).load_model("seeing")
+    side, rng = loaded.image_size if as_the_model_saw else 3 * loaded.image_size - 5, np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)) for _ in range(6)]
+    run_id = f"pictures-{side}"
+    samples = [Sample(image=image, text=None, label=None, source=str(i)) for i, image in enumerate(images)]
+    trace_samples(loaded, samples, home / "runs", run_id=run_id, twin=False)
+    nothing = {"edits": [{"edit": "bias", "modules": [0], "value": 0.0, "step": 2}]}
+    request = read_request(RerouteJob, {"model": "seeing", "run": run_id, "controls": nothing})
+    before, after = run_to_the_end(home, tmp_path / "job", request).result["runs"]
+    assert (before == run_id) == as_the_model_saw
+    with Run.open(home / "runs" / f"{before}.duckdb") as old, Run.open(home / "runs" / f"{after}.duckdb") as new:
+        found = new.effect(old)
+        assert found["num_samples"] == 6
+        assert found["paths_changed"] == found["flow_difference"] == found["outputs"]["kl"] == 0
+        assert [row["confidence"] for row in old.samples()["samples"]] == [
+            row["confidence"] for row in new.samples()["samples"]
+        ]
+
+
 def test_samples_of_a_run_are_drawn_over_all_of_it_and_said_of_how_many(home, tmp_path):
     """Labels stand in order: the first samples of the run would be of one label."""
     from tokenpaths.engine.data.datasets import Sample
