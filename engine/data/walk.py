@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokenpaths.engine.data.labels import Remarks
-from tokenpaths.engine.data.sources.sample import Sample
+from tokenpaths.engine.data.sources.sample import Sample, readable
 
 MOST_PROBLEMS: Final = 20
 """samples left out whose reasons are kept"""
@@ -39,7 +39,7 @@ class Walk:
         """Count a sample that cannot be used."""
         self.left_out += 1
         if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(problem)
+            self.problems.append(readable(problem))  # it names a file
 
     def through(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """The samples, each counted as it passes."""

@@ -38,6 +38,7 @@ from tokenpaths.engine.base.records import (
     engine_version,
 )
 from tokenpaths.engine.data.labels import Remarks, alike_sentence, look_alikes
+from tokenpaths.engine.data.sources.sample import readable
 from tokenpaths.engine.store.write.writer import RunWriter
 
 BATCH_BYTES = 4 * 2**20
@@ -167,20 +168,16 @@ def _run_info(
     findings: dict[str, Any],
     series: Series | None,
 ) -> RunInfo:
+    name = readable(log.file.name)
     semantics = WeightSemantics(
-        "unknown",
-        "unknown",
-        None,
-        weights_recorded=log.shape.weights,
-        source=f"{log.format} log {log.file.name}",
-        note=log.note,
+        "unknown", "unknown", None, weights_recorded=log.shape.weights, source=f"{log.format} log {name}", note=log.note
     )
     return RunInfo(
         run_id=run_id,
-        model=model or log.model or log.file.stem,
+        model=model or log.model or readable(log.file.stem),
         family=FAMILY,
         modality="text",
-        dataset=log.file.name,
+        dataset=name,
         split="",
         num_steps=len(log.shape.layers),
         num_modules=_StandIns.of(log).stop,
@@ -188,7 +185,7 @@ def _run_info(
         weight_semantics=semantics.as_json(),
         checkpoint_sha256="",
         engine_version=engine_version(),
-        config={"import": {"format": log.format, "file": log.file.name, "layers": list(log.shape.layers)}}
+        config={"import": {"format": log.format, "file": name, "layers": list(log.shape.layers)}}
         | ({} if series is None else {"series": series.as_json()}),
         token_texts=token_texts,
         findings=findings,
@@ -290,7 +287,10 @@ class LogNotes:
 
     def sentences(self, log: Log, tokenizer: bool) -> list[str]:
         """Notes on the whole log, as sentences."""
-        notes = self.remarks.sentences()
+        # A run goes to other people: it names files, not the folder that they were in.
+        folder = readable(f"{log.file.parent}{os.sep}")
+        is_told = log.file.parent != Path()
+        notes = [note.replace(folder, "") if is_told else note for note in self.remarks.sentences()]
         labelled = self.sizes.total()
         if 0 < labelled < self.samples:
             notes.append(f"{self.samples - labelled:,} of {self.samples:,} samples have no label")
@@ -348,9 +348,8 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
         if known:
             spans.append(span)
             token_ids.append(np.full(piece.num_tokens, -1, np.int32) if piece.token_id is None else piece.token_id)
-        samples.append(
-            SampleRecord(num_tokens=piece.num_tokens, label=piece.label, text=text, source=piece.source or piece.where)
-        )
+        source = readable(piece.source or piece.where)
+        samples.append(SampleRecord(num_tokens=piece.num_tokens, label=piece.label, text=text, source=source))
     span_n = np.concatenate(spans) if spans else np.empty((0, 2), dtype=np.int32)
     n = len(ids)
     scored = [piece.scored for piece in pieces if piece.scored is not None]

@@ -201,8 +201,9 @@ def check_batch(
         raise UserError("margin and runner_up go together: give both or none", field="margin")
     _check_array(batch.flops, "flops", (n,), low=0)
     _check_array(batch.loss, "loss", (n,), nan=True)
-    for name in ("predicted_id", "row", "col"):
-        _check_array(getattr(batch, name), name, (n,), low=0, high=2**31 - 1, whole=True)
+    _check_array(batch.predicted_id, "predicted_id", (n,), low=0, high=2**31 - 1, whole=True)
+    for name in ("row", "col"):  # kept in 16 bits
+        _check_array(getattr(batch, name), name, (n,), low=0, high=2**15 - 1, whole=True)
     for name in ("token_id", "char_start", "char_end"):  # −1 = unknown
         _check_array(getattr(batch, name), name, (n,), low=-1, high=2**31 - 1, whole=True)
     _check_array(batch.region, "region", (n,), low=-1, high=len(info.regions) - 1, whole=True)

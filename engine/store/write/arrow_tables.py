@@ -194,7 +194,8 @@ def token_table(
     for measure, values in (("loss", batch.loss), ("gate_entropy", batch.gate_entropy)):
         unknown = np.zeros(batch.num_tokens, dtype=np.int32)
         columns[coded.code_column(measure)] = unknown if values is None or _is_unknown(values) else coded.encode(values)
-    if any(name in batch.whole for name in coded.PLACES):
+    # What is read back from a shard has −1 where the tracer told no places at all.
+    if any((batch.whole[name] >= 0).any() for name in coded.PLACES if name in batch.whole):
         absent = np.full(batch.num_tokens, -1, dtype=np.int32)
         start, end = (batch.whole.get(name, absent) for name in coded.PLACES)
         places, unknown, first_char = coded.chars(start, end, lengths, first_char)

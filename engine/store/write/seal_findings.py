@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenpaths.engine.analysis.families.family_findings import FINDERS, SoftSamples
 from tokenpaths.engine.base.records import RunInfo
+from tokenpaths.engine.data.sources.sample import readable
 from tokenpaths.engine.store.file.soft_tables import SOFT_TABLES
 
 
@@ -42,13 +43,15 @@ def _samples(con: duckdb.DuckDBPyConnection, kind: str, shape: tuple[int, ...], 
 
 
 def plain(value: Any) -> Any:
-    """``value`` as plain JSON: arrays as lists, non-finite numbers as null."""
+    """``value`` as plain JSON: arrays as lists, non-finite numbers as null, what is no Unicode as question marks."""
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {readable(str(key)): plain(part) for key, part in value.items()}
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, str):
+        return readable(value)
     return None if isinstance(value, float) and not np.isfinite(value) else value

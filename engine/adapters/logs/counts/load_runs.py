@@ -13,6 +13,7 @@ from tokenpaths.engine.adapters.logs.pieces.announced import MOST_MODULES
 from tokenpaths.engine.adapters.logs.pieces.wording import first_of
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import RunInfo, engine_version
+from tokenpaths.engine.data.sources.sample import readable
 from tokenpaths.engine.store.write.counts.load_run import LoadParts, write_load_run
 
 KNOWS = "these are counts of tokens by expert: the run knows the load, and no paths, samples or texts"
@@ -52,21 +53,22 @@ def import_counts(
     notes = [KNOWS, *([] if counts.top_k else [UNKNOWN_K]), *counts.notes]
     notes += [finding.sentence for finding in noticed]
     doctor = {"import_doctor": [finding.to_json() for finding in noticed]} if noticed else {}
+    name = readable(file.name)
     semantics = WeightSemantics(
-        "unknown", "unknown", None, weights_recorded=False, source=f"{counts.format} counts of {file.name}"
+        "unknown", "unknown", None, weights_recorded=False, source=f"{counts.format} counts of {name}"
     )
     info = RunInfo(
         run_id=run_id,
-        model=model or file.stem,
+        model=model or readable(file.stem),
         family=FAMILY,
         modality="text",
-        dataset=file.name,
+        dataset=name,
         split="",
         num_steps=len(counts.layers),
         num_modules=num_experts,
         top_k=counts.top_k or 1,
         weight_semantics=semantics.as_json(),
-        config={"import": {"format": counts.format, "file": file.name, "layers": list(counts.layers)}}
+        config={"import": {"format": counts.format, "file": name, "layers": list(counts.layers)}}
         | ({} if series is None else {"series": series.as_json()}),
         checkpoint_sha256="",
         engine_version=engine_version(),

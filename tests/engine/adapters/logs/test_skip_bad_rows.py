@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.engine.adapters.logs import engine_logs as make
 from tests.engine.adapters.logs.engine_logs import PROMPT
 from tests.engine.adapters.logs.test_engine_logs import pieces
 from tests.engine.adapters.logs.test_log_formats import EXPERTS, csv_rows, write_csv
+from tokenpaths.engine.adapters.logs.confined_log import open_confined_log
 from tokenpaths.engine.adapters.logs.formats import check_beginning, open_log
 from tokenpaths.engine.adapters.logs.importing import import_log
 from tokenpaths.engine.adapters.logs.pieces.piece import Piece
@@ -117,6 +120,21 @@ def test_few_of_many_reasons_are_told(tmp_path: Path):
     assert sum("1 response or sample is left out: " in note for note in notes) == 5
     assert sum(note.startswith("35 more responses or samples are left out") for note in notes) == 1
     assert len(notes) == 6
+    assert any("left out: log, line 2: is not JSON" in note for note in notes), "files are named, not their folder"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are Unicode")
+@pytest.mark.parametrize("confined", [False, True])
+def test_a_log_may_have_any_name(tmp_path: Path, confined: bool):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    lines = [json.dumps(make.vllm_chat(0)), "{broken"]
+    (folder / os.fsdecode(b"gut\xe9.jsonl")).write_text("\n".join(lines) + "\n")
+    log = open_confined_log(folder, skip_bad=True) if confined else open_log(folder, skip_bad=True)
+    with Run.open(import_log(log, tmp_path / "runs", "odd")) as run:
+        info = run.info()
+    assert info["dataset"] == info["config"]["import"]["file"] == "caf?"
+    assert sum("left out: caf?/gut?.jsonl, line 2" in note for note in info["findings"]["notes"]) == 1
 
 
 def test_a_csv_without_any_row_that_can_be_read_says_why(tmp_path: Path):

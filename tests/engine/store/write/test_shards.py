@@ -16,6 +16,7 @@ from tests.support.runs import RunArrays, make
 from tokenpaths.engine.base.errors import UserError, WriterFailed
 from tokenpaths.engine.base.records import DATA_SHA256
 from tokenpaths.engine.data.blocks import shard_rows
+from tokenpaths.engine.data.walk import Walk
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.file import SCHEMA_VERSION
 from tokenpaths.engine.store.file.open_file import open_read_only
@@ -104,6 +105,35 @@ def test_a_run_of_shards_is_the_run_of_one_process(tmp_path: Path, kind: str) ->
         assert not list((tmp_path / f"runs-{of}").glob(".*"))
         assert {progress.unit for progress in told} == {"bytes", "tokens", "stages"}
         assert all(0 <= progress.done <= progress.total for progress in told)
+
+
+def test_tokens_without_a_place_in_the_text_are_the_same_rows(tmp_path: Path) -> None:
+    made = make("r", **KINDS["top2"])
+    placeless = [replace(batch, char_start=None, char_end=None) for batch in made.batches[::2]]
+    made.batches[::2] = placeless
+    made = replace(made, info=replace(made.info, findings=made.info.findings | {DATA_SHA256: "d" * 64}))
+    write_shards(made, tmp_path / "shards", 3)
+    joined = everything(seal_shards(find_shards([tmp_path / "shards"]), tmp_path / "runs"))
+    assert joined == everything(made.write(tmp_path / "one"))
+
+
+def test_a_file_that_was_left_out_may_have_any_name(tmp_path: Path) -> None:
+    made = make("r", **KINDS["top1"])
+    made.info.findings["notes"] = ["gut\udce9.txt was cut"]  # as Python reads names of files that are no UTF-8
+    walk = Walk()
+    walk.leave_out("caf\udce9.txt: is not UTF-8")
+    shard = Shard(1, 1, 0, len(made.batches), len(made.batches), "d" * 64, {})
+    info = replace(made.info, findings={})
+    with ShardWriter(tmp_path / "shards", info, made.modules, shard, walk=lambda: walk) as writer:
+        for batch in made.batches:
+            writer.write(batch)
+    sealed = seal_shards(find_shards([tmp_path / "shards"]), tmp_path / "runs")
+    for file, note in (
+        (sealed, "1 sample was left out; the first: caf?.txt: is not UTF-8"),
+        (made.write(tmp_path / "one"), "gut?.txt was cut"),
+    ):
+        with Run.open(file) as run:
+            assert run.info()["findings"]["notes"] == [note]
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,7 @@ BAD_BATCHES = {
         r"gate_entropy\[0, 0\]",
     ),
     "unknown region": (lambda m: {"region": changed(first(m, "region"), (0,), 3)}, "region"),
+    "row past 16 bits": (lambda m: {"row": changed(first(m, "row"), (0,), 2**15)}, "row goes up to 32768.*32767"),
     "a sample too many": (lambda m: {"samples": [*m.samples, m.samples[0]]}, "256 tokens together"),
     "an empty sample": (lambda m: {"samples": [*m.samples, SampleRecord(0)]}, "needs at least one"),
     "not a PNG": (lambda m: {"samples": [replace(m.samples[0], image=b"GIF89a")]}, "not a PNG"),
