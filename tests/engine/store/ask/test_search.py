@@ -505,7 +505,7 @@ def test_where_most_tokens_have_a_path_of_their_own_none_of_them_is_preferred(tm
     made = make("own-paths", "text", samples=30, steps=8, modules=12, twin=False, batch_size=30)
     ids = np.random.default_rng(0).integers(0, 12, made.ids.shape)
     with Run.open(made.with_changes(module_ids=ids).write(tmp_path)) as run:
-        for word in ("the", "x", "=", "cat", "range"):
+        for word in ("the", "x", "=", "range"):
             answer = run.search_tokens(q=word, limit=100)
             assert answer["found"]["num_tokens"] >= answer["least"]
             assert not any(row["clear"] for row in answer["paths"])
