@@ -96,14 +96,24 @@ def share_intervals(
     their samples tell as much as the samples would (``kish_size``), so never less than that is counted; where each
     sample has one token, nothing is estimated.
     """
-    from scipy.special import ndtri, stdtrit  # only for who asks
+    from scipy.special import ndtri  # only for who asks
+
+    share: np.ndarray = hits_NI.sum(axis=0) / float(of_N.sum()) if share_I is None else share_I
+    levels = [1 - 0.025 / many for many in intervals]
+    sizes = _sizes_at(levels, hits_NI, of_N)
+    return [wilson(share, size_I, float(ndtri(level))) for level, size_I in zip(levels, sizes, strict=True)]
+
+
+def _sizes_at(
+    levels: Sequence[float], hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"]
+) -> list[Float[np.ndarray, " I"]]:
+    """Independent tokens that tell as much as these of the shares Σhits/Σof, for bounds at each of ``levels``."""
+    from scipy.special import ndtri, stdtrit
 
     total, num = float(of_N.sum()), int((of_N > 0).sum())
-    levels = [1 - 0.025 / many for many in intervals]
-    share: np.ndarray = hits_NI.sum(axis=0) / total if share_I is None else share_I
     least = float(kish_size(of_N[:, None])[0])
     if num < 2 or of_N.max() <= 1:
-        return [wilson(share, np.full(share.shape, max(least, 1.0)), float(ndtri(level))) for level in levels]
+        return [np.full(hits_NI.shape[1], max(least, 1.0)) for _ in levels]
     squares_NI, plain_I = _parts(hits_NI, of_N)
     variance_I = squares_NI.sum(axis=0)
     # Σ(v − mean)² over the samples that are there, times num: the variance of V is estimated as it / (num − 1).
@@ -112,10 +122,40 @@ def share_intervals(
     freedom_I = np.clip(of_variance_I, 1.0, freedom(of_N))
     found = []
     for level in levels:
-        z = float(ndtri(level))
-        wider_I = (stdtrit(freedom_I, level) / z) ** 2
-        found.append(wilson(share, np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least), z))
+        wider_I = (stdtrit(freedom_I, level) / float(ndtri(level))) ** 2
+        found.append(np.maximum(total / np.maximum(variance_I * wider_I / plain_I, 1.0), least))
     return found
+
+
+def shares_apart(
+    hits_NI: Real[np.ndarray, "N I"], of_N: Real[np.ndarray, " N"], base_I: Float[np.ndarray, " I"], intervals: int
+) -> Bool[np.ndarray, " I"]:
+    """Which shares Σhits/Σof are surely not ``base_I``, if that is to hold of ``intervals`` of them together.
+
+    Those of as many independent tokens as in ``share_intervals``, by the binomial distribution itself: who asks about
+    the largest of many shares meets rare things, which a single token already makes frequent, and Wilson's interval
+    of one token in ten leaves out a base of a thousandth at any level.
+    """
+    # The size is that of one interval: t at the level of thousands would leave as many tokens as there are samples.
+    (size_I,) = _sizes_at([0.975], hits_NI, of_N)
+    share_I = hits_NI.sum(axis=0) / float(of_N.sum())
+    apart: np.ndarray = surely_above(share_I, size_I, base_I, intervals)
+    apart |= surely_above(1 - share_I, size_I, 1 - base_I, intervals)
+    return apart
+
+
+def surely_above(
+    share_I: Float[np.ndarray, " I"], size_I: Float[np.ndarray, " I"], base_I: Float[np.ndarray, " I"], intervals: int
+) -> Bool[np.ndarray, " I"]:
+    """Whether Clopper and Pearson's lower end (1934) of a share of ``size_I`` independent draws, which may be a
+    fraction, lies above ``base_I``, if that is to hold of ``intervals`` of them together (Bonferroni)."""
+    from scipy.special import betainc
+
+    hits_I = share_I * size_I
+    # P(at least so many hits), for whole numbers that of a binomial distribution.
+    chance_I = betainc(np.maximum(hits_I, 1e-9), size_I - hits_I + 1, base_I)
+    above: np.ndarray = (chance_I <= 0.025 / max(1, intervals)) & (hits_I > 0)
+    return above
 
 
 def _parts(

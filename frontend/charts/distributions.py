@@ -89,9 +89,10 @@ def histogram_chart(
 
 
 def distribution_words(distribution: Mapping[str, Any]) -> str:
-    """“10,000 samples: mean 0.752 ± 0.031 (standard deviation), median 0.750; at least 98 % lie from 0.66 to 0.83.”
+    """“10,000 samples: mean 0.752 ± 0.031 (standard deviation), median 0.750; 1st to 99th percentile 0.66 to 0.83.”
 
-    Of fewer than a hundred both ends are told: one of them is more than 1 %.
+    Of fewer than a hundred both ends are told: one of them is more than 1 %. How many lie between two percentiles
+    is not: they fall between values, and of 102 samples 98 lie there, where many are equal all may.
     """
     per = str(distribution.get("per") or "sample")
     if not distribution.get("num"):
@@ -102,7 +103,7 @@ def distribution_words(distribution: Mapping[str, Any]) -> str:
     return (
         f"{numbers.plural(distribution['num'], per)}: mean {show['mean']} ± {show['std']} (standard "
         "deviation), "
-        f"median {show['median']}; {'at least 98 %' if many else 'all'} lie from {low} to {high}."
+        f"median {show['median']}; {'1st to 99th percentile' if many else 'all lie from'} {low} to {high}."
     )
 
 

@@ -272,7 +272,7 @@ def preferred_path(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The path that best distinguishes these tokens.
 
     It has the largest share · ln(lower end of the lift), its contribution to the divergence; None if no lift is
-    surely above 1 among all paths of these tokens.
+    surely above 1 among all paths of the run.
     """
     able = [row for row in answer["paths"] if row["clear"] and row["low"] > 1]
     return max(able, key=lambda row: row["share"] * math.log(row["low"]), default=None)

@@ -319,10 +319,12 @@ def path_rows(paths: Iterable[Mapping[str, Any]], offered: Collection[int] | Non
 def count_words(fit: Mapping[str, Any]) -> str:
     """How many paths there are, beside those of independent steps, and how much the most frequent one holds."""
     observed, independent = fit["observed"], fit.get("independent")
-    tokens, paths = (numbers.count(observed[name]) for name in ("num_tokens", "num_paths"))
+    if observed["num_tokens"] == 1:
+        return "One token takes one path."
+    tokens, paths = numbers.count(observed["num_tokens"]), numbers.plural(observed["num_paths"], "path")
     if observed["num_paths"] == observed["num_tokens"]:
         return f"Each of the {tokens} tokens takes a path of its own."
-    text = f"{tokens} tokens take {paths} paths"
+    text = f"{tokens} tokens take {paths}"
     if independent and independent["num_tokens"] == observed["num_tokens"]:
         text += f", {numbers.count(independent['num_paths'])} if steps were independent"
     first = observed["points"][0]

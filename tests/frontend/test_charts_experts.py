@@ -121,6 +121,13 @@ def test_load_is_that_of_every_cell():
     of_label = dead_words(usage, (), "code"), dead_words(alive, (), "code")
     assert f"{dead} of 120 modules got no token of label “code”" in of_label[0]
     assert of_label[1] == "Each module got at least one token of label “code”."
+    some, none = (_unknown(alive, first) for first in (1, 0))
+    assert dead_words(some) == (
+        "No module is dead: each one got at least one token at each step whose choices are known."
+    )
+    assert "No expert is dead" in expert_load.load_words(some)
+    assert dead_words(none) == expert_load.load_words(none) == "No choice is known."
+
     of_label = expert_load.load_words(usage, "code"), expert_load.load_words(alive, "code")
     assert f"Without a token of label “code”: {dead} of 120 experts" in of_label[0]
     assert of_label[1].endswith("Each expert gets a token of label “code”.")
@@ -459,3 +466,10 @@ def test_circles_carry_the_number_of_their_module_where_a_row_is_none():
     assert numbered(flow_chart(flow(16))) == sorted(f"{s}.{m}" for s in (0, 1) for m in range(16))
     assert numbered(flow_chart(flow(16, own=False))) == [], "there the rows are the modules"
     assert numbered(flow_chart(flow(80))) == [], "too dense to be read"
+
+
+def _unknown(usage: dict, first: int) -> dict:
+    """An answer in which no choice is known from step ``first`` on."""
+    lost = {"load_entropy": None, "max_violation": None, "effective_top_k": None, "dead": []}
+    cells = [c | ({"count": 0, "utilisation": None} if c["step"] >= first else {}) for c in usage["usage"]]
+    return usage | {"usage": cells, "steps": [s | (lost if s["step"] >= first else {}) for s in usage["steps"]]}

@@ -190,7 +190,7 @@ def test_sentences_of_ties_and_of_noise_claim_nothing():
     told = training_curve.curve_words(curve)
     assert "was 2.00 nats at iteration 100 and at iteration 300" in told
     spread = {"num": 500, "mean": 0.9, "std": 0.1, "median": 1.0, "q01": 0.25, "q99": 1.0, "min": 0.2, "max": 1.0}
-    assert distributions.distribution_words(spread).endswith("at least 98 % lie from 0.250 to 1.00.")
+    assert distributions.distribution_words(spread).endswith("; 1st to 99th percentile 0.250 to 1.00.")
     assert distributions.distribution_words({**spread, "num": 9}).endswith("all lie from 0.200 to 1.00.")
     even = {
         "labels": [{"label": "a", "overlap": 1.0, "counts": [3, 1], "choices": 4}],

@@ -128,7 +128,9 @@ def _load_tooltip() -> list[alt.Tooltip]:
 
 def load_words(usage: Mapping[str, Any], label: str | None = None) -> str:
     """The least balanced layer, and the number of dead experts, in two sentences; with a ``label``, of its tokens."""
-    table = load_rows(usage)
+    table = [row for row in load_rows(usage) if row["MaxVio"] is not None]
+    if not table:
+        return "No choice is known."
     worst = max(table, key=lambda row: row["highest"])
     total, dead = sum(row["experts"] for row in table), sum(row["dead"] for row in table)
     first = (

@@ -206,8 +206,11 @@ def dead_words(usage: Mapping[str, Any], idle: Collection[tuple[int, int]] = (),
     by_step = {row["step"]: [m for m in row["dead"] if (row["step"], m) not in idle] for row in usage["steps"]}
     dead = {step: modules for step, modules in by_step.items() if modules}
     total = sum(len(modules) for modules in dead.values())
+    unknown = sum(row["load_entropy"] is None for row in usage["steps"])
+    if unknown == len(usage["steps"]):
+        return "No choice is known."
     if not total:
-        return f"{_none_dead(label)}."
+        return f"{_none_dead(label)}{' at each step whose choices are known' if unknown else ''}."
     most = sorted(dead, key=lambda step: (-len(dead[step]), step))[:6]
     steps = "; ".join(
         f"step {step}: {', '.join(map(str, dead[step][:8]))}{' …' if len(dead[step]) > 8 else ''}" for step in most

@@ -19,7 +19,9 @@ from tokenpaths.engine.analysis.contrast import (
     ratio_error,
     share_interval,
     share_intervals,
+    shares_apart,
     student,
+    surely_above,
     wilson,
 )
 from tokenpaths.engine.analysis.paired_runs import paired_share_difference, pearson, spearman
@@ -323,3 +325,38 @@ def test_one_of_many_modules_is_named_only_if_it_is_clear_of_all():
     assert (lower <= low).all()
     assert (higher >= high).all()
     assert (higher - lower).mean() > 1.3 * (high - low).mean()
+
+
+def _stays(rng: np.random.Generator, length: int, kinds: int, stay: float) -> np.ndarray:
+    """(length,) kinds that last for a while, as paths and words of a text do."""
+    drawn, kept = rng.integers(kinds, size=length), rng.random(length) < stay
+    kept[0] = False
+    return drawn[np.maximum.accumulate(np.where(kept, -1, np.arange(length)))]
+
+
+@pytest.mark.parametrize(("samples", "length"), [(1, 200), (3, 150), (5, 100), (10, 60)])
+def test_no_path_of_a_few_tokens_is_named_because_one_of_them_takes_it(samples, length):
+    """Words and paths that last for some tokens and know nothing of each other: a word meets a few paths of many."""
+    rng, named, draws = np.random.default_rng(0), 0, 150
+    for _ in range(draws):
+        word, path = (np.stack([_stays(rng, length, kinds, 0.9) for _ in range(samples)]) for kinds in (10, 36))
+        mine = (word == 0).sum(axis=1)
+        if mine.sum() < 10:
+            continue
+        hits = np.stack([np.bincount(p[w == 0], minlength=36) for w, p in zip(word, path, strict=True)]).astype(float)
+        base, taken = np.bincount(path.ravel(), minlength=36) / path.size, hits.any(axis=0)
+        named += bool(shares_apart(hits[:, taken], mine, base[taken], 36).any())
+    assert named <= 0.05 * draws
+
+
+def test_a_path_that_surely_has_more_of_the_tokens_is_named():
+    of = np.full(20, 10.0)
+    hits = np.array([[4.0, 1.0, 0.0]] * 20)
+    hits[0, 2] = 1
+    apart = shares_apart(hits, of, np.array([0.01, 0.1, 1e-3]), 1000)
+    assert apart.tolist() == [True, False, False]
+    for share, size, base in ((0.3, 10, 0.1), (0.5, 40, 0.3), (0.05, 60, 0.01)):
+        exact = scipy.stats.binomtest(round(share * size), size, base, alternative="greater").pvalue
+        for intervals in (1, 3, 30):
+            found = surely_above(np.array([share]), np.array([float(size)]), np.array([base]), intervals)
+            assert found.tolist() == [exact <= 0.025 / intervals]

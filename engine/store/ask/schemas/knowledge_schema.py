@@ -98,7 +98,7 @@ class SpecificRow(AnswerModel):
     low: Low
     high: High
     clear: bool = Field(
-        description="Whether the lift lies above 1 when the intervals of all pairs are to hold together"
+        description="Whether the lift lies above 1, if that is to hold of all pairs with a label together"
     )
 
 
@@ -147,9 +147,7 @@ class TakenPath(AnswerModel):
     lift: Lift
     low: Low
     high: High
-    clear: bool = Field(
-        description="Whether the lift is not 1, if that is to hold of all paths of these tokens together"
-    )
+    clear: bool = Field(description="Whether the lift is not 1, if that is to hold of all paths of the run together")
 
 
 class TakenModule(ModuleAtStep):

@@ -164,6 +164,8 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
     preference = measure.vocabulary_specialisation(drawn.ids_nSK[:, 0], words, run.layout.num_modules)
     share, listed = preference.share, {}
     chosen = preference.counts.sum(axis=0) > 0
+    # Of all tokens, as the field says: those of rare words too.
+    tokens_M = np.bincount(drawn.ids_nSK[:, 0].reshape(-1), minlength=run.layout.num_modules)
     for module in (module for module in run.bank.offered(step) if chosen[module]):
         by_share = np.lexsort((preference.token_ids, -preference.seen, -share[:, module]))
         listed[module] = [int(x) for x in by_share[:each] if preference.counts[x, module]]
@@ -176,7 +178,7 @@ def _by_word(run: RunFile, of: str, step: int, label_id: int | None, limit: int,
         "modules": [
             {
                 **run.bank.head(step, module),
-                "count": int(preference.counts[:, module].sum()),
+                "count": int(tokens_M[module]),
                 "prefers": [
                     {
                         "token_id": int(preference.token_ids[x]),
@@ -313,7 +315,11 @@ def repetition(run: RunFile, *, label: LabelFilter = None) -> dict[str, Any]:
     repeated = measure.repetition(drawn.ids_nSK, drawn.follows_n, unknown, used)
     later = np.flatnonzero(drawn.follows_n)
     if not repeated.num_pairs:
-        raise UserError(f"run {run.run_id!r} has no sample with two tokens, so no token has a neighbour", field="run")
+        of = "" if label is None else f" of label {label!r}"
+        raise UserError(
+            f"run {run.run_id!r} has no sample{of} with two tokens, so no token has a neighbour",
+            field="run" if label is None else "label",
+        )
     shuffled = measure.repetition_by_load(drawn.ids_nSK, unknown, used)
     # Ids without weights stand in the order of the source: slot 0 is no first choice then.
     ordered = run.layout.top_k == 1 or weights_recorded(run)

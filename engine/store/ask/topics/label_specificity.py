@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import wilson
+from tokenpaths.engine.analysis.contrast import surely_above, wilson
 from tokenpaths.engine.store.ask.question import MAX_INT, Argument, question
 from tokenpaths.engine.store.ask.run_file import ModuleBank, RunFile
 from tokenpaths.engine.store.ask.sealed_answers import sealed_labels
@@ -74,7 +74,7 @@ def specific(
 
     Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
     least ``least`` tokens of the label, from two samples or more, are met. ``clear``: whether the lift lies above 1
-    when the intervals of all these are to hold together.
+    if that is to hold of all paths (or modules) with so many tokens, and of all labels, together.
     """
     label_id = run.label_id(label)
     table = tokens_of(run)
@@ -97,7 +97,8 @@ def specific(
     counts = _counted(table, ids, run.bank, of, least)
     keep_J = np.flatnonzero(counts.tokens_J >= least)
     wanted = None if label_id is None else int(np.searchsorted(ids, label_id))
-    num_pairs = len(keep_J) if wanted is None else int((counts.label_J[keep_J] == wanted).sum())
+    # Also those whose tokens have other labels: a pair is listed because its tokens are of one.
+    num_pairs = int(((counts.total_I >= least) & (counts.size_I > 1)).sum()) * (len(ids) if wanted is None else 1)
     rows = _ranked(counts, keep_J, base_L, wanted)
     if not len(keep_J):
         alone = bool((np.bincount(table.label_N[labelled]) <= 1).all())
@@ -184,14 +185,12 @@ def _ranked(counts: Counts, keep_J: np.ndarray, base_L: np.ndarray, wanted: int 
 def _row(
     run: RunFile, table: TokenTable, of: str, counts: Counts, j: int, label: str, base: float, num_pairs: int
 ) -> dict[str, Any]:
-    from scipy.special import ndtri  # only for who asks
-
     i, tokens = int(counts.thing_J[j]), int(counts.tokens_J[j])
     total = int(counts.total_I[i])
     share, size = np.array([tokens / total]), counts.size_I[i : i + 1]
     low, high = wilson(share, size)
-    # The first row is the largest of all pairs: their intervals have to hold together (Bonferroni).
-    surely, _ = wilson(share, size, float(ndtri(1 - 0.025 / num_pairs)))
+    # The first row is the largest of all pairs: what is said of one has to hold of all together.
+    clear = surely_above(share, size, np.array([base]), num_pairs)
     if of == "path":
         head = {"rank": int(table.rank_P[i]), "ribbon": used_modules(table.ribbon_PSK[i].tolist(), run.layout)}
     else:
@@ -207,5 +206,5 @@ def _row(
         "lift": tokens / total / float(base),
         "low": float(low[0] / base),
         "high": float(high[0] / base),
-        "clear": bool(surely[0] > base),
+        "clear": bool(clear[0]),
     }

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from tokenpaths.engine.analysis.contrast import Contrast, clear_of_all, contrast, share_interval, share_intervals
+from tokenpaths.engine.analysis.contrast import Contrast, clear_of_all, contrast, share_interval, shares_apart
 from tokenpaths.engine.analysis.words import KINDS, Words, check_pattern
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.store.ask.question import (
@@ -299,10 +299,10 @@ def _paths(
     sample, place = table.sample_n[chosen].astype(np.int64), place_P[table.path_n[chosen]]
     keys = sample[place >= 0] * len(order) + place[place >= 0]
     hits_NI = np.bincount(keys, minlength=table.num_samples * len(order)).reshape(table.num_samples, len(order))
-    # Beside its own interval that of all paths that these tokens take: the one that is named is the first of them.
-    (low, high), (surely, below) = share_intervals(hits_NI, of_N, (1, len(path_p)))
+    low, high = share_interval(hits_NI, of_N)
     everywhere = all_P[order] / table.num_tokens
-    clear = ((surely > everywhere) | (below < everywhere)) & (total >= least)
+    # Of all paths, not only of those that these tokens take: a path is among these because one of them takes it.
+    clear = shares_apart(hits_NI, of_N, everywhere, size) & (total >= least)
     most = table.num_tokens / total  # where all tokens of a path are among these
     return [
         {

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.runs import make
+from tests.support.runs import RunArrays, make, routed, run_info
 from tokenpaths.engine.analysis.contrast import wilson
+from tokenpaths.engine.base.records import ModuleInfo, SampleRecord
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.tables import token_table
 from tokenpaths.engine.store.ask.tables.token_table import LazyRibbons, TokenTable
@@ -150,3 +151,22 @@ def test_of_many_modules_one_is_specific_only_where_labels_decide(tmp_path: Path
         assert all(row["low"] > 1 for row in rows if row["clear"])
     assert alone >= 4
     assert clear == (8 if known else 0)
+
+
+def test_paths_of_three_samples_are_not_specific_because_the_samples_happen_to_have_one_label(tmp_path: Path):
+    """Labels are dealt out; 40 paths with three samples of ten tokens each."""
+    clear = alone = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        labels = [str(label) for label in rng.choice(list("abcdef"), 120)]
+        texts = [SampleRecord(num_tokens=10, label=label, source=f"{i}") for i, label in enumerate(labels)]
+        path = np.repeat(np.arange(120) % 40, 10)
+        ids = np.stack([path // 8, path % 8], axis=1)[:, :, None]
+        info = run_info(f"dealt{seed}", num_modules=8)
+        bank = [ModuleInfo(None, module, f"block {module}", "mlp", 1, 2) for module in range(8)]
+        with Run.open(RunArrays(info, bank, [routed(texts, ids)]).write(tmp_path)) as run:
+            rows = run.specific(of="path", limit=500)["rows"]
+        alone += any(row["num_samples"] == 3 and row["low"] > 1 for row in rows)
+        clear += any(row["clear"] for row in rows)
+    assert alone >= 3, "of so many paths some have three samples of one label"
+    assert not clear

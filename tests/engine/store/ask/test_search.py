@@ -498,3 +498,14 @@ def test_words_are_found_wherever_texts_or_ids_were_recorded(text: bool, token_i
             with pytest.raises(UserError, match="its tokens have no words"):
                 run.search_tokens(q="the")
         assert run.search_tokens(through=((0, 1),))["found"]["num_tokens"] > 0
+
+
+def test_where_most_tokens_have_a_path_of_their_own_none_of_them_is_preferred(tmp_path: Path):
+    """Each path of a word is one that a token of it takes: of all paths of the run that says nothing."""
+    made = make("own-paths", "text", samples=30, steps=8, modules=12, twin=False, batch_size=30)
+    ids = np.random.default_rng(0).integers(0, 12, made.ids.shape)
+    with Run.open(made.with_changes(module_ids=ids).write(tmp_path)) as run:
+        for word in ("the", "x", "=", "range"):
+            answer = run.search_tokens(q=word, limit=100)
+            assert answer["found"]["num_tokens"] >= answer["least"]
+            assert not any(row["clear"] for row in answer["paths"])

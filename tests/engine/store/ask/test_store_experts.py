@@ -136,6 +136,8 @@ def test_specialisation_in_words_by_loops(case: Case, of: str) -> None:
     assert {m: {w: one["count"] for w, one in row.items()} for m, row in listed.items()} == {
         m: words for m, words in naive.items() if words
     }
+    for row in answer["modules"]:  # of rare words and of those before none too
+        assert row["count"] == sum(chosen[row["module"]].values())
     for row in listed.values():
         for word, one in row.items():
             assert one["of"] == seen[word]
@@ -397,3 +399,14 @@ def test_a_run_of_no_series_says_so(cases: dict[str, Case]) -> None:
     error = no_series("x")
     assert isinstance(error, NoSuchThing)
     assert error.field == "run"
+
+
+def test_a_label_whose_samples_have_one_token_each_is_told_so_and_not_the_whole_run(tmp_path: Path) -> None:
+    made = make_experts("short", layers=2, samples=4, length=6)
+    (batch,) = made.batches
+    records = [*batch.samples[:3], *(replace(batch.samples[3], num_tokens=1, label="alone") for _ in range(6))]
+    with Run.open(made.with_changes(samples=records).write(tmp_path)) as run:
+        assert run.repetition()["num_pairs"] == 15
+        with pytest.raises(UserError, match="no sample of label 'alone' with two tokens") as caught:
+            run.repetition(label="alone")
+    assert caught.value.field == "label"
