@@ -15,7 +15,7 @@ from typing import Any
 from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.file.filters import Query
 
-ANSWERS_VERSION = 8
+ANSWERS_VERSION = 9
 """incremented when the form or meaning of an answer changes; answers of older versions are computed again"""
 MOST_SEALED_LABELS = 16
 """labels whose answers are computed at sealing, where the page asks with a label"""
