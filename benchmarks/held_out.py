@@ -4,8 +4,9 @@
 
 Each checkpoint and one network of the same architecture at initialisation predict the validation file of the card
 (RayTracing: the test images). Means are over predictions, as on the card; intervals are of 95 %, by resampling what was
-drawn: images, or texts, whose tokens rise and fall together. ``--anew`` measures checkpoints of the same recipes under
-other seeds as well (NAME-seed1 …), which are not shipped. ``make science`` puts all into the tables of networks.
+drawn: images, or texts, whose tokens rise and fall together. ``unseen``: of the texts that are not in the training file
+as well. ``--anew`` measures checkpoints of the same recipes under other seeds as well (NAME-seed1 …), which are not
+shipped. ``make science`` puts all into the tables of networks.
 
 Shapes: b samples; n predictions.
 """
@@ -31,7 +32,7 @@ from tokenpaths.engine.families.checkpoint_config import CONFIG, TOKENIZER, Chec
 from tokenpaths.engine.models.dipaco import DiPaCo
 from tokenpaths.engine.models.raytracing import RayTracing
 from tokenpaths.engine.tracing.loaded_model import LoadedModel, load_model
-from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus, load_images, load_text
+from tokenpaths.engine.train.corpora import ImageCorpus, TextCorpus, load_images, load_text, read_texts
 from tokenpaths.engine.train.dipaco.documents import Sequences, load_documents
 from tokenpaths.engine.train.dipaco.finish_dipaco import document_paths, routed_sums
 from tokenpaths.engine.train.hmodel_recipes import load_languages
@@ -58,6 +59,10 @@ class Sums:
     def of(cls, sample_n: np.ndarray, loss_n: np.ndarray, right_n: np.ndarray) -> Sums:
         """From predictions and the sample of each."""
         return cls(*(np.bincount(sample_n, weights) for weights in (loss_n, right_n, np.ones(len(sample_n)))))
+
+    def only(self, keep_b: np.ndarray) -> Sums:
+        """Of the samples where ``keep_b``; samples behind its end, of which there is no prediction, are left out."""
+        return Sums(*(part[: len(keep_b)][keep_b[: len(part)]] for part in (self.loss_b, self.right_b, self.count_b)))
 
     def figures(self) -> dict[str, Any]:
         """Means over predictions, with their intervals over samples."""
@@ -106,12 +111,26 @@ def corpus_of(checkpoint: Checkpoint, folder: Path, data: Path) -> ImageCorpus |
     return load_languages(data).val.corpus(tokenizer) if checkpoint.family == "hmodel" else load_text(file, tokenizer)
 
 
+def unseen(checkpoint: Checkpoint, data: Path) -> np.ndarray | None:
+    """Which texts of the validation file are not, character by character, in the training file beside it as well."""
+    file = data / checkpoint.validation["file"]
+    beside = file.with_name(file.name.replace("_val.", "_train."))
+    if checkpoint.config.modality != "text" or beside == file:
+        return None
+    known = set(read_texts(beside))
+    return np.array([text not in known for text in read_texts(file)])
+
+
 @torch.inference_mode()
 def measure(name: str, data: Path, models: Path = SHIPPED_MODELS) -> dict[str, Any]:
     """Figures of one checkpoint in ``models``; of a shipped one those of an untrained network like it as well."""
     began = time.monotonic()
     loaded = load_model(name, [models], device="cpu")
-    own = sums_of(loaded, loaded.model, models / name, data).figures()
+    sums = sums_of(loaded, loaded.model, models / name, data)
+    own = sums.figures()
+    unseen_b = unseen(loaded.checkpoint, data)
+    if unseen_b is not None and not unseen_b.all():
+        own["unseen"] = sums.only(unseen_b).figures()
     for key in ("loss", "accuracy"):
         if abs(own[key]["value"] - loaded.checkpoint.validation[key]) > 1e-3:
             raise SystemExit(f"{name}: {key} is {own[key]['value']}, its card says {loaded.checkpoint.validation[key]}")

@@ -6,10 +6,12 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.held_out import Sums, documents, of_corpus
+from benchmarks.held_out import Sums, documents, of_corpus, unseen
 from benchmarks.measure import kept_document
 from benchmarks.science import __main__ as science
 from tests.engine.train.test_training import TEXT, VISION, data, text_recipe, vision_recipe  # noqa: F401
@@ -41,6 +43,20 @@ def test_means_are_over_predictions_and_intervals_over_texts() -> None:
     half = (found["loss"]["high"] - found["loss"]["low"]) / 2
     assert half > 3 * 1.96 * loss_n.std() / len(loss_n) ** 0.5
     assert found["loss"]["low"] < found["loss"]["value"] < found["loss"]["high"]
+
+
+def test_texts_of_the_training_file_are_not_unseen(tmp_path) -> None:
+    for part, texts in (("train", ["one", "two", "two\n"]), ("val", ["two", "three", "Two", "one"])):
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"english_{part}.parquet")
+    card = SimpleNamespace(validation={"file": "english_val.parquet"}, config=SimpleNamespace(modality="text"))
+    keep_b = unseen(card, tmp_path)
+    assert keep_b is not None
+    assert keep_b.tolist() == [False, True, True, False]
+    sums = Sums(np.array([1.0, 2, 4]), np.array([0.0, 1, 1]), np.array([2.0, 2, 2]))  # of the last text nothing is told
+    assert sums.only(keep_b).loss_b.tolist() == [2, 4]
+    assert sums.only(keep_b).count_b.sum() == 4
+    pictures = SimpleNamespace(validation={"file": "x_val.parquet"}, config=SimpleNamespace(modality="vision"))
+    assert unseen(pictures, tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["text", "vision"])

@@ -118,7 +118,7 @@ def _check_kinds(kind: type | tuple[type, ...], **given: object) -> None:
     """Refuse arguments of another kind than ``kind`` in a sentence; None is an argument that was left out."""
     wanted = "a whole number" if kind is Integral else "a text" if kind is str else "a path"
     for name, value in given.items():
-        if value is not None and not isinstance(value, kind):
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise UserError(f"{name} is {repr(value)[:60]}, it should be {wanted}", field=name)
 
 
@@ -187,6 +187,8 @@ def import_log(
     _check_kinds((str, PathLike), file=file, folder=folder, column_map=column_map, tokenizer=tokenizer)
     _check_kinds(str, run=run, format=format, model=model, series=series)
     _check_kinds(Integral, experts=experts, layers=layers, top_k=top_k, sequences=sequences, at=at)
+    layers, top_k, experts = (None if number is None else int(number) for number in (layers, top_k, experts))
+    sequences = None if sequences is None else int(sequences)  # NumPy's cross no border of processes
     if file is None:
         raise UserError("file is None, it should be the path of a log", field="file")
     place = runs_dir() if folder is None else Path(folder)

@@ -105,7 +105,8 @@ class WorkerClient:
             raise Problem(
                 503,
                 "worker-slow",
-                f"The engine worker did not answer within {self.limit_s:g} s; try again with something smaller.",
+                f"The engine worker did not answer within {self.limit_s:g} s: it has much to do, or this takes long. "
+                "Try again in a moment, or with something smaller.",
                 headers={"retry-after": "10"},
             ) from None
         except (httpx.TransportError, json.JSONDecodeError):

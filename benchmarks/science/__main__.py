@@ -155,8 +155,9 @@ def _model_lines(paper: Paper) -> list[str]:
 def _network(name: str, words: str, beside: str, training: dict[str, Any], command: str) -> str:
     """A row of the table of networks."""
     held_out = kept_document("held_out")["results"][name]
+    unseen = f"; unseen texts {held_out['unseen']['loss']['value']:.3f}" if "unseen" in held_out else ""
     return (
-        f"| {words} | {spanned(held_out['loss'], 3)} | {spanned(held_out['accuracy'], 1, 100, ' %')} | "
+        f"| {words} | {spanned(held_out['loss'], 3)}{unseen} | {spanned(held_out['accuracy'], 1, 100, ' %')} | "
         f"{held_out['count']:,} | {beside} | {_took(training['wall_seconds'])} on {training['machine']}: "
         f"`{command}` |"
     )

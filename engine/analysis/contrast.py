@@ -19,6 +19,8 @@ from jaxtyping import Bool, Float, Integer, Real
 
 Z = 1.959963984540054
 """standard deviations on both sides of 95 %"""
+FEW_SAMPLES = 3
+"""samples below which how their tokens scatter says nothing of how independent they are"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def shares_apart(
     """
     # The size is that of one interval: t at the level of thousands would leave as many tokens as there are samples.
     (size_I,) = _sizes_at([0.975], hits_NI, of_N)
+    if (of_N > 0).sum() < FEW_SAMPLES:  # two that agree by chance look as if their tokens were independent
+        size_I = np.full_like(size_I, kish_size(of_N[:, None])[0])
     share_I = hits_NI.sum(axis=0) / float(of_N.sum())
     apart: np.ndarray = surely_above(share_I, size_I, base_I, intervals)
     apart |= surely_above(1 - share_I, size_I, 1 - base_I, intervals)

@@ -20,6 +20,7 @@ from tokenpaths.engine.data.confined_pictures import decode_apart
 from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.normalisation import normalise
 from tokenpaths.engine.dream.dream_request import DreamRequest, Group, PathTarget
+from tokenpaths.engine.dream.dream_state import STATE
 from tokenpaths.engine.jobs.dream_check import check_group
 from tokenpaths.engine.jobs.dream_source import find_text, row_of
 from tokenpaths.engine.tracing.loaded_model import LoadedModel
@@ -58,7 +59,8 @@ def original_choices(
     the job goes on.
     """
     file = folder / CHOICES_FILE
-    if request.sample is not None and not file.is_file():
+    # Kept choices of a dream that goes on are those that it began with.
+    if request.sample is not None and not file.is_file() and not (folder / STATE).is_file():
         with context.open_run(str(request.run)) as run:
             unedited = not json.loads(run.row["config"]).get("controls")
             if unedited and run.row["checkpoint_sha256"] == loaded.sha256:
@@ -68,7 +70,9 @@ def original_choices(
         ribbons = json.loads(file.read_bytes())
         return torch.tensor(ribbons, dtype=torch.long).view(len(ribbons), loaded.num_steps, -1)
     with torch.no_grad():
-        return loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
+        ids_TSK = loaded.model.trace(normalise(original[None]).to(loaded.device)).module_ids[0].long().cpu().clone()
+    write_atomically(file, json.dumps(ids_TSK.tolist()).encode())
+    return ids_TSK
 
 
 def _find_image(request: DreamRequest, context: JobContext) -> Image.Image:

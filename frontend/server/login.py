@@ -40,10 +40,16 @@ FORM = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Toke
 {again}
 <style>body{{font:16px system-ui,sans-serif;display:grid;place-items:center;min-height:90vh;margin:1rem}}
 form{{display:grid;gap:.7rem;max-width:22rem}}input,button{{font:inherit;padding:.5rem}}p{{margin:0}}</style></head>
-<body><form method="post"{action}><h1>Tokenpaths</h1><p>{message}</p>
+<body><form method="post"><h1>Tokenpaths</h1><p>{message}</p>
 <label for="token">Access token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button>Open</button></form></body></html>"""
+ELSEWHERE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tokenpaths</title>
+<meta name="color-scheme" content="light dark"><style>body{{font:16px system-ui,sans-serif;margin:1rem}}</style></head>
+<body><p>This page needs a login. <a href="{front}">Log in at the front page</a>, then open this address again.</p>
+</body></html>"""
+"""of other addresses than the front page's. Never the form: an address with encoded slashes lies elsewhere for a
+browser than here, and where a proxy takes a path off, the token would be sent to what else that name has"""
 FRAMED = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tokenpaths</title>
 <meta name="color-scheme" content="light dark"><style>body{font:16px system-ui,sans-serif;margin:1rem}</style></head>
 <body><p>This view needs a login. <a href="./" target="_blank" rel="noopener">Log in in a window of its own</a>, then
@@ -138,8 +144,8 @@ def _login_page(message: str, request: Request | None = None) -> Response:
     """
     elsewhere = request is not None and request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
     again = '<meta http-equiv="refresh" content="0">' if elsewhere else ""
-    # Only the front door takes a token; there the form keeps the query of its address.
-    above = "../" * (request.url.path.count("/") - 1) if request is not None else ""
-    action = "" if request is None or request.url.path == "/" else f' action="{above or "./"}"'
-    page = FORM.format(message=html.escape(message), again=again, action=action)
+    if request is not None and request.url.path != "/":
+        front = "../" * (request.url.path.count("/") - 1) or "./"
+        return HTMLResponse(ELSEWHERE.format(front=front), status_code=401, headers=HEADERS)
+    page = FORM.format(message=html.escape(message), again=again)
     return HTMLResponse(page, status_code=401, headers=HEADERS)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,8 @@ from tokenpaths.backend.jobs.rows import JobRow
 from tokenpaths.backend.jobs.service import job_table
 from tokenpaths.backend.settings import load_settings
 from tokenpaths.cli.demo import FIRST, missing_runs
+from tokenpaths.cli.up import _refuse_shared_port
+from tokenpaths.engine.base.errors import UserError
 
 
 @pytest.fixture
@@ -97,6 +100,23 @@ def test_up_starts_mends_and_stops(start_up: Callable[..., subprocess.Popen[str]
     for pid in children_of(process).values():
         assert not Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{children['api']}").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "page_host", "refused"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("localhost", "127.0.0.1", True),
+        ("10.0.0.5", "0.0.0.0", True),
+        ("10.0.0.5", "127.0.0.1", False),
+    ],
+)
+def test_two_processes_that_would_be_found_at_one_place_are_refused(host: str, page_host: str, refused: bool) -> None:
+    ports = {"port": 8123, "page_port": 8123, "worker_port": 0}
+    settings = load_settings(host=host, page_host=page_host, **ports)
+    with pytest.raises(UserError, match="Port 8123 is given to") if refused else nullcontext():
+        _refuse_shared_port(settings, page=True)
+    _refuse_shared_port(settings, page=False)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -150,6 +150,15 @@ def test_what_is_no_answer_is_refused_with_what_the_chart_takes(given):
             chart(given)
 
 
+def test_a_whole_answer_is_no_list_of_its_rows():
+    for given in ({}, {"tokens": [{}]}, "text"):
+        for chart in (charts.class_chart, charts.token_loss_chart):
+            with pytest.raises(TypeError, match=f"not a {type(given).__name__}"):
+                chart(given)
+    with pytest.raises(TypeError, match="flow_thumbnail takes an answer"):
+        charts.flow_thumbnail(pd.DataFrame({"step": [0]}))
+
+
 def test_flow_draws_what_the_api_counted():
     chart = charts.flow_chart(FLOW, least=0)
     circles = data_of(chart, "node", "count")

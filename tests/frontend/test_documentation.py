@@ -89,7 +89,8 @@ def test_the_page_serves_it_behind_its_login(tmp_path: Path) -> None:
     with page_server(tmp_path, token) as page, page.client() as client:
         closed = client.get(f"{PATH}/index.html")
         assert closed.status_code == 401
-        assert '<form method="post" action="../">' in closed.text, "only the front door takes a token"
+        assert '<a href="../">Log in at the front page</a>' in closed.text
+        assert "<form" not in closed.text, "only the front door takes a token"
         form = {"content-type": "application/x-www-form-urlencoded", "origin": page.url}
         assert client.post("/", content=f"token={token}", headers=form).status_code == 303
         answer = client.get(f"{PATH}/index.html")

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PAGE_FILE = PROGRAM_DIR / "frontend" / "app.py"
 FIRST_RUNS_SECONDS = 120.0
 """longest time that the page's address waits for the first runs of ``--demo``"""
+EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
+"""hosts that mean all addresses of this machine"""
 
 
 def up(
@@ -184,15 +187,17 @@ def plan(
 
 def _refuse_shared_port(settings: Settings, page: bool) -> None:
     """UserError for one port given to two processes: each finds it free, and the second to start would die of it."""
-    ports = {"the API (--port)": settings.port}
+    from tokenpaths.backend.settings import is_loopback
+
+    places = {"the API (--port)": (settings.host, settings.port)}
     if page:
-        ports["the page (--page-port)"] = settings.page_port
+        places["the page (--page-port)"] = (settings.page_host, settings.page_port)
     if settings.worker_url is None:
-        ports["the worker (TOKENPATHS_WORKER_PORT)"] = settings.worker_port
-    for port in {port for port in ports.values() if port}:
-        names = [name for name, its_port in ports.items() if its_port == port]
-        if len(names) > 1:
-            raise UserError(f"Port {port} is given to {' and '.join(names)}; each needs its own.", field="page_port")
+        places["the worker (TOKENPATHS_WORKER_PORT)"] = (settings.worker_host, settings.worker_port)
+    for (one, (host, port)), (other, (its_host, its_port)) in combinations(places.items(), 2):
+        same = host == its_host or {host, its_host} & EVERYWHERE or is_loopback(host) and is_loopback(its_host)
+        if port and port == its_port and same:
+            raise UserError(f"Port {port} is given to {one} and {other}; each needs its own.", field="page_port")
 
 
 def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Child:
@@ -203,7 +208,7 @@ def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Chil
         raise UserError(f"The page {PAGE_FILE} is missing; use --no-page for the API alone.")
     port = pick_port(settings.page_host, settings.page_port, "--page-port")
     names = dict.fromkeys(["localhost", "127.0.0.1", "[::1]", *settings.allowed_hosts])
-    if settings.page_host not in ("0.0.0.0", "::"):
+    if settings.page_host not in EVERYWHERE:
         names[settings.page_host] = None
     flags = {
         "server.address": settings.page_host,
@@ -246,7 +251,7 @@ def _environment(settings: Settings, settings_file: Path | None) -> dict[str, st
 
 def _reachable(host: str) -> str:
     """How this machine reaches a server that listens on ``host``."""
-    if host in ("0.0.0.0", ""):
+    if host in EVERYWHERE - {"::"}:
         return "127.0.0.1"
     if host == "::":
         return "[::1]"

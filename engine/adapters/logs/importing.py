@@ -148,7 +148,7 @@ def import_parts(
     tokens = 0
     gathered = LogNotes(num_layers)
     with RunWriter(runs_dir, info, modules, overwrite=overwrite) as writer:
-        for batch in batches(gathered.through(log.pieces()), token_texts, _StandIns.of(log)):
+        for batch in batches(gathered.through(log.pieces()), token_texts, _StandIns.of(log), log.file):
             writer.write(batch)
             tokens += batch.num_tokens
             yield ImportProgress(tokens)
@@ -252,6 +252,15 @@ def new_import_id(name: str) -> str:
     return f"{plain[:40] or 'import'}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
+def _without_folder(words: str, file: Path) -> str:
+    """``words`` with files named without the folder of the log ``file``: a run goes to other people."""
+    words = readable(words)
+    if file.parent == Path():
+        return words
+    # Only where a path begins: the log mydata in data/ has data/mydata/a.jsonl.
+    return re.sub(rf"""(?<![^\s(:'"“]){re.escape(readable(f"{file.parent}{os.sep}"))}""", "", words)
+
+
 class LogNotes:
     """Collects notes about the whole log while its pieces are read."""
 
@@ -287,10 +296,7 @@ class LogNotes:
 
     def sentences(self, log: Log, tokenizer: bool) -> list[str]:
         """Notes on the whole log, as sentences."""
-        # A run goes to other people: it names files, not the folder that they were in.
-        folder = readable(f"{log.file.parent}{os.sep}")
-        is_told = log.file.parent != Path()
-        notes = [note.replace(folder, "") if is_told else note for note in self.remarks.sentences()]
+        notes = [_without_folder(note, log.file) for note in self.remarks.sentences()]
         labelled = self.sizes.total()
         if 0 < labelled < self.samples:
             notes.append(f"{self.samples - labelled:,} of {self.samples:,} samples have no label")
@@ -314,23 +320,26 @@ class LogNotes:
 
 
 def batches(
-    pieces: Iterable[Piece], token_texts: dict[int, str] | None = None, stand_ins: _StandIns | None = None
+    pieces: Iterable[Piece],
+    token_texts: dict[int, str] | None = None,
+    stand_ins: _StandIns | None = None,
+    file: Path = Path(),
 ) -> Iterator[TraceBatch]:
     """Batches for the writer from checked pieces; each piece is a sample. ``stand_ins``: ids of what is no expert,
-    where there is such."""
+    where there is such. ``file``: the log, whose folder no sample names."""
     held: list[Piece] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.ids.shape[0] * piece.ids.shape[1] * piece.ids.shape[2]
         if size >= BATCH_BYTES:
-            yield _batch(held, token_texts or {}, stand_ins)
+            yield _batch(held, token_texts or {}, stand_ins, file)
             held, size = [], 0
     if held:
-        yield _batch(held, token_texts or {}, stand_ins)
+        yield _batch(held, token_texts or {}, stand_ins, file)
 
 
-def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIns | None) -> TraceBatch:
+def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIns | None, file: Path) -> TraceBatch:
     ids = _joined([piece.ids for piece in pieces])
     parts = [piece.weights for piece in pieces if piece.weights is not None]
     weights = _joined(parts).astype(np.float32) if parts else even_weights(ids)
@@ -348,7 +357,7 @@ def _batch(pieces: list[Piece], token_texts: dict[int, str], stand_ins: _StandIn
         if known:
             spans.append(span)
             token_ids.append(np.full(piece.num_tokens, -1, np.int32) if piece.token_id is None else piece.token_id)
-        source = readable(piece.source or piece.where)
+        source = readable(piece.source) if piece.source else _without_folder(piece.where, file)
         samples.append(SampleRecord(num_tokens=piece.num_tokens, label=piece.label, text=text, source=source))
     span_n = np.concatenate(spans) if spans else np.empty((0, 2), dtype=np.int32)
     n = len(ids)

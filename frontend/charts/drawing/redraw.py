@@ -95,7 +95,7 @@ def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers |
     def draw(*arguments: Any, **named: Any) -> Any:
         bound = signature.bind(*arguments, **named).arguments
         if first.name in bound:
-            _check_answer(function, str(first.annotation), bound[first.name])
+            check_answer(function, bound[first.name])
         chart = function(*arguments, **named)
         if question and "title" in bound and bound["title"] is None:
             # The page shows the title as a heading; the accessible description repeats it for screen readers.
@@ -107,22 +107,31 @@ def redrawable(function: Callable[..., Any] | None = None, *, numbers: Numbers |
     return draw
 
 
-def _check_answer(function: Callable[..., Any], wanted: str, answer: Any) -> None:
+def check_answer(function: Callable[..., Any], answer: Any) -> None:
     """Refuse a run, a data frame and whatever else notebooks may give for an answer: some charts would draw nothing.
 
     Raises:
-        TypeError: it is not of the kind that the annotation ``wanted`` names.
+        TypeError: it is not of the kind that the first annotation of ``function`` names.
     """
-    kind = (
-        Mapping if wanted.startswith("Mapping") else Iterable if wanted.startswith(("Iterable", "Sequence")) else object
-    )
-    if (isinstance(answer, kind) and not hasattr(answer, "columns")) or (answer is None and "None" in wanted):
+    wanted = str(next(iter(inspect.signature(function).parameters.values())).annotation)
+    if answer is None and "None" in wanted or _is_kind(answer, wanted):
         return
     about = (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")
     raise TypeError(
         f"{function.__name__} takes an answer of a run, such as run.flow() gives for flow_chart, "
         f"not a {type(answer).__name__}. {about}"
     )
+
+
+def _is_kind(answer: Any, wanted: str) -> bool:
+    """Whether an answer fits an annotation; a whole answer is no list of its rows, though both can be walked."""
+    if hasattr(answer, "columns"):
+        return False
+    if wanted.startswith("Mapping"):
+        return isinstance(answer, Mapping)
+    if wanted.startswith(("Iterable", "Sequence")):
+        return isinstance(answer, Iterable) and not isinstance(answer, Mapping | str | bytes)
+    return True
 
 
 def _description(chart: Any) -> str:

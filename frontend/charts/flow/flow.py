@@ -15,7 +15,7 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import bare_axis, between, haloed
 from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, theme_named
-from tokenpaths.frontend.charts.drawing.redraw import redrawable
+from tokenpaths.frontend.charts.drawing.redraw import check_answer, redrawable
 from tokenpaths.frontend.charts.drawing.theme import as_vectors, click_selection, finish, hover_selection, rows, tip
 from tokenpaths.frontend.charts.drawing.thing_names import called
 from tokenpaths.frontend.charts.flow.flow_words import flow_captions, flow_words
@@ -65,13 +65,17 @@ def flow_chart(
     least = least_share(flow) if least is None else least
     layout = flow_layout(flow, most_links=most_links, least=least, largest=largest)
     chosen = set(through)
+    fills = {
+        node.key: look.accent if node.key in chosen else look.identity if node.kind == "identity" else look.module
+        for node in layout.nodes
+    }
     x, y = axes(layout)
     layers: list[Any] = [
         row_labels(layout, look, x, y),
         *_ribbons(layout, look, x, y, chosen, interactive, names),
         _circles(layout, look, x, y, chosen, interactive, names),
         *_squares(layout, look, x, y),
-        *circle_numbers(layout, look, x, y, chosen),
+        *circle_numbers(layout, look, x, y, fills, cursor="pointer" if interactive else "default"),
     ]
     if ribbon:
         layers.append(_line(layout, look, x, y, ribbon))
@@ -89,6 +93,7 @@ def flow_thumbnail(
     flow: Mapping[str, Any], *, theme: str | Theme = "light", height: float = 110, most_links: int = 150
 ) -> alt.LayerChart:
     """The flow chart without text, for a card."""
+    check_answer(flow_thumbnail, flow)
     look = theme_named(theme)
     layout = flow_layout(flow, height=height, most_links=most_links)
     x = alt.X("x:Q", scale=between(*domain(layout, 0.2)), axis=None)
@@ -243,27 +248,25 @@ def _circles(
 
 
 def circle_numbers(
-    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, chosen: set[str] | None = None
+    layout: FlowLayout, look: Theme, x: alt.X, y: alt.Y, fills: Mapping[str, str], *, cursor: str = "default"
 ) -> list[alt.Chart]:
     """The module of each circle, where a row is no module and circles are far enough apart to be told by number.
 
-    ``chosen``: circles in the accent; None: all have colours of their own, on which no number would be read.
-
     On narrow pages circles shrink with the distance of the steps, and the numbers vanish before they touch.
+    ``fills``: colour of each circle.
     """
     rows_y = sorted(set(layout.place.values()))
     gap = min((below - above for above, below in pairwise(rows_y)), default=layout.height)
     if not layout.own or gap < LEAST_GAP:
         return []
-    inks = {kind: ink_on(colour) for kind, colour in (("on", look.accent), ("identity", look.identity))}
     table: list[dict[str, Any]] = [
         {
             "node": node.key,
             "x": node.step,
             "y": node.y,
             "id": str(node.module),
-            "ink": inks.get("on" if node.key in (chosen or ()) else node.kind, ink_on(look.module)),
-            "inside": chosen is not None and node.radius >= 3.2 * len(str(node.module)) + 2.5,
+            "ink": ink_on(fills[node.key]),
+            "inside": node.radius >= 3.2 * len(str(node.module)) + 2.5,
             "beside": math.ceil(node.radius) + 2,
         }
         for node in layout.nodes
@@ -271,9 +274,11 @@ def circle_numbers(
     ]
     span = max(1, (layout.steps[-1] - layout.steps[0]) if layout.steps else 1)
     inside, beside = ([row for row in table if row["inside"] == place] for place in (True, False))
-    # All or none: those beside a circle end before the next step's, and some numbers without the others would mislead.
-    ends = [row["beside"] + DIGIT * len(row["id"]) + layout.radius for row in beside]
-    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": "pointer"}
+    # All or none: those beside a circle end before that of the next step, and some numbers without the others would
+    # mislead.
+    radius_at = {(node.step, node.y): node.radius for node in layout.nodes}
+    ends = [row["beside"] + DIGIT * len(row["id"]) + radius_at.get((row["x"] + 1, row["y"]), 0) for row in beside]
+    font: dict[str, Any] = {"baseline": "middle", "fontSize": min(11, look.font_size), "cursor": cursor}
     room = max([2 * layout.radius, *ends])
     font |= {"opacity": alt.ExprRef(f"0.8 * width / {span + 0.9} >= {room:.1f} ? 1 : 0"), "aria": False}
     text = alt.Chart(rows(inside)).mark_text(**font)

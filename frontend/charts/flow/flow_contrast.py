@@ -10,10 +10,12 @@ import altair as alt
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.encodings import signed_ticks
 from tokenpaths.frontend.charts.drawing.palette import (
+    DIVERGING,
     SHARE_FLOOR,
     Theme,
     diverging_scale,
     gradient_legend,
+    mix,
     scale_end,
     theme_named,
     with_floor,
@@ -158,7 +160,12 @@ def flow_contrast_chart(
         )
         .encode(x=x, y=y, color=colour, description="words:N", size=circle_size(layout))
     )
-    layers = [row_labels(layout, look, x, y), flows, circles, *circle_numbers(layout, look, x, y)]
+    layers = [
+        row_labels(layout, look, x, y),
+        flows,
+        circles,
+        *circle_numbers(layout, look, x, y, _fills(contrast, look, most)),
+    ]
     chart = alt.layer(*layers)
     return finish(
         chart,
@@ -206,6 +213,17 @@ def contrast_map_chart(
         summary=contrast_words(contrast, *names),
     )
     return as_vectors(drawn, len(contrast["nodes"]))
+
+
+def _fills(contrast: Mapping[str, Any], look: Theme, most: float) -> dict[str, str]:
+    """About the colour that the scale gives each circle: what is written on it has to be read."""
+    less, more = DIVERGING["dark" if look.name == "dark" else "light"]
+    return {
+        f"{row['step']}.{row['module']}": mix(
+            more if row["change"] > 0 else less, look.identity, min(1.0, abs(row["change"]) / most)
+        )
+        for row in contrast["nodes"]
+    }
 
 
 def _legend(names: tuple[str, str], most: float) -> alt.Legend:

@@ -319,6 +319,8 @@ def _draw_beside(run: Mapping[str, Any], selection: Selection) -> None:
         widgets.empty(same, "Choose another label, or nothing, under *Beside*.")
         return
     names = (_label_name(selection.label), _label_name(other))
+    if names[0] == names[1]:  # a label that is called as all of them are here
+        names = (f"label “{names[0]}”", names[1]) if other is None else (names[0], f"label “{names[1]}”")
     sides = (selection, selection.change(label=other))
     as_map = _as_map(run, selection)
     questions = [common.flow_question(run, side, limit=1 if as_map else MOST_LINKS) for side in sides]
@@ -371,7 +373,7 @@ def _flows_beside(
     least = common.least_drawn(selection, *flows)
     for column, name, flow in zip(st.columns(2, gap="medium"), names, flows, strict=True):
         with column:
-            _side(name, flow)
+            _side(name, flow, "flow")
             drawing = flow_chart(flow, theme=widgets.theme(), title=None, least=least, interactive=False)
             widgets.chart(drawing, about=name, filters=BESIDE)
             for line in flow_captions(flow, least):
@@ -386,25 +388,34 @@ def _maps_beside(
     contrast: Mapping[str, Any],
 ) -> None:
     """The difference as a heat map over those of both sides, which share a scale."""
-    things = names_of(run["run"], "module")
+    things, usage = names_of(run["run"], "module"), widgets.client().ask(run["run"], "usage")
     look: dict[str, Any] = {"theme": widgets.theme(), "title": None, "chosen": _inspected(selection)}
-    drawing = contrast_map_chart(contrast, names=names, things=things, **look)
+    # With the cells that neither side visits, so that its lines and columns are those of the maps below.
+    met = {(row["step"], row["module"]) for row in contrast["nodes"]}
+    empty = [
+        {**{key: row[key] for key in ("step", "module", "name", "kind")}, "before": 0.0, "after": 0.0, "change": 0.0}
+        for row in usage["usage"]
+        if row["step"] in contrast["steps"] and (row["step"], row["module"]) not in met
+    ]
+    whole = {**contrast, "nodes": [*contrast["nodes"], *empty]}
+    drawing = contrast_map_chart(whole, names=names, things=things, **look)
     key, about = chart_keys.steady("contrast_map", selection), f"{names[0]} beside {names[1]}"
     widgets.chart(drawing, key=key, about=about, filters=BESIDE, on_pick=_cell_picked, pick=("node",))
     st.caption(widgets.escape(colour_words(*names, parts=" Click a cell to look into the module.")))
-    usage = widgets.client().ask(run["run"], "usage")
     loads = [load_of_flow(flow, usage) for flow in compared]
     most = max((row["utilisation"] or 0 for load in loads for row in load["usage"]), default=1) or 1
     for column, name, flow, load in zip(st.columns(2, gap="medium"), names, compared, loads, strict=True):
         with column:
-            _side(name, flow)
-            widgets.chart(load_chart(load, names=things, most=most, **look), about=name, filters=BESIDE)
+            _side(name, flow, "load")
+            drawing = load_chart(load, names=things, most=most, **look)
+            key = chart_keys.steady(f"map_of_{'first' if flow is compared[0] else 'second'}", selection)
+            widgets.chart(drawing, key=key, about=name, filters=BESIDE, on_pick=_cell_picked, pick=("node",))
     st.caption(f"{DARKER}: more tokens than a module's fair share, on one scale for both.")
 
 
-def _side(name: str, flow: Mapping[str, Any]) -> None:
+def _side(name: str, flow: Mapping[str, Any], help_key: str) -> None:
     head = f"{name}: {numbers.plural(flow['num_tokens'], 'token')}"
-    st.subheader(widgets.escape(head), anchor=False, help=widgets.HELP["flow"])
+    st.subheader(widgets.escape(head), anchor=False, help=widgets.HELP[help_key])
 
 
 def _label_name(label: str | None) -> str:

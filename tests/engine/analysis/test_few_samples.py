@@ -349,6 +349,15 @@ def test_no_path_of_a_few_tokens_is_named_because_one_of_them_takes_it(samples, 
     assert named <= 0.05 * draws
 
 
+def test_two_samples_that_agree_by_chance_name_no_path():
+    """Each keeps to one path of ten, so the tokens of a word scatter by nothing where its two samples agree."""
+    base = np.full(10, 0.1)
+    hits = np.zeros((2, 10))
+    hits[:, 3] = 10
+    assert not shares_apart(hits, np.full(2, 10.0), base, 1000).any()
+    assert shares_apart(np.repeat(hits, 10, axis=0), np.full(20, 10.0), base, 1000)[3]
+
+
 def test_a_path_that_surely_has_more_of_the_tokens_is_named():
     of = np.full(20, 10.0)
     hits = np.array([[4.0, 1.0, 0.0]] * 20)

@@ -147,7 +147,7 @@ class TakenPath(AnswerModel):
     lift: Lift
     low: Low
     high: High
-    clear: bool = Field(description="Whether the lift is not 1, if that is to hold of all paths of the run together")
+    clear: bool = Field(description="Whether the lift is not 1, if that is to hold of all paths of the tokens counted")
 
 
 class TakenModule(ModuleAtStep):

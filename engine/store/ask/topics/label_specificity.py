@@ -74,7 +74,7 @@ def specific(
 
     Ordered by the lower end of the lift's 95 % interval, which takes samples as what was drawn. Only where at
     least ``least`` tokens of the label, from two samples or more, are met. ``clear``: whether the lift lies above 1
-    if that is to hold of all paths (or modules) with so many tokens, and of all labels, together.
+    if that is to hold of all paths (or modules) with so many tokens, and of all labels (or of ``label``), together.
     """
     label_id = run.label_id(label)
     table = tokens_of(run)

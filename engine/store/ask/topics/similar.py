@@ -55,7 +55,8 @@ def similar_samples(
     """The samples whose tokens load the modules of each step most like this one's, nearest first.
 
     Distance: Hellinger, root mean square over steps, 0 … 1 (``tokenpaths.engine.analysis.path_distance``); of equal
-    ones the earlier. Slots without a module (dropped, unused, not recorded) count as one more module.
+    ones the earlier. The kth slot without a module (dropped, unused, not recorded) counts as a module of its own, for
+    each k.
 
     Raises:
         NoSuchThing: the run has no such sample.

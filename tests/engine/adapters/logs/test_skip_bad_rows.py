@@ -137,6 +137,18 @@ def test_a_log_may_have_any_name(tmp_path: Path, confined: bool):
     assert sum("left out: caf?/gut?.jsonl, line 2" in note for note in info["findings"]["notes"]) == 1
 
 
+def test_only_the_folder_of_the_log_is_left_out_of_what_names_its_files(tmp_path: Path, monkeypatch):
+    """As it stands in the address of the log, and only where a path begins with it."""
+    monkeypatch.chdir(tmp_path)
+    for log in (Path("data/mydata"), Path("logs/logs"), tmp_path / "data" / "mydata"):
+        log.mkdir(parents=True, exist_ok=True)
+        one = {name: value for name, value in make.vllm_chat(0).items() if name != "id"}
+        (log / "a.jsonl").write_text(json.dumps(one) + "\n{broken\n")
+        with Run.open(import_log(open_log(log, skip_bad=True), tmp_path / "runs", "one", overwrite=True)) as run:
+            assert any(f"left out: {log.name}/a.jsonl, line 2" in note for note in run.info()["findings"]["notes"])
+            assert run.sample(0)["source"] == f"{log.name}/a.jsonl, line 1"
+
+
 def test_a_csv_without_any_row_that_can_be_read_says_why(tmp_path: Path):
     (tmp_path / "log.csv").write_text(HEADER + "a,b\n" * 20)
     with pytest.raises(UserError, match=r"log\.csv, line 2: cannot be read as a row of this log"):
