@@ -149,6 +149,11 @@ def _model_lines(paper: Paper) -> list[str]:
             if name not in anew.get(str(row["seed"]), ()) and row["seed"] != training["recipe"]["seed"]:
                 lines.append(_by_card(f"{name}, seed {row['seed']} (not shipped; by its card)", row, beside))
     document = kept_document("held_out")
+    if any("unseen" in document["results"][name] for name in paper.models):
+        lines += [
+            "",
+            "Unseen texts: those of the validation file that are not in the training file too ([data](../data.md)).",
+        ]
     return [*lines, "", _measured(document), ""]
 
 
