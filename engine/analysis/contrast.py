@@ -308,11 +308,7 @@ def mean_of(
     most: float = np.inf,
 ) -> Mean | None:
     """Σ sums / Σ weights; None without any weight. A ``share`` of yes or no gets that of ``share_interval``, which
-    knows that a few that are all right may not all be.
-
-    Args:
-        least: No value lies below it, so no interval ends there; ``most`` likewise above.
-    """
+    knows that a few that are all right may not all be. No value is below ``least`` or above ``most``."""
     total = float(of_N.sum())
     if total <= 1e-12:
         return None
@@ -335,11 +331,7 @@ def difference(
     share: bool = False,
     width: float = np.inf,
 ) -> Mean | None:
-    """Mean of a less mean of b. Samples that are in both count once: what they share cancels.
-
-    Args:
-        width: Of the range of the values: no difference is larger.
-    """
+    """Mean of a less mean of b, ``width`` at most. Samples that are in both count once: what they share cancels."""
     total_a, total_b = float(of_a_N.sum()), float(of_b_N.sum())
     if total_a <= 1e-12 or total_b <= 1e-12:
         return None

@@ -44,7 +44,7 @@ from tokenpaths.frontend.charts import (
 from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
 from tokenpaths.frontend.charts.drawing.tables import csv_files
 from tokenpaths.frontend.charts.families.attention import attention_chart
-from tokenpaths.frontend.charts.flow.flow_contrast import flow_contrast, flow_contrast_chart
+from tokenpaths.frontend.charts.flow.flow_contrast import contrast_map_chart, flow_contrast, flow_contrast_chart
 from tokenpaths.frontend.charts.several_runs import numbers_table, training_maps
 
 COMPARED = {
@@ -125,7 +125,8 @@ def others() -> Iterator[Any]:
     yield package.contrast_chart(test_charts_knowledge.FOUND)
     yield package.sample_map_chart(test_choices.MAP)
     flow = test_flow_beside.flow
-    yield flow_contrast_chart(flow_contrast(flow(10, 8, 2), flow(100, 50, 50)), names=("cats", "dogs"))
+    for draw in (flow_contrast_chart, contrast_map_chart):
+        yield draw(flow_contrast(flow(10, 8, 2), flow(100, 50, 50)), names=("cats", "dogs"))
     tokens = [{"token": place, "row": place // 3, "col": place % 3} for place in range(6)]
     yield attention_chart([{0: 0.5, 5: 0.25}, {2: 1.0}], tokens, 5)
     images = test_work_charts.IMAGES

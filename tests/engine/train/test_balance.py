@@ -65,7 +65,7 @@ def test_training_with_balance_spreads_the_work(data, tmp_path) -> None:  # noqa
     busiest = {}
     for balance in (0.0, 1.0):
         model = TEXT.model_copy(update={"identities": 0, "skip_ratio": 0.0, "skip_speed": 0.0, "top_k": 1})
-        recipe = text_recipe(model=model, iterations=80, learning_rate=2e-2, balance=balance)
+        recipe = text_recipe(model=model, iterations=200, learning_rate=2e-2, balance=balance)
         corpus, val = load_corpora(recipe, data, None, tmp_path)
         run = train(recipe, corpus, val, tmp_path / f"b{balance:g}", device=torch.device("cpu"))
         busiest[balance] = run.history[-1]["busiest_share"]

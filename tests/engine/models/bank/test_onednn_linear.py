@@ -29,6 +29,8 @@ def frozen(inputs: int = 24, outputs: int = 40) -> Linear:
 @pytest.mark.parametrize("shape", [(1, 24), (7, 24), (2, 3, 24), (MOST_ROWS, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_those_of_a_linear_layer(shape, dtype):
+    if not works(dtype):
+        pytest.skip("this processor has no such kernel")
     layer, x = frozen().to(dtype), torch.randn(shape).to(dtype)
     assert fits(x, layer.weight)
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
