@@ -8,7 +8,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,9 +67,7 @@ def up(
     require_safe_bind(settings)
     make_data_folders(settings)
     awaited = _queue_demo(settings) if demo else []
-    stop_signals: list[int] = []
-    _listen_for_signals(stop_signals)
-    with tempfile.TemporaryDirectory(prefix="tokenpaths-up-") as folder:
+    with _noted_signals() as stop_signals, tempfile.TemporaryDirectory(prefix="tokenpaths-up-") as folder:
         states_file = Path(folder) / "processes.json"
         children = plan(settings, page=page, settings_file=settings_file, states_file=states_file)
         say(f"Starting {', '.join(child.name for child in children)} …")
@@ -129,19 +128,25 @@ def _wait_for_runs(runs: list[DemoRun], settings: Settings, children: list[Child
         time.sleep(0.3)
 
 
-def _listen_for_signals(signals: list[int]) -> None:
-    """Note Ctrl-C, SIGTERM and the terminal's end; who waits looks there.
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Note Ctrl-C, SIGTERM and the terminal's end in the list; who waits looks there.
 
     An exception raised by a handler would be dropped where Python cannot pass it on, as inside a lock of ``logging``.
     """
+    signals: list[int] = []
 
     def note(number: int, frame: object) -> None:
         signals.append(number)
 
-    signal.signal(signal.SIGINT, note)
-    signal.signal(signal.SIGTERM, note)
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # that is `nohup`
-        signal.signal(signal.SIGHUP, note)
+        former[signal.SIGHUP] = signal.signal(signal.SIGHUP, note)
+    try:
+        yield signals
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def say(line: str) -> None:

@@ -55,10 +55,9 @@ def check_json(value: Any, what: str) -> str:
     """``value`` as JSON; UserError if JSON cannot represent it (NaN, a tensor …)."""
     try:
         text = json.dumps(value, allow_nan=False, sort_keys=True)
-        unescaped = json.dumps(value, allow_nan=False, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{what} cannot be written as JSON: {error}", field=what) from None
-    check_text(unescaped, what, field=what)  # escaped, a lone surrogate would pass, and no answer could hold it
+    check_text(text, what, field=what)
     return text
 
 
