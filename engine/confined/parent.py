@@ -167,8 +167,9 @@ class Confined:
                     raise self._ended(
                         "time", f"Reading {self.what} took longer than {self.limits.seconds:g} s"
                     ) from None
-                if isinstance(error, BadMessage):
+                if isinstance(error, BadMessage):  # it was this process that ended it
                     log.warning("a confined reader of %s answered %s", self.what, error)
+                    raise self._unintelligible() from None
                 if fresh or begun:
                     raise self._died(code) from None
                 log.warning("the process that reads %s had ended (%s); trying once more", self.what, _how(code))
@@ -212,7 +213,7 @@ class Confined:
             )
         self._stop()
         if kind != "failed":
-            raise self._ended("died", f"Reading {self.what} gave no answer that can be understood")
+            raise self._unintelligible()
         log.warning("reading %s failed: %s: %s", self.what, error, sentence)
         raise self._ended(
             "failed",
@@ -225,6 +226,9 @@ class Confined:
             f"Reading {self.what} ended the process that read it ({_how(code)}): it is damaged, was made to do harm, "
             f"or needs more than {self.limits.memory_megabytes:,} MB of memory",
         )
+
+    def _unintelligible(self) -> ReaderEnded:
+        return self._ended("died", f"Reading {self.what} gave no answer that can be understood")
 
     def _ended(self, reason: Reason, sentence: str) -> ReaderEnded:
         return ReaderEnded(sentence, reason, field=self.field)

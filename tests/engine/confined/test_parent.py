@@ -146,8 +146,10 @@ def framed(header: str) -> bytes:
 )
 def test_a_lying_child_is_not_believed(frame: bytes) -> None:
     with Confined(f"{ROOM}:lie", Limits(seconds=20)) as confined:
-        with pytest.raises(ReaderEnded):
+        with pytest.raises(ReaderEnded) as caught:
             confined.call(frame=frame)
+        # Who reads “SIGKILL” takes it for a machine without memory, and tries again for ever.
+        assert "gave no answer that can be understood" in str(caught.value)
         assert confined.pid is None, "it runs no more"
 
 
