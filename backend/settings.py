@@ -361,6 +361,10 @@ def _explain(error: ValidationError, file: Path | None) -> str:
     return f"Setting `{name}`: {first['msg'].removeprefix('Value error, ')}; given{value or ' value not shown'}."
 
 
+EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
+"""hosts that mean all addresses of this machine"""
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on ``host``."""
     if host.lower() == "localhost":

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenpaths.backend.logs import REQUEST_ID_HEADER, new_request_id, request_id
 from tokenpaths.backend.problems import PROBLEM_KIND, Problem, problem_of
-from tokenpaths.backend.settings import Settings
+from tokenpaths.backend.settings import EVERYWHERE, Settings
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def host_name(host: str) -> str:
 def allowed_names(settings: Settings) -> frozenset[str]:
     """Names that the ``Host`` header may have."""
     names = {name.lower() for name in settings.allowed_hosts} | LOOPBACK_NAMES
-    if settings.host not in ("0.0.0.0", "::", ""):
+    if settings.host not in EVERYWHERE:
         names.add(f"[{settings.host}]" if ":" in settings.host else settings.host.lower())
     return frozenset(names)
 

@@ -13,7 +13,7 @@ from tokenpaths.backend.logs import REQUEST_ID_HEADER, request_id
 from tokenpaths.backend.metrics import Metrics
 from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.process_states import read_states
-from tokenpaths.backend.settings import SECRET_HEADER, Settings
+from tokenpaths.backend.settings import EVERYWHERE, SECRET_HEADER, Settings
 
 PIECE_BYTES = 1 << 16
 LOOK_SECONDS = 1.0
@@ -25,7 +25,7 @@ class WorkerClient:
     """Calls to the worker; belongs to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        host = "127.0.0.1" if settings.worker_host in ("", "0.0.0.0", "::") else settings.worker_host
+        host = "127.0.0.1" if settings.worker_host in EVERYWHERE else settings.worker_host
         host = f"[{host}]" if ":" in host else host
         self.url = settings.worker_url or f"http://{host}:{settings.worker_port}"
         secret = settings.worker_secret.get_secret_value() if settings.worker_secret else ""

@@ -43,7 +43,7 @@ from tokenpaths.backend.logs import REQUEST_ID_HEADER, checked_request_id, reque
 from tokenpaths.backend.loops import contained
 from tokenpaths.backend.problems import Problem, busy, problem_of
 from tokenpaths.backend.runs.open_runs import gate_of
-from tokenpaths.backend.settings import SECRET_HEADER, Settings
+from tokenpaths.backend.settings import EVERYWHERE, SECRET_HEADER, Settings
 from tokenpaths.backend.worker.decoder import Decoder
 from tokenpaths.backend.worker.loaded_models import LoadedModels
 from tokenpaths.engine.adapters.huggingface.config import PREFIX, is_huggingface
@@ -97,7 +97,7 @@ class ModelThread(ThreadPoolExecutor):
 def worker_names(settings: Settings) -> frozenset[str]:
     """Names that the ``Host`` of a request to the worker may have; `allowed_hosts` adds to them."""
     names = {name.lower() for name in settings.allowed_hosts} | LOOPBACK_NAMES
-    if settings.worker_host not in ("0.0.0.0", "::", ""):
+    if settings.worker_host not in EVERYWHERE:
         names.add(f"[{settings.worker_host}]" if ":" in settings.worker_host else settings.worker_host.lower())
     return frozenset(names)
 

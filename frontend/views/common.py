@@ -303,6 +303,11 @@ def flow_question(run: Mapping[str, Any], selection: Selection, *, limit: int) -
     }
 
 
+def inspected_module(selection: Selection) -> str | None:
+    """``step.module`` of the module in the inspector."""
+    return (selection.inspect or "").partition("module:")[2] or None
+
+
 def passes(token: Mapping[str, Any], selection: Selection) -> bool:
     """Whether a token visits all modules of the filter."""
     ribbon = token["ribbon"]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 PAGE_FILE = PROGRAM_DIR / "frontend" / "app.py"
 FIRST_RUNS_SECONDS = 120.0
 """longest time that the page's address waits for the first runs of ``--demo``"""
-EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
-"""hosts that mean all addresses of this machine"""
 
 
 def up(
@@ -192,7 +190,7 @@ def plan(
 
 def _refuse_shared_port(settings: Settings, page: bool) -> None:
     """UserError for one port given to two processes: each finds it free, and the second to start would die of it."""
-    from tokenpaths.backend.settings import is_loopback
+    from tokenpaths.backend.settings import EVERYWHERE, is_loopback
 
     places = {"the API (--port)": (settings.host, settings.port)}
     if page:
@@ -207,6 +205,7 @@ def _refuse_shared_port(settings: Settings, page: bool) -> None:
 
 def _page(settings: Settings, api_url: str, environment: dict[str, str]) -> Child:
     """Streamlit. Host names are repeated flags: Streamlit reads a comma list as one name."""
+    from tokenpaths.backend.settings import EVERYWHERE
     from tokenpaths.cli.support.processes import Child, pick_port
 
     if not PAGE_FILE.is_file():
@@ -256,8 +255,10 @@ def _environment(settings: Settings, settings_file: Path | None) -> dict[str, st
 
 def _reachable(host: str) -> str:
     """How this machine reaches a server that listens on ``host``."""
-    if host in EVERYWHERE - {"::"}:
-        return "127.0.0.1"
+    from tokenpaths.backend.settings import EVERYWHERE
+
     if host == "::":
         return "[::1]"
+    if host in EVERYWHERE:
+        return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

@@ -45,7 +45,7 @@ def draw(selection: Selection) -> None:
     else:
         common.run_and_label(run, selection)
     usage = widgets.client().ask(run["run"], "usage", label=selection.label)
-    chosen = (selection.inspect or "").partition("module:")[2] or None
+    chosen = common.inspected_module(selection)
     twin = any(row.get("untrained_effective_top_k") is not None for row in usage["steps"])
     left, right = st.columns([3, 2], gap="large")
     with left:

@@ -151,7 +151,7 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
     load = load_of_flow(flow, widgets.client().ask(run["run"], "usage"))
     names = names_of(run["run"], "module")
     widgets.chart(
-        load_chart(load, theme=widgets.theme(), title=None, chosen=_inspected(selection), names=names),
+        load_chart(load, theme=widgets.theme(), title=None, chosen=common.inspected_module(selection), names=names),
         key=chart_keys.steady("map_sampled" if flow.get("counted") else "map", selection),
         on_pick=_cell_picked,
         pick=("node",),
@@ -165,11 +165,6 @@ def _map(run: Mapping[str, Any], selection: Selection, flow: Mapping[str, Any]) 
     if not flow.get("counted"):
         common.notes(run)
         widgets.numbers_behind(load["usage"], "cells", share=SHARE)
-
-
-def _inspected(selection: Selection) -> str | None:
-    """``step.module`` of the module in the inspector."""
-    return (selection.inspect or "").partition("module:")[2] or None
 
 
 def _cell_picked(_: str, value: str) -> None:
@@ -389,7 +384,7 @@ def _maps_beside(
 ) -> None:
     """The difference as a heat map over those of both sides, which share a scale."""
     things, usage = names_of(run["run"], "module"), widgets.client().ask(run["run"], "usage")
-    look: dict[str, Any] = {"theme": widgets.theme(), "title": None, "chosen": _inspected(selection)}
+    look: dict[str, Any] = {"theme": widgets.theme(), "title": None, "chosen": common.inspected_module(selection)}
     # With the cells that neither side visits, so that its lines and columns are those of the maps below.
     met = {(row["step"], row["module"]) for row in contrast["nodes"]}
     empty = [
@@ -404,12 +399,13 @@ def _maps_beside(
     st.caption(widgets.escape(colour_words(*names, parts=" Click a cell to look into the module.")))
     loads = [load_of_flow(flow, usage) for flow in compared]
     most = max((row["utilisation"] or 0 for load in loads for row in load["usage"]), default=1) or 1
-    for column, name, flow, load in zip(st.columns(2, gap="medium"), names, compared, loads, strict=True):
+    sides = zip(st.columns(2, gap="medium"), ("map_of_first", "map_of_second"), names, compared, loads, strict=True)
+    for column, key, name, flow, load in sides:
         with column:
             _side(name, flow, "load")
             drawing = load_chart(load, names=things, most=most, **look)
-            key = chart_keys.steady(f"map_of_{'first' if flow is compared[0] else 'second'}", selection)
-            widgets.chart(drawing, key=key, about=name, filters=BESIDE, on_pick=_cell_picked, pick=("node",))
+            steady = chart_keys.steady(key, selection)
+            widgets.chart(drawing, key=steady, about=name, filters=BESIDE, on_pick=_cell_picked, pick=("node",))
     st.caption(f"{DARKER}: more tokens than a module's fair share, on one scale for both.")
 
 
