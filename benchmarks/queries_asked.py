@@ -298,6 +298,7 @@ NOT_MEASURED = {
     "balance_over_time": "runs of counts only",
     "load_by_label": "runs of counts only",
     "compare_load": "two runs",
+    "agreement": "two runs",
     "same_groups": "two runs",
 }
 """methods of ``Client`` that ask nothing of one large run of texts, and why"""

@@ -14,6 +14,7 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelsShown, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.services import Services, Shared
+from tokenpaths.engine.store.ask.schemas.agreement_schema import Agreement
 from tokenpaths.engine.store.ask.schemas.compare_schema import (
     Comparison,
     Effect,
@@ -128,6 +129,32 @@ async def show_grouping(
     def compute() -> Answer:
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
             return as_json(SameGroups, one.grouping(other))
+
+    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
+    return await services.answers.about(request, identity, compute)
+
+
+@router.get("/compare/agreement", response_model=Agreement, tags=["compare"])
+async def show_agreement(
+    request: Request,
+    services: Shared,
+    a: Annotated[str, Query(max_length=64, description="Name of a run")],
+    b: Annotated[str, Query(max_length=64, description="Name of another run of the same architecture")],
+    limit: Annotated[int, Query(ge=1, le=100, description="Most samples that differ")] = 12,
+    words: Annotated[int, Query(ge=1, le=100, description="Most words")] = 20,
+    labels: LabelsShown = None,
+) -> Response:
+    """Whether the same token takes the same modules in both runs, step by step.
+
+    For a rollout and a training engine, two kernels, a model and its quantised copy. Samples are paired by source or
+    content, what is left by vocabulary ids; in each pair the longest stretch of equal ids is compared. Of long runs
+    whole samples are drawn by a seed (`counted`); `tokenpaths agree` reads all. `409` where the two have other steps or
+    modules, or no token in common.
+    """
+
+    def compute() -> Answer:
+        with services.registry.lease(a) as one, services.registry.lease(b) as other:
+            return as_json(Agreement, one.agree(other, limit=limit, words=words, labels=labels))
 
     identity = identity_of(services, a, "a") + identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)

@@ -127,6 +127,10 @@ class Client:
         """Whether both runs put the same tokens on one path."""
         return self._get("/compare/grouping", {"a": a, "b": b})
 
+    def agreement(self, a: str, b: str) -> dict[str, Any]:
+        """Whether the same tokens take the same modules in both runs."""
+        return self._get("/compare/agreement", {"a": a, "b": b, "labels": self._labels()})
+
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")
         with self._lock:

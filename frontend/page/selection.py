@@ -46,7 +46,7 @@ EARLIER_VIEWS = {
 """names of views in addresses of the first design → where the same thing is now"""
 MEASURES = ("compute", "reuse", "loss", "gate_entropy")
 EFFECTS = ("loss_change", "kl", "paths_changed_after")
-PARTS = {"numbers": "Numbers", "samples": "Samples", "routes": "Routes", "training": "Training"}
+PARTS = {"numbers": "Numbers", "samples": "Samples", "tokens": "Tokens", "routes": "Routes", "training": "Training"}
 """parts of Compare: address → display text"""
 MOST_COMPARED = 32
 ORDERS = ("rank", "compute", "reuse")

@@ -51,7 +51,8 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
 .st-key-keys, .st-key-to_top { position: absolute; left: 0; width: 0 !important; }
 .st-key-controls > div:has(> .st-key-controls_of_view), .st-key-controls_of_view { display: contents !important; }
 :is(.st-key-controls, .st-key-controls_of_view) > div { min-width: 150px; flex: 1 1 160px; }
-:is(.st-key-controls, .st-key-controls_of_view) > div:has([data-testid="stPopover"]) { flex: 0 0 auto; min-width: 0; }
+:is(.st-key-controls, .st-key-controls_of_view) > div:is(:has([data-testid="stPopover"]), .st-key-swap_pair) {
+  flex: 0 0 auto; min-width: 0; }
 :is(.st-key-controls, .st-key-controls_of_view) > div:has(.st-key-sample_picker) {
   min-width: min(100%, 330px) !important; }
 .st-key-light_now > div:has(> .st-key-light_words) { flex: 1 1 11rem; min-width: min(100%, 11rem); }

@@ -126,6 +126,20 @@ def test_a_run_of_one_sample_has_numbers_but_no_correlation(pairs: Served) -> No
     assert pairs.get("/compare?a=one&b=first&grouping=false").json() == body | {"grouping": None}
 
 
+def test_which_decisions_are_the_same(pairs: Served) -> None:
+    body = pairs.get("/compare/agreement?a=at-10&b=at-20&limit=2").json()
+    assert (body["a"], body["b"], body["matched"]["num"], len(body["samples"])) == ("at-10", "at-20", 3, 2)
+    overall = body["overall"]
+    assert overall["tokens"]["share"] < overall["sets"]["low"] < overall["sets"]["share"] < overall["overlap"]["mean"]
+    assert [row["step"] for row in body["steps"]] == [0, 1, 2, 3]
+    assert sum(row["decisions"] for row in body["steps"]) == overall["decisions"] == 4 * body["matched"]["num_tokens"]
+    turned = pairs.get("/compare/agreement?a=at-20&b=at-10").json()["overall"]
+    assert (turned["sets"], turned["chance"]) == (overall["sets"], pytest.approx(overall["chance"]))
+    refused = problem(pairs.get("/compare/agreement?a=first&b=texts"), 409)
+    assert refused["field"] == "b"
+    assert problem(pairs.get("/compare/agreement?a=first&b=nobody"), 422)["field"] == "b"
+
+
 def test_checkpoints_of_a_training(pairs: Served) -> None:
     body = pairs.get("/runs/at-10/series").json()
     assert (body["run"], body["series"]) == ("at-10", "training")

@@ -60,6 +60,19 @@ def test_three_runs_are_picked_and_told_apart(visit, pairs: Site) -> None:
     here.expect_query(run="pictures-moved", against="pictures", runs="pictures-moved,pictures,pictures-far")
 
 
+def test_tokens_of_two_checkpoints_and_a_sample_that_differs(visit, pairs: Site) -> None:
+    here = visit(on=pairs).open(view="compare", run="at-400", against="at-1600", part="tokens")
+    here.heading("Do tokens take the same modules in both?")
+    expect(here.page.get_by_text(re.compile("% of the decisions are the same in iteration 400 and iteration 1,600"))).to_be_visible()
+    for question in ("At which steps do they differ?", "How far do tokens go together?", "Which samples differ most?"):
+        here.heading(question)
+    here.page.get_by_role("button", name="Swap").click()
+    here.expect_query(run="at-1600", against="at-400", part="tokens")
+    here.page.get_by_role("button", name=re.compile(r"sample \d+: .*tokens differ")).first.click()
+    here.expect_query(view="samples", run="at-1600")
+    here.page.get_by_text(re.compile(r"24 tokens")).first.wait_for()
+
+
 def test_a_training_and_its_slider(visit, pairs: Site) -> None:
     here = visit(on=pairs).open(view="compare", runs="at-100", part="training")
     here.heading("Which modules are busy at iteration 1,600?")

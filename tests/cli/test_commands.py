@@ -40,6 +40,7 @@ COMMANDS = [
     "seal",
     "figures",
     "report",
+    "agree",
     "docs",
     "dream",
 ]
@@ -160,6 +161,7 @@ def test_wrong_input_is_one_line_and_code_2(
         ["export", "good", "path"],
         ["seal", "good"],
         ["report", "good", "--out", "x.html"],
+        ["agree", "good", "better"],
         ["dream", "--model", "m"],
         ["import", "x.npy"],
         [*TRACE, "--data", "x"],

@@ -8,7 +8,9 @@ import io
 import math
 import pkgutil
 import re
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from tests.frontend import (
     test_work_charts,
 )
 from tests.support.runs import make_experts
+from tests.support.runs.margins import with_margins
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.frontend.charts import (
     compare,
@@ -45,7 +48,7 @@ from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
 from tokenpaths.frontend.charts.drawing.tables import csv_files
 from tokenpaths.frontend.charts.families.attention import attention_chart
 from tokenpaths.frontend.charts.flow.flow_contrast import contrast_map_chart, flow_contrast, flow_contrast_chart
-from tokenpaths.frontend.charts.several_runs import numbers_table, training_maps
+from tokenpaths.frontend.charts.several_runs import agreement_charts, numbers_table, training_maps
 
 COMPARED = {
     "measure": "loss",
@@ -97,6 +100,17 @@ BY_LABEL = {
 GAP = {"value": 0.125, "low": 0.0625, "high": 0.1875, "num": 9, "clear": True}
 
 
+def agreement_of_two() -> dict[str, Any]:
+    """The answer of two checkpoints, a fifth of the decisions of one drawn anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [
+            with_margins(make_experts(name, series=("mine", at), drift=at / 5)).write(Path(folder))
+            for at, name in enumerate("ab")
+        ]
+        with Run.open(files[0]) as one, Run.open(files[1]) as other:
+            return one.agree(other)
+
+
 def others() -> Iterator[Any]:
     """Charts of which no other test file keeps a list."""
     yield compare.pair_chart(COMPARED, chosen="x")
@@ -108,6 +122,15 @@ def others() -> Iterator[Any]:
     numbers["rows"][0] |= {"low": [1.75, 1.875, None], "high": [2.25, 2.375, None]}
     labels = {name: f"run {name}" for name in "ABC"}
     yield numbers_table.number_chart(numbers["rows"][0], numbers["runs"], labels=labels)
+    agreement = agreement_of_two()
+    for draw in (
+        agreement_charts.agreement_steps_chart,
+        agreement_charts.agreement_together_chart,
+        agreement_charts.agreement_positions_chart,
+        agreement_charts.agreement_margins_chart,
+        agreement_charts.agreement_labels_chart,
+    ):
+        yield draw(agreement)
     yield load_over_time.load_time_chart(BINS)
     yield load_over_time.label_load_chart(BY_LABEL)
     yield margins.margin_chart(test_margins_page.ANSWER)

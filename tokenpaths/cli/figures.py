@@ -130,9 +130,15 @@ def say_missing(kind: Kind, drawn: Sequence[Figure], why: str) -> None:
 
 @contextmanager
 def opened(
-    settings: Settings, run: str, beside: str | None, asked: str = "figures"
+    settings: Settings,
+    run: str,
+    beside: str | None,
+    asked: str = "figures",
+    *,
+    options: tuple[str, str] = ("run", "beside"),
 ) -> Iterator[tuple[Run, Run | None]]:
-    """The run and the one beside it, leased from the registry; ``asked``: what needs their tokens.
+    """The run and the one beside it, leased from the registry; ``asked``: what needs their tokens; ``options``: the
+    names of both on the command line.
 
     Raises:
         UserError: a run is missing, cannot be read, or the two do not fit beside each other.
@@ -149,7 +155,7 @@ def opened(
                 leased.need_tokens(asked)
                 return leased
 
-        both = lease(run, "run"), lease(beside, "beside") if beside is not None else None
+        both = lease(run, options[0]), lease(beside, options[1]) if beside is not None else None
         yield both
 
 

@@ -1,7 +1,8 @@
 """The command line ``tokenpaths``.
 
-Exit codes: 0 done; 1 something broke (the log says what) or ``doctor`` found something broken; 2 wrong input,
-said in one line; 75 another process is at work on the same thing, so try again later; 130 stopped with Ctrl-C.
+Exit codes: 0 done; 1 something broke (the log says what), ``doctor`` found something broken, or two runs agree less
+than ``agree --at-least`` asks; 2 wrong input, said in one line; 75 another process is at work on the same thing, so try
+again later; 130 stopped with Ctrl-C.
 Nothing heavy is imported before a command needs it.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 import typer
 
 from tokenpaths.backend import __version__
+from tokenpaths.cli.agree import agree
 from tokenpaths.cli.demo import demo
 from tokenpaths.cli.docs import docs
 from tokenpaths.cli.doctor import doctor
@@ -65,6 +67,7 @@ def make_app() -> typer.Typer:
         train,
         ls,
         series,
+        agree,
         export,
         figures,
         report,

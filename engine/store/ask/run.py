@@ -119,6 +119,17 @@ class Run(RunFile):
 
         return grouping(self, other)
 
+    def agree(
+        self, other: Run, *, limit: int = 12, words: int = 20, labels: str | None = None, **reading: Any
+    ) -> dict[str, Any]:
+        """How far run ``other`` makes the decisions of this one about the same tokens; see ``token_agreement.agree``,
+        also for ``reading``: most_choices and progress."""
+        self.need_tokens("agree")
+        other.need_tokens("agree")
+        from tokenpaths.engine.store.ask.several_runs.token_agreement import agree  # pandas, only for who asks
+
+        return agree(self.labelled(labels), other, limit=limit, words=words, **reading)
+
     def export(self, table: str, file_format: str) -> Iterator[bytes]:
         """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply.
 

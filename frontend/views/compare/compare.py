@@ -11,11 +11,17 @@ from tokenpaths.frontend.charts.several_runs.run_labels import run_labels
 from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import MOST_COMPARED, PARTS, Selection
 from tokenpaths.frontend.views import common
-from tokenpaths.frontend.views.compare import offers, routes, samples, side_by_side, training
+from tokenpaths.frontend.views.compare import offers, routes, samples, side_by_side, tokens, training
 from tokenpaths.frontend.views.compare.compared import Compared, groups_of, names_compared
 from tokenpaths.frontend.views.run_names import run_titles
 
-DRAW = {"numbers": side_by_side.draw, "samples": samples.draw, "routes": routes.draw, "training": training.draw}
+DRAW = {
+    "numbers": side_by_side.draw,
+    "samples": samples.draw,
+    "tokens": tokens.draw,
+    "routes": routes.draw,
+    "training": training.draw,
+}
 
 
 def draw(selection: Selection) -> None:

@@ -108,7 +108,12 @@ def pair_pickers(pair: tuple[str, str], compared: Compared) -> None:
         others = [name for name in names if name != pair[0]]
         address.bound(st.selectbox, "against", "Beside", pair[1], others, format_func=title)
     st.button(
-        "Swap", icon=":material/swap_horiz:", help="The second run first.", on_click=_swap, args=(pair, compared.names)
+        "Swap",
+        key="swap_pair",
+        icon=":material/swap_horiz:",
+        help="The second run first.",
+        on_click=_swap,
+        args=(pair, compared.names),
     )
 
 

@@ -81,7 +81,7 @@ class _Drawn(Bar):
 
     def update(self, done: int, note: str = "") -> None:
         super().update(done, note)
-        self._progress.update(self._task, completed=done, note=cell(note))
+        self._progress.update(self._task, completed=done, total=self.total, note=cell(note))
 
 
 @contextmanager

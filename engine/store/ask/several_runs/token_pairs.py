@@ -1,0 +1,303 @@
+"""Which tokens of two runs are the same: samples are paired, and in each pair the stretch of tokens that both have.
+
+A path depends on everything before it, so only tokens are compared that stand in one stretch of equal vocabulary ids:
+what one run has before it (another prompt, padding), behind it (a text that was cut) or in its middle is counted and
+left out.
+
+Shapes: P pairs of samples; n tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tokenpaths.engine.store.ask.run_file import RunFile
+from tokenpaths.engine.store.ask.several_runs.sample_matching import MOST_CHECKED, pair_samples
+from tokenpaths.engine.store.file.filters import Query
+
+WINDOW = 8
+"""ids that are compared at once where a stretch is looked for; shorter samples are the same only if they are equal"""
+MOST_PLACES = 8
+"""a window that stands in more places, as those of a system prompt, does not tell samples apart"""
+OFFSETS = 3
+"""shifts that are tried where neither the beginnings nor the ends of two samples fit"""
+LEAST_SHARE = 0.5
+"""of the shorter sample that the common stretch must have: less may be a phrase that two texts share"""
+UNKNOWN = -1
+COLUMNS = ("sample_a_P", "start_a_P", "sample_b_P", "start_b_P", "length_P")
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """Stretches of tokens that two runs have in common, in the order of the first run's samples."""
+
+    sample_a_P: np.ndarray
+    start_a_P: np.ndarray
+    """first common token within the sample"""
+    sample_b_P: np.ndarray
+    start_b_P: np.ndarray
+    length_P: np.ndarray
+    only_a: int
+    """samples without a partner"""
+    only_b: int
+    by_ids: int = 0
+    """pairs that were found by their vocabulary ids, as neither source nor content tells"""
+    different: int = 0
+    """pairs by source or content that were taken apart, as they share too few tokens"""
+    alone_a: int = 0
+    """tokens of paired samples that the other run does not have"""
+    alone_b: int = 0
+    shifted: int = 0
+    """pairs whose stretch starts at another token in each run"""
+
+    @property
+    def num(self) -> int:
+        """Pairs of samples."""
+        return len(self.sample_a_P)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in both runs."""
+        return int(self.length_P.sum())
+
+    def of(self, rows: np.ndarray) -> TokenPairs:
+        """Some of the pairs."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The samples of one run: first row, tokens, and where they are known the vocabulary ids of all tokens."""
+
+    run: RunFile
+    first_N: np.ndarray
+    length_N: np.ndarray
+    ids_n: np.ndarray | None
+
+    def ids_of(self, sample: int) -> np.ndarray:
+        assert self.ids_n is not None
+        start = self.first_N[sample]
+        found: np.ndarray = self.ids_n[start : start + self.length_N[sample]]
+        return found
+
+
+def pair_tokens(a: RunFile, b: RunFile) -> TokenPairs:
+    """Pair the tokens of two runs; see the module. Samples are paired by ``match_samples``, what is left by its ids.
+
+    Where a run has no vocabulary ids, the tokens of a pair are the same if there are as many, in the same grid.
+    """
+    pairing = pair_samples(a, b)
+    sides = [_side(run, pairing.whole) for run in (a, b)]
+    rows_a, rows_b = pairing.rows_a, pairing.rows_b
+    as_long = sides[0].length_N[rows_a] == sides[1].length_N[rows_b]
+    if sides[0].ids_n is None or sides[1].ids_n is None:
+        fits = as_long & (_grids(a)[rows_a] == _grids(b)[rows_b]).all(axis=1)
+        found = _whole(rows_a[fits], rows_b[fits], sides[0].length_N)
+        return _counted(replace(found, different=int((~fits).sum())), sides)
+    equal = as_long.copy()
+    equal[as_long] = _equal_ids(sides, rows_a[as_long], rows_b[as_long])
+    parts = [_whole(rows_a[equal], rows_b[equal], sides[0].length_N)]
+    others = list(zip(rows_a[~equal].tolist(), rows_b[~equal].tolist(), strict=True))
+    by_name, apart = _stretches(sides, others)
+    parts.append(by_name)
+    by_ids = 0
+    if sides[0].ids_n.size + sides[1].ids_n.size <= 2 * MOST_CHECKED:
+        left = [
+            np.setdiff1d(
+                np.arange(len(side.length_N)), np.concatenate([getattr(part, f"sample_{ab}_P") for part in parts])
+            )
+            for side, ab in zip(sides, "ab", strict=True)
+        ]
+        more, _ = _stretches(
+            sides,
+            pairs_by_ids(
+                *([(n, side.ids_of(n)) for n in some.tolist()] for side, some in zip(sides, left, strict=True))
+            ),
+        )
+        parts.append(more)
+        by_ids = more.num
+    found = _joined(parts)
+    return _counted(replace(found, by_ids=by_ids, different=apart), sides)
+
+
+def longest_stretch(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
+    """Where the longest stretch of equal ids starts in each, and its length; of equally long ones the first.
+
+    Tried are equal beginnings, equal ends, and the shifts at which most windows of ``WINDOW`` ids are equal. An unknown
+    id is equal to any.
+    """
+    shifts = dict.fromkeys([0, len(other) - len(one), *_frequent_shifts(one, other)])
+    best = (0, 0, 0)
+    for shift in shifts:
+        start = max(0, -shift)
+        stop = min(len(one), len(other) - shift)
+        if stop <= start:
+            continue
+        x, y = one[start:stop], other[start + shift : stop + shift]
+        apart = np.flatnonzero((x != y) & (x != UNKNOWN) & (y != UNKNOWN))
+        edges = np.concatenate([[-1], apart, [stop - start]])
+        runs = np.diff(edges) - 1
+        longest = int(runs.argmax())
+        if runs[longest] > best[2]:
+            begin = start + int(edges[longest]) + 1
+            best = (begin, begin + shift, int(runs[longest]))
+    return best
+
+
+def pairs_by_ids(
+    ones: Sequence[tuple[int, np.ndarray]], others: Sequence[tuple[int, np.ndarray]]
+) -> list[tuple[int, int]]:
+    """Pair numbered samples by their ids: equal ones first, then those that share most windows; each once."""
+    waiting: defaultdict[bytes, list[int]] = defaultdict(list)
+    for number, ids in reversed(others):
+        if len(ids) and (ids != UNKNOWN).all():
+            waiting[ids.tobytes()].append(number)
+    pairs = []
+    for number, ids in ones:
+        if same := waiting.get(ids.tobytes()):
+            pairs.append((number, same.pop()))
+    taken = [{pair[side] for pair in pairs} for side in (0, 1)]
+    rest = [
+        [(number, ids) for number, ids in side if number not in known]
+        for side, known in zip((ones, others), taken, strict=True)
+    ]
+    for one, other in _by_votes(*rest):
+        if one not in taken[0] and other not in taken[1]:
+            taken[0].add(one)
+            taken[1].add(other)
+            pairs.append((one, other))
+    return sorted(pairs)
+
+
+def _by_votes(
+    ones: Sequence[tuple[int, np.ndarray]], others: Sequence[tuple[int, np.ndarray]]
+) -> list[tuple[int, int]]:
+    """Pairs that share a window that few samples have, by falling number of such windows."""
+    if not ones or not others:
+        return []
+    windows_a, owner_a = _windows(ones)
+    windows_b, owner_b = _windows(others)
+    order = np.argsort(windows_b, kind="stable")
+    windows_b, owner_b = windows_b[order], owner_b[order]
+    low, high = (np.searchsorted(windows_b, windows_a, side=side) for side in ("left", "right"))
+    places = np.where(high - low <= MOST_PLACES, high - low, 0)
+    rows = np.repeat(low - np.cumsum(places) + places, places) + np.arange(int(places.sum()))
+    pairs, votes = np.unique(np.stack([np.repeat(owner_a, places), owner_b[rows]]), axis=1, return_counts=True)
+    ranked = np.lexsort([pairs[1], pairs[0], -votes])
+    return [(int(one), int(other)) for one, other in pairs[:, ranked].T]
+
+
+def _windows(samples: Sequence[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Hash of each window of known ids, and the sample it is of."""
+    hashes = [_hashes(ids) for _, ids in samples]
+    owners = np.repeat([number for number, _ in samples], [len(one) for one in hashes])
+    joined = np.concatenate(hashes)
+    known = joined != 0
+    return joined[known], owners[known]
+
+
+def _hashes(ids: np.ndarray) -> np.ndarray:
+    """(n − WINDOW + 1,) 64-bit hash of each window; 0 where an id is unknown."""
+    count = len(ids) - WINDOW + 1
+    if count <= 0:
+        return np.zeros(0, dtype=np.uint64)
+    hashes = np.full(count, 1469598103934665603, dtype=np.uint64)
+    known = np.ones(count, dtype=bool)
+    words = ids.astype(np.uint64) + np.uint64(1)
+    for place in range(WINDOW):
+        part = words[place : place + count]
+        hashes = (hashes ^ part) * np.uint64(1099511628211)
+        hashes ^= hashes >> np.uint64(29)
+        known &= ids[place : place + count] != UNKNOWN
+    return np.where(known, hashes | np.uint64(1), np.uint64(0))
+
+
+def _frequent_shifts(one: np.ndarray, other: np.ndarray) -> list[int]:
+    """Place in ``other`` less place in ``one`` of equal windows: the most frequent differences."""
+    here, there = _hashes(one), _hashes(other)
+    order = np.argsort(there, kind="stable")
+    low, high = (np.searchsorted(there[order], here, side=side) for side in ("left", "right"))
+    places = np.where((here != 0) & (high - low <= MOST_PLACES), high - low, 0)
+    if not places.any():
+        return []
+    rows = order[np.repeat(low - np.cumsum(places) + places, places) + np.arange(int(places.sum()))]
+    shifts, counts = np.unique(rows - np.repeat(np.arange(len(here)), places), return_counts=True)
+    return [int(shift) for shift in shifts[np.argsort(-counts, kind="stable")][:OFFSETS]]
+
+
+def _side(run: RunFile, whole: bool) -> _Side:
+    """``whole``: all samples are known to be the same, so ids are not read of runs that are too long to be compared."""
+    first_N = run.first_rows
+    length_N = np.diff(first_N, append=int(run.row["num_tokens"]))
+    many = whole and run.row["num_tokens"] > MOST_CHECKED
+    ids_n = None
+    if not many and run.records("token_id"):
+        ids_n = run.arrays(Query("SELECT coalesce(token_id, -1) AS ids FROM token"))["ids"]  # in the order of rowid
+    return _Side(run, first_N, length_N, ids_n)
+
+
+def _grids(run: RunFile) -> np.ndarray:
+    """(N, 2) rows and columns of patches; 0 where there are none."""
+    rows = run.arrays(
+        Query("SELECT coalesce(grid_rows, 0) AS r, coalesce(grid_cols, 0) AS c FROM sample ORDER BY sample")
+    )
+    return np.stack([rows["r"], rows["c"]], axis=1)
+
+
+def _whole(rows_a: np.ndarray, rows_b: np.ndarray, length_N: np.ndarray) -> TokenPairs:
+    """Pairs of which all tokens are the same."""
+    nothing = np.zeros(len(rows_a), dtype=np.int64)
+    return TokenPairs(rows_a, nothing, rows_b, nothing, length_N[rows_a], 0, 0)
+
+
+def _equal_ids(sides: Sequence[_Side], rows_a: np.ndarray, rows_b: np.ndarray) -> np.ndarray:
+    """Whether no id of a pair of equal length differs."""
+    length = sides[0].length_N[rows_a]
+    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+    ids = [
+        side.ids_n[np.repeat(side.first_N[rows], length) + within]  # type: ignore[index]
+        for side, rows in zip(sides, (rows_a, rows_b), strict=True)
+    ]
+    apart = (ids[0] != ids[1]) & (ids[0] != UNKNOWN) & (ids[1] != UNKNOWN)
+    counts = np.bincount(np.repeat(np.arange(len(rows_a)), length), apart, len(rows_a))
+    equal: np.ndarray = counts == 0
+    return equal
+
+
+def _stretches(sides: Sequence[_Side], pairs: Sequence[tuple[int, int]]) -> tuple[TokenPairs, int]:
+    """The common stretch of each pair, and how many pairs have none that is long enough."""
+    rows = []
+    for one, other in pairs:
+        ids_a, ids_b = sides[0].ids_of(one), sides[1].ids_of(other)
+        start_a, start_b, length = longest_stretch(ids_a, ids_b)
+        if length and length >= LEAST_SHARE * min(len(ids_a), len(ids_b)):
+            rows.append((one, start_a, other, start_b, length))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    return _of_columns(list(columns.T)), len(pairs) - len(rows)
+
+
+def _of_columns(columns: Sequence[np.ndarray]) -> TokenPairs:
+    sample_a, start_a, sample_b, start_b, length = columns
+    return TokenPairs(sample_a, start_a, sample_b, start_b, length, 0, 0)
+
+
+def _joined(parts: Sequence[TokenPairs]) -> TokenPairs:
+    every = _of_columns([np.concatenate([getattr(part, name) for part in parts]).astype(np.int64) for name in COLUMNS])
+    return every.of(np.argsort(every.sample_a_P, kind="stable"))
+
+
+def _counted(found: TokenPairs, sides: Sequence[_Side]) -> TokenPairs:
+    """With the counts of what has no partner."""
+    lengths = [side.length_N[getattr(found, f"sample_{ab}_P")].sum() for side, ab in zip(sides, "ab", strict=True)]
+    return replace(
+        found,
+        only_a=len(sides[0].length_N) - found.num,
+        only_b=len(sides[1].length_N) - found.num,
+        alone_a=int(lengths[0]) - found.num_tokens,
+        alone_b=int(lengths[1]) - found.num_tokens,
+        shifted=int((found.start_a_P != found.start_b_P).sum()),
+    )

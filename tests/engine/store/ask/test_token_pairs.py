@@ -1,0 +1,62 @@
+"""Which tokens of two samples are the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenpaths.engine.store.ask.several_runs.token_pairs import WINDOW, longest_stretch, pairs_by_ids
+
+RNG = np.random.default_rng(0)
+
+
+def ids(length: int, below: int = 5000) -> np.ndarray:
+    return RNG.integers(0, below, length)
+
+
+@pytest.mark.parametrize(("before_a", "before_b"), [(0, 0), (0, 7), (11, 0), (5, 30)])
+@pytest.mark.parametrize(("after_a", "after_b"), [(0, 0), (0, 9), (4, 0), (6, 13)])
+def test_a_stretch_is_found_between_other_tokens(before_a, before_b, after_a, after_b):
+    common = ids(60)
+    one = np.concatenate([ids(before_a) + 5000, common, ids(after_a) + 5000])
+    other = np.concatenate([ids(before_b) + 10_000, common, ids(after_b) + 10_000])
+    assert longest_stretch(one, other) == (before_a, before_b, 60)
+
+
+def test_unknown_ids_are_equal_to_any():
+    one = np.array([1, 2, 3, 4, 5])
+    assert longest_stretch(one, np.array([-1, 2, -1, 4, 5])) == (0, 0, 5)
+    assert longest_stretch(one, np.array([1, 2, 9, 4, 5])) == (0, 0, 2)  # the first of two that are as long
+
+
+def test_nothing_in_common():
+    assert longest_stretch(np.array([1, 2]), np.array([3, 4, 5]))[2] == 0
+    assert longest_stretch(np.array([], dtype=np.int64), np.array([3]))[2] == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30))
+def test_what_is_found_is_equal(one, other):
+    x, y = np.array(one, dtype=np.int64), np.array(other, dtype=np.int64)
+    start_x, start_y, length = longest_stretch(x, y)
+    assert np.array_equal(x[start_x : start_x + length], y[start_y : start_y + length])
+    prefix = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    assert length >= prefix
+
+
+def test_samples_behind_one_system_prompt_are_told_apart():
+    system = ids(100)
+    texts = [np.concatenate([system, ids(40)]) for _ in range(30)]
+    order = RNG.permutation(30)
+    cut = [(int(n), texts[n][: 130 - int(n) % 3]) for n in order]
+    assert pairs_by_ids(list(enumerate(texts)), cut) == [(n, n) for n in range(30)]
+
+
+def test_equal_samples_are_paired_in_order_and_each_once():
+    same, short = ids(20), ids(WINDOW - 1)
+    ones = [(0, same), (1, same), (2, short), (3, ids(20))]
+    others = [(10, same), (11, short), (12, same), (13, ids(20))]
+    assert pairs_by_ids(ones, others) == [(0, 10), (1, 12), (2, 11)]
+    assert pairs_by_ids([(0, np.full(20, -1))], [(0, np.full(20, -1))]) == []
