@@ -6,7 +6,8 @@ Shapes: B samples, T tokens each, n tokens kept, S steps, K slots.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from tokenpaths.engine.adapters.recorder.joined_texts import Piece
 from tokenpaths.engine.adapters.recorder.pass_caches import Continued, GivenCache
-from tokenpaths.engine.adapters.recorder.pass_tokens import Say, packed_texts, read_mask, tokens_of_pass
-from tokenpaths.engine.adapters.recorder.routers.choice_verification import ExpertRows
+from tokenpaths.engine.adapters.recorder.pass_tokens import PIECES, Say, packed_texts, read_mask, tokens_of_pass
+from tokenpaths.engine.adapters.recorder.routers.choice_verification import ExpertRows, rows_of
 from tokenpaths.engine.adapters.recorder.routers.router_outputs import CallGroup, read_calls
 from tokenpaths.engine.adapters.recorder.routers.router_plan import (
     Plan,
@@ -56,6 +57,21 @@ class Forward:
     """the outputs of all candidates, until the first pass to end has settled how they are read"""
     calls_itself: bool = False
     """whether the model was called inside this pass"""
+    leading: tuple[int, ...] = ()
+    """shape of the first input of a router that has three axes, without the last one"""
+
+    def rows_of_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Number of tokens that a router received."""
+        if not self.leading and args and isinstance(args[0], Tensor) and args[0].dim() == 3:
+            self.leading = tuple(args[0].shape[:2])
+        return rows_of(args, kwargs)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether all that it did was the passes inside it, or an empty batch shows nothing of how routers are read."""
+        if not (self.calls or self.raw):
+            return self.calls_itself
+        return not self.calls and not any(rows for _, _, rows in self.raw)
 
     def take(self, plan: Plan, router: Router, tensors: Sequence[Tensor], rows: int, *, copy: bool) -> None:
         """Keep the output of a router as the plan has it.
@@ -142,8 +158,12 @@ def batch_of(
         UserError: routers saw different tokens, or ``Recorder.batch`` described another batch.
     """
     counts = {rows for _, _, rows in forward.calls}
+    times = max(Counter(id(router.module) for router, _, _ in forward.calls).values())
     if len(counts) > 1:
         other = next(r.name for r, _, rows in forward.calls if rows != forward.calls[0][2])
+        if other == forward.calls[0][0].name:
+            each = [rows for router, _, rows in forward.calls if router.name == other]
+            raise UserError(f"{other} was called with {', '.join(map(str, each))} tokens: {PIECES}", field="routers")
         raise UserError(
             f"{forward.calls[0][0].name} saw {forward.calls[0][2]} tokens and {other} saw "
             f"{next(rows for r, _, rows in forward.calls if r.name == other)}: a run follows the same tokens "
@@ -163,6 +183,8 @@ def batch_of(
         batch_first=batch_first,
         past=forward.given.past,
         say=say,
+        leading=forward.leading,
+        times=times,
     )
     return Batch(
         forward.number,

@@ -27,6 +27,10 @@ _BOUNDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 """of texts that are packed behind each other without padding, as kernels of attention take them"""
 _MASKED_BELOW = -1000.0
 """threshold of padding in an additive mask; −10,000 is common, and becomes −9,984 in bfloat16"""
+PIECES = (
+    "it received them in pieces, and a run needs all tokens of a pass at each step: give the model so few tokens at "
+    "once that it does not divide them, or record the module that is called for each piece"
+)
 _SAY_WHICH = "say which it is with rec.batch(mask=…)"
 
 Say = Callable[[str, str], None]
@@ -60,6 +64,8 @@ def tokens_of_pass(
     batch_first: bool,
     past: int | Tensor | None,
     say: Say,
+    leading: tuple[int, ...] = (),
+    times: int = 1,
 ) -> PassTokens:
     """The tokens of a pass whose routers saw ``rows`` of them.
 
@@ -70,17 +76,20 @@ def tokens_of_pass(
         parameters: names of the inputs that the model can take.
         past: tokens before those of the pass, where a cache says it.
         say: receives notes on what could not be recorded.
+        leading: axes of the tokens that a router received, where they were two.
+        times: how often a router was called.
 
     Raises:
-        UserError: what the caller said has another type or shape.
+        UserError: what the caller said has another type or shape, or the routers saw the tokens in another order or in
+            pieces.
     """
     ids: Tensor | None
     mask: Tensor | None
     ids, found_mask = _found(rows, info, args, named, parameters, say)
     if info.input_ids is not None:
         ids = _given(info.input_ids, "input_ids", batch_first)
-    elif ids is not None and not batch_first:
-        ids = ids.T
+    elif ids is not None and not batch_first and tuple(ids.shape) != leading[::-1]:
+        ids = ids.T  # else they are (B, T), as of models that turn them round inside
     if ids is not None and (ids.is_floating_point() or ids.dim() != 2):
         raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)", field="input_ids")
     inputs = tensors_of([*args, *kwargs.values()])
@@ -88,6 +97,7 @@ def tokens_of_pass(
         mask = _given(info.mask, "mask", batch_first)
     else:
         mask = _oriented(_mask_of(found_mask, say), ids, inputs, batch_first)
+    _check_order(rows, ids, mask, inputs, batch_first, leading, times)
     shape, compact = _shape_of(rows, ids, mask, inputs, batch_first, say)
     if ids is not None and tuple(ids.shape) != shape:
         if info.input_ids is not None:
@@ -112,6 +122,37 @@ def tokens_of_pass(
     return PassTokens(shape, ids, mask, compact, places)
 
 
+def _check_order(
+    rows: int,
+    ids: Tensor | None,
+    mask: Tensor | None,
+    inputs: Sequence[Tensor],
+    batch_first: bool,
+    leading: tuple[int, ...],
+    times: int,
+) -> None:
+    """UserError where what the routers received is not all tokens of the pass in their order."""
+    vectors = next((tuple(t.shape[:2]) for t in inputs if t.is_floating_point() and t.dim() == 3), ())
+    shape = tuple(ids.shape) if ids is not None else vectors if batch_first else vectors[::-1]
+    if not shape:
+        return
+    if batch_first and leading == shape[::-1] != shape and min(shape) > 1:
+        raise UserError(
+            f"the input is of {shape[0]} samples of {shape[1]} tokens, the routers received {leading[0]} × "
+            f"{leading[1]}, time first: give batch_first=False",
+            field="batch_first",
+        )
+    pieces, rest = divmod(shape[0] * shape[1], max(1, rows))
+    if times > 1 and pieces > 1 and not rest and not times % pieces:
+        keep = None if mask is None else kept_positions(mask)
+        if isinstance(keep, Tensor) and int(keep.sum()) == rows:
+            return  # the others are padding
+        raise UserError(
+            f"a router was called {times} times with {rows} tokens each, the pass has {shape[0] * shape[1]}: {PIECES}",
+            field="routers",
+        )
+
+
 def _places_of(named: Mapping[str, Any], shape: tuple[int, int], batch_first: bool) -> Tensor | None:
     """What tells packed texts apart among the model's inputs: their bounds, or the positions of all tokens."""
     bounds = next((value for name in _BOUNDS if (value := _whole_numbers(named.get(name))) is not None), None)
@@ -120,7 +161,9 @@ def _places_of(named: Mapping[str, Any], shape: tuple[int, int], batch_first: bo
     positions = _whole_numbers(named.get(_POSITIONS))
     if positions is None or positions.dim() > 2:
         return None
-    positions = positions[None] if positions.dim() == 1 else positions if batch_first else positions.T
+    positions = positions[None] if positions.dim() == 1 else positions
+    if not batch_first and tuple(positions.shape) != shape:
+        positions = positions.T
     return positions if tuple(positions.shape) == shape else None
 
 
@@ -226,6 +269,11 @@ def _given(values: Any, name: str, batch_first: bool) -> Tensor:
 
 def _mask_of(mask: Any, say: Say) -> Tensor | None:
     """The model's mask with two axes; None, and a note, for another."""
+    if isinstance(mask, Mapping):
+        # One for each kind of layer, as transformers makes them for a cache of fixed size. A layer that looks at all
+        # tokens has a column for each of them, one with a window need not.
+        masks = [(isinstance(one, Tensor), "full" in str(kind), one) for kind, one in mask.items() if one is not None]
+        mask = max(masks, key=lambda one: one[:2])[2] if masks else None
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
@@ -233,7 +281,14 @@ def _mask_of(mask: Any, say: Say) -> Tensor | None:
     elif mask.dim() == 1:
         return mask[None]
     elif mask.dim() == 4 and mask.shape[1] == 1 and not mask.is_complex():  # as it is added to the scores of all heads
-        return mask.amax(dim=2)[:, 0]  # padding is what no token looks at
+        looked_at = mask.amax(dim=2)[:, 0]  # padding is what no token looks at
+        if not mask.is_floating_point():
+            return looked_at
+        # Told apart here, where the columns of all tokens are seen, and without waiting for a GPU. Zeros alone are
+        # added to scores: a token looks at itself at least.
+        zero, masked = looked_at == 0, looked_at <= _MASKED_BELOW
+        is_added = (zero | masked).all() & (zero.all() | masked.any())
+        return torch.where(is_added, zero.to(mask.dtype), looked_at)
     elif mask.dim() != 2:
         what = f"has shape {tuple(mask.shape)}"
     else:

@@ -268,8 +268,8 @@ def nothing_recorded(name: str, forwards: int, masked: int, stray: int) -> UserE
         )
     if forwards:
         return UserError(
-            f"{name} was called {forwards} times, but no pass that was to be recorded came to its end: an exception "
-            "ended it",
+            f"{name} was called {forwards} times, but no pass that was to be recorded came to its end with a token: an "
+            "exception ended it, or its batch was empty",
             field="model",
         )
     if not stray:

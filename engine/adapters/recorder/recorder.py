@@ -51,9 +51,8 @@ from tokenpaths.engine.adapters.recorder.routers.choice_verification import (
     ExpertRows,
     PassChecks,
     assumption,
-    rows_of,
 )
-from tokenpaths.engine.adapters.recorder.routers.router_outputs import tensors_of
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import ABSENT, tensors_of
 from tokenpaths.engine.adapters.recorder.routers.router_plan import Plan, decide, left_out, read_by_caller
 from tokenpaths.engine.adapters.recorder.routers.router_search import Router, find_routers, named_routers, nothing_found
 from tokenpaths.engine.adapters.recorder.user_model import (
@@ -307,8 +306,8 @@ class Recorder:
         forward = self._passes.innermost
         if forward is None or self._state != "open" or in_backward():
             return
-        if forward.calls_itself and not (forward.calls or forward.raw):
-            return  # all that it did was the passes inside it
+        if forward.says_nothing:
+            return
         with self._ending:
             try:
                 with torch.no_grad():
@@ -365,12 +364,12 @@ class Recorder:
         output: Any,
     ) -> None:
         """Copy the output of a router, so that later in-place changes by the model have no effect."""
-        rows = rows_of(args, kwargs)
+        rows = forward.rows_of_input(args, kwargs)
         if self._options.read is not None:
             tensors = read_by_caller(self._options.read, router, module, args, output)
             rows = tensors[0].shape[0]
         else:
-            tensors = [tensor.detach() for tensor in tensors_of(output)]
+            tensors = [tensor.detach() for tensor in tensors_of(output, ABSENT)]
         if self._plan is None or forward.raw:
             forward.raw.append((router, [tensor.clone() for tensor in tensors], rows))
             return

@@ -19,6 +19,8 @@ from tokenpaths.engine.models.family import margins_of
 
 _SUM = 0.01
 """tolerance of the sum of probabilities: bfloat16 has 8 bits"""
+ABSENT = torch.empty(0)
+"""stands for None among the tensors of an output"""
 STACKED_ELEMENTS = 1 << 24
 """logits processed at a time, so that wide routers at many layers need no second copy of all of them"""
 
@@ -102,19 +104,25 @@ class CallGroup:
     """(g, M), tokens sent to each expert; None: not asked for"""
 
 
-def tensors_of(output: Any) -> list[Tensor]:
-    """All tensors of an output in order: of a tensor, a tuple, a mapping or a dataclass."""
+def tensors_of(output: Any, absent: Tensor | None = None) -> list[Tensor]:
+    """All tensors of an output in order: of a tensor, a tuple, a mapping or a dataclass.
+
+    ``absent`` stands where an output has None, so that what is behind it keeps its place.
+    """
     if isinstance(output, Tensor):
         return [output]
-    if isinstance(output, Mapping):
-        parts: Sequence[Any] = list(output.values())
+    if output is None:
+        return [] if absent is None else [absent]
+    if is_dataclass(output) and not isinstance(output, type):
+        # Those of transformers are mappings, too, of what is not None.
+        parts: Sequence[Any] = [getattr(output, f.name) for f in fields(output)]
+    elif isinstance(output, Mapping):
+        parts = list(output.values())
     elif isinstance(output, (tuple, list)):
         parts = output
-    elif is_dataclass(output) and not isinstance(output, type):
-        parts = [getattr(output, f.name) for f in fields(output)]
     else:
         return []
-    return [tensor for part in parts for tensor in tensors_of(part)]
+    return [tensor for part in parts for tensor in tensors_of(part, absent)]
 
 
 def find_reading(
@@ -159,7 +167,7 @@ def find_reading(
             logits = scores[0] if scores else None
             return Reading("ids", num_experts, top_k, i, weights, logits, scale or 1.0, drops=True, mask=True)
     if not scores:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "nothing"
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors if t.shape != ABSENT.shape) or "nothing"
         return f"{problem}, and none of its outputs ({shapes}) is {rows} tokens × {num_experts} experts"
     if top_k is None:
         return f"it gives scores for {num_experts} experts, but no top_k stands on it, beside it or in a configuration"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenpaths.engine.adapters.expert_runs import ExpertLayer, WeightSemantics, expert_modules
 from tokenpaths.engine.adapters.recorder.routers.choice_verification import CLOSE, Outcome, compare, counts_of
-from tokenpaths.engine.adapters.recorder.routers.router_outputs import Call, Reading, find_reading, ids_of_mask
+from tokenpaths.engine.adapters.recorder.routers.router_outputs import ABSENT, Call, Reading, find_reading, ids_of_mask
 from tokenpaths.engine.adapters.recorder.routers.router_search import Router
 from tokenpaths.engine.adapters.recorder.routers.weight_meaning import Meaning, explain
 from tokenpaths.engine.base.errors import UserError
@@ -219,21 +219,30 @@ def _nothing_read(model: nn.Module, raw: Sequence[RawCall], passed_over: Sequenc
 def rows_of_call(tensors: Sequence[Tensor], reading: Reading, rows: int, router: Router, *, copy: bool) -> Call:
     """The tensors of a reading with one row per token."""
 
-    def rows_of(place: int | None, width: int) -> Tensor | None:
+    def rows_of(what: str, place: int | None, width: int) -> Tensor | None:
         if place is None:
             return None
-        if place >= len(tensors) or tensors[place].numel() != rows * width:
-            shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "nothing"
+        # Scores that slipped into the place of ids, as where a loss stands before them in training, are no ids.
+        wanted = place < len(tensors) and tensors[place].is_floating_point() == (what != "ids")
+        if not wanted or tensors[place].numel() != rows * width:
+            given = [f"{str(t.dtype)[6:]} {tuple(t.shape)}" for t in tensors if t.shape != ABSENT.shape]
             raise UserError(
-                f"{router.name} gave {shapes} for {rows} tokens, but gave {width} values a token before",
+                f"{router.name} gave {', '.join(given) or 'nothing'} for {rows} tokens, but in the first forward pass "
+                f"{what} of {width} values a token at place {place}: where its output changes, as in training, give "
+                "read=",
                 field="routers",
             )
         return (tensors[place].clone() if copy else tensors[place]).reshape(rows, width)
 
-    ids = rows_of(reading.ids, reading.num_experts if reading.mask else reading.top_k)
+    ids = rows_of("ids", reading.ids, reading.num_experts if reading.mask else reading.top_k)
     if ids is not None and reading.mask:
         ids = ids_of_mask(ids, reading.top_k)
-    return Call(reading, ids, rows_of(reading.weights, reading.top_k), rows_of(reading.logits, reading.num_experts))
+    return Call(
+        reading,
+        ids,
+        rows_of("weights", reading.weights, reading.top_k),
+        rows_of("scores", reading.logits, reading.num_experts),
+    )
 
 
 def read_by_caller(read: Read, router: Router, module: nn.Module, args: tuple[Any, ...], output: Any) -> list[Tensor]:

@@ -179,8 +179,10 @@ def fill_from_attributes(router: Router, modules: dict[str, nn.Module], gate: st
     names_around = [router.name, *_ancestors(router.name)]
     near = len(names_around) if gate is None else names_around.index(gate) + 2
     around = [modules[name] for name in names_around]
-    if router.scale is None:
-        router.scale = _number(router.module, _SCALE_NAMES, 1e-6, 1e6)
+    inner: Any = router.module
+    while router.scale is None and isinstance(inner, nn.Module):
+        router.scale = _number(inner, _SCALE_NAMES, 1e-6, 1e6)
+        inner = getattr(inner, "base_layer", None)  # of an adapter (PEFT) around the gate
     if router.top_k is not None:
         return
     most = router.num_experts or _MOST_EXPERTS

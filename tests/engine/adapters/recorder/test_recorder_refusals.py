@@ -136,7 +136,7 @@ class Broken(GateMoE):
 FAULTS = {
     "nan": "router layers.0.moe.gate gave NaN or infinite weights",
     "big": "router layers.0.moe.gate gave weights from .* to .*, a run keeps weights in .0, 1.: give scale=",
-    "fewer": "gave .* for 21 tokens, but gave 2 values a token before",
+    "fewer": r"gave .* for 21 tokens, but in the first forward pass ids of 2 values a token at place 2",
 }
 
 

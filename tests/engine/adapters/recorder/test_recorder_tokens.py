@@ -109,9 +109,10 @@ class Prompted(Language):
         (Prompted, KEEP, r"of shape (3, 7) does not fit the 3 × 9 tokens that the routers saw"),
         (Language, torch.ones(3, 2, 7, 7), "has shape (3, 2, 7, 7), not (B, T)"),
         (Language, torch.ones(3, 6), "of shape (3, 6) does not fit the 3 × 7 tokens that the routers saw"),
-        (Language, {"full": KEEP}, "is dict, not (B, T)"),
+        (Language, KEEP.tolist(), "is list, not (B, T)"),
+        (Language, {"full_attention": object(), "sliding_attention": None}, "is object, not (B, T)"),
     ],
-    ids=["prompt", "four axes", "shorter", "mapping"],
+    ids=["prompt", "four axes", "shorter", "list", "mapping"],
 )
 def test_a_mask_that_does_not_fit_is_noted(tmp_path, model, mask, what):
     torch.manual_seed(0)
