@@ -85,6 +85,11 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
   label:has(input[role="switch"]) > span + div > div { background: CanvasText !important; }
   label:has(input[role="switch"]:checked) > span + div { background: Highlight !important; }
 }
+@media print {
+  .st-key-inspector { position: static; width: auto; height: auto; overflow: visible; padding: 1rem 0; border: 0; }
+  [data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container {
+    padding: 0 !important; }
+}
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""
 

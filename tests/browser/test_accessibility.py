@@ -56,3 +56,18 @@ def test_the_colours_of_the_system_leave_what_is_told_by_colour(visit) -> None:
     assert ways.evaluate(paper) != here.page.get_by_role("radio", name="Modules").evaluate(paper)
     thumb = here.page.locator('[data-testid="stSlider"] div:has(> div > input[type="range"])').first
     assert thumb.evaluate(paper) not in (page, "rgba(0, 0, 0, 0)")
+
+
+def test_on_paper_nothing_lies_over_anything(visit) -> None:
+    """The inspector, fixed on the screen, would cover half of each page; the text is whole, with its tint."""
+    here = visit().open(view="samples", run="texts", sample="1", inspect="token:1.2")
+    here.heading("Token 2")
+    here.page.emulate_media(media="print")
+    inspector = here.page.locator(".st-key-inspector")
+    expect(inspector).to_have_css("position", "static")
+    expect(here.page.locator(".tp-text")).to_have_css("max-height", "none")
+    expect(here.page.locator(".tp-piece").first).to_have_css("print-color-adjust", "exact")
+    box, text = inspector.bounding_box(), here.page.locator(".tp-text").bounding_box()
+    assert box is not None
+    assert text is not None
+    assert box["y"] + box["height"] <= text["y"] or text["y"] + text["height"] <= box["y"]
