@@ -1,7 +1,7 @@
 """Words of texts: which word a token belongs to, and the word's kind, from its characters alone.
 
-Shapes: n tokens; W distinct words. A *word* is a run of letters, digits and ``_`` (an apostrophe between letters
-belongs to it); a token of other characters is a word of its own, without the blanks around it.
+Shapes: n tokens; W distinct words. A *word* is a run of letters, digits and ``_`` (an apostrophe or a joiner
+between letters belongs to it); a token of other characters is a word of its own, without the blanks around it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _FUNCTION_WORDS = """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """articles, pronouns, prepositions, conjunctions and auxiliaries of English"""
 _SENTENCE_ENDS = frozenset(".!?…。！？؟۔।")
-_APOSTROPHES = (0x27, 0x2019)
+_JOINERS = "\u200c\u200d"
+"""inside words of Persian and of Indian scripts, and between the parts of an emoji"""
+_BETWEEN = "'’" + _JOINERS
+"""part of a word between two letters"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Words:
 
     @cached_property
     def _folded(self) -> list[str]:
-        return [name.strip().casefold() for name in self.names]
+        return [_folded(name) for name in self.names]
 
     def fitting(self, pattern: str) -> Bool[np.ndarray, " n"]:
         """Tokens whose word fits ``pattern``, as in ``fitting``."""
@@ -121,7 +124,7 @@ def check_pattern(text: str | None, field: str = "q") -> str | None:
             f"{field} has {len(text):,} characters, a word or pattern has at most {MOST_CHARACTERS}", field=field
         )
     pattern = text.strip()
-    if any(letter.isspace() or not letter.isprintable() for letter in pattern):
+    if any(letter.isspace() or not (letter.isprintable() or letter in _JOINERS) for letter in pattern):
         raise UserError(
             f"{field} is {pattern[:40]!r}: give one word at a time, or a pattern like dinn* (* any letters, ? one)",
             field=field,
@@ -132,13 +135,20 @@ def check_pattern(text: str | None, field: str = "q") -> str | None:
 
 
 def fitting(names: Sequence[str], pattern: str) -> Bool[np.ndarray, " W"]:
-    """Which words fit: letter for letter with case ignored, ``*`` any letters and ``?`` one of them."""
-    return _fitting([name.strip().casefold() for name in names], pattern)
+    """Which words fit: letter for letter with case and composition (é as one character or as two) ignored, ``*`` any
+    letters and ``?`` one of them.
+    """
+    return _fitting([_folded(name) for name in names], pattern)
+
+
+def _folded(name: str) -> str:
+    """Without case and blanks, and composed: an accent may be a letter of its own (NFD), which nobody sees or types."""
+    return unicodedata.normalize("NFC", name.strip().casefold())
 
 
 def _fitting(names: Sequence[str], pattern: str) -> Bool[np.ndarray, " W"]:
     """``fitting`` of names that are folded already."""
-    folded = pattern.casefold()
+    folded = _folded(pattern)
     if "*" not in folded and "?" not in folded:
         return np.array([name == folded for name in names], dtype=bool)
     # Brackets mean themselves; runs of stars mean one, which keeps the expression linear to match.
@@ -167,7 +177,7 @@ def words_of_tokens(
     letters = np.frombuffer(whole.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     is_word, is_blank = _character_classes(letters)
     between = np.zeros(len(letters), dtype=bool)
-    between[1:-1] = np.isin(letters[1:-1], _APOSTROPHES) & is_word[:-2] & is_word[2:]
+    between[1:-1] = np.isin(letters[1:-1], [ord(letter) for letter in _BETWEEN]) & is_word[:-2] & is_word[2:]
     is_word = is_word | between
     low = firsts[text_n] + np.clip(start_n, 0, lengths[text_n])
     high = firsts[text_n] + np.clip(end_n, 0, lengths[text_n])
@@ -202,7 +212,7 @@ def surroundings(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _may_be_inside(letter: str) -> bool:
-    return letter.isalnum() or letter in "_'’" or unicodedata.category(letter)[0] == "M"
+    return letter.isalnum() or letter == "_" or letter in _BETWEEN or unicodedata.category(letter)[0] == "M"
 
 
 def coded(words: Sequence[str]) -> Words:

@@ -106,6 +106,7 @@ function buildFlow(flow, parent, onNode, onLink, chosenLink) {
   return { line, dots };
 }
 
+const MOST_TOLD = 4;  // tokens of a piece whose paths are told: a character has at most so many bytes
 const MANY_SLOTS = 2;  // more would be K² lines between two steps: then only those of the largest weights are drawn
 
 // The line has the ink of its path, over a casing that can be seen on any page.
@@ -161,6 +162,12 @@ function buildImage(data, parent, elements) {
   }
 }
 
+// One colour, or a stripe for each of several: the tokens that share a character, as its bytes do.
+function stripes(fills, text) {
+  const part = 100 / fills.length, end = /[\u0590-\u08ff\ufb1d-\ufefc]/.test(text) ? "left" : "right";
+  return `linear-gradient(to ${end}, ${fills.map((fill, n) => `${fill} ${n * part}% ${(n + 1) * part}%`).join(", ")})`;
+}
+
 function buildText(data, parent, elements) {
   const box = make("div", "tp-text", parent);
   box.dir = "auto";
@@ -173,11 +180,14 @@ function buildText(data, parent, elements) {
       continue;
     }
     const span = make("span", "tp-token tp-piece", box, piece.text);
-    const token = known.get(piece.tokens[0]);
-    if (token.mark) span.dataset.mark = token.mark;
+    const covering = piece.tokens.map((token) => known.get(token));
+    const marks = new Set(covering.map((token) => token.mark).filter(Boolean));
+    if (marks.size) span.dataset.mark = [...marks].join(",");
     span.setAttribute("role", "button");
-    span.style.backgroundColor = token.fill;
-    span.style.color = token.ink;
+    span.style.setProperty("--fill", stripes(covering.map((token) => token.fill), piece.text));
+    span.style.color = piece.ink;
+    if (piece.thin) span.classList.add("tp-thin");
+    span.style.setProperty("--first", covering[0].fill);
     if (piece.text.includes("\n")) span.classList.add("tp-newline");
     elements.push([span, piece.tokens]);
   }
@@ -257,14 +267,14 @@ function drawExplorer(root, data, on) {
 
   function show(tokens) {
     words.replaceChildren();
-    const first = tokens && known.get(tokens[0]);
+    const first = tokens && known.get(tokens.includes(chosen) ? chosen : tokens[0]);
     drawRibbon(data.flow, picture, first);
     root.classList.toggle("tp-active", Boolean(first));
     if (!first) {
       make("p", "tp-quiet", words, data.invitation);
       return;
     }
-    for (const token of tokens.slice(0, 3)) {
+    for (const token of tokens.slice(0, MOST_TOLD)) {
       make("p", "tp-strong", words, known.get(token).head);
       make("p", "", words, known.get(token).words);
     }
@@ -287,16 +297,16 @@ function drawExplorer(root, data, on) {
   };
   asOneStop(elements.map(([element]) => element));
   elements.forEach(([element, tokens], index) => {
-    const token = known.get(tokens[0]);
-    element.classList.toggle("tp-faded", token.faded);
+    const covering = tokens.map((token) => known.get(token));
+    element.classList.toggle("tp-faded", covering.every((token) => token.faded));
     element.dataset.token = String(tokens[0]);
-    element.setAttribute("aria-label", `${token.head}. ${token.words}`);
+    element.setAttribute("aria-label", covering.map((token) => `${token.head}. ${token.words}`).join(" "));
     element.addEventListener("pointerenter", () => show(tokens));
     element.addEventListener("pointerleave", rest);
     element.addEventListener("focus", () => show(tokens));
     element.addEventListener("blur", rest);
-    const pick = () => {
-      choose(chosen === tokens[0] ? null : tokens[0]);
+    const pick = () => {  // the tokens of a piece one after the other, then none
+      choose(tokens[tokens.indexOf(chosen) + 1] ?? null);
       on.pick(chosen);
     };
     element.addEventListener("click", pick);

@@ -13,6 +13,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.flow.layout import OTHER
+from tokenpaths.frontend.components import component_key
 
 _HERE = Path(__file__).parent
 _MOUNT = """
@@ -50,6 +51,7 @@ def explorer(
         on_node: Called with a ``step.module``.
         on_link: Called with both ends of a ribbon; None: ribbons cannot be selected.
     """
+    key = component_key(key)
 
     def picked() -> None:
         value = st.session_state[key].get("pick")

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.ink import ink_kind, legend_parts, path_ink
-from tokenpaths.frontend.charts.drawing.palette import Theme, ink_on, mix
-from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.drawing.palette import Theme, contrast, ink_on, mix
+from tokenpaths.frontend.charts.drawing.running_text import Piece, has_ink, tamed, text_pieces
 from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SKIPPED, idle, known, mark
 from tokenpaths.frontend.charts.flow.layout import OTHER, FlowLayout, Link, Node, flow_layout
 from tokenpaths.frontend.charts.flow.token_flow import token_label, visible
@@ -87,10 +87,22 @@ def explorer_data(
         "cols": grid["cols"],
     }
     if is_text:
-        data["pieces"] = [
-            {"text": tamed(p.text), "tokens": list(p.tokens)} for p in text_pieces(sample["text"], sample["tokens"])
-        ]
+        fills = {token["token"]: token["fill"] for token in tokens}
+        data["pieces"] = [_piece(piece, fills) for piece in text_pieces(sample["text"], sample["tokens"])]
     return data
+
+
+def _piece(piece: Piece, fills: Mapping[int, str]) -> dict[str, Any]:
+    """A piece of the text: ``thin`` if it takes no room (a joiner, an accent), ``ink`` of the letters over the fills of
+    all its tokens.
+    """
+    shown: dict[str, Any] = {"text": tamed(piece.text), "tokens": list(piece.tokens)}
+    if piece.tokens:
+        under = [fills[token] for token in piece.tokens]
+        shown["ink"] = max(("#000000", "#ffffff"), key=lambda ink: min(contrast(ink, fill) for fill in under))
+    if piece.tokens and not has_ink(shown["text"]) and not any(letter.isspace() for letter in shown["text"]):
+        shown["thin"] = True
+    return shown
 
 
 def _legend(tokens: Sequence[Mapping[str, Any]], tint: Tint, paper: str) -> dict[str, Any]:

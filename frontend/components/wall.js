@@ -24,7 +24,7 @@ function drawWall(root, data, open) {
       button.dir = "auto";
       button.append(document.createTextNode(item.before));
       const mark = document.createElement("mark");
-      mark.textContent = item.text.trim() ? item.text : item.shown;
+      mark.textContent = /[\p{L}\p{N}\p{P}\p{S}]/u.test(item.text) ? item.text : item.shown;
       button.append(mark, document.createTextNode(item.after));
     } else {
       if (item.image) {

@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from tokenpaths.frontend.components import component_key
 from tokenpaths.frontend.components.wall_data import Kind, wall_data
 from tokenpaths.frontend.page import widgets
 
@@ -37,6 +38,7 @@ def wall(
         items: {sample, token?, title, image | snippet | before, text, shown, after, caption?}.
         on_open: Called with {sample, token} of a clicked item.
     """
+    key = component_key(key)
 
     def opened() -> None:
         if value := st.session_state[key].get("open"):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme
-from tokenpaths.frontend.charts.drawing.running_text import tamed, token_name
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed, token_name
 from tokenpaths.frontend.charts.flow.token_flow import visible
 
 Kind = Literal["patch", "sample", "text", "context"]
@@ -34,8 +34,9 @@ def wall_data(items: Sequence[Mapping[str, Any]], kind: Kind, theme: Theme) -> d
 
 
 def _tamed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item with bidirectional controls in its texts made visible."""
-    return {name: tamed(value) if isinstance(value, str) else value for name, value in item.items()}
+    """The item with bidirectional controls in its texts made visible; captions have names beside other words."""
+    shown = {name: tamed(value) if isinstance(value, str) else value for name, value in item.items()}
+    return shown | {name: isolated(shown[name]) for name in ("title", "caption") if shown.get(name)}
 
 
 def token_items(examples: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Kind]:

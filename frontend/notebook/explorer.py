@@ -20,7 +20,7 @@ from traitlets import TraitError
 
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.drawing.palette import Theme, theme_named
-from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed, with_text
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.components.explorer_data import MOST_LINKS, Tint, explorer_data
@@ -231,4 +231,5 @@ class Explorer(anywidget.AnyWidget):
 def _words(row: Mapping[str, Any]) -> str:
     """A sample in the list: its number, label and the begin of its text or the name of its file."""
     text = tamed(str(row.get("snippet") or row.get("text") or row.get("source") or ""))[:50].replace("\n", " ")
-    return " · ".join(part for part in (f"{row['sample']:,}", tamed(str(row.get("label") or "")), text) if part)
+    words = " · ".join(part for part in (f"{row['sample']:,}", tamed(str(row.get("label") or "")), text) if part)
+    return isolated(words)

@@ -17,7 +17,7 @@ from typing import Any
 from streamlit import delta_generator
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed
 
 JOINER = "\u2060"
 _PLACES = r"""
@@ -44,7 +44,7 @@ OPTIONS = frozenset({"slider", "radio"})
 
 def escape(text: str) -> str:
     """Escape untrusted text for Markdown; `code` spans stay code."""
-    parts = tamed(text).replace("\r", " ").replace("\n", " ").split("`")
+    parts = isolated(tamed(text)).replace("\r", " ").replace("\n", " ").split("`")
     # With an odd number of backticks, a double one or one behind a backslash, Markdown may pair them differently from
     # us, so escape everything.
     if len(parts) % 2 == 0 or "``" in text or "\\`" in text:

@@ -75,7 +75,21 @@ h3 { font-size: 1.02rem !important; padding: .2rem 0 0 !important; }
   .st-key-views { row-gap: .3rem !important; }
   .block-container { padding: .9rem .8rem 3rem !important; }
   h1 { font-size: 1.3rem !important; }
-  .st-key-keys_help { display: none; }
+}
+@media (max-width: 640px) and (pointer: coarse) { .st-key-keys_help { display: none; } }
+@media (forced-colors: active) {
+  button[role="radio"][aria-checked="true"] {
+    forced-color-adjust: none; background: Highlight !important; color: HighlightText !important; }
+  [data-testid="stSlider"] [role="group"] > [data-rac] > div:first-child { background: GrayText !important; }
+  [data-testid="stSlider"] [role="group"] > [data-rac] > [data-rac] { background: Highlight !important; }
+  label:has(input[role="switch"]) > span + div { outline: 1px solid; }
+  label:has(input[role="switch"]) > span + div > div { background: CanvasText !important; }
+  label:has(input[role="switch"]:checked) > span + div { background: Highlight !important; }
+}
+@media print {
+  .st-key-inspector { position: static; width: auto; height: auto; overflow: visible; padding: 1rem 0; border: 0; }
+  [data-testid="stMain"]:has(.st-key-inspector :is(h3, [data-testid="stAlert"])) .block-container {
+    padding: 0 !important; }
 }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 </style>"""

@@ -128,7 +128,7 @@ def test_what_a_button_opens_is_walked_through_and_left_by_keys(visit):
     expect(here.page.locator('[class*="st-key-save_"] [data-testid="stPopoverButton"]').first).to_be_focused()
 
 
-def test_the_keys_are_listed_and_not_on_a_telephone(visit):
+def test_the_keys_are_listed_enlarged_too_and_not_on_a_telephone(visit):
     here = visit().open(view="routes", run="pictures")
     tab_to(here, lambda found: found["opens"] and "Keys" in found["name"])
     here.page.keyboard.press("Enter")
@@ -136,7 +136,10 @@ def test_the_keys_are_listed_and_not_on_a_telephone(visit):
     expect(listed).to_contain_text("the next sample, the previous one")
     here.page.keyboard.press("Escape")
     expect(listed).to_have_count(0)
-    narrow = visit(width=400).open(view="routes", run="pictures")
+    narrow = visit(width=400).open(view="routes", run="pictures")  # as a window that is enlarged to 400 %
+    expect(narrow.page.locator(".st-key-keys_help")).to_be_visible()
+    browser = narrow.page.context.new_cdp_session(narrow.page)
+    browser.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
     expect(narrow.page.locator(".st-key-keys_help")).to_be_hidden()
 
 

@@ -214,6 +214,47 @@ def test_the_chosen_token_of_a_long_text_is_in_sight(browser: Browser, late: boo
     page.close()
 
 
+def test_each_token_of_a_character_can_be_seen_and_chosen(browser: Browser) -> None:
+    """The four bytes of 🙂 are tokens of one piece: a stripe and a sentence of each, Enter goes from one to the next;
+    a joiner takes no room and is seen."""
+    one = {"ribbon": [[0], [1]], "cdf": 1.0, "cdf_middle": 0.5, "path_tokens": 9, "compute": 1.0, "reuse": 0.0}
+    places = [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3), (3, 4)]
+    text = "a🙂\u200db"
+    tokens = [
+        one | {"token": i, "rank": i + 1, "char_start": low, "char_end": high, "text": text[low:high]}
+        for i, (low, high) in enumerate(places)
+    ]
+    nodes = [{"step": s, "module": s, "name": "t", "kind": "", "count": 7, "share": 1.0} for s in (0, 1)]
+    data = explorer_data(
+        {"sample": 0, "label": None, "text": text, "grid": None, "tokens": tokens},
+        {"steps": [0, 1], "nodes": nodes, "links": [], "other": [], "num_tokens": 7},
+        Tint(LIGHT, num_paths=7, opacity=1.0),
+        image=None,
+        chosen=None,
+        kept=lambda token: True,
+    )
+    page = browser.new_page(viewport={"width": 900, "height": 700})
+    page.set_content('<!doctype html><div class="tp"></div>')
+    page.add_style_tag(content=(COMPONENTS / "explorer.css").read_text("utf-8"))
+    page.add_script_tag(content=(COMPONENTS / "explorer.js").read_text("utf-8"))
+    on = "{pick(token) { picked.push(token); }, node() {}}"
+    page.evaluate(f"data => {{ window.picked = []; drawExplorer(document.querySelector('.tp'), data, {on}); }}", data)
+    pieces = page.locator(".tp-piece")
+    expect(pieces).to_have_count(4)
+    assert pieces.evaluate_all(
+        "all => all.map(one => getComputedStyle(one).backgroundImage.split('rgb').length - 1)"
+    ) == [2, 8, 2, 2]
+    for number in range(1, 5):
+        assert f"Token {number} " in str(pieces.nth(1).get_attribute("aria-label"))
+    pieces.nth(1).focus()
+    expect(page.locator(".tp-readout .tp-strong")).to_have_count(4)
+    for _ in range(5):
+        page.keyboard.press("Enter")
+    assert page.evaluate("picked") == [1, 2, 3, 4, None]
+    assert pieces.nth(2).evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+    page.close()
+
+
 def test_it_is_used_by_keys_alone(cell: Callable[..., Cell]) -> None:
     run = open_run("text", samples=6)
     widget = explore(run)

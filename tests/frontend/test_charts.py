@@ -499,7 +499,18 @@ def test_what_is_said_of_skip_and_reuse_is_as_sure_as_its_intervals():
 
 
 @pytest.mark.parametrize(
-    ("token", "label"), [("\n", "↵"), (" ", "·"), ("the", "the"), (None, ""), ("\x00", "�"), ("x" * 40, "x" * 13 + "…")]
+    ("token", "label"),
+    [
+        ("\n", "↵"),
+        (" ", "·"),
+        ("the", "the"),
+        (None, ""),
+        ("\x00", "␀"),
+        ("\u200b", "⟦U+200B⟧"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("👩\u200d👧", "👩\u200d👧"),
+        ("x" * 40, "x" * 13 + "…"),
+    ],
 )
 def test_tokens_are_shown_so_that_one_sees_them(token, label):
     assert token_flow.visible(token) == label

@@ -45,6 +45,17 @@ def said(page) -> str:
     return " ".join(element.value for kind in kinds for element in page.get(kind)).replace("\\", "")
 
 
+def test_words_with_two_underlines_are_searched_like_others(data_dir, show):
+    code = make("code", "text", samples=4, twin=False)
+    init = code.info.token_texts | {0: "__init__"}
+    batch = code.batches[0]
+    same = replace(batch, char_start=None, char_end=None, samples=[replace(one, text=None) for one in batch.samples])
+    replace(code, info=replace(code.info, token_texts=init), batches=[same]).write(data_dir / "runs", overwrite=True)
+    page = show(view="paths", run="code", find="__init__", reading="token")
+    assert not page.error, [error.value for error in page.error]
+    assert "__init__" in said(page)
+
+
 def test_a_word_is_searched_and_its_paths_are_told(show):
     page = show(view="paths", run="texts", find="the")
     told = said(page)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.backend.conftest import api_for
 from tests.support.pages import showing
-from tests.support.runs import make_run
+from tests.support.runs import make, make_run
 from tokenpaths.frontend.page import widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.views.samples import one_sample, samples
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    data_dir: Path = tmp_path_factory.mktemp("samples")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("samples")
+
+
+@pytest.fixture(scope="module")
+def api(data_dir: Path) -> Iterator[str]:
     make_run(data_dir / "runs", "pictures", samples=9, seed=1)
     with api_for(data_dir) as served:
         yield str(served.client.base_url).rstrip("/")
@@ -84,3 +89,12 @@ def test_an_arrow_in_a_caption_is_explained_where_there_is_one():
     assert samples.caption_words([right]) == ""
     assert samples.caption_words([right, wrong]) == "An arrow: what the model answers where it is not the label."
     assert samples.caption_words([unknown]).endswith("so that is neither right nor wrong.")
+
+
+@pytest.mark.parametrize("query", [{}, {"sample": 1}, {"label": "__odd__"}, {"inspect": "path:1"}])
+def test_names_with_two_underlines_are_names_like_others(data_dir, show, query):
+    odd = make("under__lined", samples=3, twin=False)
+    labelled = [replace(one, label="__odd__") for one in odd.batches[0].samples]
+    odd.with_changes(samples=labelled).write(data_dir / "runs", overwrite=True)
+    page = show(**({"run": "under__lined"} | query))
+    assert not page.error, [error.value for error in page.error]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.running_text import tamed, text_pieces
+from tokenpaths.frontend.charts.drawing.running_text import has_ink, isolated, tamed, text_pieces, with_signs
 from tokenpaths.frontend.charts.several_runs.training_maps import training_map
 from tokenpaths.frontend.charts.usage import load_chart
-from tokenpaths.frontend.components.wall_data import CONTEXT, cut_end, cut_start
+from tokenpaths.frontend.components.wall_data import CONTEXT, _tamed, cut_end, cut_start
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.common import not_independent
@@ -125,6 +125,35 @@ def test_bytes_of_one_character_become_one_piece():
     ]
     pieces = text_pieces("aé b", tokens)
     assert [(piece.text, piece.tokens) for piece in pieces] == [("a", (0,)), ("é", (1, 2)), (" ", ()), ("b", (3,))]
+
+
+def test_names_from_right_to_left_leave_arrows_and_numbers_in_their_place():
+    assert isolated("3 · אבג → דה · 0.5") == "3 · \u2067אבג\u2069 → \u2067דה\u2069 · 0.5"
+    assert isolated("the (3), שלום x עולם (12)") == "the (3), \u2067שלום x עולם\u2069 (12)"
+    assert isolated("café → 東京") == "café → 東京"
+    assert escape("אב → ג") == "\u2067אב\u2069 → \u2067ג\u2069"
+    assert _tamed({"caption": "אב → ג", "snippet": "אב → ג"}) == {
+        "caption": "\u2067אב\u2069 → \u2067ג\u2069",
+        "snippet": "אב → ג",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1bb\x7f", "a␛b⟦U+007F⟧"),
+        ("\u00a0", "⟦U+00A0⟧"),
+        ("\u202eabc", "⟦RLO⟧abc"),
+        ("❤\ufe0f\u200d🔥", "❤\ufe0f\u200d🔥"),
+        ("क्\u200dष", "क्\u200dष"),
+        ("می\u200c", "می⟦U+200C⟧"),
+        ("\u0301", "◌\u0301"),
+        ("東京 été", "東京 été"),
+    ],
+)
+def test_what_is_not_seen_has_a_sign(text: str, shown: str):
+    assert with_signs(text) == shown
+    assert has_ink(shown)
 
 
 def test_controls_that_turn_all_that_follows_are_seen_and_turn_nothing():

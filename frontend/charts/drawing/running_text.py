@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unicodedata import bidirectional
+from unicodedata import bidirectional, category
 
 _SHOWN = {code: f"⟦{bidirectional(chr(code))}⟧" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 """Unicode's invisible bidirectional controls (UAX 9) → visible marks with their names"""
+_RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff"
+_STRETCH = re.compile(f"[{_RIGHT_TO_LEFT}](?:[^→·“”:;,()\\n]*[{_RIGHT_TO_LEFT}])?")
+"""from the first letter written from right to left to the last, without the signs that the page sets between names"""
+_JOINERS = "\u200c\u200d"
 
 
 def tamed(text: str) -> str:
@@ -17,6 +22,40 @@ def tamed(text: str) -> str:
     Letters keep their own direction, so Arabic and Hebrew text is unchanged.
     """
     return text if text.isascii() else text.translate(_SHOWN)
+
+
+def isolated(text: str) -> str:
+    """A sentence or caption of the page in which names written from right to left leave everything else in its place:
+    “א → ב” is read as “ב ← א” by a browser, and a number behind such a name is drawn before it.
+    """
+    return text if text.isascii() else _STRETCH.sub("\u2067\\g<0>\u2069", text)
+
+
+def has_ink(text: str) -> bool:
+    """Whether something of ``text`` is seen by itself: a letter, a digit or a sign; no blank, control or accent."""
+    return any(category(letter)[0] in "LNPS" for letter in text)
+
+
+def with_signs(text: str) -> str:
+    """``text`` with a sign for every character that cannot be seen: ␛ for a control character, ⟦U+200B⟧ for any other.
+    An accent alone stands on a circle. Joiners inside words and emojis stay.
+
+    >>> with_signs("a\\x1b[0m"), with_signs("\\u200b"), with_signs("\\u0301")
+    ('a␛[0m', '⟦U+200B⟧', '◌́')
+    """
+    if text and category(text[0])[0] == "M":
+        text = "◌" + text
+    text = tamed(text)
+    if text.isprintable():
+        return text
+
+    def sign(place: int, letter: str) -> str:
+        beside = text[place - 1 : place], text[place + 1 : place + 2]
+        if letter.isprintable() or letter in _JOINERS and all(one and one.isprintable() for one in beside):
+            return letter
+        return chr(0x2400 + ord(letter)) if letter < " " else f"⟦U+{ord(letter):04X}⟧"
+
+    return "".join(sign(place, letter) for place, letter in enumerate(text))
 
 
 def cut_short(text: str, most: int) -> str:

@@ -15,7 +15,7 @@ from tokenpaths.frontend.charts.drawing.encodings import bare_axis, either, tips
 from tokenpaths.frontend.charts.drawing.ink import ink_encoding, ink_fields, ink_words, path_ink, with_neutral_legend
 from tokenpaths.frontend.charts.drawing.palette import LIGHT, Theme, gradient_legend, ink_on, neutral_scale, theme_named
 from tokenpaths.frontend.charts.drawing.redraw import redrawable
-from tokenpaths.frontend.charts.drawing.running_text import cut_short
+from tokenpaths.frontend.charts.drawing.running_text import cut_short, with_signs
 from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, SKIPPED, Idle, idle, known
 from tokenpaths.frontend.charts.drawing.theme import click_selection, finish, rows
 from tokenpaths.frontend.charts.patches import step_colour
@@ -29,11 +29,11 @@ LEGENDS = {"weight": "largest weight", "overlap": "share of modules that the tok
 
 
 def visible(text: str | None) -> str:
-    """A token as a label: whitespace made visible, long ones truncated."""
+    """A token as a label: whitespace and what is not seen made visible, long ones truncated."""
     if text is None:
         return ""
     shown = text.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
-    shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
+    shown = with_signs(shown)
     shown = shown.replace(" ", "·") if not shown.strip() else shown
     return cut_short(shown, 14)
 

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers, thing_names
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed
 from tokenpaths.frontend.page import address, at_click, widgets
 from tokenpaths.frontend.page.selection import Selection, without
 from tokenpaths.frontend.views import common
@@ -171,7 +171,8 @@ def _swap_field(run: Mapping[str, Any], sample: Mapping[str, Any]) -> str | None
 
     def words(number: int) -> str:
         row = there[number]
-        return " · ".join(filter(None, (str(number), row.get("label"), tamed(row.get("snippet") or "")[:30])))
+        words = " · ".join(filter(None, (str(number), row.get("label"), tamed(row.get("snippet") or "")[:30])))
+        return isolated(words)
 
     return f"swap:{st.selectbox('Whose route', list(there), format_func=words, key='edit_swap')}"
 

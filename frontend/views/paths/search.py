@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.drawing.running_text import cut_short
 from tokenpaths.frontend.charts.drawing.slots import offered_ids
 from tokenpaths.frontend.charts.drawing.thing_names import token_nouns, whole_images
 from tokenpaths.frontend.charts.knowledge import (
@@ -28,6 +29,10 @@ from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.walls import token_wall
 
 EXAMPLES = 30
+MOST_LETTERS = 40
+"""of a word in the list of those found"""
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+"""letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese"""
 ROWS = 40
 LIFT = (
     "Share of these tokens on the path / share of all tokens on it; 1 = as everywhere. From, to: 95 % interval "
@@ -253,9 +258,7 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     )
     query = query_words(selection)
     if matches["reason"]:
-        widgets.empty(
-            widgets.escape(nothing_words(matches, query)), "Try another word or kind, or clear a filter above."
-        )
+        widgets.empty(widgets.escape(nothing_words(matches, query)), widgets.escape(advice(selection)))
         return
     # The simpler result first: with many paths each is rare, while one module may stand out.
     first = modules_first(matches)
@@ -267,7 +270,8 @@ def answer(run: Mapping[str, Any], selection: Selection) -> None:
     common.note_not_independent(run)
     if matches["words"]:
         words = ", ".join(
-            f"{row['word'].strip() or '␣'} ({numbers.count(row['count'])})" for row in matches["words"][:8]
+            f"{cut_short(row['word'].strip(), MOST_LETTERS) or '␣'} ({numbers.count(row['count'])})"
+            for row in matches["words"][:8]
         )
         st.caption(widgets.escape(f"Words: {words}{' …' if len(matches['words']) > 8 else ''}"))
     columns = st.columns([1, 1], gap="large")
@@ -324,6 +328,18 @@ def nothing_words(matches: Mapping[str, Any], query: str) -> str:
         f"No token of the {numbers.count(counted['num_tokens'])} drawn by hash is {query}; the other "
         f"{numbers.plural(others, 'token')} of the run were not looked at."
     )
+
+
+def advice(selection: Selection) -> str:
+    """What to try when nothing matched.
+
+    >>> advice(Selection(find="红色"))
+    'Words of this script stand between no blanks: try *红色*, which finds them inside longer ones.'
+    """
+    word = selection.find or ""
+    if selection.reading == "word" and "*" not in word and UNSPACED.search(word):
+        return f"Words of this script stand between no blanks: try *{word}*, which finds them inside longer ones."
+    return "Try another word or kind, or clear a filter above."
 
 
 def _taken(run: Mapping[str, Any], matches: Mapping[str, Any], selection: Selection) -> None:

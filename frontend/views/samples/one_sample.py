@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.running_text import tamed, with_text
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed, with_text
 from tokenpaths.frontend.charts.drawing.slots import DROPPED, NOT_RECORDED, SIGNS, Idle, idle, offered_ids
 from tokenpaths.frontend.charts.flow.token_flow import MOST_ROWS, TOKEN_PICK, Shade, token_flow_chart, token_rows
 from tokenpaths.frontend.charts.patches import data_url
@@ -93,7 +93,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection) -> int | None:
         if row is None:
             return f"sample {value:,}"
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
-        return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
+        return isolated(" · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part))
 
     st.html(ARROWS)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", width="stretch", key="sample_picker"):

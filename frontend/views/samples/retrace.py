@@ -18,7 +18,7 @@ import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError, NotFound
 from tokenpaths.frontend.charts.drawing import numbers
-from tokenpaths.frontend.charts.drawing.running_text import tamed
+from tokenpaths.frontend.charts.drawing.running_text import isolated, tamed
 from tokenpaths.frontend.charts.effects import loss_rows, token_loss_chart
 from tokenpaths.frontend.page import address, at_click, repeats, widgets
 from tokenpaths.frontend.page.selection import Selection
@@ -296,7 +296,7 @@ def sample_picker(run: Mapping[str, Any], selection: Selection, *, whole: str | 
             return whole or ""
         row = listed.get(value, {})
         text = tamed(row.get("snippet") or row.get("source") or "").replace("\n", " ")
-        return " · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part)
+        return isolated(" · ".join(part for part in (f"{value:,}", row.get("label") or "", text[:50]) if part))
 
     total = answer.get("total") or len(listed)
     extent = f"{numbers.plural(total, 'sample')}" + (f"; the first {LISTED} are listed." if total > LISTED else ".")

@@ -22,8 +22,8 @@ from tokenpaths.engine.analysis.words import (
 )
 from tokenpaths.engine.base.errors import UserError
 
-TEXTS = st.lists(st.text(alphabet="ab 'é\n.,_3’東\u0301", max_size=14), min_size=1, max_size=3)
-WORD = re.compile(r"[\w\u0301]+(?:['’][\w\u0301]+)*")
+TEXTS = st.lists(st.text(alphabet="ab 'é\n.,_3’東\u0301\u200c", max_size=14), min_size=1, max_size=3)
+WORD = re.compile(r"[\w\u0301]+(?:['’\u200c][\w\u0301]+)*")
 
 
 def slow_word(text: str, start: int, end: int) -> str:
@@ -113,6 +113,19 @@ def test_patterns_fit_whole_words_with_case_ignored(pattern, fits):
     assert found == (fits if pattern != "?" else ["a", "."])
     codes_n = np.random.default_rng(0).integers(0, len(names), 50)
     assert np.array_equal(Words(tuple(names), codes_n).fitting(pattern), fitting(names, pattern)[codes_n])
+
+
+@pytest.mark.parametrize("pattern", ["café", "CAFÉ", "cafe\u0301", "caf?", "*fe\u0301"])
+def test_accents_fit_however_they_are_composed(pattern):
+    assert fitting(["café", "cafe\u0301", "cafe"], pattern).tolist() == [True, True, pattern == "caf?"]
+
+
+@pytest.mark.parametrize("word", ["می\u200cخواهم", "क्\u200dष", "👩\u200d👧"])
+def test_words_with_a_joiner_are_words(word):
+    assert check_pattern(word) == word
+    if word[0].isalpha():
+        words = words_of_tokens([word], np.array([0, 0]), np.array([0, 3]), np.array([2, 4]))
+        assert words.names == (word,)
 
 
 def test_tokens_of_many_words_are_found_as_those_of_few():

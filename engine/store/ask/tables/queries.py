@@ -6,6 +6,7 @@ The columns of each result are in the docstring, in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import normalize
 
 from tokenpaths.engine.store.ask.tables.lookups import some_samples
 from tokenpaths.engine.store.file import columns as coded
@@ -211,15 +212,20 @@ _SEARCHED = (
 
 
 def sample_condition(label_id: int | None, q: str | None) -> Query:
-    """SQL condition on rows of ``sample``: label, and ``q`` (casefolded) as a substring of its search key."""
+    """SQL condition on rows of ``sample``: label, and ``q`` (casefolded) as a substring of its search key.
+
+    Accents of ``q`` may be composed (NFC) in texts or not (NFD); no text mixes both within a word.
+    """
     conditions: list[str] = ["true"]
     parameters: list[object] = []
     if label_id is not None:
         conditions.append("label_id = ?")
         parameters.append(label_id)
     if q:
-        conditions.append(f"contains(coalesce(search, {_SEARCHED}), ?)")
-        parameters.append(q.casefold())
+        spellings = dict.fromkeys([q.casefold(), *(normalize(form, q.casefold()) for form in ("NFC", "NFD"))])
+        each = " OR ".join([f"contains(coalesce(search, {_SEARCHED}), ?)"] * len(spellings))
+        conditions.append(f"({each})")
+        parameters.extend(spellings)
     return Query(" AND ".join(conditions), tuple(parameters))
 
 
