@@ -112,8 +112,9 @@ def test_readme_python_runs(tmp_path, monkeypatch, capsys):
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.+?)```", text, flags=re.DOTALL).group(1)
-    path = make_run(tmp_path, "run", modality="text")
-    monkeypatch.chdir(path.parent)
+    (tmp_path / "runs").mkdir()
+    make_run(tmp_path / "runs", "pictures-dna-vision-top1", modality="text")
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
     exec(compile(code, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert int(lines[0].split()[0]) > 0

@@ -261,6 +261,10 @@ def test_a_name_that_is_only_that_of_a_frame_is_told_so_and_frames_list_their_ow
             run.load()
         with pytest.raises(AttributeError, match="there is no data frame 'pahts'") as refused:
             run.frames.pahts()
+        with pytest.raises(
+            AttributeError, match=r"run\.search_tokens\(\) as frames: search, search_modules, search_examples$"
+        ):
+            run.frames.search_tokens()
         assert (refused.value.name, refused.value.obj.__class__) == ("pahts", Frames), "Python names what is near"
         assert "demo" in repr(run.frames)
         assert ", paths, " in repr(run.frames)

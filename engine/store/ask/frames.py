@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 1000
+_FRAMES_OF: dict[str, tuple[str, ...]] = {}
+"""the names of the frames of each question, which one looks for under the question's own"""
 
 
 class Frames:
@@ -48,7 +50,9 @@ class Frames:
             if hasattr(type(self), name):
                 method: Callable[..., pd.DataFrame] = object.__getattribute__(self, name)
                 return method
-        raise AttributeError(f"there is no data frame {name!r}", name=name, obj=self)
+        parts = _FRAMES_OF.get(name, ())
+        hint = f"; the answer of run.{name}() as frames: {', '.join(parts)}" if parts else ""
+        raise AttributeError(f"there is no data frame {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<Frames of {self._run!r}: {', '.join(name for name in dir(self) if name[0] != '_')}>"
@@ -80,6 +84,7 @@ class Frames:
 def add_frames(question: Question) -> None:
     """Add the methods that ``question`` declares to ``Frames``; those of a paged question return all pages, or
     ``limit`` rows."""
+    _FRAMES_OF[question.name] = tuple(question.frames)
     for name, table in question.frames.items():
         method = _paged_method(question, table) if question.paged else _method(question, table)
         method.__name__, method.__qualname__, method.__doc__ = name, f"Frames.{name}", table.doc

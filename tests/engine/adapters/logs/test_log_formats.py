@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -391,8 +392,11 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     page = Path(__file__).parents[4] / "docs" / "import.md"
     code, _sending = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
     np.save("routed.npy", IDS)
-    exec(compile(code, "import.md", "exec"), {})
-    assert capsys.readouterr().out == "npy ('layer 0', 'layer 1', 'layer 2') 2\n"
+    space: dict[str, Any] = {}
+    exec(compile(code, "import.md", "exec"), space)
+    space["run"].close()
+    assert capsys.readouterr().out.splitlines()[-1] == "3 2"
     with Run.open(tmp_path / "runs" / "my-model.duckdb") as run:
         assert run.card()["num_modules"] == 64
