@@ -8,6 +8,8 @@ data" (2009), sections 3.1 (estimate), 3.3 (x_min), 4.1 (p-value), 5 and appendi
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.special import erfc, log_ndtr, zeta
 
 from tokenpaths.engine.analysis.path_statistics import Histogram
+from tokenpaths.engine.base.errors import QueryTimeout
 
 FEWEST = 50
 """paths at or above x_min below which nothing is fitted: estimates from fewer are biased (section 3.5)"""
@@ -96,8 +99,12 @@ class Verdict:
     reason: str | None = None
 
 
-def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
-    """Fit, goodness of fit (unless ``draws`` is 0) and the lognormal, of one run's path counts."""
+def judge(histogram: Histogram, draws: int = 100, seed: int = 0, ends: float = math.inf) -> Verdict:
+    """Fit, goodness of fit (unless ``draws`` is 0) and the lognormal, of one run's path counts.
+
+    Raises:
+        QueryTimeout: the draws were not all made at ``ends``, by ``time.monotonic``.
+    """
     num_paths = int(histogram.paths.sum())
     if num_paths < FEWEST:
         return Verdict(None, reason=f"{num_paths} paths are too few to fit a law to; it takes {FEWEST}")
@@ -119,11 +126,13 @@ def judge(histogram: Histogram, draws: int = 100, seed: int = 0) -> Verdict:
             None,
             reason=f"counts fall off more slowly than with α = {ALPHA_RANGE[0]:g}, where hardly a law adds up to 1",
         )
-    p_value = goodness_of_fit(histogram, law, draws, seed) if draws else None
+    p_value = goodness_of_fit(histogram, law, draws, seed, ends) if draws else None
     return Verdict(law, p_value, against_lognormal(histogram, law))
 
 
-def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0) -> float:
+def goodness_of_fit(
+    histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0, ends: float = math.inf
+) -> float:
     """p = (1 + data sets drawn from the law that lie at least as far from *their* fit) / (1 + draws), so never 0; at
     most 0.1: the law is refused, which takes nine draws or more.
 
@@ -131,9 +140,17 @@ def goodness_of_fit(histogram: Histogram, law: PowerLaw, draws: int = 100, seed:
     1/(2·√draws). That the observed data set counts as one of the draws keeps a test of few draws honest (Phipson and
     Smyth, "Permutation P-values should never be zero", 2010). Drawn data sets with too few paths for a fit tell
     nothing and are left out.
+
+    Raises:
+        QueryTimeout: the draws were not all made at ``ends``, by ``time.monotonic``.
     """
     rng, draw = np.random.default_rng(seed), drawing(histogram, law)
-    fits = [fit for _ in range(draws) if (fit := fit_power_law(draw(rng))) is not None]
+    fits = []
+    for made in range(draws):
+        if time.monotonic() > ends:  # a p-value of the draws made would hang on the machine
+            raise QueryTimeout(f"{made:,} of {draws:,} draws were made in time: ask for fewer draws", field="draws")
+        if (fit := fit_power_law(draw(rng))) is not None:
+            fits.append(fit)
     return (1 + sum(fit.ks >= law.ks for fit in fits)) / (1 + len(fits))
 
 

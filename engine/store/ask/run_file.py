@@ -171,14 +171,14 @@ class RunFile:
             connection.close()
             raise
 
+    @property
+    def time_limit_s(self) -> float:
+        """Longest time of one query, in seconds."""
+        return self._connection.time_limit_s
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled run opens the same file again: in another process, where no connection of this one can be used."""
-        return _opened_again, (
-            type(self),
-            str(self.file.absolute()),
-            self._connection.time_limit_s,
-            bool(self.merged_names),
-        )
+        return _opened_again, (type(self), str(self.file.absolute()), self.time_limit_s, bool(self.merged_names))
 
     def __repr__(self) -> str:
         size = f"{self.row['num_samples']:,} samples, {self.row['num_tokens']:,} tokens"

@@ -21,6 +21,7 @@ from tokenpaths.engine.analysis.power_law import (
     goodness_of_fit,
     judge,
 )
+from tokenpaths.engine.base.errors import QueryTimeout
 
 
 def lognormal_counts(size: int, seed: int = 0) -> np.ndarray:
@@ -195,3 +196,9 @@ def test_a_refusal_takes_nine_draws():
     law = fit_power_law(refused, x_min=1)
     for draws in (4, 9):
         assert goodness_of_fit(refused, law, draws=draws) == pytest.approx(1 / (1 + draws))
+
+
+def test_draws_end_in_time() -> None:
+    with pytest.raises(QueryTimeout, match="0 of 1,000 draws .* ask for fewer draws") as refused:
+        judge(Histogram.of(SAMPLES[next(iter(SAMPLES))]), draws=1000, ends=0.0)
+    assert refused.value.field == "draws"

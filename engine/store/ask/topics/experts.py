@@ -77,28 +77,30 @@ def specialisation(
     The baseline of both is K/M. Token ids count when seen ≥ 10 times; the ``each`` strongest are listed.
     """
     run.check_step(step)
+    if of == "label" and label is not None:
+        raise UserError("of=label compares all labels: leave label out", field="label")
     offered = run.bank.offered(step)
     head = {
         "run": run.run_id,
         "of": of,
         "step": step,
         "label": label,
-        "baseline": measure.even_share(len(offered), _mean_used(run, step)),
+        "baseline": measure.even_share(len(offered), _mean_used(run, step, label)),
         "num_modules": len(offered),
         "least": measure.LEAST_SEEN if of != "label" else 0,
     }
     if of == "label":
-        if label is not None:
-            raise UserError("of=label compares all labels: leave label out", field="label")
         return head | _by_label(run, step, offered, limit)
     return head | _by_word(run, of, step, run.label_id(label), limit, each)
 
 
-def _mean_used(run: RunFile, step: int) -> float:
-    """Modules that a token is known to use at a step, on average: K unless slots are unused or decisions unknown."""
+def _mean_used(run: RunFile, step: int, label: str | None) -> float:
+    """Modules that a token (of ``label``) is known to use at a step, on average: K unless slots are unused or
+    decisions unknown."""
     offered = set(run.bank.offered(step))
-    used = sum(row[2] for row in run.rows(queries.sealed_usage(None)) if row[0] == step and row[1] in offered)
-    return float(used / max(run.num_tokens(), 1))
+    rows = run.rows(queries.sealed_usage(run.label_id(label)))
+    used = sum(row[2] for row in rows if row[0] == step and row[1] in offered)
+    return float(used / max(run.num_tokens(label), 1))
 
 
 def _by_label(run: RunFile, step: int, offered: list[int], limit: int) -> dict[str, Any]:

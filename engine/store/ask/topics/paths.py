@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -66,7 +67,7 @@ def paths(
     run: RunFile,
     *,
     order: Annotated[
-        Literal["rank", "compute", "reuse"], Argument("`rank`: most frequent first; `compute`, `reuse`: largest first")
+        Literal["rank", "compute", "reuse"], Argument("`rank`: of the whole run; `compute`, `reuse`: largest first")
     ] = "rank",
     label: LabelFilter = None,
     paths: Sequence[int] = (),
@@ -228,9 +229,11 @@ def law(
 ) -> dict[str, Any]:
     """A power law fitted to the counts of paths, of the untrained twin's and of independent steps'.
 
-    ``draws`` data sets are drawn from the law for its p-value (0: none).
+    ``draws`` data sets are drawn from the law for its p-value (0: none); QueryTimeout where they take too long.
     """
-    return {"run": run.run_id, "draws": draws, "seed": seed, **{kind: _law(run, kind, draws, seed) for kind in KINDS}}
+    ends = time.monotonic() + 1.5 * run.time_limit_s  # REST gives up, less helpfully, at twice the limit
+    laws = {kind: _law(run, kind, draws, seed, ends) for kind in KINDS}
+    return {"run": run.run_id, "draws": draws, "seed": seed, **laws}
 
 
 @question(
@@ -283,13 +286,13 @@ def _points(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [{"kind": kind, **point} for kind in KINDS for point in (answer[kind] or {}).get(name, [])]
 
 
-def _law(run: RunFile, kind: str, draws: int, seed: int) -> dict[str, Any] | None:
+def _law(run: RunFile, kind: str, draws: int, seed: int, ends: float) -> dict[str, Any] | None:
     from tokenpaths.engine.analysis import power_law  # SciPy's optimisers, only for who asks
 
     histogram = path_histogram(run, kind)
     if histogram is None:
         return None
-    return _law_answer(power_law.judge(histogram, draws, seed), histogram)
+    return _law_answer(power_law.judge(histogram, draws, seed, ends), histogram)
 
 
 def path_histogram(run: RunFile, kind: str) -> Histogram | None:

@@ -83,7 +83,7 @@ def samples(
     descending: Annotated[bool, Argument("Largest first")] = False,
     label: LabelFilter = None,
     q: Annotated[
-        str | None, Argument("Only samples whose text, label or source has these words", max_length=500)
+        str | None, Argument("Only samples whose text, label, prediction or source contains this", max_length=500)
     ] = None,
     limit: PageLimit = 50,
     offset: int = 0,

@@ -26,7 +26,7 @@ from tokenpaths.engine.store.ask.tables import lookups, sample_profiles
 from tokenpaths.engine.store.ask.tables.excerpts import nested_ribbon, open_picture, sample_answers
 from tokenpaths.engine.store.ask.tables.near_paths import nearest_and_counts
 from tokenpaths.engine.store.ask.tables.path_ribbons import EVERY, path_ribbons
-from tokenpaths.engine.store.ask.topics.paths import examples_of_paths
+from tokenpaths.engine.store.ask.topics.paths import drawn_pairs, examples_of_paths, excerpts_of, in_reading_order
 from tokenpaths.engine.store.file.columns import TABLE
 from tokenpaths.engine.store.file.filters import Query, check_page
 from tokenpaths.engine.store.file.packed_ids import unpack
@@ -180,7 +180,8 @@ def similar_tokens(
     ):
         pairs = enumerate(zip(own_ribbon, examples["ribbon"], strict=True))
         differs = [step for step, (ids, other_ids) in pairs if set(ids) != set(other_ids)]
-        examples["examples"] = [ids for ids in examples["examples"] if (ids["sample"], ids["token"]) != (sample, token)]
+        if examples["rank"] == own_rank:
+            examples["examples"] = _others(run, examples, (sample, token), each, seed)
         paths.append(examples | {"distance": float(distance / layout.top_k), "differs": differs})
     return {
         "run": run.run_id,
@@ -200,6 +201,15 @@ def similar_tokens(
         ],
         "paths": paths,
     }
+
+
+def _others(run: RunFile, path: dict[str, Any], asked: tuple[int, int], each: int, seed: int) -> list[dict[str, Any]]:
+    """The examples of ``path`` but the token ``asked``, in whose place one more of the path's tokens is drawn."""
+    at = {(row["sample"], row["token"]): row for row in path["examples"]}
+    if at.pop(asked, None) is not None:
+        pairs = drawn_pairs(run, [path["rank"]], each + 1, seed)[path["rank"]]
+        at |= excerpts_of(run, [pair for pair in pairs if pair not in at and pair != asked][:1])
+    return in_reading_order(list(at.values()))
 
 
 @question(

@@ -76,6 +76,20 @@ def test_similar_ribbons_are_those_of_the_naive_loop(case: Case) -> None:
     )
 
 
+def test_the_asked_token_takes_no_place_among_the_examples_of_its_path(case: Case) -> None:
+    naive = case.naive
+    for token in range(0, len(naive.keys), 61):
+        sample = naive.sample_of[token]
+        place = token - naive.sample_of.index(sample)
+        others = naive.count[naive.keys[token]] - 1
+        for each in (1, 2, 60):
+            own = case.run.similar_tokens(sample, place, limit=1, each=each)["paths"][0]["examples"]
+            shown = [(row["sample"], row["token"]) for row in own]
+            assert len(set(shown)) == len(shown) == min(each, others), "there are others to show"
+            assert (sample, place) not in shown
+            assert shown == sorted(shown)
+
+
 def test_ribbon_distance_of_a_hand_computed_case() -> None:
     one = np.array([[0, 1], [2, 3], [4, 5]])
     many = np.array(

@@ -112,6 +112,15 @@ def test_preferences_stand_beside_the_mean_of_all_tokens(case: Case) -> None:
         assert answer["baseline"] * answer["num_modules"] == pytest.approx(used)
 
 
+def test_preferences_of_one_label_stand_beside_the_mean_of_its_tokens(case: Case) -> None:
+    labels = [case.made.samples[sample].label for sample in case.sample_of]
+    for label in set(labels):
+        for step in range(case.run.layout.num_steps):
+            answer = case.run.specialisation("input", step, label=label, limit=256)
+            used = [len(token[step]) for token, own in zip(case.chosen, labels, strict=True) if own == label]
+            assert answer["baseline"] * answer["num_modules"] == pytest.approx(np.mean(used))
+
+
 def test_repetition_is_of_known_pairs(case: Case) -> None:
     for row in case.run.repetition()["steps"]:
         step = row["step"]
