@@ -299,6 +299,7 @@ NOT_MEASURED = {
     "load_by_label": "runs of counts only",
     "compare_load": "two runs",
     "agreement": "two runs",
+    "sample_agreement": "two runs",
     "same_groups": "two runs",
 }
 """methods of ``Client`` that ask nothing of one large run of texts, and why"""

@@ -14,7 +14,7 @@ from tokenpaths.backend.problems import Problem
 from tokenpaths.backend.routes.parameters import ABOUT_A_RUN, MAX_INT, LabelsShown, RunName
 from tokenpaths.backend.runs.answers import Answer, as_json
 from tokenpaths.backend.services import Services, Shared
-from tokenpaths.engine.store.ask.schemas.agreement_schema import Agreement
+from tokenpaths.engine.store.ask.schemas.agreement_schema import Agreement, SampleDecisions
 from tokenpaths.engine.store.ask.schemas.compare_schema import (
     Comparison,
     Effect,
@@ -155,6 +155,26 @@ async def show_agreement(
     def compute() -> Answer:
         with services.registry.lease(a) as one, services.registry.lease(b) as other:
             return as_json(Agreement, one.agree(other, limit=limit, words=words, labels=labels))
+
+    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
+    return await services.answers.about(request, identity, compute)
+
+
+@router.get("/compare/agreement/sample", response_model=SampleDecisions, tags=["compare"])
+async def show_sample_agreement(
+    request: Request,
+    services: Shared,
+    a: Annotated[str, Query(max_length=64, description="Name of a run")],
+    b: Annotated[str, Query(max_length=64, description="Name of another run of the same architecture")],
+    sample: Annotated[int, Query(ge=0, le=MAX_INT, description="Number of a sample of `a`")],
+    first: Annotated[int, Query(ge=0, le=MAX_INT, description="The common token to begin with")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most tokens")] = 200,
+) -> Response:
+    """Which decisions about one sample differ, token by token and step by step, with the modules of both runs."""
+
+    def compute() -> Answer:
+        with services.registry.lease(a) as one, services.registry.lease(b) as other:
+            return as_json(SampleDecisions, one.agree_in(other, sample, first=first, limit=limit))
 
     identity = identity_of(services, a, "a") + identity_of(services, b, "b")
     return await services.answers.about(request, identity, compute)

@@ -131,6 +131,10 @@ class Client:
         """Whether the same tokens take the same modules in both runs."""
         return self._get("/compare/agreement", {"a": a, "b": b, "labels": self._labels()})
 
+    def sample_agreement(self, a: str, b: str, sample: int, limit: int) -> dict[str, Any]:
+        """Which decisions about the first common tokens of a sample differ."""
+        return self._get("/compare/agreement/sample", {"a": a, "b": b, "sample": int(sample), "limit": limit})
+
     def delete(self, run: str) -> None:
         self._send("DELETE", f"/runs/{_part(run)}")
         with self._lock:

@@ -135,6 +135,15 @@ def test_which_decisions_are_the_same(pairs: Served) -> None:
     assert sum(row["decisions"] for row in body["steps"]) == overall["decisions"] == 4 * body["matched"]["num_tokens"]
     turned = pairs.get("/compare/agreement?a=at-20&b=at-10").json()["overall"]
     assert (turned["sets"], turned["chance"]) == (overall["sets"], pytest.approx(overall["chance"]))
+    row = body["samples"][0]
+    one = pairs.get(f"/compare/agreement/sample?a=at-10&b=at-20&sample={row['sample']}").json()
+    assert (one["partner"], one["num_tokens"], len(one["tokens"])) == (row["partner"], row["num_tokens"], 24)
+    shares = [overlap for token in one["tokens"] for overlap in token["overlap"]]
+    assert sum(share == 1 for share in shares) / len(shares) == pytest.approx(row["sets"])
+    assert sum(any(share < 1 for share in token["overlap"]) for token in one["tokens"]) == row["differ"]
+    assert problem(pairs.get("/compare/agreement/sample?a=at-10&b=at-20&sample=3"), 404)["field"] == "sample"
+    late = "/compare/agreement/sample?a=at-10&b=at-20&sample=0&first=24"
+    assert "it should be 0 to 23" in problem(pairs.get(late), 422)["detail"]
     refused = problem(pairs.get("/compare/agreement?a=first&b=texts"), 409)
     assert refused["field"] == "b"
     assert problem(pairs.get("/compare/agreement?a=first&b=nobody"), 422)["field"] == "b"

@@ -64,6 +64,7 @@ def test_a_run_of_loads_is_listed_and_asked_as_others(serve: Serve) -> None:
         "/compare?a=counted&b=other",
         "/compare/grouping?a=other&b=counted",
         "/compare/agreement?a=other&b=counted",
+        "/compare/agreement/sample?a=other&b=counted&sample=0",
     ],
 )
 def test_what_needs_tokens_is_one_problem(serve: Serve, path: str) -> None:

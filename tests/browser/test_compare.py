@@ -69,9 +69,10 @@ def test_tokens_of_two_checkpoints_and_a_sample_that_differs(visit, pairs: Site)
         here.heading(question)
     here.page.get_by_role("button", name="Swap").click()
     here.expect_query(run="at-1600", against="at-400", part="tokens")
-    here.page.get_by_role("button", name=re.compile(r"sample \d+: .*tokens differ")).first.click()
-    here.expect_query(view="samples", run="at-1600")
-    here.page.get_by_text(re.compile(r"24 tokens")).first.wait_for()
+    here.page.get_by_role("button", name=re.compile(r"sample \d+: .*tokens differ")).nth(1).click()
+    here.heading(f"Which decisions of sample {here.query()['sample']} differ?")
+    here.page.get_by_role("button", name=re.compile("Sample .* in iteration 400")).click()
+    here.expect_query(view="samples", run="at-400")
 
 
 def test_a_training_and_its_slider(visit, pairs: Site) -> None:

@@ -48,7 +48,7 @@ from tokenpaths.frontend.charts.drawing.redraw import Call, call_of
 from tokenpaths.frontend.charts.drawing.tables import csv_files
 from tokenpaths.frontend.charts.families.attention import attention_chart
 from tokenpaths.frontend.charts.flow.flow_contrast import contrast_map_chart, flow_contrast, flow_contrast_chart
-from tokenpaths.frontend.charts.several_runs import agreement_charts, numbers_table, training_maps
+from tokenpaths.frontend.charts.several_runs import agreement_charts, agreement_map, numbers_table, training_maps
 
 COMPARED = {
     "measure": "loss",
@@ -100,7 +100,7 @@ BY_LABEL = {
 GAP = {"value": 0.125, "low": 0.0625, "high": 0.1875, "num": 9, "clear": True}
 
 
-def agreement_of_two() -> dict[str, Any]:
+def agreement_of_two(sample: int | None = None) -> dict[str, Any]:
     """The answer of two checkpoints, a fifth of the decisions of one drawn anew."""
     with tempfile.TemporaryDirectory() as folder:
         files = [
@@ -108,7 +108,7 @@ def agreement_of_two() -> dict[str, Any]:
             for at, name in enumerate("ab")
         ]
         with Run.open(files[0]) as one, Run.open(files[1]) as other:
-            return one.agree(other)
+            return one.agree(other) if sample is None else one.agree_in(other, sample)
 
 
 def others() -> Iterator[Any]:
@@ -131,6 +131,7 @@ def others() -> Iterator[Any]:
         agreement_charts.agreement_labels_chart,
     ):
         yield draw(agreement)
+    yield agreement_map.sample_agreement_chart(agreement_of_two(sample=2))
     yield load_over_time.load_time_chart(BINS)
     yield load_over_time.label_load_chart(BY_LABEL)
     yield margins.margin_chart(test_margins_page.ANSWER)

@@ -130,6 +130,14 @@ class Run(RunFile):
 
         return agree(self.labelled(labels), other, limit=limit, words=words, **reading)
 
+    def agree_in(self, other: Run, sample: int, *, first: int = 0, limit: int = 200) -> dict[str, Any]:
+        """The decisions of run ``other`` and of this one about one sample; see ``sample_agreement.agree_in``."""
+        self.need_tokens("agree")
+        other.need_tokens("agree")
+        from tokenpaths.engine.store.ask.several_runs.sample_agreement import agree_in
+
+        return agree_in(self, other, sample, first=first, limit=limit)
+
     def export(self, table: str, file_format: str) -> Iterator[bytes]:
         """A table as a csv, parquet or arrow file, in pieces; the time limit does not apply.
 

@@ -16,6 +16,7 @@ from tokenpaths.frontend.page import address, widgets
 from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
+from tokenpaths.frontend.views.compare import token_map
 from tokenpaths.frontend.views.compare.compared import Compared, pair_of
 from tokenpaths.frontend.views.compare.samples import nothing_beside, pair_pickers, show_refusal
 
@@ -129,37 +130,28 @@ def _words(words: Mapping[str, Any]) -> None:
 
 
 def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
-    """The samples that differ most; a click opens one."""
+    """The samples that differ most; a click shows where, below them."""
     st.subheader("Which samples differ most?", anchor=False)
     if not answer["samples"]:
         widgets.empty("No sample has a different decision.")
         return
-    a, b = answer["a"], answer["b"]
-    where = b if selection.opens == b else a
-    address.bound(
-        st.segmented_control,
-        "opens",
-        "A click opens the sample in",
-        where,
-        [a, b],
-        format_func=lambda name: names[0] if name == a else names[1],
-    )
+    st.caption(widgets.escape(f"Samples of {names[0]}. A click shows which decisions differ."))
     items = []
     for row in answer["samples"]:
-        number = row["sample"] if where == a else row["partner"]
+        number = row["sample"]
         differ = f"{numbers.count(row['differ'])} of {numbers.plural(row['num_tokens'], 'token')} differ"
         label = f"{row['label']}, " if row["label"] else ""
         item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{differ}", "caption": differ}
         if row["has_image"]:
-            item["image"] = data_url(widgets.client().image(a, row["sample"]))
+            item["image"] = data_url(widgets.client().image(answer["a"], number))
         else:
-            item["snippet"] = row["snippet"] or row["source"] or f"sample {row['sample']}"
+            item["snippet"] = row["snippet"] or row["source"] or f"sample {number}"
         items.append(item)
     wall(
         items,
-        key=f"apart_{a}_{b}_{where}",
+        key=f"apart_{answer['a']}_{answer['b']}",
         kind="sample" if any(row["has_image"] for row in answer["samples"]) else "text",
-        on_open=lambda one: address.go(Selection(view="samples", run=where, sample=int(one["sample"]))),
+        on_open=lambda one: address.go_changed(sample=int(one["sample"])),
     )
     widgets.numbers_behind(
         [
@@ -168,6 +160,8 @@ def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
         ],
         "samples that differ most",
     )
+    chosen = selection.sample if selection.sample is not None else answer["samples"][0]["sample"]
+    token_map.draw((answer["a"], answer["b"]), names, chosen)
 
 
 def _statistics(answer: Mapping[str, Any], names: tuple[str, str], card: Mapping[str, Any]) -> None:

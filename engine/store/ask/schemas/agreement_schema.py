@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Counted, High, Low, Share
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Counted, High, Low, Ribbon, Share
 
 
 class SureShare(AnswerModel):
@@ -165,3 +165,31 @@ class Agreement(AnswerModel):
     margins: list[MarginAgreement] = Field(description="Empty where `a` has no scores")
     loss: LossChange | None = Field(description="Null where no token has a loss in both")
     samples: list[SampleAgreement] = Field(description="Largest share of different decisions first")
+
+
+class TokenAgreement(AnswerModel):
+    """One token in both runs."""
+
+    token: int = Field(description="Its position in the sample of `a`")
+    partner: int = Field(description="Its position in the sample of `b`")
+    text: str | None = None
+    row: int | None = None
+    col: int | None = None
+    overlap: list[float | None] = Field(
+        description="By step |A ∩ B| / K, 1: the same modules; null where a run does not know its decision"
+    )
+    ribbon_a: Ribbon
+    ribbon_b: Ribbon
+
+
+class SampleDecisions(AnswerModel):
+    """The common tokens of one sample, in both runs."""
+
+    a: str
+    b: str
+    sample: int = Field(description="Its number in `a`")
+    partner: int = Field(description="Its number in `b`")
+    label: str | None
+    num_tokens: int = Field(description="Common tokens")
+    first: int = Field(description="The first of them that is listed")
+    tokens: list[TokenAgreement]

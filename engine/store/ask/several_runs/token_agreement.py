@@ -61,7 +61,7 @@ def agree(
     check_page(limit, 0, MOST_SAMPLES)
     if not 1 <= words <= MOST_WORDS:
         raise UserError(f"words is {words}, it should be 1 to {MOST_WORDS}", field="words")
-    _check_alike(a, b)
+    check_alike(a, b)
     pairs = pair_tokens(a, b)
     if not pairs.num_tokens:
         why = (
@@ -95,7 +95,8 @@ def agree(
     }
 
 
-def _check_alike(a: RunFile, b: RunFile) -> None:
+def check_alike(a: RunFile, b: RunFile) -> None:
+    """NotComparable: one run given twice, or other steps or modules."""
     if a.file.resolve() == b.file.resolve() or a.run_id == b.run_id:
         raise NotComparable(f"{a.run_id!r} was given twice: a run agrees with itself; give another one", field="b")
     for noun, one, other in (

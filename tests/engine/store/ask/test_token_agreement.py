@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.runs import RunArrays, make_experts, make_run, with_unrecorded, with_unused
 from tests.support.runs.margins import with_margins
-from tokenpaths.engine.base.errors import UserError
+from tokenpaths.engine.base.errors import NoSuchThing, UserError
 from tokenpaths.engine.base.records import UNRECORDED_KIND, UNUSED_KIND
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.store.ask.several_runs import decision_tally, token_agreement
@@ -346,3 +346,27 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
             opened["a"].agree(opened["b"], **options)
     for run in opened.values():
         run.close()
+
+
+@pytest.mark.parametrize("shape", ["columns", "packed"])
+def test_the_decisions_of_one_sample_are_those_that_are_counted(tmp_path, shape):
+    one, other = two(SHAPES[shape], CHANGES["both"], samples=6, length=20)
+    parts = by_sample(other)
+    shorter = [cut(part, slice(3, 20)) if place == 2 else part for place, part in enumerate(parts)]
+    other = replace(other, batches=shorter[::-1])
+    with Run.open(one.write(tmp_path)) as a, Run.open(other.write(tmp_path)) as b:
+        counted = {row["sample"]: row for row in a.agree(b, limit=6)["samples"]}
+        for sample in range(6):
+            told = a.agree_in(b, sample)
+            known = [[share for share in token["overlap"] if share is not None] for token in told["tokens"]]
+            row = counted[sample]
+            assert (told["partner"], told["num_tokens"]) == (5 - sample, row["num_tokens"]) == (5 - sample, len(known))
+            assert sum(any(share < 1 for share in token) for token in known) == row["differ"]
+            assert np.mean([share == 1 for token in known for share in token]) == pytest.approx(row["sets"])
+        part = a.agree_in(b, 2, first=5, limit=4)
+        assert [(token["token"], token["partner"]) for token in part["tokens"]] == [(8 + i, 5 + i) for i in range(4)]
+        for options in ({"first": 17}, {"limit": 0}):
+            with pytest.raises(UserError):
+                a.agree_in(b, 2, **options)
+        with pytest.raises(NoSuchThing):
+            a.agree_in(b, 6)
