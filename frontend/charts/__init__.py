@@ -42,11 +42,24 @@ from tokenpaths.frontend.charts.knowledge import contrast_chart, knowledge_chart
 from tokenpaths.frontend.charts.patches import patch_chart
 from tokenpaths.frontend.charts.paths import rank_frequency_chart
 from tokenpaths.frontend.charts.sample_map import sample_map_chart
+from tokenpaths.frontend.charts.several_runs.agreement_charts import (
+    agreement_labels_chart,
+    agreement_margins_chart,
+    agreement_positions_chart,
+    agreement_steps_chart,
+    agreement_together_chart,
+)
+from tokenpaths.frontend.charts.several_runs.agreement_map import sample_agreement_chart
 from tokenpaths.frontend.charts.slopes import slope_growth_chart
 from tokenpaths.frontend.charts.usage import load_chart, module_count_chart, top_k_chart
 
 __all__ = [
     "THEMES",
+    "agreement_labels_chart",
+    "agreement_margins_chart",
+    "agreement_positions_chart",
+    "agreement_steps_chart",
+    "agreement_together_chart",
     "answers_chart",
     "class_block_chart",
     "class_chart",
@@ -79,6 +92,7 @@ __all__ = [
     "rank_frequency_chart",
     "repetition_chart",
     "rerouting_chart",
+    "sample_agreement_chart",
     "sample_map_chart",
     "saturation_chart",
     "share_chart",
