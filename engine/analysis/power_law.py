@@ -99,8 +99,10 @@ class Verdict:
     reason: str | None = None
 
 
-def judge(histogram: Histogram, draws: int = 100, seed: int = 0, ends: float = math.inf) -> Verdict:
-    """Fit, goodness of fit (unless ``draws`` is 0) and the lognormal, of one run's path counts.
+def judge(
+    histogram: Histogram, draws: int = 100, seed: int = 0, ends: float = math.inf, of: str = "these counts"
+) -> Verdict:
+    """Fit, goodness of fit (unless ``draws`` is 0) and the lognormal, of one run's path counts; ``of`` names them.
 
     Raises:
         QueryTimeout: the draws were not all made at ``ends``, by ``time.monotonic``.
@@ -126,12 +128,17 @@ def judge(histogram: Histogram, draws: int = 100, seed: int = 0, ends: float = m
             None,
             reason=f"counts fall off more slowly than with α = {ALPHA_RANGE[0]:g}, where hardly a law adds up to 1",
         )
-    p_value = goodness_of_fit(histogram, law, draws, seed, ends) if draws else None
+    p_value = goodness_of_fit(histogram, law, draws, seed, ends, of) if draws else None
     return Verdict(law, p_value, against_lognormal(histogram, law))
 
 
 def goodness_of_fit(
-    histogram: Histogram, law: PowerLaw, draws: int = 100, seed: int = 0, ends: float = math.inf
+    histogram: Histogram,
+    law: PowerLaw,
+    draws: int = 100,
+    seed: int = 0,
+    ends: float = math.inf,
+    of: str = "these counts",
 ) -> float:
     """p = (1 + data sets drawn from the law that lie at least as far from *their* fit) / (1 + draws), so never 0; at
     most 0.1: the law is refused, which takes nine draws or more.
@@ -148,7 +155,9 @@ def goodness_of_fit(
     fits = []
     for made in range(draws):
         if time.monotonic() > ends:  # a p-value of the draws made would hang on the machine
-            raise QueryTimeout(f"{made:,} of {draws:,} draws were made in time: ask for fewer draws", field="draws")
+            raise QueryTimeout(
+                f"{made:,} of {draws:,} draws for {of} were made in time: ask for fewer draws", field="draws"
+            )
         if (fit := fit_power_law(draw(rng))) is not None:
             fits.append(fit)
     return (1 + sum(fit.ks >= law.ks for fit in fits)) / (1 + len(fits))

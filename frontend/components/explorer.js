@@ -164,7 +164,7 @@ function buildImage(data, parent, elements) {
 
 // One colour, or a stripe for each of several: the tokens that share a character, as its bytes do.
 function stripes(fills, text) {
-  const part = 100 / fills.length, end = /[\u0590-\u08ff\ufb1d-\ufefc]/.test(text) ? "left" : "right";
+  const part = 100 / fills.length, end = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(text) ? "left" : "right";
   return `linear-gradient(to ${end}, ${fills.map((fill, n) => `${fill} ${n * part}% ${(n + 1) * part}%`).join(", ")})`;
 }
 

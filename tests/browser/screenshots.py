@@ -140,9 +140,10 @@ def main() -> None:
             executable_path=chromium_file(playwright), args=["--no-sandbox"], ignore_default_args=["--hide-scrollbars"]
         )
         for scheme in ("light", "dark"):
-            page = browser.new_context(color_scheme=scheme, reduced_motion="reduce").new_page()
-            page.set_default_timeout(300_000)
             for size, width in WIDTHS.items():
+                touch = size == "narrow"  # a telephone, which has no list of keys
+                page = browser.new_context(color_scheme=scheme, reduced_motion="reduce", has_touch=touch).new_page()
+                page.set_default_timeout(300_000)
                 for name, query in pictures.items():
                     file = options.out / f"{name}-{size}-{scheme}.png"
                     if options.only in file.name and (options.all or (size, scheme) in KEPT):

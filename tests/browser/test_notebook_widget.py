@@ -252,6 +252,8 @@ def test_each_token_of_a_character_can_be_seen_and_chosen(browser: Browser) -> N
         page.keyboard.press("Enter")
     assert page.evaluate("picked") == [1, 2, 3, 4, None]
     assert pieces.nth(2).evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+    ends = [page.evaluate("text => stripes(['red', 'blue'], text)", one).split()[1] for one in ("é", "❤\ufe0f", "ى")]
+    assert ends == ["right,", "right,", "left,"]
     page.close()
 
 

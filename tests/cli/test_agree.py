@@ -47,7 +47,11 @@ def test_json_holds_what_the_api_answers(data_dir, capsys):
     assert agree(data_dir, "rollout", "training", "--json", "--at-least", "0.99") == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["counted"]["exact"]
-    assert 0.8 < answer["overall"]["sets"]["share"] < 0.99
+    share = answer["overall"]["sets"]["share"]
+    assert 0.8 < share < 0.99
+    assert agree(data_dir, "rollout", "training", "--at-least", str(share + 2e-5)) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split(" %")[0] not in last.split(": less than ")[1], "the two look alike"
 
 
 def test_what_cannot_be_told_is_refused(data_dir, capsys):

@@ -17,6 +17,7 @@ from tokenpaths.frontend.components.wall_data import CONTEXT, _tamed, cut_end, c
 from tokenpaths.frontend.page.widgets import escape, with_full_stop
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.common import not_independent
+from tokenpaths.frontend.views.compare.tokens import word_rows
 from tokenpaths.frontend.views.compute import all_alike
 from tokenpaths.frontend.views.home.drop import cannot_be_used
 from tokenpaths.frontend.views.home.runs import card_words
@@ -282,3 +283,9 @@ def test_the_card_of_images_without_accuracy_claims_nothing_about_labels() -> No
     card = {"run": "a", "modality": "vision", "dataset": "photos", "num_samples": 3, "num_tokens": 9, "num_paths": 2}
     assert card_words(card).endswith("Accuracy not available: no labels, or the model knows those of fewer than half.")
     assert card_words(card | {"accuracy": 0.5}).endswith("Accuracy 50.0 %.")
+
+
+def test_a_word_that_is_a_blank_has_a_sign_in_the_table_of_words_that_differ():
+    row = {"token_id": 7, "tokens": 9, "samples": 8, "sets": 0.5}
+    shown = [one["word"] for one in word_rows([row | {"text": text} for text in (" ", "\n", "the", "", None)])]
+    assert shown == ["·", "↵", "the", "id 7", "id 7"]

@@ -86,7 +86,9 @@ def agree(
         fine = value >= at_least
         if not as_json:
             verdict = "at least" if fine else "less than"
-            print(f"\n{_percent(value)} of {WORDS[of]}: {verdict} {_percent(at_least)}.")
+            # As many digits as tell the two apart: 98.999 % would be “99.00 %: less than 99.00 %”.
+            digits = next((n for n in range(2, 8) if _percent(value, n) != _percent(at_least, n)), 2)
+            print(f"\n{_percent(value, digits)} of {WORDS[of]}: {verdict} {_percent(at_least, digits)}.")
         raise typer.Exit(0 if fine else 1)
 
 
@@ -139,13 +141,13 @@ def _show(answer: Mapping[str, Any]) -> None:
         print(f"Samples of {cell(answer['a'])} with most differences: {listed}")
 
 
-def _percent(share: float | None) -> str:
-    """Two decimals, more where it would look like all or nothing."""
+def _percent(share: float | None, least: int = 2) -> str:
+    """``least`` decimals, more where it would look like all or nothing."""
     if share is None:
         return "–"
     if share in (0.0, 1.0):
         return f"{share:.0%}".replace("%", " %")
-    for digits in range(2, 8):
+    for digits in range(least, 8):
         text = f"{100 * share:.{digits}f}"
         if float(text) not in (0.0, 100.0):
             break

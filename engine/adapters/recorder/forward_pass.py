@@ -57,13 +57,13 @@ class Forward:
     """the outputs of all candidates, until the first pass to end has settled how they are read"""
     calls_itself: bool = False
     """whether the model was called inside this pass"""
-    leading: tuple[int, ...] = ()
-    """shape of the first input of a router that has three axes, without the last one"""
+    received: tuple[int, ...] = ()
+    """shape of the first input of a router, of three axes if there is one"""
 
     def rows_of_input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Number of tokens that a router received."""
-        if not self.leading and args and isinstance(args[0], Tensor) and args[0].dim() == 3:
-            self.leading = tuple(args[0].shape[:2])
+        if args and isinstance(args[0], Tensor) and len(self.received) < args[0].dim() <= 3:
+            self.received = tuple(args[0].shape)
         return rows_of(args, kwargs)
 
     @property
@@ -183,7 +183,7 @@ def batch_of(
         batch_first=batch_first,
         past=forward.given.past,
         say=say,
-        leading=forward.leading,
+        received=forward.received,
         times=times,
     )
     return Batch(

@@ -64,7 +64,7 @@ def tokens_of_pass(
     batch_first: bool,
     past: int | Tensor | None,
     say: Say,
-    leading: tuple[int, ...] = (),
+    received: tuple[int, ...] = (),
     times: int = 1,
 ) -> PassTokens:
     """The tokens of a pass whose routers saw ``rows`` of them.
@@ -76,7 +76,7 @@ def tokens_of_pass(
         parameters: names of the inputs that the model can take.
         past: tokens before those of the pass, where a cache says it.
         say: receives notes on what could not be recorded.
-        leading: axes of the tokens that a router received, where they were two.
+        received: shape of what a router received, vectors on its last axis.
         times: how often a router was called.
 
     Raises:
@@ -88,8 +88,8 @@ def tokens_of_pass(
     ids, found_mask = _found(rows, info, args, named, parameters, say)
     if info.input_ids is not None:
         ids = _given(info.input_ids, "input_ids", batch_first)
-    elif ids is not None and not batch_first and tuple(ids.shape) != leading[::-1]:
-        ids = ids.T  # else they are (B, T), as of models that turn them round inside
+    elif ids is not None and not batch_first:
+        ids = _turned(ids, received, say)
     if ids is not None and (ids.is_floating_point() or ids.dim() != 2):
         raise UserError(f"input_ids is {ids.dtype} {tuple(ids.shape)}, it should be integers (B, T)", field="input_ids")
     inputs = tensors_of([*args, *kwargs.values()])
@@ -97,7 +97,7 @@ def tokens_of_pass(
         mask = _given(info.mask, "mask", batch_first)
     else:
         mask = _oriented(_mask_of(found_mask, say), ids, inputs, batch_first)
-    _check_order(rows, ids, mask, inputs, batch_first, leading, times)
+    _check_order(rows, ids, mask, inputs, batch_first, received, times)
     shape, compact = _shape_of(rows, ids, mask, inputs, batch_first, say)
     if ids is not None and tuple(ids.shape) != shape:
         if info.input_ids is not None:
@@ -122,17 +122,36 @@ def tokens_of_pass(
     return PassTokens(shape, ids, mask, compact, places)
 
 
+def _turned(ids: Tensor, received: tuple[int, ...], say: Say) -> Tensor:
+    """Ids that were found among the inputs of a model that runs time first, as (B, T): they are (T, B), or (B, T) where
+    the model turns them round inside."""
+    samples, tokens = ids.shape
+    if len(received) == 3 and received[:2] == (tokens, samples):
+        if samples != tokens:
+            return ids
+        if samples > 1:
+            say(
+                "ids either way",
+                f"a pass of {samples} × {samples} ids does not show which axis is time: the first was taken for it; "
+                "say them with rec.batch(input_ids=…)",
+            )
+    return ids.T
+
+
 def _check_order(
     rows: int,
     ids: Tensor | None,
     mask: Tensor | None,
     inputs: Sequence[Tensor],
     batch_first: bool,
-    leading: tuple[int, ...],
+    received: tuple[int, ...],
     times: int,
 ) -> None:
     """UserError where what the routers received is not all tokens of the pass in their order."""
-    vectors = next((tuple(t.shape[:2]) for t in inputs if t.is_floating_point() and t.dim() == 3), ())
+    leading = received[:-1]
+    # Vectors of another width are made into tokens inside the model, as many or fewer (patches).
+    fitting = (t for t in inputs if t.is_floating_point() and t.dim() == 3 and t.shape[-1:] == received[-1:])
+    vectors = next((tuple(t.shape[:2]) for t in fitting), ())
     shape = tuple(ids.shape) if ids is not None else vectors if batch_first else vectors[::-1]
     if not shape:
         return
@@ -148,7 +167,8 @@ def _check_order(
         if isinstance(keep, Tensor) and int(keep.sum()) == rows:
             return  # the others are padding
         raise UserError(
-            f"a router was called {times} times with {rows} tokens each, the pass has {shape[0] * shape[1]}: {PIECES}",
+            f"a router was called {times} times with {rows} tokens each, the pass has {shape[0] * shape[1]}: {PIECES}; "
+            "if the model makes them fewer before its routers, give rec.batch(mask=…) of those that are left",
             field="routers",
         )
 

@@ -256,7 +256,7 @@ def label_words(answer: Mapping[str, Any]) -> str:
     """The label with least agreement, and how to read the picture."""
     first = answer["labels"][0]
     hidden = len(answer["labels"]) - MOST_LABELS
-    more = f" {hidden} labels that agree more are not drawn." if hidden > 0 else ""
+    more = f" {hidden} labels that agree no less are not drawn." if hidden > 0 else ""
     return f"Least: {first['label']}, {numbers.percent(first['sets']['share'])}. Dashed: all together. {BARS}{more}"
 
 

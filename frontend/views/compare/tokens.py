@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
+from tokenpaths.frontend.charts.flow.token_flow import visible
 from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.charts.several_runs import agreement_charts as charts
 from tokenpaths.frontend.components.wall import wall
@@ -117,16 +118,20 @@ def _words(words: Mapping[str, Any]) -> None:
         looked_at = numbers.plural(words["looked_at"], "word")
         st.write(f"None of {looked_at} surely differs more often than all tokens together.")
         return
-    table = [
+    plain_table(word_rows(words["rows"]), "Words whose decisions differ more often than those of all tokens")
+
+
+def word_rows(words: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Table of the words, with a sign for a blank or a line break."""
+    return [
         {
-            "word": row["text"] if row["text"] is not None else f"id {row['token_id']}",
+            "word": visible(row["text"]) or f"id {row['token_id']}",
             "same modules": numbers.percent(row["sets"]),
             "tokens": row["tokens"],
             "samples": row["samples"],
         }
-        for row in words["rows"]
+        for row in words
     ]
-    plain_table(table, "Words whose decisions differ more often than those of all tokens")
 
 
 def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selection) -> None:
@@ -139,7 +144,8 @@ def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
     items = []
     for row in answer["samples"]:
         number = row["sample"]
-        differ = f"{numbers.count(row['differ'])} of {numbers.plural(row['num_tokens'], 'token')} differ"
+        verb = "differs" if row["num_tokens"] == 1 else "differ"
+        differ = f"{numbers.count(row['differ'])} of {numbers.plural(row['num_tokens'], 'token')} {verb}"
         label = f"{row['label']}, " if row["label"] else ""
         item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{differ}", "caption": differ}
         if row["has_image"]:

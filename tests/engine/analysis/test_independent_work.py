@@ -1,4 +1,5 @@
-"""Reuse by chance and lines over skip, against dealing anew, SciPy and planted cases; see ``docs/metrics.md``."""
+"""Reuse by chance, lines over skip and agreement, against dealing anew, SciPy and scikit-learn; see
+``docs/metrics.md``."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from sklearn.metrics import accuracy_score, cohen_kappa_score, precision_score
 from sklearn.neighbors import NearestNeighbors
 
-from tests.support.runs import make
+from tests.support.runs import make, make_experts
 from tokenpaths.engine.analysis.contrast import line
 from tokenpaths.engine.analysis.ribbon_costs import chance_reuse, module_units, repeated_pairs
 from tokenpaths.engine.base.records import ModuleInfo
@@ -164,3 +166,22 @@ def test_the_share_of_nearest_samples_with_one_label_is_scikit_learns(tmp_path: 
     assert found["by_chance"] == pytest.approx(np.mean(dealt), abs=0.02)
     assert found["low"] == pytest.approx(np.quantile(dealt, 0.025), abs=0.04)
     assert found["high"] == pytest.approx(np.quantile(dealt, 0.975), abs=0.04)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_agreement_of_two_runs_is_scikit_learns_accuracy_precision_and_kappa(tmp_path: Path, top_k: int):
+    shape = dict(layers=3, experts=6, top_k=top_k, samples=9, length=20)
+    made = [make_experts(name, series=("mine", at), drift=0.3 * at, **shape) for at, name in enumerate("ab")]
+    with Run.open(made[0].write(tmp_path)) as a, Run.open(made[1].write(tmp_path)) as b:
+        answer = a.agree(b)
+    first, second = (np.array([np.isin(np.arange(6), ids) for step in one.ids for ids in step]) for one in made)
+    overall = answer["overall"]
+    assert overall["sets"]["share"] == pytest.approx(accuracy_score(first, second))
+    assert overall["overlap"]["mean"] == pytest.approx(precision_score(first, second, average="samples"))
+    whole = (one.reshape(-1, 3 * 6) for one in (first, second))
+    assert overall["tokens"]["share"] == pytest.approx(accuracy_score(*whole))
+    for step, row in enumerate(answer["steps"]):
+        chosen = [one.ids[:, step, 0] for one in made]
+        if top_k == 1:
+            kappa, same = cohen_kappa_score(*chosen), row["sets"]["share"]
+            assert row["chance"] == pytest.approx((same - kappa) / (1 - kappa))

@@ -199,6 +199,6 @@ def test_a_refusal_takes_nine_draws():
 
 
 def test_draws_end_in_time() -> None:
-    with pytest.raises(QueryTimeout, match="0 of 1,000 draws .* ask for fewer draws") as refused:
+    with pytest.raises(QueryTimeout, match="0 of 1,000 draws for these counts .* fewer draws") as refused:
         judge(Histogram.of(SAMPLES[next(iter(SAMPLES))]), draws=1000, ends=0.0)
     assert refused.value.field == "draws"

@@ -58,7 +58,7 @@ class _Tokens:
             parts = [parts[0], [bytes(blob) for blob in parts[1]]]
         firsts = np.searchsorted(columns["sample"], samples) + starts
         rows = np.repeat(firsts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
-        if len(rows) and rows[-1] >= len(columns["sample"]):
+        if len(rows) and rows.max() >= len(columns["sample"]):
             raise run.damaged("token")
         ids, levels = run.ribbons_of(parts)
         return cls(ids[rows], levels[rows], {name: column[rows] for name, column in columns.items()})

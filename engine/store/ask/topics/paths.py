@@ -289,10 +289,10 @@ def _points(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _law(run: RunFile, kind: str, draws: int, seed: int, ends: float) -> dict[str, Any] | None:
     from tokenpaths.engine.analysis import power_law  # SciPy's optimisers, only for who asks
 
-    histogram = path_histogram(run, kind)
-    if histogram is None:
+    if (histogram := path_histogram(run, kind)) is None:
         return None
-    return _law_answer(power_law.judge(histogram, draws, seed, ends), histogram)
+    asked = ", after ".join(KINDS[KINDS.index(kind) :: -1])
+    return _law_answer(power_law.judge(histogram, draws, seed, ends, asked), histogram)
 
 
 def path_histogram(run: RunFile, kind: str) -> Histogram | None:

@@ -140,6 +140,50 @@ def test_vectors_that_a_router_sees_in_pieces_are_refused(tmp_path):
     assert "called 2 times with 8 tokens each, the pass has 16" in rec.problem
 
 
+class Patched(nn.Module):
+    """Makes a token of every four vectors, which one gate meets four times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.moe = nn.Linear(4 * 3, WIDTH), GateMoE()
+
+    def forward(self, series: Tensor) -> Tensor:
+        x = self.project(series.unflatten(1, (-1, 4)).flatten(2))
+        for _ in range(4):
+            x = x + self.moe(x)
+        return x
+
+
+def test_patches_of_vectors_are_no_pieces_of_them(tmp_path):
+    with torch.no_grad(), record(Patched(), run="mine", runs_dir=tmp_path) as rec:
+        rec.model(torch.randn(3, 16, 3))
+    assert rec.notes == []
+    assert (rec.run.row["num_steps"], [one["num_tokens"] for one in rec.run.samples()["samples"]]) == (4, [4, 4, 4])
+
+
+class Pooled(Language):
+    """One gate of both layers sees every second token."""
+
+    def __init__(self) -> None:
+        super().__init__(GateMoE, layers=2)
+        self.layers[1].moe.gate = self.layers[0].moe.gate
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)[:, ::2]
+        for layer in self.layers:
+            x = x + layer.moe(layer.norm(x))
+        return x
+
+
+def test_fewer_tokens_of_one_gate_are_taken_where_a_mask_says_so(tmp_path):
+    with pytest.warns(RecordingStopped, match="give rec.batch"), record(Pooled(), run="no", runs_dir=tmp_path) as rec:
+        rec.model(tokens(3, 6))
+    with torch.no_grad(), record(Pooled(), run="mine", runs_dir=tmp_path) as rec:
+        rec.batch(mask=torch.ones(3, 3))
+        rec.model(tokens(3, 6))
+    assert [one["num_tokens"] for one in rec.run.samples()["samples"]] == [3, 3, 3]
+
+
 class Unpadded(Language):
     """One gate of all layers sees the tokens that are no padding."""
 
@@ -204,6 +248,25 @@ def test_a_model_that_turns_its_tokens_round_inside(tmp_path):
     assert np.array_equal(found[2], tokens()[keep])
     assert np.array_equal(np.sort(found[0]), np.sort(ids[keep]))
     assert np.allclose(np.sort(found[1]), np.sort(weights[keep].detach() / 2.5), atol=0.004)
+
+
+class TimeFirst(Language):
+    """Takes ids (T, B), and goes on so."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + layer.moe(layer.norm(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("length", [7, 3])
+def test_ids_of_a_model_that_runs_time_first_are_turned_also_if_they_are_square(tmp_path, length):
+    model = TimeFirst(AxesGateMoE)
+    with torch.no_grad(), record(model, run="mine", runs_dir=tmp_path, batch_first=False) as rec:
+        model(tokens(3, length).T)
+    assert np.array_equal(recorded(rec.run)[2], tokens(3, length).flatten())
+    assert ["does not show which axis is time" in note for note in rec.notes] == [True] * (length == 3)
 
 
 class Adapter(nn.Module):
