@@ -63,7 +63,9 @@ def test_three_runs_are_picked_and_told_apart(visit, pairs: Site) -> None:
 def test_tokens_of_two_checkpoints_and_a_sample_that_differs(visit, pairs: Site) -> None:
     here = visit(on=pairs).open(view="compare", run="at-400", against="at-1600", part="tokens")
     here.heading("Do tokens take the same modules in both?")
-    expect(here.page.get_by_text(re.compile("% of the decisions are the same in iteration 400 and iteration 1,600"))).to_be_visible()
+    expect(
+        here.page.get_by_text(re.compile("% of the decisions are the same in iteration 400 and iteration 1,600"))
+    ).to_be_visible()
     for question in ("At which steps do they differ?", "How far do tokens go together?", "Which samples differ most?"):
         here.heading(question)
     here.page.get_by_role("button", name="Swap").click()
