@@ -70,7 +70,7 @@ def test_tokens_of_two_checkpoints_and_a_sample_that_differs(visit, pairs: Site)
         here.heading(question)
     here.page.get_by_role("button", name="Swap").click()
     here.expect_query(run="at-1600", against="at-400", part="tokens")
-    here.page.get_by_role("button", name=re.compile(r"sample \d+: .*tokens differ")).first.click()
+    here.page.get_by_role("button", name=re.compile(r"sample \d+: .*decisions differ")).first.click()
     here.expect_query(view="samples", run="at-1600")
     here.page.get_by_text(re.compile(r"24 tokens")).first.wait_for()
 

@@ -103,9 +103,11 @@ def _check_alike(a: RunFile, b: RunFile) -> None:
         ("modules", a.num_modules, b.num_modules),
     ):
         if one != other:
+            imported = not (a.row["checkpoint_sha256"] and b.row["checkpoint_sha256"])
+            hint = "; a log that does not say how many experts there are is imported with --experts"
             raise NotComparable(
                 f"{a.run_id!r} has {one:,} {noun}, {b.run_id!r} has {other:,}: decisions are compared step by step and "
-                "module by module, of two runs of one architecture",
+                f"module by module, of two runs of one architecture{hint if noun == 'modules' and imported else ''}",
                 field="b",
             )
 

@@ -368,10 +368,25 @@ def test_pictures_are_paired_patch_by_patch(tmp_path):
     assert answer["words"] == {"looked_at": 0, "rows": []}
 
 
+def test_nothing_and_everything_are_exact_ends_of_intervals(tmp_path):
+    one, _ = two(SHAPES["columns"], samples=5, length=20)
+    ids = [(batch.module_ids + 1) % 8 for batch in one.batches]
+    batches = [replace(batch, module_ids=own) for batch, own in zip(one.batches, ids, strict=True)]
+    other = replace(one, batches=batches, info=replace(one.info, run_id="b"))
+    again = replace(one, info=replace(one.info, run_id="again"))
+    files = [made.write(tmp_path) for made in (one, other, again)]
+    with Run.open(files[0]) as a, Run.open(files[1]) as b, Run.open(files[2]) as c:
+        least, most = (a.agree(run)["overall"]["sets"] for run in (b, c))
+    assert (least["share"], least["low"], most["share"], most["high"]) == (0.0, 0.0, 1.0, 1.0)
+    assert least["high"] > 0
+    assert most["low"] < 1
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     one, other = two(SHAPES["columns"], samples=3, length=10)
     more = make_experts("more", layers=4, experts=8, top_k=2, samples=3)
     fewer = make_experts("fewer", layers=3, experts=7, top_k=2, samples=3)
+    fewer = replace(fewer, info=replace(fewer.info, checkpoint_sha256=""))  # as of a log
     elsewhere = make_experts("elsewhere", seed=5, **SHAPES["columns"], samples=3, length=50)
     unknown = replace(with_unrecorded(other, 1.0), info=replace(with_unrecorded(other, 1.0).info, run_id="unknown"))
     for made in (one, other, more, fewer, elsewhere, unknown):
@@ -380,7 +395,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     for name, words in {
         "a": "given twice",
         "more": "has 3 steps, 'more' has 4",
-        "fewer": "has 8 modules, 'fewer' has 7",
+        "fewer": "has 8 modules, 'fewer' has 7: .* is imported with --experts",
         "elsewhere": "no token in common",
         "unknown": "known in both",
     }.items():
