@@ -42,7 +42,9 @@ def wilson(
     size = np.maximum(size, 1e-9)
     middle = (share + z**2 / (2 * size)) / (1 + z**2 / size)
     half = z / (1 + z**2 / size) * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
-    return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
+    # Rounding leaves 4e-19 of 0, which a reader of digits takes for something that was seen.
+    low, high = np.where(share <= 0, 0.0, middle - half), np.where(share >= 1, 1.0, middle + half)
+    return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
 def kish_size(of_NI: Real[np.ndarray, "N I"]) -> Float[np.ndarray, " I"]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.runs import make_experts, make_run
+from tokenpaths.cli.agree import _percent
 from tokenpaths.cli.main import main
 
 
@@ -61,3 +62,9 @@ def test_what_cannot_be_told_is_refused(data_dir, capsys):
         assert agree(data_dir, "rollout", other) == 2
         assert words in capsys.readouterr().err
     assert agree(data_dir, "rollout", "training", "--at-least", "99") == 2
+
+
+def test_what_is_not_equal_does_not_look_so():
+    assert _percent(0.98999) == "99.00 %"
+    assert (_percent(0.98999, 0.99), _percent(0.99, 0.98999)) == ("98.999 %", "99.000 %")
+    assert (_percent(0.99, 0.99), _percent(0.999999, 1.0)) == ("99.00 %", "99.9999 %")

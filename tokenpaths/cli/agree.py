@@ -149,7 +149,7 @@ def _percent(share: float | None, least: int = 2) -> str:
         return f"{share:.0%}".replace("%", " %")
     for digits in range(least, 8):
         text = f"{100 * share:.{digits}f}"
-        if float(text) not in (0.0, 100.0):
+        if float(text) not in {round(other, digits) for other in others}:
             break
     return f"{text} %"
 

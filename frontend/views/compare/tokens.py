@@ -144,8 +144,8 @@ def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
     items = []
     for row in answer["samples"]:
         number = row["sample"]
-        verb = "differs" if row["num_tokens"] == 1 else "differ"
-        differ = f"{numbers.count(row['differ'])} of {numbers.plural(row['num_tokens'], 'token')} {verb}"
+        differ = f"{numbers.percent(1 - row['sets'])} of the decisions differ, in {numbers.count(row['differ'])} of "
+        differ += numbers.plural(row["num_tokens"], "token")
         label = f"{row['label']}, " if row["label"] else ""
         item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{differ}", "caption": differ}
         if row["has_image"]:

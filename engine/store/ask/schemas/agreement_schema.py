@@ -33,7 +33,7 @@ class MatchedTokens(AnswerModel):
     num_tokens: int = Field(description="Tokens that both runs have: a stretch of equal vocabulary ids in each pair")
     only_a: int = Field(description="Samples of `a` without a partner")
     only_b: int = Field(description="Samples of `b` without a partner")
-    by_ids: int = Field(description="Pairs found by their vocabulary ids alone, not by source, text or picture")
+    by_ids: int = Field(description="Pairs found by their vocabulary ids, not by source, text or picture")
     different: int = Field(description="Pairs by source or content that share too few tokens, and are left out")
     alone_a: int = Field(description="Tokens of paired samples that only `a` has: before, behind or in the middle")
     alone_b: int = Field(description="Tokens of paired samples that only `b` has")
@@ -49,7 +49,7 @@ class OverallAgreement(AnswerModel):
     sets: SureShare = Field(description="Decisions with the same set of modules")
     overlap: SureMean = Field(description="Mean of |A ∩ B| / K, of two sizes the larger; 1 where both sets are empty")
     chance: float | None = Field(
-        description="`overlap` of two runs with these loads by step that know nothing of each other"
+        description="`overlap` of two runs with these loads and sizes by step that know nothing of each other"
     )
     first: SureShare | None = Field(description="Decisions with the same first choice; null: see `order_missing`")
     order: SureShare | None = Field(description="Decisions with the same modules in the same order; null likewise")

@@ -1,12 +1,13 @@
 """Counts of the decisions that two runs make about the same tokens, part by part, and what they say together.
 
-Shapes: P pairs of samples; n tokens of some of them; S steps; K slots; M modules; G bins of positions.
+Shapes: P pairs of samples; n tokens of some of them; S steps; K slots; M modules; R sizes of sets; G bins of positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,8 @@ class DecisionTally:
         self.told_P, self.differs_P, self.other_ids = np.zeros(num_pairs), np.zeros(num_pairs), 0
         self.overlap_S, self.first_S, self.order_S = (np.zeros(steps) for _ in range(3))
         self.moved_S, self.both_S = np.zeros(steps), np.zeros(steps)
-        self.load_aSM, self.load_bSM = np.zeros((steps, modules)), np.zeros((steps, modules))
-        self.larger_S = np.zeros(steps)
+        # By the size of the set: decisions of another size share another part of what they choose.
+        self.load_RSM = [np.zeros((run.layout.top_k + 1, steps, modules)) for run in (self.a, self.b)]
         self.first_different = np.zeros(steps + 1, dtype=np.int64)
         self.num_different = np.zeros(steps + 1, dtype=np.int64)
         self.position_PG = [np.zeros((num_pairs, len(POSITION_EDGES)), dtype=np.int32) for _ in range(2)]
@@ -113,13 +114,14 @@ class DecisionTally:
         known_nS = ~self.a.bank.unknown(one.ids_nSK) & ~self.b.bank.unknown(other.ids_nSK) & same_n[:, None]
         slots_a, slots_b = _slots(one.ids_nSK, used_a, -1), _slots(other.ids_nSK, used_b, -2)
         shared_nS = self._shared(known_nS, slots_a, slots_b, one, other)
-        larger_nS = np.maximum(_numbers(used_a), _numbers(used_b))
+        sizes = _numbers(used_a), _numbers(used_b)
+        larger_nS = np.maximum(*sizes)
         equal_nS = known_nS & (shared_nS == larger_nS)
         overlap_nS = np.where(larger_nS > 0, shared_nS / np.maximum(larger_nS, 1), 1.0) * known_nS
         self._count(pair_n, known_nS, equal_nS, overlap_nS)
-        self.larger_S += (larger_nS * known_nS).sum(axis=0)
-        for load_SM, slots in ((self.load_aSM, slots_a), (self.load_bSM, slots_b)):
-            _add_load(load_SM, slots, known_nS)
+        for load_RSM, slots, size_nS in zip(self.load_RSM, (slots_a, slots_b), sizes, strict=True):
+            for size in np.flatnonzero(np.bincount(size_nS.reshape(-1))).tolist():
+                _add_load(load_RSM[size], slots, known_nS & (size_nS == size))
         if self.ordered:
             self._order(pair_n, known_nS, slots_a, slots_b)
         self._tokens(pair_n, position_n, known_nS, equal_nS, one, other)
@@ -256,11 +258,15 @@ class DecisionTally:
         }
 
     def _chance(self) -> np.ndarray:
-        """(S,) mean of |A ∩ B| / K of two runs with these loads that know nothing of each other; NaN: nothing known."""
-        known_S = self.known_PS.sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            expected_S = (self.load_aSM * self.load_bSM).sum(axis=1) / known_S
-            chance_S: np.ndarray = np.where(self.larger_S > 0, expected_S / self.larger_S, np.nan)
+        """(S,) mean of |A ∩ B| / K, of two sizes the larger, of two runs with these loads and sizes that know nothing
+        of each other; NaN: nothing known."""
+        known_S = self.known_PS.sum(axis=0, dtype=float)
+        one, other = ([*enumerate(load_RSM)][1:] for load_RSM in self.load_RSM)
+        empty = [known_S - sum(load_SM.sum(axis=1) / size for size, load_SM in side) for side in (one, other)]
+        shared_S = empty[0] * empty[1]
+        for (size_a, load_aSM), (size_b, load_bSM) in product(one, other):
+            shared_S += (load_aSM * load_bSM).sum(axis=1) / max(size_a, size_b)
+        chance_S: np.ndarray = np.where(known_S > 0, shared_S / np.maximum(known_S, 1.0) ** 2, np.nan)
         return chance_S
 
     def _steps(self) -> list[dict[str, Any]]:
@@ -295,15 +301,15 @@ class DecisionTally:
     def _labels(self, known_P: np.ndarray, equal_P: np.ndarray) -> list[dict[str, Any]]:
         """Each label of ``a``, the least agreement first."""
         ids_N = self.a.arrays(Query("SELECT label_id FROM sample ORDER BY sample"))["label_id"]
-        ids_P = ids_N[self.pairs.sample_a_P]
+        ids_P = np.ma.filled(ids_N[self.pairs.sample_a_P], -1)
+        order = np.argsort(ids_P, kind="stable")
+        numbers, starts = np.unique(ids_P[order], return_index=True)
+        pairs_of = dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True))
         rows = []
         for number, name, *_ in self.a.labels:
-            own = ids_P == number
-            share = _share(np.where(own, equal_P, 0.0), np.where(own, known_P, 0.0))
-            if name is not None and share:
-                rows.append(
-                    {"label": name, "samples": int(own.sum()), "decisions": int(known_P[own].sum()), "sets": share}
-                )
+            own = pairs_of.get(number)
+            if name is not None and own is not None and (share := _share(equal_P[own], known_P[own])):
+                rows.append({"label": name, "samples": len(own), "decisions": int(known_P[own].sum()), "sets": share})
         return sorted(rows, key=lambda row: (row["sets"]["share"], row["label"]))
 
     def _told_words(self, most: int) -> dict[str, Any]:

@@ -104,9 +104,11 @@ def check_alike(a: RunFile, b: RunFile) -> None:
         ("modules", a.num_modules, b.num_modules),
     ):
         if one != other:
+            imported = not (a.row["checkpoint_sha256"] and b.row["checkpoint_sha256"])
+            hint = "; a log that does not say how many experts there are is imported with --experts"
             raise NotComparable(
                 f"{a.run_id!r} has {one:,} {noun}, {b.run_id!r} has {other:,}: decisions are compared step by step and "
-                "module by module, of two runs of one architecture",
+                f"module by module, of two runs of one architecture{hint if noun == 'modules' and imported else ''}",
                 field="b",
             )
 
@@ -134,22 +136,34 @@ def _matched(a: RunFile, b: RunFile, pairs: TokenPairs, other_ids: int) -> dict[
         name: getattr(pairs, name)
         for name in ("num", "num_tokens", "only_a", "only_b", "by_ids", "different", "alone_a", "alone_b", "shifted")
     }
-    samples = f"{pairs.num:,} {'sample is' if pairs.num == 1 else 'samples are'} in both runs"
-    words = [f"{samples}, with {pairs.num_tokens:,} common {'token' if pairs.num_tokens == 1 else 'tokens'}."]
+    words = [
+        f"{_counted(pairs.num, 'sample', 'is', 'are')} in both runs, with {_counted(pairs.num_tokens, 'common token')}."
+    ]
     for run, alone, tokens in ((a, pairs.only_a, pairs.alone_a), (b, pairs.only_b, pairs.alone_b)):
         left = []
         if alone:
-            left.append(f"{alone:,} of {run.row['num_samples']:,} samples")
+            left.append(f"{alone:,} of {_counted(run.row['num_samples'], 'sample')}")
         if tokens:
-            left.append(f"{tokens:,} tokens of paired samples")
+            left.append(f"{_counted(tokens, 'token')} of paired samples")
         if left:
             words.append(f"Only {run.run_id} has {' and '.join(left)}.")
     if pairs.shifted:
-        words.append(f"{pairs.shifted:,} pairs start at another token in each run.")
+        words.append(f"{_counted(pairs.shifted, 'pair', 'starts', 'start')} at another token in each run.")
     if pairs.by_ids:
-        words.append(f"{pairs.by_ids:,} pairs were found by their vocabulary ids.")
+        words.append(f"{_counted(pairs.by_ids, 'pair', 'was', 'were')} found by vocabulary ids.")
     if pairs.different:
-        words.append(f"{pairs.different:,} have the same name and too few tokens in common, and are left out.")
+        words.append(
+            f"{_counted(pairs.different, 'pair', 'has', 'have')} one name and too few tokens in common, and "
+            f"{'is' if pairs.different == 1 else 'are'} left out."
+        )
     if other_ids:
-        words.append(f"{other_ids:,} tokens have other vocabulary ids, and are left out.")
+        words.append(
+            f"{_counted(other_ids, 'token', 'has', 'have')} other vocabulary ids, and "
+            f"{'is' if other_ids == 1 else 'are'} left out."
+        )
     return counts | {"other_ids": other_ids, "sentence": " ".join(words)}
+
+
+def _counted(num: int, noun: str, verb: str = "", verbs: str = "") -> str:
+    """A number with its noun, and the verb that goes with it."""
+    return f"{num:,} {noun}{'' if num == 1 else 's'} {verb if num == 1 else verbs}".rstrip()

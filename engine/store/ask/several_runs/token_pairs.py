@@ -10,19 +10,21 @@ Shapes: P pairs of samples; n tokens.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.several_runs.sample_matching import MOST_CHECKED, pair_samples
+from tokenpaths.engine.store.ask.several_runs.sample_matching import pair_samples
 from tokenpaths.engine.store.file.filters import Query
 
 WINDOW = 8
 """ids that are compared at once where a stretch is looked for; shorter samples are the same only if they are equal"""
 MOST_PLACES = 8
 """a window that stands in more places, as those of a system prompt, does not tell samples apart"""
+MOST_WINDOWS = 4_000_000
+"""windows of a run that are looked up; of longer runs one in several"""
 OFFSETS = 3
 """shifts that are tried where neither the beginnings nor the ends of two samples fit"""
 LEAST_SHARE = 0.5
@@ -45,9 +47,9 @@ class TokenPairs:
     """samples without a partner"""
     only_b: int
     by_ids: int = 0
-    """pairs that were found by their vocabulary ids, as neither source nor content tells"""
+    """pairs that were found by their vocabulary ids, not by source or content"""
     different: int = 0
-    """pairs by source or content that were taken apart, as they share too few tokens"""
+    """pairs by source or content that share too few tokens, and of which neither has another partner"""
     alone_a: int = 0
     """tokens of paired samples that the other run does not have"""
     alone_b: int = 0
@@ -86,12 +88,13 @@ class _Side:
 
 
 def pair_tokens(a: RunFile, b: RunFile) -> TokenPairs:
-    """Pair the tokens of two runs; see the module. Samples are paired by ``match_samples``, what is left by its ids.
+    """Pair the tokens of two runs; see the module. Samples that ``match_samples`` pairs are the same where all their
+    ids are; what is left is paired by its ids, and by name last: logs number their requests, each in its own order.
 
     Where a run has no vocabulary ids, the tokens of a pair are the same if there are as many, in the same grid.
     """
     pairing = pair_samples(a, b)
-    sides = [_side(run, pairing.whole) for run in (a, b)]
+    sides = [_side(run) for run in (a, b)]
     rows_a, rows_b = pairing.rows_a, pairing.rows_b
     as_long = sides[0].length_N[rows_a] == sides[1].length_N[rows_b]
     if sides[0].ids_n is None or sides[1].ids_n is None:
@@ -101,57 +104,66 @@ def pair_tokens(a: RunFile, b: RunFile) -> TokenPairs:
     equal = as_long.copy()
     equal[as_long] = _equal_ids(sides, rows_a[as_long], rows_b[as_long])
     parts = [_whole(rows_a[equal], rows_b[equal], sides[0].length_N)]
-    others = list(zip(rows_a[~equal].tolist(), rows_b[~equal].tolist(), strict=True))
-    by_name, apart = _stretches(sides, others)
-    parts.append(by_name)
-    by_ids = 0
-    if sides[0].ids_n.size + sides[1].ids_n.size <= 2 * MOST_CHECKED:
-        left = [
-            np.setdiff1d(
-                np.arange(len(side.length_N)), np.concatenate([getattr(part, f"sample_{ab}_P") for part in parts])
-            )
-            for side, ab in zip(sides, "ab", strict=True)
-        ]
-        more, _ = _stretches(
-            sides,
-            pairs_by_ids(
-                *([(n, side.ids_of(n)) for n in some.tolist()] for side, some in zip(sides, left, strict=True))
-            ),
-        )
-        parts.append(more)
-        by_ids = more.num
-    found = _joined(parts)
-    return _counted(replace(found, by_ids=by_ids, different=apart), sides)
+    named = dict(zip(rows_a[~equal].tolist(), rows_b[~equal].tolist(), strict=True))
+    left_a, left_b = (
+        [(n, side.ids_of(n)) for n in np.setdiff1d(np.arange(len(side.length_N)), rows[equal]).tolist()]
+        for side, rows in zip(sides, (rows_a, rows_b), strict=True)
+    )
+    alike = _stretches(sides, pairs_by_ids(left_a, left_b, named))
+    parts.append(alike)
+    taken = [set(alike.sample_a_P.tolist()), set(alike.sample_b_P.tolist())]
+    others = [pair for pair in named.items() if pair[0] not in taken[0] and pair[1] not in taken[1]]
+    parts.append(_stretches(sides, others))
+    by_ids = sum(named.get(one) != other for one, other in zip(alike.sample_a_P, alike.sample_b_P, strict=True))
+    return _counted(replace(_joined(parts), by_ids=by_ids, different=len(others) - parts[-1].num), sides)
 
 
 def longest_stretch(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
     """Where the longest stretch of equal ids starts in each, and its length; of equally long ones the first.
 
     Tried are equal beginnings, equal ends, and the shifts at which most windows of ``WINDOW`` ids are equal. An unknown
-    id is equal to any.
+    id is equal to any, but at the edges of a stretch only where its place tells the same: at equal distance from both
+    beginnings, or behind it from both ends. Samples of other lengths have an id that is known and equal.
     """
-    shifts = dict.fromkeys([0, len(other) - len(one), *_frequent_shifts(one, other)])
-    best = (0, 0, 0)
-    for shift in shifts:
-        start = max(0, -shift)
-        stop = min(len(one), len(other) - shift)
-        if stop <= start:
-            continue
-        x, y = one[start:stop], other[start + shift : stop + shift]
-        apart = np.flatnonzero((x != y) & (x != UNKNOWN) & (y != UNKNOWN))
-        edges = np.concatenate([[-1], apart, [stop - start]])
-        runs = np.diff(edges) - 1
-        longest = int(runs.argmax())
-        if runs[longest] > best[2]:
-            begin = start + int(edges[longest]) + 1
-            best = (begin, begin + shift, int(runs[longest]))
+    ends = len(other) - len(one)
+    best = _stretch_at(one, other, 0)
+    if best[2] == min(len(one), len(other)):
+        return best
+    for shift in dict.fromkeys([ends, *_frequent_shifts(one, other)]):
+        found = _stretch_at(one, other, shift)
+        if found[2] > best[2]:
+            best = found
     return best
 
 
+def _stretch_at(one: np.ndarray, other: np.ndarray, shift: int) -> tuple[int, int, int]:
+    """The longest stretch of equal ids at one shift, as of ``longest_stretch``."""
+    start = max(0, -shift)
+    stop = min(len(one), len(other) - shift)
+    if stop <= start:
+        return (0, 0, 0)
+    x, y = one[start:stop], other[start + shift : stop + shift]
+    known = (x != UNKNOWN) & (y != UNKNOWN)
+    edges = np.concatenate([[-1], np.flatnonzero((x != y) & known), [stop - start]])
+    longest = int(np.diff(edges).argmax())
+    begin, end = int(edges[longest]) + 1, int(edges[longest + 1])
+    sure = np.flatnonzero(known[begin:end]) + begin
+    if not len(sure) and (shift or len(one) != len(other)):
+        return (0, 0, 0)
+    if shift:
+        begin = int(sure[0])
+        if shift != len(other) - len(one) or end < stop - start:
+            end = int(sure[-1]) + 1
+    return (start + begin, start + begin + shift, end - begin)
+
+
 def pairs_by_ids(
-    ones: Sequence[tuple[int, np.ndarray]], others: Sequence[tuple[int, np.ndarray]]
+    ones: Sequence[tuple[int, np.ndarray]],
+    others: Sequence[tuple[int, np.ndarray]],
+    named: Mapping[int, int] | None = None,
 ) -> list[tuple[int, int]]:
-    """Pair numbered samples by their ids: equal ones first, then those that share most windows; each once."""
+    """Pair numbered samples by their ids: equal ones first, then those that share most windows, of as many those that
+    are ``named`` alike; each once."""
     waiting: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, ids in reversed(others):
         if len(ids) and (ids != UNKNOWN).all():
@@ -161,43 +173,65 @@ def pairs_by_ids(
         if same := waiting.get(ids.tobytes()):
             pairs.append((number, same.pop()))
     taken = [{pair[side] for pair in pairs} for side in (0, 1)]
-    rest = [
-        [(number, ids) for number, ids in side if number not in known]
-        for side, known in zip((ones, others), taken, strict=True)
-    ]
-    for one, other in _by_votes(*rest):
-        if one not in taken[0] and other not in taken[1]:
-            taken[0].add(one)
-            taken[1].add(other)
-            pairs.append((one, other))
+    # Samples of equal ids, as short answers to one prompt, are one text here: windows of it tell it apart from others.
+    texts: list[defaultdict[bytes, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for side, known, text in zip((ones, others), taken, texts, strict=True):
+        for number, ids in side:
+            if number not in known:
+                text[ids.tobytes()].append(number)
+    waiting_a, waiting_b = ({numbers[0]: numbers for numbers in text.values()} for text in texts)
+    ids_a, ids_b = dict(ones), dict(others)
+    for one, other in _by_votes([(n, ids_a[n]) for n in waiting_a], [(n, ids_b[n]) for n in waiting_b], named or {}):
+        num = min(len(waiting_a[one]), len(waiting_b[other]))
+        for _ in range(num):
+            pairs.append((waiting_a[one].pop(0), waiting_b[other].pop(0)))
     return sorted(pairs)
 
 
 def _by_votes(
-    ones: Sequence[tuple[int, np.ndarray]], others: Sequence[tuple[int, np.ndarray]]
+    ones: Sequence[tuple[int, np.ndarray]], others: Sequence[tuple[int, np.ndarray]], named: Mapping[int, int]
 ) -> list[tuple[int, int]]:
     """Pairs that share a window that few samples have, by falling number of such windows."""
     if not ones or not others:
         return []
-    windows_a, owner_a = _windows(ones)
-    windows_b, owner_b = _windows(others)
+    stride = 1 + max(sum(len(ids) for _, ids in side) for side in (ones, others)) // MOST_WINDOWS
+    windows_a, owner_a = _windows(ones, stride)
+    windows_b, owner_b = _windows(others, stride)
     order = np.argsort(windows_b, kind="stable")
     windows_b, owner_b = windows_b[order], owner_b[order]
     low, high = (np.searchsorted(windows_b, windows_a, side=side) for side in ("left", "right"))
     places = np.where(high - low <= MOST_PLACES, high - low, 0)
     rows = np.repeat(low - np.cumsum(places) + places, places) + np.arange(int(places.sum()))
-    pairs, votes = np.unique(np.stack([np.repeat(owner_a, places), owner_b[rows]]), axis=1, return_counts=True)
-    ranked = np.lexsort([pairs[1], pairs[0], -votes])
+    span = int(owner_b.max(initial=0)) + 1
+    cells, votes = np.unique(np.repeat(owner_a, places) * span + owner_b[rows], return_counts=True)
+    pairs = np.stack(np.divmod(cells, span))
+    other_name = [named.get(one) != other for one, other in pairs.T.tolist()]
+    ranked = np.lexsort([pairs[1], pairs[0], other_name, -votes])
     return [(int(one), int(other)) for one, other in pairs[:, ranked].T]
 
 
-def _windows(samples: Sequence[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash of each window of known ids, and the sample it is of."""
-    hashes = [_hashes(ids) for _, ids in samples]
-    owners = np.repeat([number for number, _ in samples], [len(one) for one in hashes])
-    joined = np.concatenate(hashes)
-    known = joined != 0
-    return joined[known], owners[known]
+def _windows(samples: Sequence[tuple[int, np.ndarray]], stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hash of each window of known ids within a sample, and the sample it is of; of many one in ``stride``, which its
+    hash tells, so that the same ones are kept of each run."""
+    parts: list[list[np.ndarray]] = [[np.zeros(0, dtype=np.uint64)], [np.zeros(0, dtype=np.int64)]]
+    for part in _groups([len(ids) for _, ids in samples]):
+        some = samples[part]
+        owners = np.repeat([number for number, _ in some], [len(ids) for _, ids in some])
+        hashes = _hashes(np.concatenate([ids for _, ids in some]))
+        owner = owners[: len(hashes)]
+        kept = (hashes != 0) & (owner == owners[len(owners) - len(hashes) :])
+        kept &= (hashes >> np.uint64(33)) % np.uint64(stride) == 0
+        parts[0].append(hashes[kept])
+        parts[1].append(owner[kept])
+    return np.concatenate(parts[0]), np.concatenate(parts[1])
+
+
+def _groups(lengths: Sequence[int] | np.ndarray) -> list[slice]:
+    """Consecutive samples of about a million tokens."""
+    if not len(lengths):
+        return []
+    edges = np.flatnonzero(np.diff(np.cumsum(lengths) // 1_000_000)) + 1
+    return [slice(int(i), int(j)) for i, j in zip([0, *edges], [*edges, len(lengths)], strict=True)]
 
 
 def _hashes(ids: np.ndarray) -> np.ndarray:
@@ -229,13 +263,11 @@ def _frequent_shifts(one: np.ndarray, other: np.ndarray) -> list[int]:
     return [int(shift) for shift in shifts[np.argsort(-counts, kind="stable")][:OFFSETS]]
 
 
-def _side(run: RunFile, whole: bool) -> _Side:
-    """``whole``: all samples are known to be the same, so ids are not read of runs that are too long to be compared."""
+def _side(run: RunFile) -> _Side:
     first_N = run.first_rows
     length_N = np.diff(first_N, append=int(run.row["num_tokens"]))
-    many = whole and run.row["num_tokens"] > MOST_CHECKED
     ids_n = None
-    if not many and run.records("token_id"):
+    if run.records("token_id"):
         ids_n = run.arrays(Query("SELECT coalesce(token_id, -1) AS ids FROM token"))["ids"]  # in the order of rowid
     return _Side(run, first_N, length_N, ids_n)
 
@@ -256,28 +288,28 @@ def _whole(rows_a: np.ndarray, rows_b: np.ndarray, length_N: np.ndarray) -> Toke
 
 def _equal_ids(sides: Sequence[_Side], rows_a: np.ndarray, rows_b: np.ndarray) -> np.ndarray:
     """Whether no id of a pair of equal length differs."""
-    length = sides[0].length_N[rows_a]
-    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-    ids = [
-        side.ids_n[np.repeat(side.first_N[rows], length) + within]  # type: ignore[index]
-        for side, rows in zip(sides, (rows_a, rows_b), strict=True)
-    ]
-    apart = (ids[0] != ids[1]) & (ids[0] != UNKNOWN) & (ids[1] != UNKNOWN)
-    counts = np.bincount(np.repeat(np.arange(len(rows_a)), length), apart, len(rows_a))
-    equal: np.ndarray = counts == 0
+    equal = np.ones(len(rows_a), dtype=bool)
+    for part in _groups(sides[0].length_N[rows_a]):
+        length = sides[0].length_N[rows_a[part]]
+        within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+        ids = [
+            side.ids_n[np.repeat(side.first_N[rows[part]], length) + within]  # type: ignore[index]
+            for side, rows in zip(sides, (rows_a, rows_b), strict=True)
+        ]
+        apart = (ids[0] != ids[1]) & (ids[0] != UNKNOWN) & (ids[1] != UNKNOWN)
+        equal[part] = np.bincount(np.repeat(np.arange(len(length)), length), apart, len(length)) == 0
     return equal
 
 
-def _stretches(sides: Sequence[_Side], pairs: Sequence[tuple[int, int]]) -> tuple[TokenPairs, int]:
-    """The common stretch of each pair, and how many pairs have none that is long enough."""
+def _stretches(sides: Sequence[_Side], pairs: Sequence[tuple[int, int]]) -> TokenPairs:
+    """The common stretch of each pair that has one that is long enough."""
     rows = []
     for one, other in pairs:
         ids_a, ids_b = sides[0].ids_of(one), sides[1].ids_of(other)
         start_a, start_b, length = longest_stretch(ids_a, ids_b)
         if length and length >= LEAST_SHARE * min(len(ids_a), len(ids_b)):
             rows.append((one, start_a, other, start_b, length))
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5)
-    return _of_columns(list(columns.T)), len(pairs) - len(rows)
+    return _of_columns(list(np.array(rows, dtype=np.int64).reshape(-1, 5).T))
 
 
 def _of_columns(columns: Sequence[np.ndarray]) -> TokenPairs:

@@ -236,7 +236,7 @@ def test_samples_in_another_order_cut_and_behind_another_prompt(tmp_path):
         assert {row["sample"]: row["partner"] for row in answer["samples"]} == {n: p for p, n in enumerate(order)}
     assert [answer["matched"]["by_ids"] for answer in answers] == [0, 6]
     assert "start at another token" in answers[0]["matched"]["sentence"]
-    assert "found by their vocabulary ids" in answers[1]["matched"]["sentence"]
+    assert "found by vocabulary ids" in answers[1]["matched"]["sentence"]
 
 
 def test_names_that_are_numbers_do_not_pair_other_texts(tmp_path):
@@ -257,6 +257,51 @@ def test_names_that_are_numbers_do_not_pair_other_texts(tmp_path):
     check(answer, naive(one, other, stretches), 3)
     assert {row["sample"]: row["partner"] for row in answer["samples"]} == {i: 8 - i for i in range(9)}
     assert answer["matched"]["by_ids"] == 8  # the fifth of nine is itself
+
+
+def test_numbered_requests_in_another_order_behind_one_system_prompt(tmp_path):
+    """Number 3 of each log shares the system prompt with number 3 of the other, and is another request."""
+    one, other = two(SHAPES["columns"], samples=20, length=80, text=False)
+    sides = []
+    for made, cut_at in ((one, 80), (other, 79)):  # the other log ends one token earlier
+        parts = by_sample(made)
+        system = parts[0].token_id[:50]
+        parts = [replace(p, token_id=np.concatenate([system, p.token_id[50:]])) for p in parts]
+        parts = [cut(p, slice(0, cut_at)) for p in parts]
+        order = list(range(20)) if made is one else [(7 * n + 3) % 20 for n in range(20)]
+        parts = [replace(parts[n], samples=[replace(parts[n].samples[0], source=str(i))]) for i, n in enumerate(order)]
+        sides.append((replace(made, batches=parts), parts))
+    with Run.open(sides[0][0].write(tmp_path)) as a, Run.open(sides[1][0].write(tmp_path)) as b:
+        answer = a.agree(b, limit=20)
+    stretches = []
+    for place, part in enumerate(sides[1][1]):
+        stretches.append((sides[0][1][(7 * place + 3) % 20], slice(0, 79), part, slice(0, 79)))
+    check(answer, naive(one, other, stretches), 3)
+    matched = answer["matched"]
+    assert (matched["num"], matched["num_tokens"], matched["different"]) == (20, 20 * 79, 0)
+    assert "left out" not in matched["sentence"]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_chance_counts_dropped_tokens_and_sizes(tmp_path, top_k):
+    """Shuffling the decisions of one step keeps its loads and sizes: what is shared then is chance."""
+    made = with_unused(make_experts("a", layers=2, experts=12, top_k=top_k, samples=50, length=80), 0.5, 1)
+    rng = np.random.default_rng(2)
+    order_nS = np.stack([rng.permutation(4000) for _ in range(2)], axis=1)
+    columns = {
+        name: np.take_along_axis(np.concatenate([getattr(b, name) for b in made.batches]), order_nS[:, :, None], 0)
+        for name in ("module_ids", "weights")
+    }
+    ends = np.cumsum([batch.num_tokens for batch in made.batches])[:-1]
+    split = [
+        dict(zip(columns, part, strict=True))
+        for part in zip(*(np.split(c, ends) for c in columns.values()), strict=True)
+    ]
+    batches = [replace(batch, **own) for batch, own in zip(made.batches, split, strict=True)]
+    other = replace(made, batches=batches, info=replace(made.info, run_id="b"))
+    with Run.open(made.write(tmp_path)) as a, Run.open(other.write(tmp_path)) as b:
+        overall = a.agree(b)["overall"]
+    assert overall["chance"] == pytest.approx(overall["overlap"]["mean"], abs=0.015)
 
 
 def test_a_planted_difference_is_found_where_it_is(tmp_path):
@@ -323,10 +368,25 @@ def test_pictures_are_paired_patch_by_patch(tmp_path):
     assert answer["words"] == {"looked_at": 0, "rows": []}
 
 
+def test_nothing_and_everything_are_exact_ends_of_intervals(tmp_path):
+    one, _ = two(SHAPES["columns"], samples=5, length=20)
+    ids = [(batch.module_ids + 1) % 8 for batch in one.batches]
+    batches = [replace(batch, module_ids=own) for batch, own in zip(one.batches, ids, strict=True)]
+    other = replace(one, batches=batches, info=replace(one.info, run_id="b"))
+    again = replace(one, info=replace(one.info, run_id="again"))
+    files = [made.write(tmp_path) for made in (one, other, again)]
+    with Run.open(files[0]) as a, Run.open(files[1]) as b, Run.open(files[2]) as c:
+        least, most = (a.agree(run)["overall"]["sets"] for run in (b, c))
+    assert (least["share"], least["low"], most["share"], most["high"]) == (0.0, 0.0, 1.0, 1.0)
+    assert least["high"] > 0
+    assert most["low"] < 1
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     one, other = two(SHAPES["columns"], samples=3, length=10)
     more = make_experts("more", layers=4, experts=8, top_k=2, samples=3)
     fewer = make_experts("fewer", layers=3, experts=7, top_k=2, samples=3)
+    fewer = replace(fewer, info=replace(fewer.info, checkpoint_sha256=""))  # as of a log
     elsewhere = make_experts("elsewhere", seed=5, **SHAPES["columns"], samples=3, length=50)
     unknown = replace(with_unrecorded(other, 1.0), info=replace(with_unrecorded(other, 1.0).info, run_id="unknown"))
     for made in (one, other, more, fewer, elsewhere, unknown):
@@ -335,7 +395,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     for name, words in {
         "a": "given twice",
         "more": "has 3 steps, 'more' has 4",
-        "fewer": "has 8 modules, 'fewer' has 7",
+        "fewer": "has 8 modules, 'fewer' has 7: .* is imported with --experts",
         "elsewhere": "no token in common",
         "unknown": "known in both",
     }.items():

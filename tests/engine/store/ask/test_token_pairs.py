@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenpaths.engine.store.ask.several_runs import token_pairs
 from tokenpaths.engine.store.ask.several_runs.token_pairs import WINDOW, longest_stretch, pairs_by_ids
 
 RNG = np.random.default_rng(0)
@@ -31,6 +32,17 @@ def test_unknown_ids_are_equal_to_any():
     assert longest_stretch(one, np.array([1, 2, 9, 4, 5])) == (0, 0, 2)  # the first of two that are as long
 
 
+def test_unknown_ids_at_an_edge_are_the_same_only_where_their_place_tells():
+    prompt, answer = np.full(5, -1), ids(20)
+    one = np.concatenate([prompt, answer])
+    assert longest_stretch(one, np.concatenate([ids(5), answer])) == (0, 0, 25)  # as many tokens before
+    assert longest_stretch(one, np.concatenate([ids(9), answer])) == (5, 9, 20)  # another prompt
+    assert longest_stretch(np.concatenate([answer, prompt]), np.concatenate([ids(4), answer, ids(5)])) == (0, 4, 25)
+    assert longest_stretch(np.concatenate([answer, prompt]), np.concatenate([ids(4), answer, ids(9)])) == (0, 4, 20)
+    assert longest_stretch(prompt, np.full(5, -1)) == (0, 0, 5)
+    assert longest_stretch(prompt, ids(30))[2] == 0  # nothing shows that they are the same
+
+
 def test_nothing_in_common():
     assert longest_stretch(np.array([1, 2]), np.array([3, 4, 5]))[2] == 0
     assert longest_stretch(np.array([], dtype=np.int64), np.array([3]))[2] == 0
@@ -52,6 +64,35 @@ def test_samples_behind_one_system_prompt_are_told_apart():
     order = RNG.permutation(30)
     cut = [(int(n), texts[n][: 130 - int(n) % 3]) for n in order]
     assert pairs_by_ids(list(enumerate(texts)), cut) == [(n, n) for n in range(30)]
+
+
+@pytest.mark.parametrize("most", [10_000_000, 400])
+def test_answers_to_one_prompt_are_told_apart(monkeypatch, most):
+    monkeypatch.setattr(token_pairs, "MOST_WINDOWS", most)  # one window in several
+    prompt = ids(60)
+    texts = [np.concatenate([prompt, ids(60)]) for _ in range(24)]
+    order = RNG.permutation(24)
+    cut = [(place, texts[n][:-1]) for place, n in enumerate(order)]
+    named = {n: n for n in range(24)}  # the numbers of another log
+    assert pairs_by_ids(list(enumerate(texts)), cut, named) == [(n, int(np.argsort(order)[n])) for n in range(24)]
+
+
+def test_many_equal_samples_are_paired_though_each_was_cut():
+    one, other = ids(30), ids(30)
+    ones = [(n, (one, other)[n % 2]) for n in range(40)]
+    others = [(n, (one, other)[n < 20][:-1]) for n in range(40)]
+    pairs = pairs_by_ids(ones, others)
+    assert len(pairs) == 40
+    assert all((n % 2 == 1) == (partner < 20) for n, partner in pairs)
+
+
+def test_of_equal_votes_the_name_tells():
+    same = ids(40)
+    one, other = np.append(same, 1), np.append(same, 2)
+    assert pairs_by_ids([(0, one), (1, other)], [(5, np.append(same, 3)), (6, np.append(same, 4))], {0: 6, 1: 5}) == [
+        (0, 6),
+        (1, 5),
+    ]
 
 
 def test_equal_samples_are_paired_in_order_and_each_once():
