@@ -87,7 +87,7 @@ def agree(
         if not as_json:
             verdict = "at least" if fine else "less than"
             # As many digits as tell the two apart: 98.999 % would be “99.00 %: less than 99.00 %”.
-            digits = next((n for n in range(2, 8) if _percent(value, n) != _percent(at_least, n)), 2)
+            digits = next((n for n in range(2, 10) if _percent(value, n) != _percent(at_least, n)), 2)
             print(f"\n{_percent(value, digits)} of {WORDS[of]}: {verdict} {_percent(at_least, digits)}.")
         raise typer.Exit(0 if fine else 1)
 
@@ -147,9 +147,9 @@ def _percent(share: float | None, least: int = 2) -> str:
         return "–"
     if share in (0.0, 1.0):
         return f"{share:.0%}".replace("%", " %")
-    for digits in range(least, 8):
+    for digits in range(least, 10):
         text = f"{100 * share:.{digits}f}"
-        if float(text) not in {round(other, digits) for other in others}:
+        if float(text) not in (0.0, 100.0):
             break
     return f"{text} %"
 
