@@ -116,7 +116,7 @@ class ConfinedTokenizer:
             UserError: it cannot be opened.
         """
         info = path.stat()
-        self.path, self.name, self.field = path, name or path.parent.name, field
+        self.path, self.name, self.field = path, name or path.absolute().parent.name, field
         self._readers = readers
         self._request = {"path": os.path.abspath(path), "identity": [info.st_size, info.st_mtime_ns]}
         self.about: dict[str, Any] = self._ask()

@@ -83,14 +83,15 @@ class TextTokenizer:
         Raises:
             UserError: it is missing or cannot be read.
         """
+        name = f"{path.absolute().parent.name}: {path.name}"
         if not path.is_file():
-            raise UserError(f"{path.parent.name}: {path.name} is missing, a text model needs it")
+            raise UserError(f"{name} is missing, a text model needs it")
         if not _is_plain(path):
             return cls(ConfinedTokenizer(path))
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{path.parent.name}: {path.name} cannot be read: {error}") from None
+            raise UserError(f"{name} cannot be read: {error}") from None
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int = 8192) -> TextTokenizer:

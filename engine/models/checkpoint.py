@@ -29,7 +29,9 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """A safetensors file that takes its name only when it is whole and on disk; it carries the sum of its contents."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with atomic_file(path) as temporary_file:
+        mode = temporary_file.stat().st_mode
         save_file(whole, temporary_file, metadata={SUM: tensors_sha256(whole)})
+        temporary_file.chmod(mode)  # safetensors may put a file in its place that only its owner reads
 
 
 def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -122,6 +122,11 @@ def _only_its_length(order: Order, name: str) -> None:
         )
 
 
+def _without_twin(order: Order, name: str) -> None:
+    if order.dense_twin is not None:
+        raise UserError(f"the card of {name} has no row of a dense twin; leave out --dense-twin", field="dense_twin")
+
+
 def _validation(out: Path) -> dict[str, Any]:
     from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 
@@ -153,7 +158,9 @@ def _train_single(recipe: Recipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.loop import train
 
     recipe, directional = _as_ordered(recipe, order), recipe.family == "directional"
-    twin = read_twin(order.dense_twin, recipe.model) if order.dense_twin and not directional else None
+    if directional:
+        _without_twin(order, recipe.name)
+    twin = read_twin(order.dense_twin, recipe.model) if order.dense_twin else None
     tokenizer = order.tokenizer or (SHARED_TOKENIZER if directional else None)
     with order.stage(f"reading {recipe.train_file}"):
         corpus, val = load_corpora(recipe, order.data, tokenizer, order.work)
@@ -206,15 +213,25 @@ def hmodel_trainings() -> list[Training]:
 
 
 def _train_hmodel(recipe: Recipe, order: Order) -> dict[str, Any]:
+    from tokenpaths.engine.train.corpora import require_batch
     from tokenpaths.engine.train.hmodel_recipes import load_languages, ship, tokenizer_for
     from tokenpaths.engine.train.loop import train
 
+    _without_twin(order, recipe.name)
     recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {recipe.train_file}"):
         languages = load_languages(order.data)
         order.work.mkdir(parents=True, exist_ok=True)
         tokenizer = tokenizer_for(languages, order.work, recipe.model.vocab_size, order.tokenizer)
-        corpus, held_out = languages.train.corpus(tokenizer), languages.held_out.corpus(tokenizer)
+        corpus, held_out, val = (
+            part.corpus(tokenizer) for part in (languages.train, languages.held_out, languages.val)
+        )
+        # Before hours go into weights that could not be measured.
+        context = recipe.model.context
+        train_file, val_file = (order.data / file for file in (recipe.train_file, recipe.val_file))
+        require_batch(train_file, len(corpus.ids), (recipe.batch_size + 1) * context + 1, "tokens to train on")
+        require_batch(train_file, len(held_out.ids), context + 1, "tokens that are held out")
+        require_batch(val_file, len(val.ids), context + 1, "tokens")
     reporting: dict[str, Any] = dict(check_every=100, device=order.device, on_progress=order.on_progress)
     done = train(recipe, corpus, held_out, order.work, **reporting)
     with order.stage(f"measuring on {recipe.val_file}"):
@@ -250,6 +267,7 @@ def _train_dipaco(recipe: DiPaCoRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.directional_recipes import SHARED_TOKENIZER
 
     _only_its_length(order, recipe.name)
+    _without_twin(order, recipe.name)
     recipe = _as_ordered(recipe, order)
     with order.stage(f"reading {FILES[0]}"):
         file = order.tokenizer or SHARED_TOKENIZER
@@ -298,6 +316,7 @@ def _train_raytracing(recipe: RayTracingRecipe, order: Order) -> dict[str, Any]:
     from tokenpaths.engine.train.train_raytracing import finish, train
 
     _only_its_length(order, recipe.name)
+    _without_twin(order, recipe.name)
     # Its states lie in folders of its name, beside those of the convolutions that all seeds share.
     recipe = _as_ordered(recipe, order).model_copy(update={"name": order.work.name})
     shared = f"{recipe.data}-convolutions-{recipe.feature_seed}", f"{recipe.name}-twin", f"{recipe.name}-used-twin"

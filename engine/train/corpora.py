@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
-from PIL import Image
 from torch import Tensor
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.records import Modality
 from tokenpaths.engine.data.datasets import Dataset, Sample, open_dataset
+from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import TOKENIZER
 from tokenpaths.engine.train.recipes import Recipe
@@ -43,7 +43,7 @@ class TextCorpus:
 
 
 def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCorpus:
-    """A Parquet file with ``image`` (encoded bytes) and ``label``, resized to size × size."""
+    """A Parquet file with ``image`` (encoded bytes) and ``label``; of each image what a trace shows to the model."""
     dataset = read_rows(path, "vision", "label")
     classes = classes or dataset.labels
     position = {name: i for i, name in enumerate(classes)}
@@ -55,9 +55,7 @@ def load_images(path: Path, size: int, classes: tuple[str, ...] = ()) -> ImageCo
     for i, sample in enumerate(dataset):
         image = sample.image
         assert image is not None, "a data set of images gives images"
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BICUBIC)
-        images[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        images[i] = torch.from_numpy(model_view(image, size)).permute(2, 0, 1)
         labels.append(position[label_of(sample, path, "label")])
     return ImageCorpus(images, torch.tensor(labels), classes)
 
@@ -124,16 +122,16 @@ def load_corpora(
                 field="data",
             )
         val = load_images(val_file, recipe.model.image_size, train.classes)
-        _require_batch(train_file, len(train.labels), recipe.batch_size, "images")
-        _require_batch(val_file, len(val.labels), 1, "images")
+        require_batch(train_file, len(train.labels), recipe.batch_size, "images")
+        require_batch(val_file, len(val.labels), 1, "images")
         return train, val
     size, instead = recipe.model.vocab_size, ", or --tokenizer"
     train_own = lambda: trained_tokenizer(read_texts(train_file), size, train_file.name, instead)  # noqa: E731
     tokenizer = kept_tokenizer(tokenizer_file or own_tokenizer(work, train_own), work, size)
     texts = load_text(train_file, tokenizer), load_text(val_file, tokenizer)
     context = recipe.model.context
-    _require_batch(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
-    _require_batch(val_file, len(texts[1].ids), context + 1, "tokens")
+    require_batch(train_file, len(texts[0].ids), (recipe.batch_size + 1) * context + 1, "tokens")
+    require_batch(val_file, len(texts[1].ids), context + 1, "tokens")
     return texts
 
 
@@ -154,8 +152,13 @@ def kept_tokenizer(file: Path, work: Path, vocab_size: int) -> TextTokenizer:
     """The tokenizer of ``file``, to which the training in ``work`` keeps from now on.
 
     Raises:
-        UserError: it is not the one that the training began with, or has not the vocabulary of the recipe.
+        UserError: it is no file, not the one that the training began with, or has not the vocabulary of the recipe.
     """
+    if not file.is_file():
+        raise UserError(
+            f"{file} is {'a folder' if file.is_dir() else 'not there'}; --tokenizer names a file tokenizer.json",
+            field="tokenizer",
+        )
     tokenizer = TextTokenizer.load(file)
     if tokenizer.vocab_size != vocab_size:
         raise UserError(
@@ -188,7 +191,7 @@ def fitted(recipe: Recipe, corpus: ImageCorpus | TextCorpus) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_classes": len(corpus.classes)})})
 
 
-def _require_batch(file: Path, count: int, needed: int, what: str) -> None:
+def require_batch(file: Path, count: int, needed: int, what: str) -> None:
     """UserError where a file does not fill one batch."""
     if count < needed:
         raise UserError(f"{file.name} holds {count:,} {what}, one batch takes {needed:,}", field="data")

@@ -29,9 +29,12 @@ def read_twin(folder: Path, of: DNAConfig) -> dict[str, Any]:
     of ``of``, which is not trained again then.
 
     Raises:
-        UserError: the model in ``folder`` has another twin, or none.
+        UserError: the model in ``folder`` has another twin, or none, or is of another family or modality.
     """
     checkpoint = read_checkpoint(folder)
+    wanted = f"give the folder of a trained dense DNA of {of.modality}"
+    if checkpoint.family != "dna":
+        raise UserError(f"{checkpoint.name} is of the family {checkpoint.family}; {wanted}", field="dense_twin")
     if checkpoint.config.steps:
         twin: dict[str, Any] | None = checkpoint.validation.get("dense_twin")
         if twin is None or checkpoint.config.dense_twin() != of.dense_twin():
@@ -41,6 +44,10 @@ def read_twin(folder: Path, of: DNAConfig) -> dict[str, Any]:
                 field="dense_twin",
             )
         return twin
+    if checkpoint.config.modality != of.modality:
+        raise UserError(f"{checkpoint.name} is for {checkpoint.config.modality}; {wanted}", field="dense_twin")
+    if "loss" not in checkpoint.validation:
+        raise UserError(f"{checkpoint.name} has no validation numbers; {wanted}", field="dense_twin")
     numbers = {name: value for name, value in checkpoint.validation.items() if name != "file"}
     return {"active_params": active_params(checkpoint.config)} | numbers
 

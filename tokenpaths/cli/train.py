@@ -84,6 +84,9 @@ def train(options: TrainOptions) -> None:
 
         # Never over a shipped checkpoint; there, `trace` and the page find it before the shipped one.
         out = load_settings().data_dir / "models" / named
+    for option, folder in {"out": out, "work": options.work}.items():
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file; --{option} names a folder", field=option)
     import torch
 
     from tokenpaths.cli.support.progress_bar import waiting

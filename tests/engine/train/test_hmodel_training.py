@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 
 from benchmarks.hmodel import leak, output_depth, traced
 from benchmarks.trainings import read_trainings
+from tokenpaths.cli.main import main
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.data.datasets import Sample
+from tokenpaths.engine.data.tokenizer import TextTokenizer
 from tokenpaths.engine.families.checkpoint_config import read_checkpoint
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA
@@ -21,6 +24,7 @@ from tokenpaths.engine.models.hmodel.hmodel import HModel
 from tokenpaths.engine.store.ask.run import Run
 from tokenpaths.engine.tracing.loaded_model import load_model
 from tokenpaths.engine.tracing.trace_run import trace_samples
+from tokenpaths.engine.train import hmodel_recipes, loop
 from tokenpaths.engine.train.cards import note
 from tokenpaths.engine.train.hmodel_recipes import HMODEL_RECIPES, load_languages, ship, tokenizer_for
 from tokenpaths.engine.train.loop import train
@@ -103,6 +107,22 @@ def test_missing_or_too_few_texts_are_refused(tmp_path):
     write(tmp_path, "languages_val.parquet", [("a", "one")])
     with pytest.raises(UserError, match="language 'two' has 1 text"):
         load_languages(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "words"),
+    [(400, r"train.parquet holds [\d,]+ tokens to train on, one batch takes 3,209"), (4, "val.parquet holds 2 tokens")],
+)
+def test_texts_that_fill_no_batch_are_refused_before_it_trains(data, tmp_path, monkeypatch, capsys, batch_size, words):
+    own = TextTokenizer.train(list(load_languages(data).train.texts), 280)
+    own.save(tmp_path / "own.json")
+    recipe = small_recipe(own).model_copy(update={"batch_size": batch_size})
+    monkeypatch.setattr(hmodel_recipes, "HMODEL_RECIPES", {"small": recipe})
+    write(data, "languages_val.parquet", [("r", "one")])
+    monkeypatch.setattr(loop, "train", lambda *args, **options: pytest.fail("it trained"))
+    folders = ["--data", str(data), "--work", str(tmp_path / "w"), "--out", str(tmp_path / "out")]
+    assert main(["train", "small", *folders, "--tokenizer", str(tmp_path / "own.json"), "--device", "cpu"]) == 2
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_every_recipe_has_the_papers_sizes_and_the_same_batches():

@@ -74,6 +74,8 @@ def test_list_shows_the_recipes(tiny, capsys):
         (["nothing"], "no recipe is called 'nothing'; there are: v, v-dense"),
         (["v", "--data", "/does/not/exist"], "there is no folder"),
         (["v", "--data", "."], "v.parquet is not in the folder"),
+        (["v", "--data", ".", "--out", __file__], "is a file; --out names a folder"),
+        (["dipaco-2x2", "--data", ".", "--dense-twin", "."], "the card of dipaco-2x2 has no row of a dense twin"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line_and_exit_code_two(tiny, arguments, words, capsys, tmp_path):
@@ -81,6 +83,21 @@ def test_what_cannot_be_trained_is_one_line_and_exit_code_two(tiny, arguments, w
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_a_tokenizer_that_is_none_is_refused_by_its_name(monkeypatch, data, tmp_path, capsys):  # noqa: F811
+    monkeypatch.setattr(recipes, "RECIPES", {"t": text_recipe()})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "folder").mkdir()
+    command = ["train", "t", "--data", str(data), "--work", str(tmp_path / "w"), "--out", str(tmp_path / "t"), *OPTIONS]
+    for name, words in {
+        "nowhere.json": "nowhere.json is not there; --tokenizer names a file tokenizer.json",
+        "folder": "folder is a folder; --tokenizer names a file tokenizer.json",
+        "broken.json": f"tokenpaths: {tmp_path.name}: broken.json cannot be read",
+    }.items():
+        assert main([*command, "--tokenizer", name]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_two_trainings_in_one_folder_are_refused(tiny, data, tmp_path, capsys):  # noqa: F811

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -17,14 +18,24 @@ from pydantic import ValidationError
 
 from tokenpaths.engine.base.errors import UserError
 from tokenpaths.engine.base.files import SHIPPED_MODELS
+from tokenpaths.engine.data.images import model_view
 from tokenpaths.engine.families.checkpoint_config import CARD, WEIGHTS, CheckpointError, read_checkpoint
 from tokenpaths.engine.families.hmodel_config import HModelConfig
 from tokenpaths.engine.models.checkpoint import build_model
 from tokenpaths.engine.models.dna import DNA, DNAConfig
 from tokenpaths.engine.train.cards import curve, finish
-from tokenpaths.engine.train.corpora import load_corpora
+from tokenpaths.engine.train.corpora import load_corpora, load_images
 from tokenpaths.engine.train.dna_card import read_twin
-from tokenpaths.engine.train.loop import STATE, TrainingDiverged, _batches, evaluate, text_batch, train
+from tokenpaths.engine.train.loop import (
+    STATE,
+    TrainingDiverged,
+    _batches,
+    evaluate,
+    export,
+    open_run,
+    text_batch,
+    train,
+)
 from tokenpaths.engine.train.recipes import RECIPES, AugmentConfig, Recipe
 
 TEXT = DNAConfig(
@@ -365,6 +376,36 @@ def test_the_numbers_of_a_twin_may_come_from_a_model_that_has_the_same():
     assert numbers == read_checkpoint(shipped).validation["dense_twin"]
     with pytest.raises(UserError, match="routed, and its card has no numbers"):
         read_twin(shipped, RECIPES["dna-text-top1"].model)
+
+
+def test_a_dense_twin_of_another_family_or_modality_or_without_numbers_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="hmodel-languages is of the family hmodel; give the folder of a trained dense"):
+        read_twin(SHIPPED_MODELS / "hmodel-languages", RECIPES["dna-text-top1"].model)
+    run = open_run(vision_recipe(model=VISION.dense_twin()), tmp_path / "work", CPU)
+    for of, words in ((TEXT, "d is for vision; give the folder"), (VISION, "d has no validation numbers")):
+        with pytest.raises(UserError, match=words) as caught:
+            read_twin(export(run, tmp_path / "d", ("r", "g", "b"), {}, "tokenpaths train d"), of)
+        assert caught.value.field == "dense_twin"
+
+
+def test_a_picture_that_is_not_square_is_trained_on_as_it_is_traced(tmp_path):
+    wide = np.random.default_rng(0).integers(0, 255, (16, 48, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, "PNG")
+    pq.write_table(pa.table({"image": [buffer.getvalue()] * 2, "label": ["a", "b"]}), tmp_path / "v.parquet")
+    images = load_images(tmp_path / "v.parquet", 16).images
+    assert np.array_equal(images[1].permute(1, 2, 0).numpy(), wide[:, 16:32])
+    images = load_images(tmp_path / "v.parquet", 8).images
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), model_view(Image.fromarray(wide), 8))
+
+
+def test_weights_may_be_read_by_whoever_may_read_their_configuration(tmp_path):
+    before = os.umask(0o022)
+    try:
+        out = export(open_run(vision_recipe(), tmp_path / "work", CPU), tmp_path / "v", (), {}, "tokenpaths train v")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {0o644}
 
 
 @pytest.mark.parametrize("name", RECIPES)
