@@ -86,9 +86,7 @@ def agree(
         fine = value >= at_least
         if not as_json:
             verdict = "at least" if fine else "less than"
-            # As many digits as tell the two apart: 98.999 % would be “99.00 %: less than 99.00 %”.
-            digits = next((n for n in range(2, 10) if _percent(value, n) != _percent(at_least, n)), 2)
-            print(f"\n{_percent(value, digits)} of {WORDS[of]}: {verdict} {_percent(at_least, digits)}.")
+            print(f"\n{_percent(value, at_least)} of {WORDS[of]}: {verdict} {_percent(at_least, value)}.")
         raise typer.Exit(0 if fine else 1)
 
 
@@ -141,15 +139,16 @@ def _show(answer: Mapping[str, Any]) -> None:
         print(f"Samples of {cell(answer['a'])} with most differences: {listed}")
 
 
-def _percent(share: float | None, least: int = 2) -> str:
-    """``least`` decimals, more where it would look like all or nothing."""
+def _percent(share: float | None, apart: float | None = None) -> str:
+    """Two decimals, more where it would look like all or nothing, or like ``apart``, which it is not."""
     if share is None:
         return "–"
     if share in (0.0, 1.0):
         return f"{share:.0%}".replace("%", " %")
-    for digits in range(least, 10):
+    others = {0.0, 100.0} if apart is None or apart == share else {0.0, 100.0, 100 * apart}
+    for digits in range(2, 10):
         text = f"{100 * share:.{digits}f}"
-        if float(text) not in (0.0, 100.0):
+        if float(text) not in {round(other, digits) for other in others}:
             break
     return f"{text} %"
 

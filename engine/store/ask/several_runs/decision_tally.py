@@ -218,12 +218,11 @@ class DecisionTally:
         rows = np.flatnonzero((ids_n != UNKNOWN) & (known_n > 0))
         if not len(rows):
             return
-        (ids, pairs), place = np.unique(np.stack([ids_n[rows], pair_n[rows]]), axis=1, return_inverse=True)
-        of = np.bincount(place.reshape(-1), known_n[rows], len(pairs))
-        apart = of - np.bincount(place.reshape(-1), equal_nS[rows].sum(axis=1), len(pairs))
-        tokens = np.bincount(place.reshape(-1), minlength=len(pairs))
-        words, start = np.unique(ids, return_index=True)
-        sums = (np.ones(len(ids)), tokens, of, apart, of**2, apart * of, apart**2)
+        keys, place = np.unique(ids_n[rows].astype(np.int64) * self.pairs.num + pair_n[rows], return_inverse=True)
+        of = np.bincount(place, known_n[rows], len(keys))
+        apart = of - np.bincount(place, equal_nS[rows].sum(axis=1), len(keys))
+        words, start = np.unique(keys // self.pairs.num, return_index=True)
+        sums = (np.ones(len(keys)), np.bincount(place), of, apart, of**2, apart * of, apart**2)
         self.words.append(np.stack([words, *(np.add.reduceat(values, start) for values in sums)]))
 
     def answer(self, limit: int, words: int) -> dict[str, Any]:

@@ -26,6 +26,8 @@ CHUNK_CHOICES = 8_000_000
 """tokens × steps × slots that are compared at once"""
 MOST_CHOICES = 20_000_000
 """tokens × steps × slots that a page waits for; of longer runs whole samples are drawn"""
+MOST_TOKENS = 500_000
+"""likewise tokens, of few choices each"""
 MOST_SAMPLES = 100
 MOST_WORDS = 100
 Progress = Callable[[int, int], None]
@@ -114,12 +116,15 @@ def check_alike(a: RunFile, b: RunFile) -> None:
 
 
 def _drawn(pairs: TokenPairs, visits: int, most_choices: int | None) -> TokenPairs:
-    """All pairs, or as many of a seeded draw as have ``most_choices`` together; at least one."""
-    if most_choices is None or pairs.num_tokens * visits <= most_choices:
+    """All pairs, or as many of a seeded draw as have ``most_choices`` and ``MOST_TOKENS`` together; at least one."""
+    if most_choices is None:
+        return pairs
+    most = min(most_choices // visits, MOST_TOKENS)
+    if pairs.num_tokens <= most:
         return pairs
     order = np.random.default_rng(0).permutation(pairs.num)
-    choices = np.cumsum(pairs.length_P[order]) * visits
-    return pairs.of(np.sort(order[: max(1, int(np.searchsorted(choices, most_choices, side="right")))]))
+    tokens = np.cumsum(pairs.length_P[order])
+    return pairs.of(np.sort(order[: max(1, int(np.searchsorted(tokens, most, side="right")))]))
 
 
 def _parts(pairs: TokenPairs, num_tokens: int) -> Iterator[slice]:

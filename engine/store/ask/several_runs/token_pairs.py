@@ -97,7 +97,7 @@ def pair_tokens(a: RunFile, b: RunFile) -> TokenPairs:
     rows_a, rows_b = pairing.rows_a, pairing.rows_b
     if pairing.whole and _same_texts(a, b):  # who compares tokens looks at their ids; of long runs these take seconds
         sides = [_side(run, ids=False) for run in (a, b)]
-        if np.array_equal(*(side.length_N for side in sides)):
+        if np.array_equal(sides[0].length_N, sides[1].length_N):
             return _counted(_whole(rows_a, rows_b, sides[0].length_N), sides)
     sides = [_side(run) for run in (a, b)]
     as_long = sides[0].length_N[rows_a] == sides[1].length_N[rows_b]
