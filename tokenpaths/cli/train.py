@@ -81,9 +81,16 @@ def train(options: TrainOptions) -> None:
         raise UserError(f"there is no folder {data}; --data is where the recipe's files lie", field="data")
     if out is None:
         from tokenpaths.backend.settings import load_settings
+        from tokenpaths.engine.base.model_folders import CONFIG
 
         # Never over a shipped checkpoint; there, `trace` and the page find it before the shipped one.
         out = load_settings().data_dir / "models" / named
+        if (out / CONFIG).exists() and not (options.work / named).exists():
+            raise UserError(
+                f"{out} holds a checkpoint of an earlier training, and {options.work / named} is new: --out names "
+                "another folder for this one, and the --work with which the earlier one began goes on with it",
+                field="out",
+            )
     for option, folder in {"out": out, "work": options.work}.items():
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file; --{option} names a folder", field=option)

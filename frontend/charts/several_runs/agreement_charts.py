@@ -257,7 +257,9 @@ def label_words(answer: Mapping[str, Any]) -> str:
     first = answer["labels"][0]
     hidden = len(answer["labels"]) - MOST_LABELS
     more = f" {hidden} labels that agree no less are not drawn." if hidden > 0 else ""
-    return f"Least: {first['label']}, {numbers.percent(first['sets']['share'])}. Dashed: all together. {BARS}{more}"
+    share = numbers.percent(first["sets"]["share"])
+    span = "" if first["sets"]["low"] is None else f" ({_interval(first['sets'])})"
+    return f"Least: {first['label']}, {share}{span}. Dashed: all together. {BARS}{more}"
 
 
 @redrawable(numbers=label_rows)

@@ -62,6 +62,19 @@ def test_a_card_names_the_sources_of_the_shipped_models_of_their_files_alone(tin
     assert "research use" in card
 
 
+def test_a_new_training_does_not_write_over_the_checkpoint_of_another(tiny, data, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setenv("TOKENPATHS_DATA_DIR", str(tmp_path))
+    command = ["train", "v", "--data", str(data), *OPTIONS]
+    assert main([*command, "--work", str(tmp_path / "one")]) == 0
+    assert main([*command, "--work", str(tmp_path / "one")]) == 0  # the same training, once more
+    written = (tmp_path / "models" / "v" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([*command, "--work", str(tmp_path / "other")]) == 2
+    assert "holds a checkpoint of an earlier training" in capsys.readouterr().err
+    assert (tmp_path / "models" / "v" / "model.safetensors").read_bytes() == written
+    assert main([*command, "--work", str(tmp_path / "other"), "--out", str(tmp_path / "out")]) == 0
+
+
 def test_list_shows_the_recipes(tiny, capsys):
     assert main(["train", "--list"]) == 0
     assert "4 modules, 2 steps, top-1" in capsys.readouterr().out
