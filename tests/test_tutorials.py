@@ -84,7 +84,7 @@ def test_the_tutorial_for_engineers(workplace: Path, capsys: pytest.CaptureFixtu
     ids = np.stack([np.random.default_rng(token).permutation(8)[:2] for token in range(120)])
     other = np.stack([np.random.default_rng(500 + token).permutation(8)[:2] for token in range(120)])
     np.savez(workplace / "routed_experts.npz", ids=np.stack([ids, other], axis=1))
-    assert run_page(TUTORIALS / "engineer.md", {"model": language(), "batches": [tokens(seed=1), tokens(seed=2)]}) == 6
+    assert run_page(TUTORIALS / "engineer.md", {"model": language(), "batches": [tokens(seed=1), tokens(seed=2)]}) == 7
     runs = {file.stem for file in (workplace / "data" / "runs").glob("*.duckdb")}
     assert {"monday", "tuesday", "wednesday", "without-0"} <= runs
     assert "max_violation" in capsys.readouterr().out

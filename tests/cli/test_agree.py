@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.runs import make_experts, make_run
-from tokenpaths.cli.agree import _percent
+from tokenpaths.cli.answers.agree import _percent
 from tokenpaths.cli.main import main
 
 

@@ -24,17 +24,17 @@ from pathlib import Path
 import typer
 
 from tokenpaths.backend import __version__
-from tokenpaths.cli.agree import agree
+from tokenpaths.cli.answers.agree import agree
+from tokenpaths.cli.answers.export import export
+from tokenpaths.cli.answers.figures import figures
+from tokenpaths.cli.answers.report import report
 from tokenpaths.cli.demo import demo
 from tokenpaths.cli.docs import docs
 from tokenpaths.cli.doctor import doctor
 from tokenpaths.cli.dream import dream
-from tokenpaths.cli.export import export
-from tokenpaths.cli.figures import figures
 from tokenpaths.cli.import_log import import_log
 from tokenpaths.cli.jobs import jobs_app, worker
 from tokenpaths.cli.ls import ls, series
-from tokenpaths.cli.report import report
 from tokenpaths.cli.seal import pack, seal, seal_piece
 from tokenpaths.cli.support.terminal import plain_output
 from tokenpaths.cli.trace import trace

@@ -59,7 +59,7 @@ def agree(
     Example: tokenpaths agree rollout training --at-least 0.99
     """
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.figures import opened
+    from tokenpaths.cli.answers.figures import opened
     from tokenpaths.cli.support.progress_bar import bar
     from tokenpaths.engine.base.errors import UserError
 

@@ -29,7 +29,7 @@ def report(
     from tokenpaths.backend import __version__
     from tokenpaths.backend.runs.finished_dreams import dreams_of
     from tokenpaths.backend.settings import load_settings
-    from tokenpaths.cli.figures import opened, say_missing
+    from tokenpaths.cli.answers.figures import opened, say_missing
     from tokenpaths.engine.base.files import atomic_file
     from tokenpaths.frontend.figures import Figure, Kind, Wishes
     from tokenpaths.frontend.figures.report import report as page_of

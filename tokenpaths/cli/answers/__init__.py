@@ -1,0 +1,1 @@
+"""Commands that answer about runs: tables, figures, reports, the agreement of two."""
