@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,10 +25,13 @@ from tokenpaths.engine.store.ask.schemas.compare_schema import (
     Training,
 )
 from tokenpaths.engine.store.ask.schemas.load_schema import LoadComparison
+from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel
 from tokenpaths.engine.store.ask.several_runs import MOST_RUNS
 
 if TYPE_CHECKING:
     from tokenpaths.engine.store.ask.run import Run
+
+Ask = Callable[["Run", "Run"], dict[str, Any]]
 
 router = APIRouter(responses=ABOUT_A_RUN)
 
@@ -74,12 +77,22 @@ async def show_comparison(
             422, "missing", f"`{field}` is missing: give `a` and `b`, or any number of runs as `runs`.", field=field
         )
 
-    def compute() -> Answer:
-        with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            options: dict[str, Any] = {"limit": limit, "links": links, "points": points, "grouping": grouping}
-            return as_json(Comparison, one.compare(other, measure, labels=labels, **options))
+    options: dict[str, Any] = {"limit": limit, "links": links, "points": points, "grouping": grouping}
+    return await _about_two(
+        request, services, (a, b), Comparison, lambda one, other: one.compare(other, measure, labels=labels, **options)
+    )
 
-    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
+
+async def _about_two(
+    request: Request, services: Services, names: tuple[str, str], model: type[AnswerModel], ask: Ask
+) -> Response:
+    """What ``ask`` tells of two runs, which the query calls ``a`` and ``b``."""
+
+    def compute() -> Answer:
+        with services.registry.lease(names[0]) as one, services.registry.lease(names[1]) as other:
+            return as_json(model, ask(one, other))
+
+    identity = identity_of(services, names[0], "a") + identity_of(services, names[1], "b")
     return await services.answers.about(request, identity, compute)
 
 
@@ -108,13 +121,9 @@ async def show_load_comparison(
     limit: Annotated[int, Query(ge=1, le=1000, description="Most modules")] = 20,
 ) -> Response:
     """The load of two runs, step by step, and the modules whose share differs most; also of runs without tokens."""
-
-    def compute() -> Answer:
-        with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            return as_json(LoadComparison, one.compare_load(other, limit=limit))
-
-    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
-    return await services.answers.about(request, identity, compute)
+    return await _about_two(
+        request, services, (a, b), LoadComparison, lambda one, other: one.compare_load(other, limit=limit)
+    )
 
 
 @router.get("/compare/grouping", response_model=SameGroups, tags=["compare"])
@@ -125,13 +134,7 @@ async def show_grouping(
     b: Annotated[str, Query(max_length=64, description="Name of another run over the same samples")],
 ) -> Response:
     """Whether both runs put the same tokens on one path: `grouping` of the comparison, by itself."""
-
-    def compute() -> Answer:
-        with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            return as_json(SameGroups, one.grouping(other))
-
-    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
-    return await services.answers.about(request, identity, compute)
+    return await _about_two(request, services, (a, b), SameGroups, lambda one, other: one.grouping(other))
 
 
 @router.get("/compare/agreement", response_model=Agreement, tags=["compare"])
@@ -151,13 +154,13 @@ async def show_agreement(
     whole samples are drawn by a seed (`counted`); `tokenpaths agree` reads all. `409` where the two have other steps or
     modules, or no token in common.
     """
-
-    def compute() -> Answer:
-        with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            return as_json(Agreement, one.agree(other, limit=limit, words=words, labels=labels))
-
-    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
-    return await services.answers.about(request, identity, compute)
+    return await _about_two(
+        request,
+        services,
+        (a, b),
+        Agreement,
+        lambda one, other: one.agree(other, limit=limit, words=words, labels=labels),
+    )
 
 
 @router.get("/compare/agreement/sample", response_model=SampleDecisions, tags=["compare"])
@@ -171,13 +174,13 @@ async def show_sample_agreement(
     limit: Annotated[int, Query(ge=1, le=1000, description="Most tokens")] = 200,
 ) -> Response:
     """Which decisions about one sample differ, token by token and step by step, with the modules of both runs."""
-
-    def compute() -> Answer:
-        with services.registry.lease(a) as one, services.registry.lease(b) as other:
-            return as_json(SampleDecisions, one.agree_in(other, sample, first=first, limit=limit))
-
-    identity = identity_of(services, a, "a") + identity_of(services, b, "b")
-    return await services.answers.about(request, identity, compute)
+    return await _about_two(
+        request,
+        services,
+        (a, b),
+        SampleDecisions,
+        lambda one, other: one.agree_in(other, sample, first=first, limit=limit),
+    )
 
 
 @router.get("/runs/{run}/series", response_model=Training, tags=["compare"])

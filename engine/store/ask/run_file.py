@@ -29,7 +29,7 @@ from tokenpaths.engine.store.ask.tables.cache import held, hold
 from tokenpaths.engine.store.file.checks import check_text
 from tokenpaths.engine.store.file.columns import TABLE, coded_columns
 from tokenpaths.engine.store.file.filters import Filters, Query, check_filters
-from tokenpaths.engine.store.file.flow_counter import ribbons_of
+from tokenpaths.engine.store.file.flow_counter import columns_sql, ribbons_of
 from tokenpaths.engine.store.file.open_file import Connection
 from tokenpaths.engine.store.file.pages.path_pages import PAGE_PATHS, PAGES_AT_ONCE, UNIQUE, Shares, decode_ranks
 from tokenpaths.engine.store.file.pages.ribbon_planes import pick_from_pages
@@ -320,6 +320,13 @@ class RunFile:
         shape = (len(columns[0]), self.layout.num_steps, 1)
         ids = self.look_up(np.asarray(columns[0], dtype=np.int64))[1]
         return ids.reshape(shape), np.stack(columns[1:], axis=1).reshape(shape)
+
+    def taken_ribbons(self, columns: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (n, S, K) and 8-bit weights (n, S, K) of the ``columns_sql`` among ``columns``, which are taken out."""
+        parts: list[Any] = [columns.pop(name) for name in columns_sql(self.layout).split(", ")]
+        if self.layout.packed:
+            parts = [parts[0], [bytes(blob) for blob in parts[1]]]
+        return self.ribbons_of(parts)
 
     @cached_property
     def look_alikes(self) -> list[list[LabelRow]]:

@@ -21,8 +21,6 @@ LABELS = "Which labels differ most?"
 AXIS = "decisions with the same modules"
 BARS = "Bars: 95 % intervals by sample."
 MOST_LABELS = 30
-MOST_NAMED = 16
-"""bars beyond which numbers stand in tooltips alone"""
 
 
 def agreement_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
@@ -39,7 +37,8 @@ def agreement_words(answer: Mapping[str, Any], names: tuple[str, str]) -> str:
     return f"{told}. Of the modules of a decision {numbers.percent(overall['overlap']['mean'])} are shared; {chance}."
 
 
-def _interval(share: Mapping[str, Any]) -> str:
+def interval_words(share: Mapping[str, Any]) -> str:
+    """Both ends of the interval of a share."""
     if share["low"] is None:
         return "no interval"
     return f"{numbers.percent(share['low'])} to {numbers.percent(share['high'])}"
@@ -54,7 +53,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         "low": share["low"],
         "high": share["high"],
         "said": numbers.percent(share["share"]),
-        "interval": _interval(share),
+        "interval": interval_words(share),
         "num": numbers.count(row["decisions"]),
     }
 
@@ -258,7 +257,7 @@ def label_words(answer: Mapping[str, Any]) -> str:
     hidden = len(answer["labels"]) - MOST_LABELS
     more = f" {hidden} labels that agree no less are not drawn." if hidden > 0 else ""
     share = numbers.percent(first["sets"]["share"])
-    span = "" if first["sets"]["low"] is None else f" ({_interval(first['sets'])})"
+    span = "" if first["sets"]["low"] is None else f" ({interval_words(first['sets'])})"
     return f"Least: {first['label']}, {share}{span}. Dashed: all together. {BARS}{more}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -38,23 +38,11 @@ TITLE = "Do the two runs agree per sample?"
 
 def draw(selection: Selection, compared: Compared) -> None:
     """Two of the runs; opens on the measure by which they differ most."""
-    pair = pair_of(selection, compared.names)
-    if pair is None:
-        widgets.heading(TITLE, "")
-        nothing_beside(compared)
+    drawn = drawn_pair(selection, compared, TITLE, lambda pair: pair_answer(pair, selection))
+    if drawn is None:
         return
-    names = (compared.labels[pair[0]], compared.labels[pair[1]])
-    place = widgets.controls()
-    try:
-        answer = pair_answer(pair, selection)
-    except ApiError as error:
-        with place:
-            pair_pickers(pair, compared)
-        widgets.heading(TITLE, "")
-        show_refusal(error, pair, compared)
-        return
+    pair, names, answer, place = drawn
     with place:
-        pair_pickers(pair, compared)
         same = {row["measure"] for row in answer["correlations"] if row["pearson"] is None}
         address.bound(
             st.selectbox,
@@ -74,6 +62,40 @@ def draw(selection: Selection, compared: Compared) -> None:
         _moved(answer, names, selection)
         with widgets.error_boundary("which tokens share a path"):
             _grouping(widgets.client().same_groups(*pair)["grouping"])
+
+
+def drawn_pair(
+    selection: Selection, compared: Compared, title: str, ask: Callable[[tuple[str, str]], dict[str, Any]]
+) -> tuple[tuple[str, str], tuple[str, str], dict[str, Any], Any] | None:
+    """Two of the runs, their short labels, the answer about both, and the row with their pickers for more of them.
+
+    None: there is one run only, or no answer; why is drawn below ``title``.
+    """
+    pair = pair_of(selection, compared.names)
+    if pair is None:
+        widgets.heading(title, "")
+        nothing_beside(compared)
+        return None
+    place = widgets.controls()
+    try:
+        answer = ask(pair)
+    except ApiError as error:
+        with place:
+            pair_pickers(pair, compared)
+        widgets.heading(title, "")
+        show_refusal(error, pair, compared)
+        return None
+    with place:
+        pair_pickers(pair, compared)
+    return pair, (compared.labels[pair[0]], compared.labels[pair[1]]), answer, place
+
+
+def wall_item(run: str, row: Mapping[str, Any], number: int, title: str, caption: str) -> dict[str, Any]:
+    """A sample of ``run`` on a wall, as its picture or the beginning of its text; a click opens ``number``."""
+    item: dict[str, Any] = {"sample": number, "title": title, "caption": caption}
+    if row["has_image"]:
+        return item | {"image": data_url(widgets.client().image(run, row["sample"]))}
+    return item | {"snippet": row["snippet"] or row["source"] or f"sample {row['sample']}"}
 
 
 def pair_answer(pair: tuple[str, str], selection: Selection) -> dict[str, Any]:
@@ -264,12 +286,7 @@ def _moved(answer: Mapping[str, Any], names: tuple[str, str], selection: Selecti
         number = row["sample"] if where == a else row["partner"]
         values = " → ".join(numbers.number(row[side]) for side in "ab")
         label = f"{row['label']}, " if row["label"] else ""
-        item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{values}", "caption": values}
-        if row["has_image"]:
-            item["image"] = data_url(widgets.client().image(a, row["sample"]))
-        else:
-            item["snippet"] = row["snippet"] or row["source"] or f"sample {row['sample']}"
-        items.append(item)
+        items.append(wall_item(a, row, number, f"sample {number}: {label}{values}", values))
     wall(
         items,
         key=f"moved_{a}_{b}_{measure}_{where}",

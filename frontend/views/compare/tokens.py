@@ -7,10 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from tokenpaths.frontend.api.client import ApiError
 from tokenpaths.frontend.charts.drawing import numbers
 from tokenpaths.frontend.charts.flow.token_flow import visible
-from tokenpaths.frontend.charts.patches import data_url
 from tokenpaths.frontend.charts.several_runs import agreement_charts as charts
 from tokenpaths.frontend.components.wall import wall
 from tokenpaths.frontend.page import address, widgets
@@ -18,8 +16,8 @@ from tokenpaths.frontend.page.selection import Selection
 from tokenpaths.frontend.page.tables import plain_table
 from tokenpaths.frontend.views import common
 from tokenpaths.frontend.views.compare import token_map
-from tokenpaths.frontend.views.compare.compared import Compared, pair_of
-from tokenpaths.frontend.views.compare.samples import nothing_beside, pair_pickers, show_refusal
+from tokenpaths.frontend.views.compare.compared import Compared
+from tokenpaths.frontend.views.compare.samples import drawn_pair, wall_item
 
 TITLE = "Do tokens take the same modules in both?"
 HELP = (
@@ -35,23 +33,10 @@ WORDS_HELP = (
 
 def draw(selection: Selection, compared: Compared) -> None:
     """Two of the runs, token by token."""
-    pair = pair_of(selection, compared.names)
-    if pair is None:
-        widgets.heading(TITLE, "")
-        nothing_beside(compared)
+    drawn = drawn_pair(selection, compared, TITLE, lambda pair: widgets.client().agreement(*pair))
+    if drawn is None:
         return
-    names = (compared.labels[pair[0]], compared.labels[pair[1]])
-    place = widgets.controls()
-    try:
-        answer = widgets.client().agreement(*pair)
-    except ApiError as error:
-        with place:
-            pair_pickers(pair, compared)
-        widgets.heading(TITLE, "")
-        show_refusal(error, pair, compared)
-        return
-    with place:
-        pair_pickers(pair, compared)
+    pair, names, answer, _ = drawn
     widgets.heading(TITLE, widgets.escape(_compared(answer)))
     widgets.verdict(charts.agreement_words(answer, names))
     if answer["note"]:
@@ -147,12 +132,7 @@ def _samples(answer: Mapping[str, Any], names: tuple[str, str], selection: Selec
         differ = f"{numbers.percent(1 - row['sets'])} of the decisions differ, in {numbers.count(row['differ'])} of "
         differ += numbers.plural(row["num_tokens"], "token")
         label = f"{row['label']}, " if row["label"] else ""
-        item: dict[str, Any] = {"sample": number, "title": f"sample {number}: {label}{differ}", "caption": differ}
-        if row["has_image"]:
-            item["image"] = data_url(widgets.client().image(answer["a"], number))
-        else:
-            item["snippet"] = row["snippet"] or row["source"] or f"sample {number}"
-        items.append(item)
+        items.append(wall_item(answer["a"], row, number, f"sample {number}: {label}{differ}", differ))
     wall(
         items,
         key=f"apart_{answer['a']}_{answer['b']}",
@@ -184,9 +164,7 @@ def _statistics(answer: Mapping[str, Any], names: tuple[str, str], card: Mapping
         {
             "": name,
             "share": numbers.percent(row["share"] if "share" in row else row["mean"]),
-            "95 % interval": "–"
-            if row["low"] is None
-            else f"{numbers.percent(row['low'])} to {numbers.percent(row['high'])}",
+            "95 % interval": "–" if row["low"] is None else charts.interval_words(row),
         }
         for name, row in told.items()
         if row is not None

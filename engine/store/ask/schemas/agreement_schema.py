@@ -8,20 +8,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from tokenpaths.engine.store.ask.schemas.schema_values import AnswerModel, Counted, High, Low, Ribbon, Share
+from tokenpaths.engine.store.ask.schemas.work_schema import WithInterval
 
 
 class SureShare(AnswerModel):
     """A share with its 95 % interval over samples; without ends where there is one sample."""
 
     share: Share
-    low: Low
-    high: High
-
-
-class SureMean(AnswerModel):
-    """A mean with its 95 % interval over samples; without ends where there is one sample."""
-
-    mean: float
     low: Low
     high: High
 
@@ -47,7 +40,9 @@ class OverallAgreement(AnswerModel):
 
     decisions: int = Field(description="Tokens × steps that both runs know")
     sets: SureShare = Field(description="Decisions with the same set of modules")
-    overlap: SureMean = Field(description="Mean of |A ∩ B| / K, of two sizes the larger; 1 where both sets are empty")
+    overlap: WithInterval = Field(
+        description="Mean of |A ∩ B| / K, of two sizes the larger; 1 where both sets are empty"
+    )
     chance: float | None = Field(
         description="`overlap` of two runs with these loads and sizes by step that know nothing of each other"
     )
@@ -127,8 +122,8 @@ class MarginAgreement(AnswerModel):
 class LossChange(AnswerModel):
     """Loss in `b` less loss in `a`, nats a token."""
 
-    same: SureMean | None = Field(description="Of tokens with the same decisions at all steps")
-    different: SureMean | None = Field(description="Of the others")
+    same: WithInterval | None = Field(description="Of tokens with the same decisions at all steps")
+    different: WithInterval | None = Field(description="Of the others")
     num_same: int
     num_different: int
 

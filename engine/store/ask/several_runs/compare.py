@@ -15,6 +15,7 @@ from tokenpaths.engine.store.ask.run_file import RunFile
 from tokenpaths.engine.store.ask.several_runs.flow_difference import flow_difference
 from tokenpaths.engine.store.ask.several_runs.sample_matching import Matched, match_samples
 from tokenpaths.engine.store.ask.several_runs.series import numbers_of, untrained_numbers
+from tokenpaths.engine.store.ask.several_runs.token_pairs import rows_of
 from tokenpaths.engine.store.ask.tables.excerpts import finite, sample_answers
 from tokenpaths.engine.store.ask.topics.overview import card
 from tokenpaths.engine.store.file.filters import Query, check_choice, check_page
@@ -319,5 +320,5 @@ def _tokens(run: RunFile, pairs: pd.DataFrame, side: str) -> tuple[np.ndarray, n
     token_id = "coalesce(token_id, -1)" if "token_id" in run.token_columns else "-1"
     columns = run.arrays(Query(f"SELECT path_id, {token_id} AS token_id FROM token"))  # in the order of rowid
     first, length = (pairs[f"{name}_{side}"].to_numpy(dtype=np.int64) for name in ("first_row", "num_tokens"))
-    rows = np.repeat(first - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
+    rows = rows_of(first, length)
     return columns["path_id"][rows], columns["token_id"][rows]

@@ -14,9 +14,9 @@ import numpy as np
 
 from tokenpaths.engine.analysis.contrast import mean_of, student
 from tokenpaths.engine.store.ask.run_file import RunFile
-from tokenpaths.engine.store.ask.several_runs.token_pairs import UNKNOWN, TokenPairs
+from tokenpaths.engine.store.ask.several_runs.token_pairs import UNKNOWN, TokenPairs, rows_of
 from tokenpaths.engine.store.ask.tables.excerpts import sample_answers
-from tokenpaths.engine.store.ask.topics.distributions import MARGIN_EDGES
+from tokenpaths.engine.store.ask.topics.distributions import MARGIN_EDGES, joined_blobs
 from tokenpaths.engine.store.ask.topics.samples import vocabulary, weights_recorded
 from tokenpaths.engine.store.file.filters import Query
 from tokenpaths.engine.store.file.flow_counter import columns_sql
@@ -54,14 +54,11 @@ class _Tokens:
             where, given = "sample IN (SELECT unnest(?::INTEGER[]))", (np.unique(samples).tolist(),)  # type: ignore[assignment]
         sql = f"SELECT sample, token, {', '.join(listed)}, {own} FROM token WHERE {where} ORDER BY sample, token"
         columns = run.arrays(Query(sql, given))
-        parts: list[Any] = [columns.pop(name) for name in own.split(", ")]
-        if run.layout.packed:
-            parts = [parts[0], [bytes(blob) for blob in parts[1]]]
         firsts = np.searchsorted(columns["sample"], samples) + starts
-        rows = np.repeat(firsts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+        rows = rows_of(firsts, lengths)
         if len(rows) and rows.max() >= len(columns["sample"]):
             raise run.damaged("token")
-        ids, levels = run.ribbons_of(parts)
+        ids, levels = run.taken_ribbons(columns)
         return cls(ids[rows], levels[rows], {name: column[rows] for name, column in columns.items()})
 
 
@@ -105,8 +102,7 @@ class DecisionTally:
         one = _Tokens.read(self.a, pairs.sample_a_P[part], pairs.start_a_P[part], lengths)
         other = _Tokens.read(self.b, pairs.sample_b_P[part], pairs.start_b_P[part], lengths)
         pair_n = np.repeat(np.arange(pairs.num)[part], lengths)
-        position_n = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        position_n += np.repeat(pairs.start_a_P[part], lengths)
+        position_n = rows_of(pairs.start_a_P[part], lengths)
         ids = one.columns["token_id"], other.columns["token_id"]
         same_n = (ids[0] == ids[1]) | (ids[0] == UNKNOWN) | (ids[1] == UNKNOWN)
         self.other_ids += int((~same_n).sum())
@@ -201,8 +197,7 @@ class DecisionTally:
         for sums_PG, values_nS in zip(self.position_PG, (known_nS, equal_nS), strict=True):
             sums_PG += np.bincount(cell_n, values_nS.sum(axis=1), sums_PG.size).astype(np.int32).reshape(sums_PG.shape)
         if MARGIN_COLUMNS[0] in one.columns:
-            blobs = b"".join(one.columns[MARGIN_COLUMNS[0]].tolist())
-            margin_nS = decode_margins(np.frombuffer(blobs, dtype="<u2").reshape(known_nS.shape))
+            margin_nS = decode_margins(joined_blobs(one.columns[MARGIN_COLUMNS[0]], "<u2", known_nS.shape[1]))
             for row, values_nS in zip(self.margins, (known_nS, equal_nS), strict=True):
                 row += np.histogram(margin_nS[values_nS & np.isfinite(margin_nS)], MARGIN_EDGES)[0]
         change_n = other.columns["loss"] - one.columns["loss"]
@@ -228,7 +223,7 @@ class DecisionTally:
     def answer(self, limit: int, words: int) -> dict[str, Any]:
         """What was counted, as JSON."""
         known_P, equal_P = self.known_PS.sum(axis=1).astype(float), self.equal_PS.sum(axis=1).astype(float)
-        told = int(self.num_different.sum())
+        told, chance_S = int(self.num_different.sum()), self._chance()
         overall = {
             "decisions": int(known_P.sum()),
             "sets": _share(equal_P, known_P),
@@ -236,13 +231,13 @@ class DecisionTally:
             "first": _share(self.first_P, known_P) if self.ordered else None,
             "order": _share(self.order_P, known_P) if self.ordered and self.same_k else None,
             "tokens": _share(self.told_P - self.differs_P, self.told_P),
-            "chance": _average(self._chance(), self.known_PS.sum(axis=0)),
+            "chance": _average(chance_S, self.known_PS.sum(axis=0)),
             "weight_change": float(self.moved_S.sum() / self.both_S.sum()) if self.both_S.any() else None,
         }
         return {
             "overall": overall,
             "order_missing": None if self.ordered else "a source recorded no weights, so no choice of a token is first",
-            "steps": self._steps(),
+            "steps": self._steps(chance_S),
             "tokens": {
                 "num": told,
                 "first_different": self.first_different[:-1].tolist(),
@@ -268,10 +263,9 @@ class DecisionTally:
         chance_S: np.ndarray = np.where(known_S > 0, shared_S / np.maximum(known_S, 1.0) ** 2, np.nan)
         return chance_S
 
-    def _steps(self) -> list[dict[str, Any]]:
-        known_S, chance_S = self.known_PS.sum(axis=0), self._chance()
+    def _steps(self, chance_S: np.ndarray) -> list[dict[str, Any]]:
         rows = []
-        for step, known in enumerate(known_S.tolist()):
+        for step, known in enumerate(self.known_PS.sum(axis=0).tolist()):
             share = _share(self.equal_PS[:, step].astype(float), self.known_PS[:, step].astype(float))
             both = self.both_S[step]
             rows.append(

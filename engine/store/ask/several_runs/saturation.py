@@ -371,10 +371,8 @@ def _parts(run: RunFile, sampled: bool) -> Iterator[_Part]:
     )
     for first in range(0, int(run.row["num_tokens"]), CHUNK_TOKENS):
         columns = run.arrays(Query(sql, (first, first + CHUNK_TOKENS)))
-        parts: list[Any] = [columns.pop(name) for name in columns_sql(run.layout).split(", ")]
-        if run.layout.packed:
-            parts = [parts[0], [bytes(blob) for blob in parts[1]]]
-        yield _part(run, columns, run.ribbons_of(parts)[0])
+        ids_nSK = run.taken_ribbons(columns)[0]
+        yield _part(run, columns, ids_nSK)
 
 
 def _other_tokens(own: _Part, part: _Part, final: RunFile) -> str | None:

@@ -71,6 +71,12 @@ class TokenPairs:
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
 
+def rows_of(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """``lengths`` consecutive numbers from each of ``starts`` on, one stretch behind the other."""
+    rows: np.ndarray = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+    return rows
+
+
 @dataclass(frozen=True)
 class _Side:
     """The samples of one run: first row, tokens, and where they are known the vocabulary ids of all tokens."""
@@ -205,7 +211,7 @@ def _by_votes(
     windows_b, owner_b = windows_b[order], owner_b[order]
     low, high = (np.searchsorted(windows_b, windows_a, side=side) for side in ("left", "right"))
     places = np.where(high - low <= MOST_PLACES, high - low, 0)
-    rows = np.repeat(low - np.cumsum(places) + places, places) + np.arange(int(places.sum()))
+    rows = rows_of(low, places)
     span = int(owner_b.max(initial=0)) + 1
     cells, votes = np.unique(np.repeat(owner_a, places) * span + owner_b[rows], return_counts=True)
     pairs = np.stack(np.divmod(cells, span))
@@ -262,7 +268,7 @@ def _frequent_shifts(one: np.ndarray, other: np.ndarray) -> list[int]:
     places = np.where((here != 0) & (high - low <= MOST_PLACES), high - low, 0)
     if not places.any():
         return []
-    rows = order[np.repeat(low - np.cumsum(places) + places, places) + np.arange(int(places.sum()))]
+    rows = order[rows_of(low, places)]
     shifts, counts = np.unique(rows - np.repeat(np.arange(len(here)), places), return_counts=True)
     return [int(shift) for shift in shifts[np.argsort(-counts, kind="stable")][:OFFSETS]]
 
@@ -301,9 +307,8 @@ def _equal_ids(sides: Sequence[_Side], rows_a: np.ndarray, rows_b: np.ndarray) -
     equal = np.ones(len(rows_a), dtype=bool)
     for part in _groups(sides[0].length_N[rows_a]):
         length = sides[0].length_N[rows_a[part]]
-        within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
         ids = [
-            side.ids_n[np.repeat(side.first_N[rows[part]], length) + within]  # type: ignore[index]
+            side.ids_n[rows_of(side.first_N[rows[part]], length)]  # type: ignore[index]
             for side, rows in zip(sides, (rows_a, rows_b), strict=True)
         ]
         apart = (ids[0] != ids[1]) & (ids[0] != UNKNOWN) & (ids[1] != UNKNOWN)

@@ -191,8 +191,8 @@ def margins(
             "reason": NO_RUNNER_UP.get(run.row["family"], NO_SCORES),
         }
     drawn = draw_tokens(run, None, label_id, extra=MARGIN_COLUMNS)
-    margin_nS = decode_margins(_joined(drawn.extra[MARGIN_COLUMNS[0]], "<u2", run.layout.num_steps))
-    runner_nS = _joined(drawn.extra[MARGIN_COLUMNS[1]], run.layout.id_dtype, run.layout.num_steps)
+    margin_nS = decode_margins(joined_blobs(drawn.extra[MARGIN_COLUMNS[0]], "<u2", run.layout.num_steps))
+    runner_nS = joined_blobs(drawn.extra[MARGIN_COLUMNS[1]], run.layout.id_dtype, run.layout.num_steps)
     used = run.bank.used(drawn.ids_nSK).sum(axis=2)
     last = np.maximum(used - 1, 0)[:, :, None]
     winner_nS = np.take_along_axis(drawn.ids_nSK, last, axis=2)[:, :, 0]
@@ -206,7 +206,7 @@ def margins(
     return {**head, "counted": drawn.counted, "steps": steps, "pairs": pairs, "reason": reason}
 
 
-def _joined(blobs: np.ndarray, dtype: str | np.dtype, num_steps: int) -> np.ndarray:
+def joined_blobs(blobs: np.ndarray, dtype: str | np.dtype, num_steps: int) -> np.ndarray:
     """(n, S) numbers of one blob a token."""
     return np.frombuffer(b"".join(blobs.tolist()), dtype=dtype).reshape(-1, num_steps)
 
